@@ -1,0 +1,29 @@
+"""The laws, a module for each chapter; ``operation`` and ``semantics`` hold those that concern every chapter."""
+
+from attnspec.spec.laws import (
+    attention,
+    masking,
+    moments,
+    multihead,
+    normalization,
+    operation,
+    pooling,
+    positional,
+    scoring,
+    semantics,
+    seq2seq,
+)
+
+__all__ = [
+    "attention",
+    "masking",
+    "moments",
+    "multihead",
+    "normalization",
+    "operation",
+    "pooling",
+    "positional",
+    "scoring",
+    "semantics",
+    "seq2seq",
+]

@@ -1,0 +1,92 @@
+"""Laws of masks, and of attention under them."""
+
+from attnspec.spec.law import law, named, taking
+from attnspec.spec.operation import Operation
+from attnspec.spec.sources import S2, S3
+
+
+def _pools_masked(operation: Operation) -> bool:
+    return operation.takes("mask") and operation.chapter != "normalization"
+
+
+FUTURE_INVARIANCE = law(
+    "masking.future-invariance",
+    "Under a causal mask, changing anything after position i changes nothing at or before i.",
+    formula=r"x_j = x'_j\ \forall j \le i \Rightarrow f(x)_i = f(x')_i",
+    governs=taking("causal"),
+    sources=[S2.passage("Masked Decoder Self-Attention"), S3.passage("Attention Mapping in the decoder")],
+)
+PREFIX = law(
+    "masking.prefix",
+    "Causal attention of a prefix is the prefix of causal attention.",
+    formula=r"f(x_{<t}) = f(x)_{<t}",
+    governs=taking("causal"),
+    sources=[S2.passage("Masked Decoder Self-Attention")],
+)
+FUTURE_GRADIENT = law(
+    "masking.future-gradient",
+    "Under a causal mask, the gradient of the first results with respect to later keys and values is exactly 0.",
+    formula=r"\partial f(x)_{\le i} / \partial x_j = 0,\ j > i",
+    governs=taking("causal"),
+    sources=[S2.passage("Masked Decoder Self-Attention")],
+    gradients=True,
+)
+CAUSAL_IS_A_MASK = law(
+    "masking.causal-is-a-mask",
+    "`causal` is the same as passing the causal mask, and joins a mask that is given by AND.",
+    formula=r"f(x; M, \text{causal}) = f(x; M \wedge [j \le i])",
+    governs=taking("causal", "mask"),
+    sources=[S2.passage("Masked Decoder Self-Attention")],
+)
+GARBAGE = law(
+    "masking.garbage",
+    "Finite numbers stored at masked keys and values never reach the result.",
+    formula=r"j \notin A_i\ \forall i \Rightarrow f \text{ does not depend on } (k_j, v_j)",
+    governs=_pools_masked,
+)
+TRUNCATION = law(
+    "masking.truncation",
+    "Masking the keys behind a length is the same as cutting them off.",
+    formula=r"f(x; [j < \ell]) = f(x_{<\ell})",
+    governs=lambda operation: (_pools_masked(operation) and not operation.takes("x")) or operation.takes("memory"),
+    sources=[S2.passage("Encoder Attention: padding")],
+)
+MASK_BROADCASTING = law(
+    "masking.mask-broadcasting",
+    "A mask of size 1 along queries, keys or batch counts as repeated.",
+    formula=r"f(x; M) = f(x; \operatorname{repeat} M)",
+    governs=taking("mask"),
+)
+ALL_TRUE = law(
+    "masking.all-true",
+    "A mask that allows everything is no mask.",
+    formula=r"f(x; \mathrm{True}) = f(x)",
+    governs=taking("mask"),
+)
+MASK_PREFIX = law(
+    "masking.mask-prefix",
+    "The mask of fewer positions is a corner of the mask of more.",
+    formula=r"M(n', m') = M(n, m)_{<n', <m'}",
+    governs=named("causal_mask"),
+    sources=[S2.passage("Masked Decoder Self-Attention")],
+)
+STRICT_MASK = law(
+    "masking.strict-mask",
+    "With and without the position itself, causal masks differ exactly on the diagonal.",
+    formula=r"[j \le i] \setminus [j < i] = [j = i]",
+    governs=named("causal_mask"),
+    sources=[S2.passage("Attention in RNNs"), S2.passage("Masked Decoder Self-Attention")],
+)
+LENGTH_COUNT = law(
+    "masking.length-count",
+    "A padding mask allows as many keys as the length says, from the first on.",
+    formula=r"\sum_j M_{bj} = \ell_b,\quad M_{bj} \ge M_{b,j+1}",
+    governs=named("padding_mask"),
+    sources=[S2.passage("Encoder Attention: padding")],
+)
+LENGTH_RANGE = law(
+    "masking.length-range",
+    "A length below 0 or above m raises.",
+    formula=r"\ell \notin 0..m \Rightarrow \text{raises}",
+    governs=named("padding_mask"),
+)

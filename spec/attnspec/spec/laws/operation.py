@@ -1,0 +1,82 @@
+"""Laws of every operation."""
+
+from attnspec.spec.law import every, law
+from attnspec.spec.operation import Kind, Operation
+
+
+def _takes_arrays(operation: Operation) -> bool:
+    return any(a.is_array for a in operation.arguments)
+
+
+def _batched(operation: Operation) -> bool:
+    return any(a.batched for a in operation.arguments)
+
+
+def _has_sized_arguments(operation: Operation) -> bool:
+    """Whether some shape can be wrong: two arguments share a size, or a size can be negative."""
+    names = [f for a in operation.arguments for d in a.core for f in d.factors if not d.broadcast]
+    sized = any(a.kind is Kind.SIZE for a in operation.arguments)
+    return sized or len(names) > len(set(names))
+
+
+ORACLE = law(
+    "operation.oracle",
+    "Every element equals the formula within its error budget.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget}(x)",
+    governs=every,
+)
+SHAPE = law(
+    "operation.shape",
+    "The result has the shape that the Protocol gives.",
+    formula=r"\operatorname{shape} f(x) = \text{as annotated}",
+    governs=every,
+)
+DTYPE = law(
+    "operation.dtype",
+    "The result has the dtype of the inputs; masks are boolean.",
+    formula=r"\operatorname{dtype} f(x) = \operatorname{dtype} x",
+    governs=every,
+)
+BATCH_INVARIANCE = law(
+    "operation.batch-invariance",
+    "An element of a batch computed alone is what it is within the batch.",
+    formula=r"f(x)_b = f(x_b)",
+    governs=_batched,
+)
+BROADCASTING = law(
+    "operation.broadcasting",
+    "A batch dimension of size 1 counts as repeated.",
+    formula=r"f(x) = f(\operatorname{repeat} x)",
+    governs=lambda operation: sum(a.batched for a in operation.arguments) > 1,
+)
+NON_CONTIGUOUS = law(
+    "operation.non-contiguous",
+    "Only the numbers count, not their strides in memory.",
+    formula=r"f(x) = f(\operatorname{strided} x)",
+    governs=_takes_arrays,
+)
+NO_MUTATION = law(
+    "operation.no-mutation",
+    "Inputs are never written to.",
+    formula=r"x \text{ after } f(x) = x \text{ before}",
+    governs=_takes_arrays,
+)
+NO_MEMORY = law(
+    "operation.no-memory",
+    "A result depends on no earlier call, and a later call does not change it.",
+    formula=r"f(x), f(y), f(x):\ \text{first} = \text{third}",
+    governs=every,
+)
+REJECTION = law(
+    "operation.rejection",
+    "A shape that violates the Protocol raises; it never returns.",
+    formula=r"\text{shape}(x) \ne \text{as annotated} \Rightarrow f(x) \text{ raises}",
+    governs=_has_sized_arguments,
+)
+GRADIENT = law(
+    "operation.gradient",
+    "Every element of the gradient, and so every directional derivative, is that of the formula.",
+    formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c",
+    governs=lambda operation: operation.differentiable,
+    gradients=True,
+)

@@ -1,0 +1,73 @@
+"""Laws of weighted sums of values."""
+
+from attnspec.spec.law import law, named, taking
+from attnspec.spec.operation import Operation
+from attnspec.spec.sources import S0, S1, S4
+
+
+def _averages_values(operation: Operation) -> bool:
+    """Whether values are averaged with weights that are ≥ 0 and sum to 1."""
+    return operation.takes("value", "mask") and "w_o" not in {a.name for a in operation.arguments}
+
+
+def averages(operation: Operation) -> bool:
+    """Whether the result is an average of one of the inputs, named value, annotations or x."""
+    return _averages_values(operation) or operation.name in ("bahdanau_context", "self_attention")
+
+
+CONVEXITY = law(
+    "pooling.convexity",
+    "Every coordinate of the result lies between the smallest and the largest attendable value.",
+    formula=r"\min_{j \in A_i} v_j \le o_i \le \max_{j \in A_i} v_j",
+    governs=averages,
+    sources=[S0.equation(1), S0.equation(2)],
+)
+CONSTANTS = law(
+    "pooling.constants",
+    "Equal values give that value.",
+    formula=r"v_j = c\ \forall j \Rightarrow o_i = c",
+    governs=_averages_values,
+    sources=[S0.equation(1), S0.equation(2)],
+)
+ADDITIVITY = law(
+    "pooling.additivity",
+    "The result is additive in the values.",
+    formula=r"f(v + v') = f(v) + f(v')",
+    governs=taking("value"),
+    sources=[S0.equation(1)],
+)
+DOUBLING = law(
+    "pooling.doubling",
+    "Doubling or negating the values doubles or negates the result, bit for bit.",
+    formula=r"f(2v) = 2f(v),\quad f(-v) = -f(v)",
+    governs=taking("value"),
+    sources=[S0.equation(1)],
+)
+ZERO_VALUES = law(
+    "pooling.zero-values",
+    "Values of 0 give exactly 0.",
+    formula=r"f(0) = 0",
+    governs=taking("value"),
+    sources=[S0.equation(1)],
+)
+GAIN = law(
+    "pooling.gain",
+    "The ensemble of all elements shows no error of gain, even one far below the rounding of each element.",
+    formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0",
+    governs=lambda operation: operation.takes("value") or operation.name in ("self_attention", "bahdanau_context"),
+    sources=[S0.equation(1)],
+)
+UNIFORM = law(
+    "pooling.uniform",
+    "Equal keys are weighted equally: the result is the mean of the attendable values.",
+    formula=r"k_j = k\ \forall j \Rightarrow o_i = \tfrac{1}{|A_i|} \sum_{j \in A_i} v_j",
+    governs=lambda operation: _averages_values(operation) and operation.takes("key"),
+    sources=[S4.passage("Attention Prompt"), S1.passage("Attention: definition")],
+)
+WEIGHT_LINEARITY = law(
+    "pooling.weight-linearity",
+    "Pooling is additive in the weights too.",
+    formula=r"f(\alpha + \alpha', v) = f(\alpha, v) + f(\alpha', v)",
+    governs=named("attention_pooling"),
+    sources=[S0.equation(1)],
+)

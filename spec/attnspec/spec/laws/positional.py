@@ -1,0 +1,49 @@
+"""Laws of positional encodings."""
+
+from attnspec.spec.law import law, named
+from attnspec.spec.sources import S2, S3, S4
+
+_SINUSOIDS = named("sinusoidal_positional_encoding")
+
+BOUNDS = law(
+    "positional.bounds",
+    "No element exceeds 1; position 0 is 0, 1, 0, 1, …",
+    formula=r"|P_{t,i}| \le 1,\quad P_{0,2i} = 0,\ P_{0,2i+1} = 1",
+    governs=_SINUSOIDS,
+    sources=[S3.passage("Positional Encoding")],
+)
+UNIT_PAIRS = law(
+    "positional.unit-pairs",
+    "Every pair of a sine and its cosine has length 1.",
+    formula=r"P_{t,2i}^2 + P_{t,2i+1}^2 = 1",
+    governs=_SINUSOIDS,
+    sources=[S3.passage("Positional Encoding")],
+)
+ROTATION = law(
+    "positional.rotation",
+    "A shift of the position rotates every pair by an angle that does not depend on the position.",
+    formula=r"P_{t+s} = R_s P_t",
+    governs=_SINUSOIDS,
+    sources=[S3.passage("Positional Encoding")],
+)
+DISTANCE = law(
+    "positional.distance",
+    "The inner product of two positions is a function of their distance.",
+    formula=r"P_t^\top P_{t+s} = P_0^\top P_s",
+    governs=_SINUSOIDS,
+    sources=[S2.passage("Machine Translation, solution 1")],
+)
+DISTINCT = law(
+    "positional.distinct",
+    "No two positions have the same encoding.",
+    formula=r"t \ne t' \Rightarrow P_t \ne P_{t'}",
+    governs=_SINUSOIDS,
+    sources=[S4.passage("Positional Encoding")],
+)
+POSITION_PREFIX = law(
+    "positional.prefix",
+    "More positions leave the first ones as they are.",
+    formula=r"P(n') = P(n)_{<n'}",
+    governs=_SINUSOIDS,
+    sources=[S3.passage("Positional Encoding")],
+)

@@ -1,0 +1,14 @@
+"""For every question of semantics, the law that what a backend declares is what it does."""
+
+from attnspec.spec.law import law
+from attnspec.spec.semantics import QUESTIONS
+
+SEMANTICS = {
+    question.name: law(
+        f"semantics.{question.name}",
+        f"The backend does what it declares. {question.statement}",
+        formula=r"\text{declared} = \text{observed}",
+        governs=question.concerns,
+    )
+    for question in QUESTIONS.values()
+}

@@ -1,0 +1,19 @@
+"""Laws of contexts."""
+
+from attnspec.spec.law import law, named
+from attnspec.spec.sources import S0, S3
+
+CONTEXT_IS_ATTENTION = law(
+    "seq2seq.context-is-attention",
+    "A batch of states over the same annotations gives what each state gives alone.",
+    formula=r"c(s_1, \dots, s_n; h)_i = c(s_i; h)",
+    governs=named("bahdanau_context"),
+    sources=[S0.equation(16)],
+)
+CONTEXT_FOLLOWS_CONTENT = law(
+    "seq2seq.context-follows-content",
+    "Weights depend on the annotations, not on their positions: exchanging two annotations changes nothing.",
+    formula=r"c(s; h_1, h_2) = c(s; h_2, h_1)",
+    governs=named("bahdanau_context"),
+    sources=[S3.passage("The math behind attending")],
+)

@@ -1,0 +1,85 @@
+"""The five lectures, the papers that they cite, and citations of both.
+
+A citation names a numbered equation, ``S0.equation(4)``, or a passage, ``S2.passage("masked decoder")``.
+Every numbered equation has an owner: an operation that cites it, or the chapter in :data:`LATER` that will.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A place in a source: a numbered equation or a passage named by its heading."""
+
+    source: str
+    equation: int | None = None
+    passage: str | None = None
+
+    def __str__(self) -> str:
+        if self.equation is not None:
+            return f"{self.source}({self.equation})"
+        return f"{self.source} “{self.passage}”"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A lecture or paper; ``equations`` holds what each numbered equation says."""
+
+    key: str
+    title: str
+    equations: Mapping[int, str] = field(default_factory=dict)
+
+    def equation(self, number: int) -> Citation:
+        """Cite a numbered equation; raises ``KeyError`` for a number that the source does not have."""
+        if number not in self.equations:
+            raise KeyError(f"{self.key} has equations {sorted(self.equations)}, not {number}")
+        return Citation(self.key, equation=number)
+
+    def passage(self, heading: str) -> Citation:
+        """Cite a passage by its heading."""
+        return Citation(self.key, passage=heading)
+
+
+S0 = Source(
+    "S0",
+    "Schönhuth, Attention Networks and Diffusion Models, Lecture 2 (Bielefeld 2023)",
+    {
+        1: "attention pooling: f = Σᵢ α(q, kᵢ) vᵢ",
+        2: "attention weight: α = softmax(a(q, kᵢ))",
+        3: "attention scoring function: a maps a query and a key to a scalar",
+        4: "additive scoring: w_vᵀ tanh(W_q q + W_k k)",
+        5: "scaled dot-product scoring: qᵀk/√d",
+        6: "scaled dot-product attention on minibatches: softmax(QKᵀ/√d) V",
+        7: "attention head: hᵢ = f(Wᵢ⁽q⁾ q, Wᵢ⁽k⁾ k, Wᵢ⁽v⁾ v)",
+        8: "attention head, repeated",
+        9: "attention head, repeated",
+        10: "multi-head output: W_o [h₁; …; h_h]",
+        11: "multi-head output: W_o [h₁ᵀ, …, h_hᵀ]ᵀ",
+        12: "encoder state: f(x_t, h_{t−1})",
+        13: "context variable: c = q(h₁, …, h_T)",
+        14: "output distribution: P(y_{t'+1} | y₁, …, y_{t'}, c)",
+        15: "decoder state: s_{t'} = g(y_{t'}, c, s_{t'−1})",
+        16: "Bahdanau context: c_{t'} = Σ_t α(s_{t'−1}, h_t) h_t",
+        17: "self-attention: yᵢ = Σⱼ α(xᵢ, xⱼ) xⱼ",
+    },
+)
+S1 = Source("S1", "Wang, Attention Mechanism, Part 1")
+S2 = Source("S2", "Zhang, CS 182/282A Spring 2022, Discussion 7")
+S3 = Source("S3", "CSC413 Lecture 9, Attention Mechanism (2024)")
+S4 = Source("S4", "He, Attention (2022)")
+
+BAHDANAU = Source("Bahdanau 2015", "Neural machine translation by jointly learning to align and translate")
+LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation")
+VASWANI = Source("Vaswani 2017", "Attention is all you need")
+WANG = Source("Wang 2018", "Non-local neural networks")
+
+SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, BAHDANAU, LUONG, VASWANI, WANG)}
+
+LATER: Mapping[Citation, str] = {
+    S0.equation(12): "recurrent",
+    S0.equation(13): "seq2seq",
+    S0.equation(14): "seq2seq",
+    S0.equation(15): "seq2seq",
+}
+"""Equations whose chapter is still to be written, by chapter."""
