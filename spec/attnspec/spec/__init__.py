@@ -11,6 +11,7 @@ from attnspec.spec.attention import (
     SelfAttention,
 )
 from attnspec.spec.backend import Backend, Converts, Differentiates, Limits, implements
+from attnspec.spec.errata import ERRATA, Erratum
 from attnspec.spec.law import LAWS, Law
 from attnspec.spec.masking import CausalMask, PaddingMask
 from attnspec.spec.moments import DotProductMean, DotProductVariance
@@ -37,6 +38,7 @@ SPEC_VERSION = "2026.11"
 
 __all__ = [
     "CHAPTERS",
+    "ERRATA",
     "LAWS",
     "OPERATIONS",
     "QUESTIONS",
@@ -58,6 +60,7 @@ __all__ = [
     "DotProductMean",
     "DotProductVariance",
     "DotScores",
+    "Erratum",
     "GaussianScores",
     "GeneralAttention",
     "GeneralScores",

@@ -38,7 +38,7 @@ ADDITIVITY = law(
 )
 DOUBLING = law(
     "pooling.doubling",
-    "Doubling or negating the values doubles or negates the result, bit for bit.",
+    "Doubling or negating the values doubles or negates the result, bit for bit where values are not projected.",
     formula=r"f(2v) = 2f(v),\quad f(-v) = -f(v)",
     governs=taking("value"),
     sources=[S0.equation(1)],

@@ -1,0 +1,63 @@
+"""Base of backends that compute with JAX arrays."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnspec.backends.bases.contract import Operations
+from attnspec.backends.bases.numpy import NDArray
+from attnspec.spec import Limits
+
+
+class JaxBackend(Operations[jax.Array]):
+    """Subclass, set ``name`` and define operations as methods.
+
+    JAX computes in float64 only after ``jax.config.update("jax_enable_x64", True)``.
+    """
+
+    name: str
+
+    @property
+    def limits(self) -> Limits:
+        """The dtypes that JAX is configured for, and the device that it computes on."""
+        wide = ("float64",) if jax.config.jax_enable_x64 else ()
+        return Limits(dtypes=(*wide, "float32", "bfloat16", "float16"), devices=(jax.default_backend(),))
+
+    def from_numpy(self, array: NDArray, *, device: str) -> jax.Array:
+        """A copy with the same dtype on the device; integers as wide as JAX is configured for.
+
+        ``ValueError`` for a device that does not exist, or for floats that JAX would narrow.
+        """
+        kind, _, index = device.partition(":")
+        try:
+            target = jax.devices(kind)[int(index or 0)]
+        except (RuntimeError, IndexError, ValueError):
+            known = ", ".join(sorted({d.platform for d in jax.devices()} | {"cpu"}))
+            raise ValueError(f"device: expected one of {known}; got {device!r}") from None
+        if array.dtype.kind not in "iu" and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+            raise ValueError(f"dtype: expected one that JAX keeps (jax_enable_x64 is off); got {array.dtype}")
+        return jax.device_put(jnp.array(array), target)
+
+    def to_numpy(self, array: jax.Array) -> NDArray:
+        """A copy with the same dtype; ``TypeError`` for what is no JAX array."""
+        if not isinstance(array, jax.Array):
+            raise TypeError(f"result: expected a jax.Array; got {type(array).__name__}")
+        return np.array(array)
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: jax.Array) -> dict[str, jax.Array]:
+        """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float argument, by ``jax.vjp``."""
+        leaves = {
+            name: a
+            for name, a in arguments.items()
+            if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jnp.floating)
+        }
+
+        def apply(leaves: dict[str, jax.Array]) -> jax.Array:
+            result: jax.Array = getattr(self, operation)(**{**arguments, **leaves})
+            return result
+
+        (found,) = jax.vjp(apply, leaves)[1](cotangent)
+        return dict(found)

@@ -1,0 +1,29 @@
+"""Whether a backend computes attention: laws, examples, verdicts, and who tests the tests.
+
+Names are imported when they are first used, so that the pytest plugin, which every pytest run loads, stays light.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnspec.conformance.loading import BackendError, call, load
+    from attnspec.conformance.replaying import replay
+    from attnspec.conformance.suite import ConformanceSuite
+
+_HOMES = {
+    "BackendError": "loading",
+    "ConformanceSuite": "suite",
+    "call": "loading",
+    "load": "loading",
+    "replay": "replaying",
+}
+
+__all__ = ["BackendError", "ConformanceSuite", "call", "load", "replay"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"attnspec.conformance.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,149 @@
+"""Corners: rows of a covering array over what is known to break kernels, every pair of levels in some row.
+
+Random draws alone rarely meet two conditions at once, such as more than 128 keys under a broadcast mask.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attnspec.conformance.examples import KINDS, MASKS, Example
+from attnspec.spec.backend import Limits
+from attnspec.spec.operation import Kind, Operation
+
+LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 255, 256, 257)
+"""Numbers of queries and keys: around the tile sizes of kernels, and those that are no multiple of anything."""
+
+FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
+HEADS = (1, 2, 3, 4, 8)
+BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
+LENGTH_NAMES = frozenset({"n", "m"})
+HEAD_DIMS = frozenset({"d", "d_k", "d_v", "d_q", "p_q", "p_v"})
+
+Row = dict[str, Any]
+
+
+def size_levels(name: str, operation: Operation, limits: Limits) -> tuple[int, ...]:
+    """The sizes that a name may have, within the limits."""
+    if name in LENGTH_NAMES:
+        lengths = {_multiple(x, limits.multiple_of) for x in LENGTHS}
+        return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
+    if name in HEAD_DIMS and limits.head_sizes is not None:
+        return limits.head_sizes
+    return HEADS if name == "h" and operation.chapter == "multihead" else FEATURES
+
+
+def _multiple(size: int, of: int) -> int:
+    return -(-size // of) * of
+
+
+def factors(operation: Operation, limits: Limits) -> dict[str, Sequence[Any]]:
+    """What varies, and its levels."""
+    result: dict[str, Sequence[Any]] = {
+        f"size:{name}": size_levels(name, operation, limits) for name in operation.size_names
+    }
+    batched = [a for a in operation.arguments if a.batched]
+    if batched:
+        result["batch"] = [b for b in BATCHES if len(b) <= limits.max_batch_dims]
+    for a in operation.arguments:
+        if a.kind is Kind.FLAG:
+            result[f"flag:{a.name}"] = (False, True)
+        if a.kind is Kind.BOOL:
+            result["mask"] = MASKS
+            result["mask-broadcast"] = ((), (), *((d.name,) for d in a.core))
+        if a.batched and a.dims[0].broadcast and len(batched) > 1 and limits.broadcasting:
+            result[f"kept:{a.name}"] = ("all", "all", "none", "first")
+        if a.kind is Kind.FLOAT:
+            result[f"kind:{a.name}"] = KINDS
+    return result
+
+
+def covering_rows(levels: dict[str, Sequence[Any]], rng: random.Random, most: int, tries: int = 12) -> Iterator[Row]:
+    """Rows that cover all pairs of levels, greedily, the best of a few at a time; at most ``most``."""
+    names = list(levels)
+    options = [list(dict.fromkeys(levels[n])) for n in names]
+    weights = [list(levels[n]) for n in names]
+    open_pairs = {
+        (i, a, j, b)
+        for i, j in itertools.combinations(range(len(names)), 2)
+        for a in range(len(options[i]))
+        for b in range(len(options[j]))
+    }
+    for _ in range(most):
+        if len(names) > 1 and not open_pairs:
+            return
+        best: tuple[int, ...] = ()
+        best_gain = -1
+        for _ in range(tries):
+            row = [options[i].index(rng.choice(weights[i])) for i in range(len(names))]
+            if open_pairs:
+                i, a, j, b = next(iter(open_pairs))
+                row[i], row[j] = a, b
+            gain = sum((i, row[i], j, row[j]) in open_pairs for i, j in itertools.combinations(range(len(row)), 2))
+            if gain > best_gain:
+                best, best_gain = tuple(row), gain
+        open_pairs -= {(i, best[i], j, best[j]) for i, j in itertools.combinations(range(len(best)), 2)}
+        yield {n: options[i][best[i]] for i, n in enumerate(names)}
+
+
+def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work: float) -> list[Example]:
+    """Examples of an operation that cover pairs of levels; ``work`` bounds the multiply-adds of each."""
+    rng = random.Random(seed)
+    levels = factors(operation, limits)
+    return [
+        example_from(row, operation, limits, seed=rng.getrandbits(32), work=work)
+        for row in covering_rows(levels, rng, most)
+    ]
+
+
+def example_from(row: Row, operation: Operation, limits: Limits, *, seed: int, work: float) -> Example:
+    """The example that a row of levels stands for, cut down to the bound on work."""
+    sizes = {n.partition(":")[2]: v for n, v in row.items() if n.startswith("size:")}
+    batch = tuple(row.get("batch", ()))
+    batched = [a.name for a in operation.arguments if a.batched]
+    kept = {name: _kept(row.get(f"kept:{name}", "all"), batch) for name in batched}
+    return Example(
+        sizes=tamed(sizes, batch, operation, limits, work, random.Random(seed)),
+        batch=batch,
+        kept=kept,
+        kinds={n.partition(":")[2]: v for n, v in row.items() if n.startswith("kind:")},
+        flags={n.partition(":")[2]: v for n, v in row.items() if n.startswith("flag:")},
+        mask=row.get("mask", "absent"),
+        mask_broadcast=tuple(row.get("mask-broadcast", ())),
+        seed=seed,
+    )
+
+
+def _kept(pattern: str, batch: tuple[int, ...]) -> tuple[bool, ...]:
+    if pattern == "first":
+        return tuple(i == 0 for i in range(len(batch)))
+    return (pattern == "all",) * len(batch)
+
+
+def tamed(
+    sizes: dict[str, int], batch: tuple[int, ...], operation: Operation, limits: Limits, work: float, rng: random.Random
+) -> dict[str, int]:
+    """Sizes that stay within the bound on work: one that is more than small is lowered, again and again."""
+    sizes = dict(sizes)
+    while multiply_adds(sizes, batch, operation) > work:
+        lower = {
+            name: [x for x in size_levels(name, operation, limits) if x < size]
+            for name, size in sizes.items()
+            if size > 8
+        }
+        names = sorted(name for name, options in lower.items() if options)
+        if not names:
+            break
+        name = rng.choice(names)
+        sizes[name] = max(lower[name])
+    return sizes
+
+
+def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
+    """About how many multiply-adds a call takes: products of matrices take three sizes."""
+    lengths = [sizes["n"]] if "n" in sizes and "m" not in sizes and operation.takes("x") else []
+    product = 1.0
+    for size in (*sorted([*sizes.values(), *lengths])[-3:], *batch):
+        product *= max(size, 1)
+    return product

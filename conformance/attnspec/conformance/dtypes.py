@@ -1,0 +1,28 @@
+"""Dtypes by name, bfloat16 included."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+FLOATS = ("float64", "float32", "bfloat16", "float16")
+
+SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
+
+LARGEST = {"float64": 2.0**1023, "float32": 2.0**127, "bfloat16": 2.0**127, "float16": 65504.0}
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of that name."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def is_float(x: Any) -> bool:
+    """Whether an array is of floating point, bfloat16 included (whose NumPy kind is not ``f``)."""
+    return isinstance(x, np.ndarray) and x.dtype.kind not in "biuO"
+
+
+def exact_in(x: Any, dtype: str) -> np.ndarray[Any, Any]:
+    """The nearest numbers that the dtype can hold."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x, dtype=np.float64).astype(numpy_dtype(dtype))

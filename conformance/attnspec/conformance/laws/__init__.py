@@ -1,0 +1,33 @@
+"""The checks of the laws, a module for each chapter; ``registry.CHECKS`` holds them all."""
+
+from attnspec.conformance.laws import (
+    attention,
+    masking,
+    moments,
+    multihead,
+    normalization,
+    operation,
+    pooling,
+    positional,
+    scoring,
+    semantics,
+    seq2seq,
+)
+from attnspec.conformance.laws.registry import CHECKS, Check, proves
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "attention",
+    "masking",
+    "moments",
+    "multihead",
+    "normalization",
+    "operation",
+    "pooling",
+    "positional",
+    "proves",
+    "scoring",
+    "semantics",
+    "seq2seq",
+]

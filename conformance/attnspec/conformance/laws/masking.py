@@ -1,0 +1,243 @@
+"""Checks of the laws of masks, and of attention under them."""
+
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.arguments import Arguments, Numbers, keep
+from attnspec.conformance.attendance import attendable, mask_shape
+from attnspec.conformance.laws.common import aligned, causal, key_axis_size, live_rows, plain, wide
+from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.strangers import Raised
+from attnspec.conformance.subject import Subject, Violation
+from attnspec.spec.laws import masking as law
+
+
+def attended(arguments: Arguments) -> list[str]:
+    """The arguments whose rows are attended to; x is, unless there is a memory."""
+    names = ["key", "value", "annotations", "memory"]
+    return [name for name in (names if "memory" in arguments else [*names, "x"]) if name in arguments]
+
+
+def _replaced(
+    arguments: Arguments, chosen: Numbers, rng: np.random.Generator, subject: Subject, scale: float
+) -> Arguments:
+    """Other finite numbers in the chosen rows (a boolean for each key) of everything that is attended to."""
+    changes = {}
+    for name in attended(arguments):
+        x = arguments.array(name)
+        other = subject.exact(scale * rng.standard_normal(x.shape))
+        changes[name] = np.where(chosen[:, None], other, x)
+    return arguments.with_(**changes)
+
+
+def _future(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> tuple[Arguments, int] | None:
+    """The arguments under a causal mask, and a position with keys behind it."""
+    given = causal(arguments)
+    n, m = given.size("n"), key_axis_size(given)
+    if n < 1 or m < 2 or not aligned(subject, given):
+        return None
+    return given, int(rng.integers(min(n, m - 1)))
+
+
+@proves(law.FUTURE_INVARIANCE)
+def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Everything behind a position is replaced."""
+    found = _future(subject, arguments, rng)
+    if found is None:
+        return False
+    given, i = found
+    changed = _replaced(given, np.arange(key_axis_size(given)) > i, rng, subject, 1.0)
+    before, after = subject.call(given)[..., : i + 1, :], subject.call(changed)[..., : i + 1, :]
+    budget = subject.oracle(given).budget[..., : i + 1, :]
+    subject.same(after, before, budget, changed, f"after a change behind position {i}, the result up to it")
+    return True
+
+
+@proves(law.PREFIX)
+def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Queries and keys cut off behind a position."""
+    found = _future(subject, arguments, rng)
+    if found is None:
+        return False
+    given, i = found
+    length = -(-(i + 1) // subject.limits.multiple_of) * subject.limits.multiple_of
+    if length > min(given.size("n"), key_axis_size(given)):
+        return False
+    cut = given.along("n", keep(length))
+    if "m" in given.binding.sizes:
+        cut = cut.along("m", keep(length))
+    expected, budget = wide(subject.call(given))[..., :length, :], subject.oracle(given).budget[..., :length, :]
+    subject.matches(subject.call(cut), expected, 2 * budget, given, f"the result of the first {length} alone")
+    return True
+
+
+@proves(law.FUTURE_GRADIENT)
+def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Gradients of the results up to a position with respect to what stands behind it."""
+    found = _future(subject, arguments, rng)
+    if found is None:
+        return False
+    given, i = found
+    if subject.semantics.fully_masked == "nan" and not live_rows(subject, given).all():
+        return False
+    result = subject.call(given)
+    cotangent = subject.exact(rng.standard_normal(result.shape))
+    cotangent[..., i + 1 :, :] = 0
+    gradients = subject.vjp(given, cotangent)
+    for name in attended(given):
+        behind = gradients[name][..., i + 1 :, :]
+        subject.holds(
+            not bool(np.any(behind != 0)),
+            f"the gradient of {name} behind position {i} is not 0",
+            given,
+            got=gradients[name],
+            expected=np.where(np.arange(gradients[name].shape[-2])[:, None] > i, 0.0, wide(gradients[name])),
+        )
+    return True
+
+
+@proves(law.CAUSAL_IS_A_MASK)
+def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The same mask, spelled out."""
+    given = causal(arguments)
+    bottom_right = subject.semantics.causal_alignment == "bottom-right"
+    spelled = plain(given).with_(mask=attendable(given, bottom_right=bottom_right))
+    budget = subject.oracle(given).budget
+    expected = wide(subject.call(spelled))
+    subject.matches(subject.call(given), expected, 2 * budget, given, "with `causal`, the result")
+    return True
+
+
+@proves(law.GARBAGE)
+def garbage(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Some keys that nobody may attend to, and large numbers stored there."""
+    keys = key_axis_size(arguments)
+    if not keys:
+        return False
+    hidden = rng.random(keys) < 0.4
+    hidden[int(rng.integers(keys))] = True
+    shape = mask_shape(arguments)
+    given_mask = True if arguments.mask is None else arguments.mask
+    given = arguments.with_(mask=np.array(np.broadcast_to(given_mask & ~hidden, shape)))
+    scale = 100.0 if subject.dtype == "float16" else 1e6
+    changed = _replaced(given, hidden, rng, subject, scale)
+    before, after = subject.call(given), subject.call(changed)
+    budget = subject.oracle(given).budget
+    if "x" in given and "memory" not in given:
+        # The rows of x are queries too: only the results of those that stayed the same are compared.
+        before, after, budget = before[..., ~hidden, :], after[..., ~hidden, :], budget[..., ~hidden, :]
+    subject.same(after, before, budget, changed, "with other numbers under the mask, the result")
+    return True
+
+
+@proves(law.TRUNCATION)
+def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Keys behind a length masked, and cut off."""
+    m, multiple = arguments.size("m"), subject.limits.multiple_of
+    if m < 2 or (arguments.causal and not aligned(subject, arguments)):
+        return False
+    length = -(-int(rng.integers(1, m)) // multiple) * multiple
+    bottom_right = subject.semantics.causal_alignment == "bottom-right"
+    if length >= m or (arguments.causal and bottom_right):
+        return False
+    shape = mask_shape(arguments)
+    base = np.broadcast_to(True if arguments.mask is None else arguments.mask, shape)
+    padded = arguments.with_(mask=base & (np.arange(m) < length))
+    cut = arguments.with_(mask=np.array(base)).along("m", keep(length))
+    expected, budget = wide(subject.call(cut)), subject.oracle(padded).budget
+    subject.matches(
+        subject.call(padded), expected, 2 * budget, padded, f"with keys masked from {length} on, the result"
+    )
+    return True
+
+
+@proves(law.MASK_BROADCASTING)
+def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """A mask with some dimensions of size 1, and the same mask repeated."""
+    shape = mask_shape(arguments)
+    core = len(subject.operation.argument("mask").core)
+    batch = len(shape) - core
+    collapsed = [size if rng.random() < 0.5 else 1 for size in shape]
+    if not subject.limits.broadcasting:
+        collapsed[:batch] = shape[:batch]
+    lead = int(rng.integers(batch + 1)) if subject.limits.broadcasting else 0
+    small = rng.random(tuple(collapsed[lead:])) < 0.6
+    if small.shape == shape:
+        return False
+    narrow = arguments.with_(mask=small)
+    full = arguments.with_(mask=np.array(np.broadcast_to(small, shape)))
+    budget = subject.oracle(narrow).budget
+    expected = wide(subject.call(full))
+    subject.matches(subject.call(narrow), expected, 2 * budget, narrow, "under a mask that broadcasts, the result")
+    return True
+
+
+@proves(law.ALL_TRUE)
+def all_true(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Without a mask, and with one that allows everything."""
+    none = arguments.with_(mask=None)
+    full = arguments.with_(mask=np.ones(mask_shape(arguments), bool))
+    budget = subject.oracle(none).budget
+    expected = wide(subject.call(none))
+    subject.matches(subject.call(full), expected, 2 * budget, full, "under a mask that allows everything, the result")
+    return True
+
+
+@proves(law.MASK_PREFIX)
+def mask_prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """A corner of the mask."""
+    n, m = arguments["n"], arguments["m"]
+    corner = arguments.with_(n=int(rng.integers(n + 1)), m=int(rng.integers(m + 1)))
+    expected = subject.call(arguments)[: corner["n"], : corner["m"]]
+    subject.matches(subject.call(corner), expected, np.zeros(expected.shape), corner, "the smaller mask")
+    return True
+
+
+@proves(law.STRICT_MASK)
+def strict_mask(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The two causal masks, and the diagonal between them."""
+    inclusive = subject.call(arguments.with_(include_self=True))
+    strict = subject.call(arguments.with_(include_self=False))
+    diagonal = np.eye(arguments["n"], arguments["m"], dtype=bool)
+    difference = inclusive.astype(np.int8) - strict.astype(np.int8)
+    subject.holds(
+        bool(np.array_equal(difference, diagonal.astype(np.int8))),
+        "the masks with and without `include_self` do not differ by the diagonal",
+        arguments,
+        expected=diagonal,
+        got=difference,
+    )
+    return True
+
+
+@proves(law.LENGTH_COUNT)
+def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Counts and order of every row."""
+    mask = subject.call(arguments)
+    counts = mask.sum(-1)
+    lengths = arguments.array("lengths")
+    subject.holds(
+        bool(np.array_equal(counts, lengths)), "a row does not allow as many keys as its length", arguments,
+        expected=lengths, got=counts,
+    )  # fmt: skip
+    falling = bool((mask[..., :-1] >= mask[..., 1:]).all())
+    subject.holds(falling, "a key is allowed behind one that is not", arguments, got=mask)
+    return True
+
+
+@proves(law.LENGTH_RANGE)
+def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Lengths of −1 and m + 1."""
+    lengths = arguments.array("lengths")
+    if not lengths.size:
+        return False
+    outside: Any = lengths.copy()
+    outside.reshape(-1)[int(rng.integers(lengths.size))] = int(rng.choice([-1, arguments["m"] + 1]))
+    broken = arguments.with_(lengths=outside)
+    result = subject.outcome(subject.converted(broken))
+    if isinstance(result, Raised):
+        return True
+    raise Violation(
+        "a length outside 0..m was accepted, expected an exception", reason="accepted", arguments=broken, got=result
+    )

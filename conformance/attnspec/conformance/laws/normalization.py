@@ -1,0 +1,105 @@
+"""Checks of the laws of normalization."""
+
+import numpy as np
+
+from attnspec.conformance.arguments import Arguments
+from attnspec.conformance.attendance import attendable
+from attnspec.conformance.dtypes import LARGEST
+from attnspec.conformance.laws.common import coarse, live_rows, smallest_normal, wide
+from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.subject import Subject
+from attnspec.spec.laws import normalization as law
+
+
+@proves(law.ROW_SUMS)
+def row_sums(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Sums of rows that have an attendable key."""
+    got = np.where(live_rows(subject, arguments), wide(subject.call(arguments)), 0.0)
+    sums = got.sum(-1)
+    expected = np.broadcast_to(live_rows(subject, arguments)[..., 0], sums.shape).astype(np.float64)
+    budget = np.nansum(subject.oracle(arguments).budget, axis=-1).astype(np.float64)
+    subject.matches(sums, expected, budget, arguments, "the sum of a row")
+    return bool(expected.any())
+
+
+@proves(law.NONNEGATIVE)
+def nonnegative(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The sign of every weight."""
+    got = subject.call(arguments)
+    subject.holds(not bool((got < 0).any()), f"a weight is {wide(got).min(initial=0.0):.9g}", arguments, got=got)
+    return bool(got.size)
+
+
+@proves(law.MASKED_ZERO)
+def masked_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The weights where the mask is False, in rows that have an attendable key."""
+    hidden = ~attendable(arguments) & live_rows(subject, arguments)
+    got = subject.call(arguments)
+    leaked = hidden & (got != 0)
+    subject.holds(
+        not leaked.any(),
+        f"a masked key has weight {wide(got)[leaked][:1]}",
+        arguments,
+        got=got,
+        expected=np.where(hidden, 0.0, wide(got)),
+    )
+    return bool(hidden.any())
+
+
+@proves(law.SHIFT_INVARIANCE)
+def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Scores on a grid on which the shift is exact."""
+    near = arguments.with_(scores=subject.exact(coarse(arguments["scores"])))
+    shift = float(rng.choice([-8.0, 4.0, 8.0]))
+    far = near.with_(scores=subject.exact(near["scores"].astype(np.float64) + shift))
+    # The shift moves the maximum, and with it what u(1 + |e − max|) charges: nothing. The budgets are the same.
+    budget = 2 * subject.oracle(near).budget
+    subject.matches(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the weight")
+    return True
+
+
+@proves(law.ORDER)
+def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Weights in the order of their scores, attendable keys only."""
+    allowed = attendable(arguments)
+    if allowed.shape[-1] < 2:
+        return False
+    scores = np.where(allowed, np.broadcast_to(wide(arguments.array("scores")), allowed.shape), -np.inf)
+    places = np.argsort(scores, axis=-1)
+    got, budget = wide(subject.call(arguments)), subject.oracle(arguments).budget
+    ordered, slack = np.take_along_axis(got, places, -1), np.take_along_axis(budget, places, -1)
+    ranked = np.take_along_axis(allowed, places, -1)
+    rises = np.take_along_axis(scores, places, -1)
+    with np.errstate(invalid="ignore"):
+        inverted = ordered[..., 1:] - ordered[..., :-1] < -(slack[..., 1:] + slack[..., :-1])
+        wrong = inverted & ranked[..., 1:] & ranked[..., :-1] & (rises[..., 1:] > rises[..., :-1])
+    subject.holds(not wrong.any(), "a greater score has the smaller weight", arguments, got=got)
+    return True
+
+
+@proves(law.EXTREME_SCORES)
+def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Some scores at the largest number of the dtype, of either sign."""
+    scores = wide(arguments.array("scores"))
+    largest = LARGEST[subject.dtype]
+    kind = rng.integers(0, 6, scores.shape)
+    extreme = arguments.with_(scores=subject.exact(np.where(kind == 0, largest, np.where(kind <= 2, -largest, scores))))
+    got, expected = subject.call(extreme), subject.oracle(extreme)
+    rows = np.broadcast_to(live_rows(subject, extreme), got.shape)
+    subject.holds(
+        bool(np.isfinite(wide(got))[rows].all()), "a weight is not finite", extreme, got=got, expected=expected.value
+    )
+    subject.matches(got, expected.value, expected.budget, extreme)
+    return True
+
+
+@proves(law.HOMOGENEITY)
+def homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Scores doubled."""
+    doubled = arguments.with_(scores=2 * arguments["scores"])
+    result = subject.call(arguments)
+    # A weight that is not above the smallest normal number may have been rounded more coarsely than its double.
+    normal = np.abs(wide(result)) > smallest_normal(subject)
+    got = np.where(normal, subject.call(doubled), 2 * result)
+    subject.same(got, 2 * result, 2 * subject.oracle(arguments).budget, doubled, "of doubled scores, the weight")
+    return True

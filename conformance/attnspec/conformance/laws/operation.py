@@ -1,0 +1,238 @@
+"""Checks of the laws of every operation."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.arguments import Arguments, Numbers, shapes
+from attnspec.conformance.dtypes import is_float
+from attnspec.conformance.laws.common import boolean, live_rows, wide
+from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.strangers import Raised
+from attnspec.conformance.subject import Subject, Violation
+from attnspec.spec.laws import operation as law
+from attnspec.spec.operation import Kind
+from attnspec.spec.precision import DEFAULTS
+from attnspec.spec.shapes import ShapeError, bind
+
+
+@proves(law.ORACLE)
+def oracle(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare with the reference, element by element."""
+    got = subject.call(arguments)
+    expected = subject.oracle(arguments)
+    subject.matches(got, expected.value, expected.budget, arguments)
+    return True
+
+
+@proves(law.SHAPE)
+def shape(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """``call`` itself demands the shape."""
+    subject.call(arguments)
+    return True
+
+
+@proves(law.DTYPE)
+def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The dtype by name; an operation without float inputs may answer in any float dtype."""
+    got = subject.call(arguments).dtype.name
+    if boolean(arguments):
+        expected = ["bool"]
+    elif subject.operation.float_arguments:
+        expected = [subject.dtype]
+    else:
+        expected = list(DEFAULTS)
+    message = f"the result has dtype {got}, expected {' or '.join(expected)}"
+    subject.holds(got in expected, message, arguments, reason="dtype")
+    return True
+
+
+@proves(law.BATCH_INVARIANCE)
+def batch_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """One element of the batch alone."""
+    if not arguments.batch or 0 in arguments.batch:
+        return False
+    index = tuple(int(rng.integers(size)) for size in arguments.batch)
+    whole, budget = subject.call(arguments), subject.oracle(arguments).budget
+    alone = arguments.with_(**{a.name: _element(arguments[a.name], len(a.core), index) for a in _batched(arguments)})
+    what = f"the result for element {index} of the batch, computed alone,"
+    subject.matches(subject.call(alone), wide(whole[index]), 2 * budget[index], arguments, what)
+    return True
+
+
+def _batched(arguments: Arguments) -> list[Any]:
+    return [a for a in arguments.operation.arguments if a.batched and isinstance(arguments[a.name], np.ndarray)]
+
+
+def _element(x: Numbers, core: int, index: tuple[int, ...]) -> Numbers:
+    depth = x.ndim - core
+    own = index[len(index) - depth :]
+    return np.asarray(x[tuple(0 if x.shape[i] == 1 else j for i, j in enumerate(own))])
+
+
+@proves(law.BROADCASTING)
+def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """All batches repeated in full."""
+    full = {}
+    for a in _batched(arguments):
+        x = arguments.array(a.name)
+        repeated = np.broadcast_to(x, (*arguments.batch, *x.shape[x.ndim - len(a.core) :]))
+        if repeated.shape != x.shape:
+            full[a.name] = np.ascontiguousarray(repeated)
+    if not full or not subject.limits.broadcasting:
+        return False
+    got, budget = subject.call(arguments), subject.oracle(arguments).budget
+    repeated_result = wide(subject.call(arguments.with_(**full)))
+    subject.matches(got, repeated_result, 2 * budget, arguments, "the result of batches that broadcast")
+    return True
+
+
+@proves(law.NON_CONTIGUOUS)
+def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Every second number of arrays twice as long, with garbage in between; or arrays that were transposed."""
+    inputs = subject.converted(arguments)
+    strided = dict(inputs)
+    transpose = bool(rng.integers(2))
+    for name, x in arguments.arrays.items():
+        if name in inputs and x.ndim:
+            try:
+                strided[name] = _strided(subject, x, transpose)
+            except (TypeError, IndexError, AttributeError):
+                return False  # arrays of this backend cannot be cut or transposed
+    got = subject.outcome(strided)
+    if isinstance(got, Raised):
+        raise Violation(f"strided inputs raised {got.told}", reason="raised")
+    expected, budget = subject.call(arguments), subject.oracle(arguments).budget
+    subject.holds(
+        isinstance(got, np.ndarray) and got.shape == expected.shape, "strided inputs change the shape", arguments
+    )
+    if boolean(arguments):
+        subject.matches(got, expected, budget, arguments, "the result of strided inputs")
+    else:
+        subject.matches(got, wide(expected), 2 * budget, arguments, "the result of strided inputs")
+    return True
+
+
+def _strided(subject: Subject, x: Numbers, transpose: bool) -> Any:
+    if transpose and x.ndim > 1:
+        return subject.convert(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+    garbage = ~x if x.dtype == bool else x + x.dtype.type(1)
+    return subject.convert(np.stack([x, garbage], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
+
+
+@proves(law.NO_MUTATION)
+def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The backend's own arrays, before and after a call."""
+    inputs = subject.converted(arguments)
+    result = subject.outcome(inputs)
+    if isinstance(result, Raised):
+        raise Violation(f"raised {result.told}", reason="raised")
+    for name, x in arguments.arrays.items():
+        if name in inputs:
+            after = np.asarray(subject.back(inputs[name]))
+            subject.holds(
+                np.array_equal(after, x, equal_nan=is_float(x)),
+                f"{name} was written to",
+                arguments,
+                reason="mutated-input",
+                expected=x,
+                got=after.copy(),
+            )
+    return True
+
+
+@proves(law.NO_MEMORY)
+def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The same call before and after another one, whose result is overwritten in between."""
+    subject.call(arguments)  # what raises is told here
+    first_raw = subject.invoke(subject.converted(arguments))
+    first = np.array(subject.back(first_raw))
+    budget = subject.oracle(arguments).budget
+    other = arguments.with_(
+        **{
+            name: subject.exact(-0.5 * x.astype(np.float64) + 0.25)
+            for name, x in arguments.arrays.items()
+            if is_float(x)
+        }
+    )
+    subject.call(other)
+    other_raw = subject.invoke(subject.converted(other))
+    subject.same(np.array(subject.back(first_raw)), first, budget, arguments, "an earlier result, after a later call,")
+    for raw in (first_raw, other_raw):
+        _poison(raw)
+    again = np.array(subject.back(subject.invoke(subject.converted(arguments))))
+    subject.same(again, first, budget, arguments, "the result of the same call, made again after another,")
+    return True
+
+
+def _poison(raw: Any) -> None:
+    try:
+        raw[...] = 1
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return  # arrays of this backend cannot be written to
+
+
+@proves(law.REJECTION)
+def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """One shape made wrong; which one is drawn."""
+    wrong = list(violations(arguments))
+    if not wrong:
+        return False
+    name, values = wrong[int(rng.integers(len(wrong)))]
+    broken = Arguments(arguments.operation, values)
+    try:
+        bind(arguments.operation, shapes(arguments.operation, values))
+    except ShapeError as error:
+        expected = str(error)
+    else:
+        return False
+    result = subject.outcome(subject.converted(broken))
+    if isinstance(result, Raised):
+        return True
+    got = f"a result of shape {np.shape(result)}"
+    raise Violation(
+        f"a wrong shape of {name} was accepted ({expected}); expected an exception, got {got}",
+        reason="accepted",
+        arguments=broken,
+    )
+
+
+def violations(arguments: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Arguments with one shape that violates the Protocol, and the name of the culprit."""
+    values = dict(arguments)
+    for a in arguments.operation.arguments:
+        x = values[a.name]
+        if a.kind is Kind.SIZE:
+            yield a.name, {**values, a.name: -1}
+        if not isinstance(x, np.ndarray):
+            continue
+        for axis in range(x.ndim):
+            if x.shape[axis]:
+                longer = np.concatenate([x, np.take(x, [0], axis=axis)], axis=axis)
+                yield a.name, {**values, a.name: longer}
+            if x.shape[axis] > 2:
+                yield a.name, {**values, a.name: np.take(x, np.arange(x.shape[axis] - 1), axis=axis)}
+        if x.ndim == len(a.core) and x.size and x.ndim:
+            yield a.name, {**values, a.name: x[0]}
+
+
+@proves(law.GRADIENT)
+def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The gradient of a weighted sum of the results, with random weights."""
+    got = subject.call(arguments)
+    if not got.size:
+        return False
+    cotangent = subject.exact(rng.standard_normal(got.shape))
+    if subject.operation.takes("mask"):
+        if subject.semantics.fully_masked == "nan" and not live_rows(subject, arguments).all():
+            return False
+        if subject.operation.chapter != "normalization":
+            cotangent = np.where(live_rows(subject, arguments), cotangent, cotangent.dtype.type(0))
+    expected = subject.gradients(arguments, cotangent)
+    if any(np.abs(value).max(initial=0.0) > subject.precision.largest / 16 for value, _ in expected.values()):
+        return False
+    found = subject.vjp(arguments, cotangent)
+    for name, (value, budget) in expected.items():
+        subject.matches(found[name], value, budget, arguments, f"the gradient of {name}")
+    return True

@@ -1,0 +1,110 @@
+"""Checks of the laws of positional encodings."""
+
+import numpy as np
+
+from attnspec.conformance.arguments import Arguments, Numbers
+from attnspec.conformance.laws.common import wide
+from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.subject import Subject
+from attnspec.spec.laws import positional as law
+
+
+def _pairs(x: Numbers) -> tuple[Numbers, Numbers]:
+    """Sines and cosines that belong together; the unpaired sine of an odd width is left out."""
+    even = x.shape[-1] // 2 * 2
+    return x[:, 0:even:2], x[:, 1:even:2]
+
+
+def _encoded(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] | None:
+    """The encoding and its budget, if it has two positions and the backend encodes this width."""
+    odd_refused = subject.semantics.odd_encoding == "error" and arguments["d"] % 2
+    if arguments["n"] < 2 or odd_refused:
+        return None
+    return wide(subject.call(arguments)), subject.oracle(arguments).budget
+
+
+@proves(law.BOUNDS)
+def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """All magnitudes, and the first row."""
+    found = _encoded(subject, arguments)
+    if found is None:
+        return False
+    got, budget = found
+    subject.holds(bool((np.abs(got) <= 1 + budget).all()), f"an element is {np.abs(got).max():.9g}", arguments, got=got)
+    first = (np.arange(got.shape[1]) % 2).astype(np.float64)
+    subject.matches(got[0], first, budget[0], arguments, "position 0")
+    return True
+
+
+@proves(law.UNIT_PAIRS)
+def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Lengths of all pairs."""
+    found = _encoded(subject, arguments)
+    if found is None or arguments["d"] < 2:
+        return False
+    (sine, cosine), (sine_budget, cosine_budget) = _pairs(found[0]), _pairs(found[1])
+    budget = 2 * (np.abs(sine) * sine_budget + np.abs(cosine) * cosine_budget) + sine_budget**2 + cosine_budget**2
+    lengths = sine**2 + cosine**2
+    subject.matches(lengths, np.ones(lengths.shape), budget + 2.0**-50, arguments, "the squared length of a pair")
+    return True
+
+
+@proves(law.ROTATION)
+def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Every position as the rotation of the one ``shift`` before, by the pairs of position ``shift``."""
+    found = _encoded(subject, arguments)
+    if found is None or arguments["d"] < 2:
+        return False
+    got, budget = found
+    shift = int(rng.integers(1, len(got)))
+    sine, cosine = _pairs(got)
+    turn_sine, turn_cosine = sine[shift], cosine[shift]
+    rotated = sine[:-shift] * turn_cosine + cosine[:-shift] * turn_sine
+    largest = np.maximum(*_pairs(budget))
+    total = largest[shift:] + 2 * (largest[:-shift] + largest[shift]) + 2.0**-50
+    subject.matches(sine[shift:], rotated, total, arguments, f"the sine of a position {shift} later")
+    return True
+
+
+@proves(law.DISTANCE)
+def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Inner products of positions with a fixed distance."""
+    found = _encoded(subject, arguments)
+    if found is None or arguments["d"] % 2:
+        return False
+    got, budget = found
+    shift = int(rng.integers(1, len(got)))
+    products = (got[:-shift] * got[shift:]).sum(-1)
+    slack = (np.abs(got[:-shift]) * budget[shift:] + np.abs(got[shift:]) * budget[:-shift]).sum(-1)
+    slack = slack + slack[0] + got.shape[1] * 2.0**-50
+    expected = np.full(products.shape, products[0])
+    # Inner products may be near 0 by cancellation, so they are measured against the squared length d/2.
+    whole = np.append(products, got.shape[1] / 2), np.append(expected, got.shape[1] / 2), np.append(slack, 1.0)
+    subject.matches(*whole, arguments, f"the inner product at distance {shift}")
+    return True
+
+
+@proves(law.DISTINCT)
+def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """All rows, compared as wholes, where the dtype can tell them apart."""
+    found = _encoded(subject, arguments)
+    name = subject.call(arguments).dtype.name
+    if found is None or name not in ("float64", "float32") or (name == "float32" and arguments["d"] < 2):
+        return False
+    got, _ = found
+    different = len(np.unique(got, axis=0))
+    subject.holds(different == len(got), f"{len(got)} positions have {different} encodings", arguments, got=got)
+    return True
+
+
+@proves(law.POSITION_PREFIX)
+def position_prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The encoding of fewer positions."""
+    found = _encoded(subject, arguments)
+    if found is None:
+        return False
+    got, budget = found
+    fewer = arguments.with_(n=int(rng.integers(1, len(got))))
+    count = fewer["n"]
+    subject.matches(subject.call(fewer), got[:count], 2 * budget[:count], fewer, "the encoding of fewer positions")
+    return True

@@ -1,0 +1,44 @@
+"""Checks of the laws: ``@proves`` joins a function to the law that it checks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from attnspec.conformance.arguments import Arguments
+from attnspec.conformance.subject import Subject
+from attnspec.spec.law import Law
+
+Function = Callable[[Subject, Arguments, np.random.Generator], bool]
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a law is checked on one example.
+
+    The function raises :class:`~attnspec.conformance.subject.Violation` where the law does not hold, and returns
+    whether the example concerned the law at all. A check that is made ``once`` brings its own inputs; the arguments
+    that it is given serve only as a model.
+    """
+
+    law: Law
+    function: Function
+    once: bool = False
+
+
+_CHECKS: dict[str, Check] = {}
+CHECKS: Mapping[str, Check] = MappingProxyType(_CHECKS)
+"""Every check, by the identifier of its law."""
+
+
+def proves(law: Law, *, once: bool = False) -> Callable[[Function], Function]:
+    """Register the check of a law; every law has exactly one."""
+
+    def register(function: Function) -> Function:
+        if law.id in _CHECKS:
+            raise ValueError(f"law {law.id} has two checks")
+        _CHECKS[law.id] = Check(law, function, once)
+        return function
+
+    return register

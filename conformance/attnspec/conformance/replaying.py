@@ -1,0 +1,40 @@
+"""Replaying one verdict from literal arguments, as the snippets of reports do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attnspec.conformance.arguments import Arguments
+from attnspec.conformance.engine import attempt
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.loading import contract_of, load
+from attnspec.conformance.subject import Subject
+from attnspec.spec.law import LAWS
+from attnspec.spec.operation import OPERATIONS
+
+
+def replay(
+    backend: Any,
+    law: str,
+    operation: str,
+    dtype: str,
+    arguments: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+) -> int:
+    """Check a law on these arguments and print what became of it: 1 if it is violated, 0 if it holds.
+
+    ``backend`` is a backend, or the name of one.
+    """
+    origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
+    loaded = load(backend) if isinstance(backend, str) else backend
+    subject = Subject(loaded, contract_of(loaded, origin), OPERATIONS[operation], dtype, device)
+    violation, *_ = attempt(subject, CHECKS[law], Arguments(OPERATIONS[operation], arguments), seed)
+    print(f"{law}: {LAWS[law].statement}")
+    if violation is None:
+        print(f"{operation} of {origin} ({dtype}) satisfies it here.")
+        return 0
+    print(f"{operation} of {origin} ({dtype}) violates it: {violation.message}")
+    if violation.expected is not None:
+        print("expected", violation.expected, "got", violation.got, sep="\n")
+    return 1

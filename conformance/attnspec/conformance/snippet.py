@@ -1,0 +1,105 @@
+"""Counterexamples as people read them: arguments, expected, got, and a few lines of Python that show the difference."""
+
+import base64
+import textwrap
+import zlib
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.arguments import Arguments, Numbers
+from attnspec.conformance.dtypes import is_float
+from attnspec.conformance.laws.registry import Check
+from attnspec.conformance.subject import Subject, Violation
+
+SHOWN = 400
+"""Arrays of more elements are summed up by shape and dtype."""
+
+
+def counterexample(
+    subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int
+) -> dict[str, Any]:
+    """The counterexample as the report holds it; its snippet, run by itself, exits with 1."""
+    shown = violation.arguments or arguments
+    return {
+        "arguments": {name: readable(shown[name]) for name in shown},
+        "expected": readable(violation.expected),
+        "got": readable(violation.got),
+        "budget": readable(violation.budget),
+        "index": None if violation.index is None else list(violation.index),
+        "snippet": snippet(subject, check, arguments, violation, seed),
+    }
+
+
+def readable(x: Any) -> Any:
+    """Plain JSON: nested lists for small arrays, shape and dtype for large ones, texts for what JSON lacks."""
+    if x is None or isinstance(x, bool | int | str):
+        return x
+    array = np.asarray(x)
+    if array.size > SHOWN:
+        return {"shape": list(array.shape), "dtype": str(array.dtype)}
+    if array.dtype.kind in "biu":
+        return array.tolist()
+    return _listed(array.astype(np.float64).tolist())
+
+
+def _listed(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_listed(element) for element in x]
+    if np.isfinite(x):
+        return x
+    return "nan" if np.isnan(x) else ("inf" if x > 0 else "-inf")
+
+
+def literal(x: Any) -> str:
+    """A Python expression for an argument."""
+    if not isinstance(x, np.ndarray):
+        return repr(x)
+    dtype = "ml_dtypes.bfloat16" if x.dtype.name == "bfloat16" else f"np.{x.dtype.name}" if x.dtype != bool else "bool"
+    if x.size <= SHOWN and x.size:
+        wide = x if x.dtype.kind in "biu" else x.astype(np.float64)
+        text = np.array2string(wide, separator=", ", threshold=SHOWN + 1, floatmode="unique", max_line_width=100)
+        return f"np.array({text.replace('nan', 'np.nan').replace('inf', 'np.inf')}, {dtype})"
+    if not x.size or not np.any(x):
+        return f"np.zeros({x.shape}, {dtype})"
+    packed = base64.b85encode(zlib.compress(np.ascontiguousarray(x).tobytes(), 9)).decode()
+    return f"np.frombuffer(zlib.decompress(base64.b85decode({packed!r})), {dtype}).reshape({x.shape})"
+
+
+def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int) -> str:
+    """A script that shows the violation and exits with 1."""
+    given = {
+        name: arguments[name] for name in arguments if arguments[name] is not None and arguments[name] is not False
+    }
+    lines = [f"{name} = {literal(value)}" for name, value in given.items()]
+    code = "\n".join(lines)
+    named = ", ".join(f"{name}={name}" for name in given)
+    imports = ["import sys"]
+    imports += ["import base64, zlib"] if "zlib." in code else []
+    imports += ["", "import ml_dtypes"] if "ml_dtypes." in code else [""]
+    imports += ["import numpy as np"] if "np." in code else []
+    backend, operation = subject.contract.origin, subject.operation.name
+    plain = check.law.id == "operation.oracle" and violation.reason == "value" and violation.budget is not None
+    if plain and all(not is_float(x) or x.dtype.name != "bfloat16" for x in arguments.arrays.values()):
+        imports += ["from attnspec import reference", "from attnspec.conformance import call, load"]
+        body = f"""
+got = call(load({backend!r}), {operation!r}, {named})
+expected = reference.{operation}({named})
+print("expected", expected, "got", got, sep="\\n")
+sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)}))))
+"""
+        if subject.device != "cpu":
+            body = body.replace(f"{operation!r}, ", f"{operation!r}, device={subject.device!r}, ", 1)
+    else:
+        imports += ["from attnspec.conformance import replay"]
+        body = textwrap.dedent(f"""
+            sys.exit(
+                replay({backend!r}, {check.law.id!r}, {operation!r}, {subject.dtype!r},
+                       dict({named}), seed={seed}, device={subject.device!r})
+            )
+            """)
+    return "\n".join([*imports, "", code]) + body
+
+
+def _largest(budget: Numbers) -> str:
+    return f"{float(np.max(budget)):.6g}"

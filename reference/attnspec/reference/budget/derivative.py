@@ -1,0 +1,285 @@
+"""Gradients of the reference, with their budgets: the plain formula, run on arrays that remember where they came from.
+
+:class:`Traced` records every step of the formula; the chain rule then runs backwards over the record in the same error
+arithmetic (:class:`~attnspec.reference.budget.soft.Soft`), so that each element of each gradient has its own budget.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnspec.reference.budget.duck import _COMPARES, _JOINS, _MOVES, Numbers
+from attnspec.reference.budget.soft import WIDTH, Soft
+from attnspec.spec.precision import Precision
+
+Backward = Callable[[Soft], Sequence[Soft | None]]
+
+
+class Traced(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array of a computation: its numbers, what it was computed from, and how a gradient goes back there."""
+
+    __array_priority__ = 1001
+
+    def __init__(self, soft: Soft, parents: Sequence["Traced"] = (), backward: Backward | None = None) -> None:
+        self.soft, self.parents, self.backward = soft, tuple(parents), backward
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers."""
+        return self.soft.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.soft.ndim
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the numbers."""
+        return self.soft.dtype
+
+    @property
+    def T(self) -> "Traced":
+        """The transpose."""
+        return Traced(self.soft.T, [self], lambda g: [g.T])
+
+    def __len__(self) -> int:
+        return len(self.soft)
+
+    def __getitem__(self, index: Any) -> "Traced":
+        def backward(g: Soft) -> Sequence[Soft]:
+            value, error = np.zeros(self.shape, g.dtype), np.zeros(self.shape)
+            value[index], error[index] = g.value, g.error
+            return [Soft(value, error, g.precision, given=g.given)]
+
+        return Traced(self.soft[index], [self], backward)
+
+    def reshape(self, *shape: Any) -> "Traced":
+        """The same numbers in another shape."""
+        return Traced(self.soft.reshape(*shape), [self], lambda g: [g.reshape(self.shape)])
+
+    def swapaxes(self, first: int, second: int) -> "Traced":
+        """Two axes exchanged."""
+        return Traced(self.soft.swapaxes(first, second), [self], lambda g: [g.swapaxes(first, second)])
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> "Traced":
+        """Sums."""
+        whole = self.soft.sum(axis=axis, keepdims=True)
+
+        def backward(g: Soft) -> Sequence[Soft]:
+            return [np.broadcast_to(g.reshape(whole.shape), self.shape)]
+
+        return Traced(self.soft.sum(axis=axis, keepdims=keepdims), [self], backward)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> "Traced":
+        """Means."""
+        total = self.sum(axis, keepdims)
+        return total / total.dtype.type(self.soft.value.size // max(total.soft.value.size, 1))
+
+    def _wrap(self, x: Any) -> "Traced":
+        return x if isinstance(x, Traced) else Traced(self.soft._wrap(x))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "reduce" and ufunc is np.add:
+            return inputs[0].sum(kwargs.get("axis"), kwargs.get("keepdims", False))
+        if method != "__call__":
+            return NotImplemented
+        if ufunc in _COMPARES:
+            return ufunc(*(x.soft.value if isinstance(x, Traced) else x for x in inputs))
+        rule = _RULES.get(ufunc)
+        if rule is None:
+            return NotImplemented
+        parents = [self._wrap(x) for x in inputs]
+        result = ufunc(*(p.soft for p in parents))
+        return Traced(result, parents, rule(result, *(p.soft for p in parents)))
+
+    def __array_function__(
+        self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if function in _MOVES:
+            return self._moved(function, args, kwargs)
+        if function in _JOINS:
+            return self._joined(function, args, kwargs)
+        if function is np.where:
+            condition, x, y = args[0], self._wrap(args[1]), self._wrap(args[2])
+            zero = self.dtype.type(0)
+
+            def backward(g: Soft) -> Sequence[Soft]:
+                chosen = np.where(condition, g, zero)
+                return [_unbroadcast(chosen, x.shape), _unbroadcast(np.where(condition, zero, g), y.shape)]
+
+            return Traced(np.where(condition, x.soft, y.soft), [x, y], backward)
+        if function in (np.sum, np.mean):
+            x, *rest = args
+            return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
+        if function in (np.zeros_like, np.ones_like):
+            return function(args[0].soft.value, **kwargs)
+        if function in (np.shape, np.ndim):
+            return function(args[0].soft.value)
+        if getattr(function, "__name__", "") == "softmax":
+            return args[0]._softmax(kwargs.get("mask"))
+        return NotImplemented
+
+    def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
+        x: Traced = args[0]
+        moved = function(x.soft, *args[1:], **kwargs)
+
+        def backward(g: Soft) -> Sequence[Soft]:
+            if function is np.broadcast_to:
+                return [_unbroadcast(g, x.shape)]
+            if function is np.repeat:
+                raise TypeError("a gradient through np.repeat has no rule")
+            # Where every number went: the same move, made with their positions.
+            places = function(np.arange(x.soft.value.size).reshape(x.shape), *args[1:], **kwargs)
+            back = np.argsort(places, axis=None)
+            return [g.reshape(-1)[back].reshape(x.shape)]
+
+        return Traced(moved, [x], backward)
+
+    def _joined(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
+        parts = [self._wrap(x) for x in args[0]]
+        places = function(
+            [np.full(p.shape, i) for i, p in enumerate(parts)], *args[1:], **kwargs
+        )  # which part every number came from
+
+        def backward(g: Soft) -> Sequence[Soft]:
+            axis = kwargs.get("axis", args[1] if len(args) > 1 else 0)
+            if function is np.stack:
+                return [g[(slice(None),) * (axis % places.ndim) + (i,)] for i in range(len(parts))]
+            ends = np.cumsum([0, *(p.shape[axis] for p in parts)])
+            before = (slice(None),) * (axis % places.ndim)
+            return [g[(*before, slice(a, b))] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+        return Traced(function([p.soft for p in parts], *args[1:], **kwargs), parts, backward)
+
+    def _softmax(self, mask: Numbers | None) -> "Traced":
+        weights = self.soft._softmax(mask)
+        # Kernels recompute the weights as exp(e − L), with L, the logarithm of the sum, as it was stored.
+        stored = weights.precision.accumulation * np.abs(self.soft.value).max(-1, keepdims=True, initial=0.0)
+        error = np.sqrt(weights.error**2 + (weights.value * stored).astype(np.float64) ** 2)
+        weights = Soft(weights.value, error, weights.precision, weights=weights.weights)
+
+        def backward(g: Soft) -> Sequence[Soft]:
+            inner = (weights * g).sum(-1, keepdims=True)
+            # The weights of a row share the error of their sum, to which equal exponentials contribute alike.
+            shared = 0.5 * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
+            inner = Soft(inner.value, np.sqrt(inner.error**2 + shared**2), inner.precision)
+            back = weights * (g - inner)
+            # Equal keys err alike, and whatever sums over them sums equal errors.
+            back = Soft(back.value, back.error * np.sqrt(np.maximum(weights.weights, 1.0)), back.precision)
+            return [_unbroadcast(back, self.shape)]
+
+        return Traced(weights, [self], backward)
+
+
+def _unbroadcast(g: Soft, shape: tuple[int, ...]) -> Soft:
+    """Sum a gradient over the dimensions that broadcasting had repeated."""
+    extra = g.ndim - len(shape)
+    if extra:
+        g = g.sum(axis=tuple(range(extra)))
+    repeated = tuple(i for i, (have, want) in enumerate(zip(g.shape, shape, strict=True)) if want == 1 != have)
+    return g.sum(axis=repeated, keepdims=True) if repeated else g
+
+
+def _elementwise(*parts: Callable[[Soft, Soft, Sequence[Soft]], Soft]) -> Callable[..., Backward]:
+    """A rule from one function per operand: of the incoming gradient, the result and the operands."""
+
+    def rule(result: Soft, *operands: Soft) -> Backward:
+        return lambda g: [
+            _unbroadcast(part(g, result, operands), x.shape) for part, x in zip(parts, operands, strict=True)
+        ]
+
+    return rule
+
+
+def _matmul(result: Soft, a: Soft, b: Soft) -> Backward:
+    if b.ndim == 1:
+        of_matrix = _matmul(result[..., None], a, b[:, None])
+
+        def backward_of_vector(g: Soft) -> Sequence[Soft | None]:
+            left, right = of_matrix(g[..., None])
+            return [left, None if right is None else right[:, 0]]
+
+        return backward_of_vector
+
+    def backward(g: Soft) -> Sequence[Soft]:
+        left = g @ b.swapaxes(-1, -2)
+        if a.weights is not None:
+            # Kernels take Σ α·dα of a row as dO·O, with the output O as it was stored.
+            lost = (0.6 * g.precision.output) ** 2 * ((g.value * result.value) ** 2).sum(-1, keepdims=True)
+            left = Soft(left.value, np.sqrt(left.error**2 + lost.astype(np.float64)), g.precision)
+        right = a.swapaxes(-1, -2) @ g
+        if a.weights is not None:
+            # Equal keys have equal weights that err alike, and so do the gradients of their values.
+            alike = np.sqrt(np.max(a.weights, axis=-2, keepdims=True, initial=1.0))
+            right = Soft(right.value, right.error * alike, right.precision, size=right.size)
+        return [_unbroadcast(left, a.shape), _unbroadcast(right, b.shape)]
+
+    return backward
+
+
+_RULES: Mapping[Any, Callable[..., Backward]] = {
+    np.add: _elementwise(lambda g, r, x: g, lambda g, r, x: g),
+    np.subtract: _elementwise(lambda g, r, x: g, lambda g, r, x: -g),
+    np.multiply: _elementwise(lambda g, r, x: g * x[1], lambda g, r, x: g * x[0]),
+    np.divide: _elementwise(lambda g, r, x: g / x[1], lambda g, r, x: -(g * r) / x[1]),
+    np.negative: _elementwise(lambda g, r, x: -g),
+    np.square: _elementwise(lambda g, r, x: 2 * g * x[0]),
+    np.sqrt: _elementwise(lambda g, r, x: g / (2 * r)),
+    np.exp: _elementwise(lambda g, r, x: g * r),
+    np.tanh: _elementwise(lambda g, r, x: g * (1 - r * r)),
+    np.sin: _elementwise(lambda g, r, x: g * np.cos(x[0])),
+    np.cos: _elementwise(lambda g, r, x: -(g * np.sin(x[0]))),
+    np.matmul: _matmul,
+}
+
+
+def gradients(
+    formula: Callable[..., Any], arguments: Mapping[str, Any], cotangent: Numbers, precision: Precision, wide: Any
+) -> dict[str, tuple[Numbers, Numbers]]:
+    """Gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float argument, by name.
+
+    ``wide`` is the dtype to compute in. An argument that the result does not depend on has gradient 0.
+    """
+    with np.errstate(all="ignore"):
+        leaves = {
+            name: Traced(Soft(x.astype(wide), 0.0, precision, given=True))
+            for name, x in arguments.items()
+            if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
+        }
+        result = formula(**{**arguments, **leaves})
+        collected = _backpropagate(result, Soft(cotangent.astype(wide), 0.0, precision, given=True))
+        return {name: _with_budget(collected.get(id(leaf)), leaf, precision) for name, leaf in leaves.items()}
+
+
+def _backpropagate(result: Traced, cotangent: Soft) -> dict[int, Soft]:
+    order: list[Traced] = []
+    seen: set[int] = set()
+    stack: list[tuple[Traced, bool]] = [(result, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((p, False) for p in node.parents)
+    collected = {id(result): cotangent}
+    for node in reversed(order):
+        g = collected.get(id(node))
+        if g is None or node.backward is None:
+            continue
+        for parent, part in zip(node.parents, node.backward(g), strict=True):
+            if part is not None:
+                known = collected.get(id(parent))
+                collected[id(parent)] = part if known is None else known + part
+    return collected
+
+
+def _with_budget(g: Soft | None, leaf: Traced, precision: Precision) -> tuple[Numbers, Numbers]:
+    if g is None:
+        return np.zeros(leaf.shape), np.zeros(leaf.shape)
+    magnitude = np.abs(g.value).astype(np.float64)
+    sigma = np.sqrt(g.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
+    return g.value, WIDTH * sigma

@@ -1,0 +1,155 @@
+"""Rigorous bounds: what no rounding within the precision class can exceed.
+
+Interval arithmetic, useless beyond a layer but tight for one attention: the errors of the weights of a row cancel in
+the sum of the values, since the weights sum to 1 whatever their errors.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from attnspec.reference.budget.duck import Approximate, Numbers, attendable_softmax
+
+_EXP, _TANH = 4.0, 4.0
+"""Units in the last place that an exponential or a hyperbolic tangent may err."""
+
+_LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True)
+class Simplex:
+    """What pooling needs of softmax weights: relative errors of the exponentials, and which keys count."""
+
+    relative: Numbers
+    shrunk: Numbers
+    attendable: Numbers
+
+
+class Hard(Approximate):
+    """``error`` bounds the error of each number."""
+
+    def _rounded(self, value: Numbers, error: Numbers, units: float = 1.0, **more: Any) -> Self:
+        p = self.precision
+        reach = np.abs(value) + error
+        self._reaches(reach)
+        return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **more)
+
+    def _reaches(self, magnitude: Numbers) -> None:
+        if self.peak is not None and magnitude.size:
+            self.peak[0] = max(self.peak[0], float(np.max(np.where(np.isnan(magnitude), np.inf, magnitude))))
+
+    def _operand_error(self, *operands: Self) -> Numbers | float:
+        u = self.precision.operand
+        return sum((u * np.abs(x.value) for x in operands if u and not x.given), np.zeros(()))
+
+    def _add(self, a: Self, b: Self) -> Self:
+        return self._rounded(a.value + b.value, a.error + b.error + self._operand_error(a, b))
+
+    def _subtract(self, a: Self, b: Self) -> Self:
+        return self._rounded(a.value - b.value, a.error + b.error + self._operand_error(a, b))
+
+    def _multiply(self, a: Self, b: Self) -> Self:
+        x, y = np.abs(a.value), np.abs(b.value)
+        return self._rounded(a.value * b.value, x * b.error + y * a.error + a.error * b.error)
+
+    def _divide(self, a: Self, b: Self) -> Self:
+        value = a.value / b.value
+        least = np.abs(b.value) - b.error
+        error = np.where(least > 0, (a.error + np.abs(value) * b.error) / np.where(least > 0, least, 1), np.inf)
+        return self._rounded(value, error)
+
+    _true_divide = _divide
+
+    def _square(self, a: Self) -> Self:
+        return self._multiply(a, a)
+
+    def _sqrt(self, a: Self) -> Self:
+        value = np.sqrt(a.value)
+        return self._rounded(value, value - np.sqrt(np.maximum(a.value - a.error, 0)))
+
+    def _exp(self, a: Self) -> Self:
+        value = np.exp(a.value)
+        return self._rounded(value, value * np.expm1(np.minimum(a.error, _LARGEST_EXPONENT)), _EXP)
+
+    def _tanh(self, a: Self) -> Self:
+        value = np.tanh(a.value)
+        nearest = np.maximum(np.abs(a.value) - a.error, 0)
+        slope = 1 - np.tanh(nearest) ** 2
+        error = np.minimum(a.error * slope, 2.0) + _TANH * self.precision.accumulation
+        return self._computed(value, error + self.precision.tanh * np.abs(value), size=np.ones(value.shape))
+
+    def _sin(self, a: Self) -> Self:
+        return self._rounded(np.sin(a.value), np.minimum(a.error, 2.0), _EXP)
+
+    def _cos(self, a: Self) -> Self:
+        return self._rounded(np.cos(a.value), np.minimum(a.error, 2.0), _EXP)
+
+    def _sum(self, axis: Any, keepdims: bool) -> Self:
+        value = self.value.sum(axis=axis, keepdims=keepdims)
+        terms = self.value.size // max(value.size, 1)
+        error = self.error.sum(axis=axis, keepdims=keepdims)
+        reach = self.charged.sum(axis=axis, keepdims=keepdims) + error
+        self._reaches(reach)
+        return self._rounded(value, error + terms * self.precision.accumulation * reach, 0.0)
+
+    def _matmul(self, a: Self, b: Self) -> Self:
+        p = self.precision
+        value = a.value @ b.value
+        if isinstance(a.weights, Simplex):
+            return self._computed(value, self._pooling_error(a, b, value))
+        terms = a.shape[-1]
+        left, right = a.charged, b.charged
+        absolute = left @ right
+        self._reaches(absolute)
+        error = ((terms + 1) * p.accumulation + a.operand_rounding + b.operand_rounding) * absolute
+        if p.operand:
+            # Operands that were computed are stored in steps, however small they are.
+            step = p.weights_smallest
+            error = error + (0.0 if a.given else step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1))
+            error = error + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
+        if a.error.any():
+            error = error + a.error @ (right + b.error)
+        if b.error.any():
+            error = error + left @ b.error
+        return self._rounded(value, error + terms * p.smallest, 0.0)
+
+    def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
+        """Σα·expm1(δ)·|v−o|/L by the Cauchy–Schwarz inequality (products of matrices instead of n·m·d_v terms)."""
+        p, w = self.precision, a.weights
+        alpha, v = a.value, b.value
+        factor = alpha * w.relative / w.shrunk
+        total = factor.sum(-1, keepdims=True)
+        spread = factor @ v**2 - 2 * value * (factor @ v) + value**2 * total
+        spread = np.maximum(spread, 0) + 2.0**-50 * (factor @ v**2 + value**2 * total)
+        reachable = w.attendable.any(-2)[..., None]
+        inf = np.inf
+        top = np.max(np.where(reachable, v, -inf), axis=-2, keepdims=True, initial=-inf)
+        bottom = np.min(np.where(reachable, v, inf), axis=-2, keepdims=True, initial=inf)
+        farthest = np.maximum(np.maximum(top - value, value - bottom), 0)
+        weighting = np.minimum(np.sqrt(total * spread), np.where(np.isfinite(farthest), farthest, 0))
+        keys, u = a.shape[-1], p.accumulation
+        counted = np.where(reachable, np.abs(v), 0)
+        mass = alpha @ (counted + b.error)
+        self._reaches(counted.sum(-2))
+        roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
+        # The values may have been computed, and stored in steps.
+        stored = 0.0 if b.given or not p.operand else p.weights_smallest
+        underflow = stored + 4 * (keys * p.smallest + p.weights_smallest * counted.sum(-2, keepdims=True))
+        return weighting + alpha @ b.error + roundings + underflow
+
+    def _softmax(self, mask: Numbers | None) -> Self:
+        p, u = self.precision, self.precision.accumulation
+        alpha, shifted, attendable = attendable_softmax(self.value, mask)
+        delta = np.broadcast_to(self.error, attendable.shape) + 3 * u * np.abs(shifted) + 6 * u
+        delta = np.where(attendable, np.minimum(delta, _LARGEST_EXPONENT), 0.0)
+        relative = np.where(attendable, np.expm1(delta), 0.0)
+        shrunk = (alpha * np.exp(-delta)).sum(-1, keepdims=True)
+        shrunk = np.where(shrunk > 0, shrunk, 1.0)
+        growth = alpha * relative
+        others = growth.sum(-1, keepdims=True) - growth
+        error = ((1 - alpha) * growth + alpha * others) / shrunk
+        error = np.minimum(error, np.maximum(alpha, 1 - alpha))
+        error = error + (attendable.shape[-1] + 2) * u * alpha + p.weights_smallest
+        simplex = Simplex(relative, shrunk, attendable)
+        return self._computed(alpha, np.where(attendable, error, 0.0), weights=simplex)

@@ -1,0 +1,153 @@
+"""Standard deviations: the errors of single roundings are taken as independent, and add in quadrature.
+
+A budget of 8 of these is what honest implementations stay within and wrong ones do not. The constants are the
+spread of a rounding error: 0.6 u for a single operation (uniform would be 0.58), 0.5 u √n for a sum of n terms.
+"""
+
+from typing import Any, Self
+
+import numpy as np
+
+from attnspec.reference.budget.duck import Approximate, Numbers, attendable_softmax
+
+WIDTH = 8.0
+"""Standard deviations in a budget."""
+
+UNKNOWN = 1e100
+"""The error of what first-order arithmetic cannot judge: finite, so that 0 times it is 0."""
+
+
+class Soft(Approximate):
+    """``error`` is the standard deviation of each number."""
+
+    @property
+    def floor(self) -> float:
+        """What every rounding may lose at least: the square of anything smaller is 0, in double precision."""
+        return max(self.precision.smallest, 2.0**-510)
+
+    def _rounded(self, value: Numbers, variance: Numbers, spread: float = 0.6, **more: Any) -> Self:
+        p = self.precision
+        relative = (spread * p.accumulation) ** 2 + (0.6 * p.stored) ** 2
+        magnitude = np.abs(value).astype(np.float64, copy=False)
+        return self._computed(value, np.sqrt(variance + relative * magnitude**2) + self.floor, **more)
+
+    def _operand_variance(self, *operands: Self) -> Numbers | float:
+        """Variance of rounding what was computed before it is added to something."""
+        p = self.precision
+        if not p.operand:
+            return 0.0
+        return sum(((0.6 * p.operand * _real(x.value)) ** 2 for x in operands if not x.given), np.zeros(()))
+
+    def _add(self, a: Self, b: Self) -> Self:
+        return self._rounded(a.value + b.value, a.error**2 + b.error**2 + self._operand_variance(a, b))
+
+    def _subtract(self, a: Self, b: Self) -> Self:
+        return self._rounded(a.value - b.value, a.error**2 + b.error**2 + self._operand_variance(a, b))
+
+    def _multiply(self, a: Self, b: Self) -> Self:
+        x, y = _real(a.value), _real(b.value)
+        return self._rounded(a.value * b.value, (x * b.error) ** 2 + (y * a.error) ** 2)
+
+    def _divide(self, a: Self, b: Self) -> Self:
+        value = a.value / b.value
+        return self._rounded(value, (a.error**2 + (_real(value) * b.error) ** 2) / _real(b.value) ** 2)
+
+    _true_divide = _divide
+
+    def _square(self, a: Self) -> Self:
+        return self._rounded(a.value**2, (2 * _real(a.value) * a.error) ** 2)
+
+    def _sqrt(self, a: Self) -> Self:
+        value = np.sqrt(a.value)
+        return self._rounded(value, (a.error / np.where(value > 0, 2 * _real(value), np.inf)) ** 2)
+
+    def _exp(self, a: Self) -> Self:
+        value = np.exp(a.value)
+        return self._rounded(value, (_real(value) * a.error) ** 2, 1.0)
+
+    def _tanh(self, a: Self) -> Self:
+        value = np.tanh(a.value)
+        r = _real(value)
+        u, fast = self.precision.accumulation, self.precision.tanh
+        error = np.sqrt(((1 - r**2) * a.error) ** 2 + u**2 + (fast * r) ** 2)
+        return self._computed(value, error, size=np.ones_like(r))
+
+    def _sin(self, a: Self) -> Self:
+        return self._rounded(np.sin(a.value), (np.cos(_real(a.value)) * a.error) ** 2, 1.0)
+
+    def _cos(self, a: Self) -> Self:
+        return self._rounded(np.cos(a.value), (np.sin(_real(a.value)) * a.error) ** 2, 1.0)
+
+    def _sum(self, axis: Any, keepdims: bool) -> Self:
+        value = self.value.sum(axis=axis, keepdims=keepdims)
+        terms = self.value.size // max(value.size, 1)
+        squares = (self.charged**2).sum(axis=axis, keepdims=keepdims)
+        u = 0.5 * self.precision.accumulation
+        variance = (self.error**2).sum(axis=axis, keepdims=keepdims)
+        return self._rounded(value, variance + u**2 * terms * (_real(value) ** 2 + squares), 0.0)
+
+    def _matmul(self, a: Self, b: Self) -> Self:
+        p = self.precision
+        value = a.value @ b.value
+        terms = a.shape[-1]
+        left, right = a.charged**2, b.charged**2
+        squares = left @ right
+        roundings = (0.5 * p.accumulation) ** 2 * terms + sum((0.6 * x.operand_rounding) ** 2 for x in (a, b))
+        variance = roundings * squares + (0.5 * p.accumulation) ** 2 * terms * _real(value) ** 2
+        if p.operand and p.weights_smallest > self.floor:
+            # Operands that were computed are stored in steps, however small they are.
+            step = p.weights_smallest**2
+            variance = variance + (0.0 if a.given else step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1))
+            variance = variance + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
+        variance = variance + (p.bias * _real(value)) ** 2
+        if a.error.any():
+            variance = variance + a.error**2 @ _real(b.value) ** 2
+        if b.error.any():
+            variance = variance + _real(a.value) ** 2 @ b.error**2
+        if a.weights is not None:
+            # Equal summands err alike, not independently.
+            variance = variance + (0.5 * p.accumulation * a.weights * _real(value)) ** 2
+        result = self._rounded(value, variance, 0.0)
+        # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
+        # other one need not.
+        size = np.maximum(np.abs(_real(value)), np.sqrt(squares))
+        return self._computed(result.value, result.error + terms * self.floor, size=size)
+
+    def _softmax(self, mask: Numbers | None) -> Self:
+        p = self.precision
+        weights, shifted, attendable = attendable_softmax(self.value, mask)
+        alpha, drop = _real(weights), _real(shifted)
+        error = np.where(attendable, np.broadcast_to(self.error, attendable.shape), 0.0)
+        u, keys = p.accumulation, attendable.shape[-1]
+        d = np.sqrt(error**2 + u**2 * (1 + drop**2))
+        d = np.where(attendable, np.minimum(d, 1.0), 0.0)
+        growth = alpha * np.expm1(WIDTH * d) / WIDTH
+        shrunk = (alpha * np.exp(-WIDTH * d)).sum(-1, keepdims=True)
+        shrunk = np.where(shrunk > 0, shrunk, 1.0)
+        others = (growth**2).sum(-1, keepdims=True) - growth**2
+        variance = ((growth * (1 - alpha)) ** 2 + alpha**2 * others) / shrunk**2
+        repeats = _largest_multiplicity(drop, attendable)
+        variance = variance + (alpha * u) ** 2 * (1 + keys / 4 + 0.25 * repeats**2)
+        sigma = np.minimum(np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
+        # First order fails where scores are uncertain by more than half a unit: there only a bound can judge.
+        unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
+        sigma = np.where(attendable, np.where(unsure & (alpha < 1), UNKNOWN, sigma), 0.0)
+        return self._computed(weights, sigma, weights=repeats)
+
+
+def _real(x: Numbers) -> Numbers:
+    """Magnitudes matter to six digits only: double precision will do, also for the oracle's long doubles."""
+    return x.astype(np.float64, copy=False)
+
+
+def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
+    """For every row, how many attendable scores are equal at the most: shape (..., n, 1)."""
+    keys = scores.shape[-1]
+    if keys < 2:
+        return np.full((*scores.shape[:-1], 1), float(keys))
+    ordered = np.sort(np.where(attendable, scores, np.nan), axis=-1)
+    new_run = np.ones(ordered.shape, bool)
+    new_run[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    position = np.arange(keys)
+    start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
+    return (position - start + 1).max(-1, keepdims=True).astype(np.float64)

@@ -1,0 +1,27 @@
+"""All chapters: importing this module completes :data:`OPERATIONS`."""
+
+from attnspec.spec import (
+    attention,
+    masking,
+    moments,
+    multihead,
+    normalization,
+    pooling,
+    positional,
+    scoring,
+    seq2seq,
+)
+from attnspec.spec.operation import OPERATIONS
+
+__all__ = [
+    "OPERATIONS",
+    "attention",
+    "masking",
+    "moments",
+    "multihead",
+    "normalization",
+    "pooling",
+    "positional",
+    "scoring",
+    "seq2seq",
+]

@@ -1,0 +1,382 @@
+"""Errata of the sources: what is printed, what is right, and an example on which the two differ.
+
+Each entry belongs to an operation. On ``example``, what ``observed`` sees in the operation's result is what
+``right_form`` computes and not what ``printed_form`` computes. That holds for every correct implementation, so the
+entries carry formulas of their own and call none.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnspec.spec.chapters import OPERATIONS
+from attnspec.spec.sources import S0, S2, S3, S4, Citation
+
+Numbers = np.ndarray[Any, Any]
+
+
+def _itself(result: Any) -> Any:
+    return result
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """One erratum. Both forms take the arguments of the operation by name, as ``example`` gives them."""
+
+    identifier: str
+    source: Citation
+    operation: str
+    printed: str
+    right: str
+    note: str
+    printed_form: Callable[..., Any]
+    right_form: Callable[..., Any]
+    example: Mapping[str, Any]
+    observed: Callable[[Any], Any] = _itself
+
+    def __post_init__(self) -> None:
+        names = [a.name for a in OPERATIONS[self.operation].arguments]
+        if not set(self.example) <= set(names):
+            raise ValueError(f"erratum {self.identifier}: expected arguments among {names}; got {list(self.example)}")
+
+
+def _softmax(scores: Numbers, mask: Any = True) -> Numbers:
+    """Softmax over the attendable keys; a row without any is 0."""
+    kept = np.where(mask, scores, -np.inf)
+    highest = kept.max(axis=-1, keepdims=True)
+    powers = np.exp(kept - np.where(np.isfinite(highest), highest, 0))
+    total = powers.sum(axis=-1, keepdims=True)
+    weights: Numbers = np.divide(powers, total, out=np.zeros_like(powers), where=total > 0)
+    return weights
+
+
+def _quotient(powers: Numbers) -> Numbers:
+    """What is printed for softmax: the powers over their sum, be it 0 or NaN."""
+    with np.errstate(invalid="ignore"):
+        result: Numbers = powers / powers.sum(axis=-1, keepdims=True)
+    return result
+
+
+def _kernel(query: Numbers, key: Numbers) -> Numbers:
+    result: Numbers = np.exp(-np.square(query[:, None, :] - key[None, :, :]).sum(axis=-1) / 2)
+    return result
+
+
+def _padded(scores: Numbers, mask: Numbers) -> Numbers:
+    with np.errstate(invalid="ignore"):
+        added = scores + np.where(mask, 0, -np.inf)
+        return _quotient(np.exp(added - added.max(axis=-1, keepdims=True)))
+
+
+def _attention(query: Numbers, key: Numbers, value: Numbers, mask: Any = True, scale: float = 1) -> Numbers:
+    result: Numbers = _softmax(query @ key.T * scale, mask) @ value
+    return result
+
+
+def _scaled(query: Numbers, key: Numbers, value: Numbers, mask: Any = True) -> Numbers:
+    return _attention(query, key, value, mask, query.shape[-1] ** -0.5)
+
+
+def _causal(query: Numbers, key: Numbers, value: Numbers) -> Numbers:
+    return _scaled(query, key, value, np.tri(len(query), len(key), dtype=bool))
+
+
+def _encoding(position: Numbers, n: int, d: int) -> Numbers:
+    """Sinusoids of even d, with what is printed for the position over 10000^{2i/d}."""
+    angle = np.broadcast_to(position, (n, d // 2)) / 10_000 ** (2 * np.arange(d // 2) / d)
+    return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(n, d)
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Multi-head attention with one thing left open: the scale, the weights, or how many heads are joined."""
+
+    scale: Callable[[int, int], float] = lambda h, p_q: p_q**-0.5
+    weights: Callable[[Numbers], Numbers] = _softmax
+    joined: Callable[[int, int], int] = lambda n, h: h
+
+    def __call__(self, query: Any, key: Any, value: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any) -> Numbers:
+        h, p_q, _ = w_q.shape
+        heads = [
+            self.weights(query @ w_q[r].T @ (key @ w_k[r].T).T * self.scale(h, p_q)) @ value @ w_v[r].T
+            for r in range(self.joined(len(query), h))
+        ]
+        concatenated = np.concatenate(heads, axis=-1)
+        result: Numbers = concatenated @ w_o[:, : concatenated.shape[-1]].T
+        return result
+
+
+_MULTI_HEAD = _Heads()
+
+
+def _update_split_later(query: Any, key: Any, value: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any) -> Numbers:
+    """One attention over all D columns; its update is reshaped to heads and, to be projected, reshaped back."""
+    h, p_q, _ = w_q.shape
+    q, k, v = query @ np.concatenate(w_q).T, key @ np.concatenate(w_k).T, value @ np.concatenate(w_v).T
+    update = _attention(q, k, v, scale=(h * p_q) ** -0.5)
+    result: Numbers = update.reshape(len(query), h, -1).reshape(len(query), -1) @ w_o.T
+    return result
+
+
+_ANNOTATIONS = np.array([[1.0, 3.0, 9.0], [0.0, 0.0, 1.0], [5.0, -1.0, 2.0]])
+_PRINTED_MATRIX = np.array([[1.0, 0.0, 5.0], [3.0, 0.0, -1.0], [0.0, 1.0, 2.0]])
+_SEQUENCE = np.array([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]])
+_TWO_HEADS: Mapping[str, Numbers] = {
+    "query": _SEQUENCE[:2],
+    "key": _SEQUENCE,
+    "value": _SEQUENCE,
+    "w_q": np.array([[[1.0, 0.0]], [[0.0, 1.0]]]),
+    "w_k": np.array([[[1.0, 1.0]], [[0.0, 1.0]]]),
+    "w_v": np.array([[[2.0, 0.0]], [[1.0, 1.0]]]),
+    "w_o": np.array([[1.0, 0.0], [1.0, 1.0]]),
+}
+_THREE_HEADS = {
+    **_TWO_HEADS,
+    **{w: np.concatenate([_TWO_HEADS[w], [[[1.0, 2.0]]]]) for w in ("w_q", "w_k", "w_v")},
+    "w_o": np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]),
+}
+_MASKED_DECODER = S2.passage("Masked Decoder Self-Attention")
+_SOLUTION_2 = S2.passage("Justifying Scaled Self-Attention, solution 2")
+
+_ENTRIES = (
+    Erratum(
+        "S2-variance",
+        _SOLUTION_2,
+        "dot_product_variance",
+        printed="Var(qᵀk) = 2dσ²μᵀμ + dσ⁴ for μ ∈ ℝᵈ",
+        right="Var(qᵀk) = 2σ²μᵀμ + dσ⁴",
+        note="The line above it sums to the right form. The printed one holds where every coordinate has the same mean "
+        "m and μᵀμ is read as m²; read as a product of vectors it would also grow with d², not with d.",
+        printed_form=lambda mean, sigma: 2 * mean.size * sigma**2 * (mean @ mean) + mean.size * sigma**4,
+        right_form=lambda mean, sigma: 2 * sigma**2 * (mean @ mean) + mean.size * sigma**4,
+        example={"mean": np.array([1.0, 2.0, -1.0]), "sigma": 0.5},
+    ),
+    Erratum(
+        "S0-mean",
+        S0.equation(5),
+        "dot_product_mean",
+        printed="The dot product qᵀk has mean 0",
+        right="μᵀμ: 0 only for centred vectors",
+        note="It also needs q independent of k; the terms q = k of self-attention (17) have mean d(m² + σ²).",
+        printed_form=lambda mean, d: 0.0,
+        right_form=lambda mean, d: d * mean**2,
+        example={"mean": 1.0, "d": 3},
+    ),
+    Erratum(
+        "S0-variance",
+        S0.equation(5),
+        "dot_product_variance",
+        printed="The dot product qᵀk has variance d",
+        right="2σ²μᵀμ + dσ⁴: d only for centred vectors of variance 1",
+        note="Hence dividing by √d gives a standard deviation of 1 only for these.",
+        printed_form=lambda mean, sigma, d: d,
+        right_form=lambda mean, sigma, d: 2 * d * sigma**2 * mean**2 + d * sigma**4,
+        example={"mean": 1.0, "sigma": 1.0, "d": 3},
+    ),
+    Erratum(
+        "S0-softmax-of-a-scalar",
+        S0.equation(2),
+        "softmax",
+        printed="α(q, kᵢ) = softmax(a(q, kᵢ))",
+        right="α(q, kᵢ) = softmax(a(q, k₁), …, a(q, k_m))ᵢ, as its own right-hand side says",
+        note="The softmax of one scalar is 1.",
+        printed_form=lambda scores: _softmax(scores[..., None])[..., 0],
+        right_form=_softmax,
+        example={"scores": np.array([[0.0, 1.0, 3.0]])},
+    ),
+    Erratum(
+        "S0-head-of-one-pair",
+        S0.equation(7),
+        "multi_head_attention",
+        printed="hᵢ = f(Wᵢ⁽q⁾q, Wᵢ⁽k⁾k, Wᵢ⁽v⁾v) with one key k and one value v",
+        right="f over all m pairs (Wᵢ⁽k⁾k_j, Wᵢ⁽v⁾v_j)",
+        note="With one pair at a time every weight is 1. (7) also lets p_q and p_k differ, which the dot product does "
+        "not: only the additive score does.",
+        printed_form=_Heads(weights=np.ones_like),
+        right_form=_MULTI_HEAD,
+        example=_TWO_HEADS,
+    ),
+    Erratum(
+        "S0-distinct-queries",
+        S0.equation(6),
+        "scaled_dot_product_attention",
+        printed="n different queries yield n different weighted sums",
+        right="They may agree: only what the keys span of a query counts",
+        note="Keys (1, 0) and (2, 0) do not see the second coordinate of (1, 0) and (1, 5).",
+        printed_form=lambda query, key, value: len(np.unique(query, axis=0)),
+        right_form=lambda query, key, value: len(np.unique(_scaled(query, key, value), axis=0)),
+        observed=lambda result: len(np.unique(result, axis=0)),
+        example={
+            "query": np.array([[1.0, 0.0], [1.0, 5.0]]),
+            "key": np.array([[1.0, 0.0], [2.0, 0.0]]),
+            "value": np.array([[1.0], [3.0]]),
+        },
+    ),
+    Erratum(
+        "S2-masked-decoder",
+        _MASKED_DECODER,
+        "causal_mask",
+        printed="qᵢᵀkⱼ/√D if i ≤ j and −∞ otherwise",
+        right="qᵢᵀkⱼ/√D if j ≤ i",
+        note="i is the query and j the key, so the printed mask shows a position only itself and the future.",
+        printed_form=lambda n, m: np.arange(n)[:, None] <= np.arange(m),
+        right_form=lambda n, m: np.arange(m) <= np.arange(n)[:, None],
+        example={"n": 3, "m": 3},
+    ),
+    Erratum(
+        "S2-head-scale",
+        S2.passage("Encoder Attention"),
+        "multi_head_attention",
+        printed="scores divided by √D, heads of size D/H",
+        right="√(D/H), the size multiplied in each head",
+        note="With √D the scores of a head of standard normal vectors have variance 1/H.",
+        printed_form=_Heads(scale=lambda h, p_q: (h * p_q) ** -0.5),
+        right_form=_MULTI_HEAD,
+        example=_TWO_HEADS,
+    ),
+    Erratum(
+        "S2-heads-of-the-update",
+        S2.passage("Encoder Attention"),
+        "multi_head_attention",
+        printed="any such update matrix C is reshaped from B×L×D to B×H×L×D/H",
+        right="Q, K and V are, before the scores",
+        note="Once the softmax is taken, splitting and merging the update is the identity: one head.",
+        printed_form=_update_split_later,
+        right_form=_MULTI_HEAD,
+        example=_TWO_HEADS,
+    ),
+    Erratum(
+        "S4-number-of-heads",
+        S4.passage("Multi-Head Attention"),
+        "multi_head_attention",
+        printed="Concat(head₁, …, headₙ) Wᴼ, n the number of queries",
+        right="Concat(head₁, …, head_h) Wᴼ, h the number of projections",
+        note="Q ∈ ℝ^{n×d} has n rows on the slide before; h is named one line above the formula.",
+        printed_form=_Heads(joined=lambda n, h: n),
+        right_form=_MULTI_HEAD,
+        example=_THREE_HEADS,
+    ),
+    Erratum(
+        "S2-key-and-query",
+        S2.passage("Self-Attention in Transformer Networks"),
+        "dot_product_attention",
+        printed="the query is analogous to h_l, key and query are analogous to h_t",
+        right="key and value are analogous to h_t",
+        note="As printed nothing is left of the decoder's state.",
+        printed_form=lambda query, key, value: _attention(key, key, value),
+        right_form=_attention,
+        example={"query": _SEQUENCE[[1, 2, 0]], "key": _SEQUENCE, "value": _SEQUENCE},
+    ),
+    Erratum(
+        "S2-first-state",
+        S2.passage("Attention in RNNs"),
+        "dot_product_attention",
+        printed="a_t = Σ_{j=1}^{t−1} α_{t,j} h_j for every t",
+        right="a₁ = 0: the first state has nothing to attend to",
+        note="The softmax over no states is 0/0.",
+        printed_form=lambda query, key, value, mask: _quotient(np.where(mask, np.exp(query @ key.T), 0)) @ value,
+        right_form=_attention,
+        example={"query": _SEQUENCE, "key": _SEQUENCE, "value": _SEQUENCE, "mask": np.tri(3, 3, -1, dtype=bool)},
+    ),
+    Erratum(
+        "S2-adding-infinity",
+        S2.passage("Encoder Attention: padding"),
+        "softmax",
+        printed="−∞ is added to the scores of positions that should be ignored",
+        right="they are left out of the sum",
+        note="A sequence that is all padding gives 0/0, and −∞ does not remove what is NaN already.",
+        printed_form=_padded,
+        right_form=_softmax,
+        example={"scores": np.array([[0.0, 1.0], [0.0, 1.0]]), "mask": np.array([[True, False], [False, False]])},
+    ),
+    Erratum(
+        "S2-no-way-to-know",
+        S2.passage("Machine Translation, solution 1"),
+        "scaled_dot_product_attention",
+        printed="there is no way for the network to know positions: attention is symmetric in its inputs",
+        right="true without a mask; a causal mask tells positions apart",
+        note="Uniform scores and V = (1, 0, 0, 0) give 1, ½, ⅓, ¼.",
+        printed_form=lambda query, key, value, causal: _scaled(query, key, value),
+        right_form=lambda query, key, value, causal: _causal(query, key, value),
+        example={"query": np.zeros((4, 1)), "key": np.zeros((4, 1)), "value": np.eye(4)[:, :1], "causal": True},
+    ),
+    Erratum(
+        "S2-nearby-positions",
+        S2.passage("Machine Translation, solution 1"),
+        "sinusoidal_positional_encoding",
+        printed="nearby position encodings have high inner product: P₀ᵀP₃ > P₀ᵀP₆",
+        right="the inner product is a function of the distance, and not monotone in it",
+        note="Σᵢ cos(s/10000^{2i/d}) at d = 4: about 0.01 for distance 3 and 1.96 for distance 6.",
+        printed_form=lambda n, d: True,
+        right_form=lambda n, d: (
+            np.sum(np.cos(3 / 10_000 ** (2 * np.arange(d // 2) / d)))
+            > np.sum(np.cos(6 / 10_000 ** (2 * np.arange(d // 2) / d)))
+        ),
+        observed=lambda result: result[0] @ result[3] > result[0] @ result[6],
+        example={"n": 7, "d": 4},
+    ),
+    Erratum(
+        "S4-position",
+        S4.passage("Positional Encoding"),
+        "sinusoidal_positional_encoding",
+        printed="p_{pos,2i} = sin(i/10000^{2i/d})",
+        right="p_{pos,2i} = sin(pos/10000^{2i/d})",
+        note="As printed every position has the same encoding.",
+        printed_form=lambda n, d: _encoding(np.arange(d // 2), n, d),
+        right_form=lambda n, d: _encoding(np.arange(n)[:, None], n, d),
+        example={"n": 3, "d": 4},
+    ),
+    Erratum(
+        "S4-kernel",
+        S4.passage("Attention Prompt"),
+        "nadaraya_watson",
+        printed="Σ K(x − xᵢ)yᵢ / Σ K(x − xⱼ)",
+        right="softmax over −½(x − xᵢ)²: the same quotient, shifted by its greatest term",
+        note="In floating point the printed quotient is 0/0 far from the keys; the nearest key decides.",
+        printed_form=lambda query, key, value: _quotient(_kernel(query, key)) @ value,
+        right_form=lambda query, key, value: value[np.square(query - key.T).argmin(axis=1)],
+        example={
+            "query": np.array([[100.0]]),
+            "key": np.array([[0.0], [1.0], [3.0]]),
+            "value": np.array([[5.0], [6.0], [7.0]]),
+        },
+    ),
+    Erratum(
+        "S3-average",
+        S3.passage("Example: average pooling is context independent"),
+        "average_pooling",
+        printed="average = [2, 0.6, 1]",
+        right="[2, ⅔, 4] for h¹ = [1, 3, 9] as printed",
+        note="With h¹ = [1, 3, 0] it would be [2, ⅔, 1]; 0.6 is ⅔ cut off.",
+        printed_form=lambda value: np.array([2, 0.6, 1]),
+        right_form=lambda value: value.sum(axis=0) / len(value),
+        example={"value": _ANNOTATIONS},
+    ),
+    Erratum(
+        "S3-score-matrix",
+        S3.passage("Example: Dot-Product Attention"),
+        "dot_scores",
+        printed="annotations as columns, third row [0 1 2] (three times): scores 3, 1, 1",
+        right="third row [9 1 2]: scores 12, 1, 1",
+        note="The printed matrix belongs to h¹ = [1, 3, 0], the printed vector is h¹ = [1, 3, 9].",
+        printed_form=lambda query, key: query @ _PRINTED_MATRIX,
+        right_form=lambda query, key: query @ key.T,
+        example={"query": np.array([[0.0, 1.0, 1.0]]), "key": _ANNOTATIONS},
+    ),
+    Erratum(
+        "S3-order",
+        S3.passage("Input Sequence Order"),
+        "self_attention",
+        printed="the attention encoder output does not depend on the order of the inputs",
+        right="it is permuted with them: equivariant, not invariant",
+        note="f(PX) = P f(X).",
+        printed_form=lambda x: _scaled(x[::-1], x[::-1], x[::-1]),
+        right_form=lambda x: _scaled(x, x, x),
+        example={"x": _SEQUENCE},
+    ),
+)
+
+ERRATA: Mapping[str, Erratum] = {e.identifier: e for e in _ENTRIES}
+"""Every erratum, by identifier."""

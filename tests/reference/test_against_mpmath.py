@@ -1,0 +1,214 @@
+"""The reference against the formulas written once more, element by element, at 50 digits."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+
+from attnspec.reference import REFERENCE, arithmetic, sinusoidal_positional_encoding
+from attnspec.spec import OPERATIONS
+
+mp = mpmath.mp.clone()
+mp.dps = 50
+
+ROUNDINGS = 64
+"""Units in the last place of the largest number: more than any of these small formulas rounds, and a thirtieth of what
+a single rounding to float64 would cost a result in longdouble."""
+
+Row = Sequence[Any]
+Rows = Sequence[Row]
+Score = Callable[[int, int], Any]
+
+
+def dot(u: Row, v: Row) -> Any:
+    return mp.fsum(x * y for x, y in zip(u, v, strict=True))
+
+
+def linear(x: Rows, w: Rows) -> list[list[Any]]:
+    return [[dot(row, out) for out in w] for row in x]
+
+
+def half_square(u: Row, v: Row) -> Any:
+    return -mp.fsum((x - y) ** 2 for x, y in zip(u, v, strict=True)) / 2
+
+
+def additive(q: Row, k: Row, a: dict[str, Any]) -> Any:
+    return mp.fsum(
+        v * mp.tanh(dot(w_q, q) + dot(w_k, k)) for v, w_q, w_k in zip(a["w_v"], a["w_q"], a["w_k"], strict=True)
+    )
+
+
+def bilinear(q: Row, w: Rows, k: Row) -> Any:
+    return mp.fsum(q[i] * w[i][j] * k[j] for i in range(len(q)) for j in range(len(k)))
+
+
+def table(score: Score, n: int, m: int) -> list[list[Any]]:
+    return [[score(i, j) for j in range(m)] for i in range(n)]
+
+
+def weights(scores: Rows, a: dict[str, Any]) -> list[list[Any]]:
+    result = []
+    for i, row in enumerate(scores):
+        keys = [j for j in range(len(row)) if a["mask"][i][j] and (j <= i or not a.get("causal"))]
+        total = mp.fsum(mp.exp(row[j]) for j in keys)
+        result.append([mp.exp(e) / total if j in keys else mp.mpf(0) for j, e in enumerate(row)])
+    return result
+
+
+def pool(alpha: Rows, value: Rows) -> list[list[Any]]:
+    return [[mp.fsum(w * v[c] for w, v in zip(row, value, strict=True)) for c in range(len(value[0]))] for row in alpha]
+
+
+def attend(score: Callable[[Row, Row], Any], q: Rows, k: Rows, v: Rows, a: dict[str, Any]) -> list[list[Any]]:
+    return pool(weights(table(lambda i, j: score(q[i], k[j]), len(q), len(k)), a), v)
+
+
+def scaled(q: Row, k: Row) -> Any:
+    return dot(q, k) / mp.sqrt(len(q))
+
+
+def heads(a: dict[str, Any]) -> list[list[Any]]:
+    each = [
+        attend(scaled, linear(a["query"], w_q), linear(a["key"], w_k), linear(a["value"], w_v), a)
+        for w_q, w_k, w_v in zip(a["w_q"], a["w_k"], a["w_v"], strict=True)
+    ]
+    return linear([[x for head in each for x in head[i]] for i in range(len(a["query"]))], a["w_o"])
+
+
+def projected(x: Rows, memory: Rows, a: dict[str, Any]) -> list[list[Any]]:
+    return attend(scaled, linear(x, a["w_q"]), linear(memory, a["w_k"]), linear(memory, a["w_v"]), a)
+
+
+def count_normalised(a: dict[str, Any]) -> list[list[Any]]:
+    return [
+        [e / sum(allowed) if ok else mp.mpf(0) for e, ok in zip(row, allowed, strict=True)]
+        for row, allowed in zip(a["scores"], a["mask"], strict=True)
+    ]
+
+
+def average(a: dict[str, Any]) -> list[Any]:
+    kept = [v for v, ok in zip(a["value"], a["mask"], strict=True) if ok]
+    return [mp.fsum(v[c] for v in kept) / max(len(kept), 1) for c in range(len(a["value"][0]))]
+
+
+def sinusoid(t: int, column: int, d: int) -> Any:
+    angle = t / mp.power(10_000, mp.mpf(2 * (column // 2)) / d)
+    return mp.cos(angle) if column % 2 else mp.sin(angle)
+
+
+def every_pair(score: Callable[[Row, Row, dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda a: [[score(q, k, a) for k in a["key"]] for q in a["query"]]
+
+
+def attention(score: Callable[[Row, Row, dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda a: attend(lambda q, k: score(q, k, a), a["query"], a["key"], a["value"], a)
+
+
+FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dot_scores": every_pair(lambda q, k, a: dot(q, k)),
+    "scaled_dot_scores": every_pair(lambda q, k, a: scaled(q, k)),
+    "additive_scores": every_pair(additive),
+    "general_scores": every_pair(lambda q, k, a: bilinear(q, a["w"], k)),
+    "location_scores": lambda a: linear(a["query"], a["w"]),
+    "gaussian_scores": every_pair(lambda q, k, a: half_square(q, k)),
+    "softmax": lambda a: weights(a["scores"], a),
+    "mean_normalization": count_normalised,
+    "causal_mask": lambda a: [[j <= i for j in range(a["m"])] for i in range(a["n"])],
+    "padding_mask": lambda a: [j < a["lengths"] for j in range(a["m"])],
+    "attention_pooling": lambda a: pool(a["weights"], a["value"]),
+    "average_pooling": average,
+    "nadaraya_watson": attention(lambda q, k, a: half_square(q, k)),
+    "dot_product_attention": attention(lambda q, k, a: dot(q, k)),
+    "scaled_dot_product_attention": attention(lambda q, k, a: scaled(q, k)),
+    "general_attention": attention(lambda q, k, a: bilinear(q, a["w"], k)),
+    "additive_attention": attention(additive),
+    "self_attention": lambda a: attend(scaled, a["x"], a["x"], a["x"], a),
+    "projected_self_attention": lambda a: projected(a["x"], a["x"], a),
+    "cross_attention": lambda a: projected(a["x"], a["memory"], a),
+    "multi_head_attention": heads,
+    "sinusoidal_positional_encoding": lambda a: table(lambda t, c: sinusoid(t, c, a["d"]), a["n"], a["d"]),
+    "bahdanau_context": lambda a: attend(
+        lambda q, k: additive(q, k, a), [a["state"]], a["annotations"], a["annotations"], {"mask": [a["mask"]]}
+    )[0],
+    "dot_product_mean": lambda a: dot(a["mean"], a["mean"]),
+    "dot_product_variance": lambda a: (
+        2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4
+    ),
+}
+
+
+def exactly(x: Any) -> Any:
+    """A number, or nested lists of them, as mpmath's: nothing is rounded, not even a longdouble."""
+    if isinstance(x, np.ndarray) and x.ndim:
+        return [exactly(row) for row in x]
+    if not isinstance(x, np.ndarray | np.generic):
+        return x
+    if x.dtype.kind != "f":
+        return int(x)
+    high = np.float64(x)
+    return mp.mpf(float(high)) + mp.mpf(float(np.subtract(x, high)))
+
+
+def by_definition(name: str, arguments: dict[str, Any]) -> Any:
+    """The formula on every element of the batch."""
+    operation = OPERATIONS[name]
+    batched = {a.name: len(a.core) for a in operation.arguments if a.batched and operation.result.batched}
+    batch = np.broadcast_shapes(*(arguments[a].shape[: arguments[a].ndim - rank] for a, rank in batched.items()))
+
+    def one(index: tuple[int, ...]) -> Any:
+        return FORMULAS[name](
+            {
+                a: exactly(np.broadcast_to(x, batch + x.shape[x.ndim - batched[a] :])[index] if a in batched else x)
+                for a, x in arguments.items()
+            }
+        )
+
+    def nested(index: tuple[int, ...]) -> Any:
+        return one(index) if len(index) == len(batch) else [nested((*index, i)) for i in range(batch[len(index)])]
+
+    return nested(())
+
+
+def flat(x: Any) -> list[Any]:
+    return [leaf for part in x for leaf in flat(part)] if isinstance(x, list) else [x]
+
+
+def error(got: np.ndarray, expected: Any) -> tuple[Any, Any]:
+    """The largest error and the largest number."""
+    numbers = flat(expected)
+    assert got.size == len(numbers)
+    return max(abs(a - b) for a, b in zip(flat(exactly(got)), numbers, strict=True)), max(map(abs, numbers))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_formula(name: str, dtype: Any, seed: int, causal: bool, draw: Any) -> None:
+    arguments = draw(name, dtype, seed, causal=causal, batch=(2,) if seed else ())
+    with arithmetic(lambda numbers: numbers.astype(dtype)):
+        got = REFERENCE[name](**arguments)
+    worst, largest = error(got, by_definition(name, arguments))
+    if got.dtype == bool:
+        assert worst == 0
+    else:
+        unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
+        assert worst <= ROUNDINGS * unit * max(1, largest)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
+def test_angles_of_late_positions(dtype: Any) -> None:
+    n, d = 600, 6
+    with arithmetic(lambda numbers: numbers.astype(dtype)):
+        encoding = sinusoidal_positional_encoding(n, d)
+    unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
+    for t in (1, 17, 599):
+        for column in range(d):
+            worst, _ = error(encoding[t, column], sinusoid(t, column, d))
+            assert worst <= ROUNDINGS * unit * max(1, t / mp.power(10_000, mp.mpf(2 * (column // 2)) / d))
+
+
+def test_every_operation_has_a_formula() -> None:
+    assert set(FORMULAS) == set(OPERATIONS)

@@ -1,0 +1,63 @@
+"""The reference and the Protocols say the same, and the shapes hold at run time."""
+
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from beartype import beartype
+from beartype.roar import BeartypeCallHintViolation
+from jaxtyping import TypeCheckError, jaxtyped
+
+from attnspec.reference import REFERENCE
+from attnspec.spec import OPERATIONS, Operation
+
+HEADINGS = ["Formula", "Where", "Source", "Edges", "Errors"]
+
+
+def annotation(of: Any) -> tuple[str, ...]:
+    """An annotation without its array type: kinds, shape, and whether it may be None."""
+    if of in (int, bool):
+        return (of.__name__,)
+    if hasattr(of, "__args__"):
+        return tuple(sorted(part for member in of.__args__ for part in annotation(member)))
+    if of is type(None):
+        return ("None",)
+    return (of.dim_str, *of.dtypes)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)
+def test_signature_is_the_protocols(operation: Operation) -> None:
+    own, contract = inspect.signature(REFERENCE[operation.name]), operation.signature
+    assert list(own.parameters) == list(contract.parameters)
+    for mine, theirs in zip(own.parameters.values(), contract.parameters.values(), strict=True):
+        assert (mine.kind, mine.default) == (theirs.kind, theirs.default)
+        assert annotation(mine.annotation) == annotation(theirs.annotation)
+    assert annotation(own.return_annotation) == annotation(contract.return_annotation)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)
+def test_docstring_has_the_headings_and_cites_the_sources(operation: Operation) -> None:
+    text = inspect.getdoc(REFERENCE[operation.name]) or ""
+    assert re.findall(r"^([A-Z]\w+):", text, re.MULTILINE) == HEADINGS
+    assert text.split("\n", 1)[0] == operation.statement
+    source = " ".join(text.split("Source: ")[1].split("\nEdges: ")[0].split())
+    assert source == "; ".join(map(str, operation.sources)) + "."
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)
+def test_shapes_hold_at_run_time(operation: Operation, batch: tuple[int, ...], draw: Any) -> None:
+    checked = jaxtyped(typechecker=beartype)(REFERENCE[operation.name])
+    arguments = draw(operation.name, batch=batch if operation.result.batched else ())
+    result = checked(**arguments)
+    assert type(result) is np.ndarray
+    assert np.array_equal(result, REFERENCE[operation.name](**arguments))
+
+
+def test_run_time_check_sees_a_wrong_shape(draw: Any) -> None:
+    """The check of the test above is not a formality."""
+    checked = jaxtyped(typechecker=beartype)(REFERENCE["dot_scores"])
+    with pytest.raises((TypeCheckError, BeartypeCallHintViolation)):
+        checked(np.ones((2, 3)), np.ones((2, 4)))

@@ -1,0 +1,245 @@
+"""Edges: empty sizes, fully masked rows, NaN where nobody may attend, extreme scores, broadcasting."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.reference import (
+    REFERENCE,
+    additive_scores,
+    average_pooling,
+    causal_mask,
+    dot_product_attention,
+    gaussian_scores,
+    mean_normalization,
+    nadaraya_watson,
+    padding_mask,
+    scaled_dot_product_attention,
+    sinusoidal_positional_encoding,
+    softmax,
+)
+from attnspec.spec import OPERATIONS, Operation
+from attnspec.spec.shapes import bind
+
+MASKED = [o.name for o in OPERATIONS.values() if o.takes("mask")]
+POOLING = [o.name for o in OPERATIONS.values() if o.takes("mask") and o.chapter != "normalization"]
+CAUSAL = [o.name for o in OPERATIONS.values() if o.takes("causal")]
+PAIRWISE = [name for name in POOLING if OPERATIONS[name].argument("mask").core[0].name == "n"]
+STORED = ("key", "value", "annotations", "memory")
+"""Arguments with a row for every key."""
+SUMMED_OTHERWISE: dict[str, Any] = {"rtol": 64 * 2.0**-53, "atol": 64 * 2.0**-53}
+"""64 units in the last place of numbers near 1: the same terms, added or rounded in another order."""
+
+
+def expected_shape(operation: Operation, arguments: dict[str, Any]) -> tuple[int, ...]:
+    shapes = {name: value.shape if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    return bind(operation, shapes).shape(operation.result.dims)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (0,), (2, 1, 3)])
+@pytest.mark.parametrize("empty", [(), ("n",), ("m",), ("n", "m")])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_empty_sizes(name: str, empty: tuple[str, ...], batch: tuple[int, ...], draw: Any) -> None:
+    operation = OPERATIONS[name]
+    if name == "padding_mask" and "m" in empty:
+        arguments = {"lengths": np.zeros(batch, int), "m": 0}
+    else:
+        arguments = draw(name, batch=batch if operation.result.batched else (), **dict.fromkeys(empty, 0))
+    result = REFERENCE[name](**arguments)
+    assert result.shape == expected_shape(operation, arguments)
+    if "m" in empty and "m" in operation.size_names and (name in POOLING or name == "attention_pooling"):
+        assert not result.any()
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_fully_masked_row_is_zero(name: str, draw: Any) -> None:
+    arguments = draw(name)
+    arguments["mask"][...] = True
+    arguments["mask"][0] = False
+    result = REFERENCE[name](**arguments)
+    if arguments["mask"].ndim == 2:
+        assert not result[0].any()
+        assert result[1:].any()
+    else:
+        arguments["mask"][:] = False
+        assert not REFERENCE[name](**arguments).any()
+
+
+@pytest.mark.parametrize("stored", [np.nan, np.inf, -np.inf, 1e300])
+@pytest.mark.parametrize("name", POOLING)
+def test_what_is_stored_at_a_masked_key_does_not_count(name: str, stored: float, draw: Any) -> None:
+    arguments = draw(name)
+    arguments["mask"][..., -1] = False
+    names = STORED if any(a in arguments for a in STORED) else ("x",)
+    clean = REFERENCE[name](**arguments)
+    for a in names:
+        if a in arguments:
+            arguments[a][-1] = stored
+    result = REFERENCE[name](**arguments)
+    queries = slice(None, -1) if names == ("x",) else slice(None)
+    assert np.allclose(result[queries], clean[queries], **SUMMED_OTHERWISE)
+    if np.isfinite(stored):
+        assert np.array_equal(result[queries], clean[queries])
+
+
+@pytest.mark.parametrize("stored", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["key", "value"])
+@pytest.mark.parametrize("name", [n for n in PAIRWISE if OPERATIONS[n].takes("key", "value")])
+def test_a_key_masked_for_some_queries_counts_for_the_others(name: str, where: str, stored: float, draw: Any) -> None:
+    arguments = draw(name)
+    mask = arguments["mask"]
+    mask[...] = True
+    mask[0, -1] = False
+    clean = REFERENCE[name](**arguments)
+    arguments[where][-1] = stored
+    result = REFERENCE[name](**arguments)
+    assert np.allclose(result[0], clean[0], **SUMMED_OTHERWISE)
+    infinitely_far = name == "nadaraya_watson" and where == "key" and stored == np.inf  # its weight is 0
+    assert np.isfinite(result[1:]).all() == infinitely_far
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal_and_mask_join_by_and(name: str, draw: Any) -> None:
+    arguments = draw(name, causal=True, batch=(2,))
+    n, m = arguments["mask"].shape[-2:]
+    joined = {**arguments, "mask": arguments["mask"] & causal_mask(n, m), "causal": False}
+    assert np.array_equal(REFERENCE[name](**arguments), REFERENCE[name](**joined))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal_alone(name: str, draw: Any) -> None:
+    arguments = draw(name, causal=True)
+    n, m = arguments.pop("mask").shape
+    assert np.array_equal(
+        REFERENCE[name](**arguments), REFERENCE[name](**{**arguments, "causal": False}, mask=causal_mask(n, m))
+    )
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 5), (5, 3), (4, 4)])
+def test_causal_is_aligned_top_left(n: int, m: int) -> None:
+    value = np.eye(m)
+    result = dot_product_attention(np.zeros((n, 1)), np.zeros((m, 1)), value, causal=True)
+    for i in range(n):
+        seen = min(i + 1, m)
+        assert result[i].tolist() == [1 / seen] * seen + [0] * (m - seen)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_batches_broadcast(name: str, draw: Any) -> None:
+    operation = OPERATIONS[name]
+    batched = [a.name for a in operation.arguments if a.batched and operation.result.batched]
+    arguments = draw(name, batch=(2, 3) if batched else ())
+    for place, a in enumerate(batched[: 3 if len(batched) > 1 else 0]):
+        core = len(operation.argument(a).core)
+        part = (slice(None), slice(None, 1)) if place == 0 else (slice(None, 1),) if place == 1 else (0,)
+        arguments[a] = arguments[a][part]
+        assert arguments[a].ndim >= core
+    repeated = {
+        a: np.broadcast_to(x, (2, 3, *x.shape[x.ndim - len(operation.argument(a).core) :])) if a in batched else x
+        for a, x in arguments.items()
+    }
+    got, expected = REFERENCE[name](**arguments), REFERENCE[name](**repeated)
+    assert got.shape == expected_shape(operation, arguments) == expected.shape
+    assert np.allclose(got, expected, **SUMMED_OTHERWISE)
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_masks_broadcast(name: str, axis: int, draw: Any) -> None:
+    arguments = draw(name, batch=(2,))
+    mask = arguments["mask"]
+    part = mask.take([0], axis=axis)
+    whole = np.broadcast_to(part, mask.shape)
+    got, expected = (REFERENCE[name](**{**arguments, "mask": x}) for x in (part, whole))
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
+def test_softmax_of_extreme_scores(dtype: Any) -> None:
+    largest = np.finfo(dtype).max
+    scores = np.array([[largest, 0, -largest], [largest, largest, -largest], [-largest] * 3], dtype)
+    third = dtype(1) / dtype(3)
+    assert softmax(scores).tolist() == [[1, 0, 0], [0.5, 0.5, 0], [third, third, third]]
+
+
+def test_a_masked_score_does_not_make_the_others_underflow() -> None:
+    weights = softmax(np.array([[1e30, 1.0, 1.0]]), mask=np.array([[False, True, True]]))
+    assert weights.tolist() == [[0, 0.5, 0.5]]
+
+
+@pytest.mark.parametrize("stored", [np.nan, np.inf])
+def test_softmax_propagates_what_is_not_masked(stored: float) -> None:
+    assert np.isnan(softmax(np.array([[stored, 1.0]]))).all()
+
+
+def test_softmax_of_one_key_is_one() -> None:
+    assert softmax(np.array([[-1e308], [0.1]])).tolist() == [[1], [1]]
+
+
+def test_scores_of_minus_infinity_count_as_masked() -> None:
+    assert softmax(np.array([[-np.inf, 2.0], [-np.inf, -np.inf]])).tolist() == [[0, 1], [0, 0]]
+
+
+def test_mean_normalization_counts_attendable_keys() -> None:
+    scores, mask = np.array([[2.0, -4.0, 6.0], [1.0, 1.0, 1.0]]), np.array([[True, True, False], [False] * 3])
+    assert mean_normalization(scores, mask=mask).tolist() == [[1, -2, 0], [0, 0, 0]]
+    assert mean_normalization(scores * 3).tolist() == [[2, -4, 6], [1, 1, 1]]
+
+
+def test_counts_beyond_what_the_dtype_adds_up() -> None:
+    """3,000 ones, added one by one in float16, stop at 2,048."""
+    value = np.ones((3000, 1), np.float16)
+    mask = np.ones((1, 3000), bool)
+    assert average_pooling(value, mask=mask[0]).tolist() == [1]
+    assert mean_normalization(value.T * np.float16(3000), mask=mask)[0, 0] == 1
+
+
+def test_additive_scores_saturate() -> None:
+    query, key = np.array([[1e300]]), np.array([[1e300], [-1e300]])
+    weights = np.ones((2, 1))
+    assert additive_scores(query, key, weights, weights, np.array([1.0, 2.0])).tolist() == [[3, 0]]
+
+
+def test_a_query_equal_to_a_key_scores_zero() -> None:
+    x = np.array([[1e8, -3.0]])
+    assert gaussian_scores(x, x).tolist() == [[0]]
+
+
+def test_kernel_regression_far_from_all_keys() -> None:
+    keys, values = np.array([[0.0], [1.0], [3.0]]), np.array([[5.0], [6.0], [7.0]])
+    assert nadaraya_watson(np.array([[100.0], [-100.0]]), keys, values).tolist() == [[7], [5]]
+
+
+def test_padding_of_every_length() -> None:
+    lengths = np.array([[0, 1], [2, 3]])
+    assert padding_mask(lengths, 3).sum(axis=-1).tolist() == lengths.tolist()
+    assert padding_mask(np.array(2), 3).tolist() == [True, True, False]
+
+
+def test_strict_causal_mask() -> None:
+    assert causal_mask(2, 3, include_self=False).tolist() == [[False] * 3, [True, False, False]]
+    assert causal_mask(2, 3).tolist() == [[True, False, False], [True, True, False]]
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_encoding_interleaves_and_ends_in_a_sine_if_odd(d: int) -> None:
+    encoding = sinusoidal_positional_encoding(4, d)
+    angle = np.arange(4)[:, None] / 10_000 ** (np.arange(0, d, 2) / d)
+    assert np.allclose(encoding[:, 0::2], np.sin(angle), **SUMMED_OTHERWISE)
+    assert np.allclose(encoding[:, 1::2], np.cos(angle[:, : d // 2]), **SUMMED_OTHERWISE)
+    assert encoding[0].tolist() == [0.0, 1.0, 0.0, 1.0, 0.0][:d]
+
+
+def test_longdouble_keeps_what_float64_loses() -> None:
+    """The root of the scale and every constant are longdouble: one float64 among them would cost 11 bits."""
+    if np.finfo(np.longdouble).nmant < 63:
+        pytest.skip("np.longdouble has no more bits than float64 here")
+    x = np.array([[1.0, 1.0, 1.0]], np.longdouble)
+    score = REFERENCE["scaled_dot_scores"](x, x)[0, 0]
+    assert abs(score * score - 3) < 8 * np.finfo(np.longdouble).eps
+    far = scaled_dot_product_attention(
+        x, np.array([[1, 0, 0], [0, 0, 0]], np.longdouble), np.eye(2, dtype=np.longdouble)
+    )
+    odds = far[0, 0] / far[0, 1]
+    assert abs(odds - np.exp(1 / np.sqrt(np.longdouble(3)))) < 8 * np.finfo(np.longdouble).eps

@@ -1,0 +1,72 @@
+"""The reference against SciPy and PyTorch in float64, where they define the same thing."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+
+from attnspec.reference import (
+    additive_scores,
+    dot_scores,
+    multi_head_attention,
+    scaled_dot_product_attention,
+    softmax,
+)
+
+torch = pytest.importorskip("torch", reason="the optional dependency torch is not installed")
+RNG = np.random.default_rng(0)
+NEAR: dict[str, Any] = {"rtol": 64 * 2.0**-53, "atol": 64 * 2.0**-53}
+"""64 units in the last place of numbers near 1: both sides round."""
+
+
+def test_softmax() -> None:
+    scores = RNG.normal(size=(2, 5, 7)) * 10
+    np.testing.assert_allclose(softmax(scores), scipy.special.softmax(scores, axis=-1), **NEAR)
+
+
+def test_masked_softmax() -> None:
+    scores, mask = RNG.normal(size=(5, 7)), RNG.random((5, 7)) < 0.7
+    mask[:, 0] = True
+    expected = torch.softmax(torch.from_numpy(scores).masked_fill(~torch.from_numpy(mask), -torch.inf), dim=-1)
+    np.testing.assert_allclose(softmax(scores, mask=mask), expected.numpy(), **NEAR)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_scaled_dot_product_attention(causal: bool, masked: bool) -> None:
+    query, key = RNG.normal(size=(2, 3, 6, 4)), RNG.normal(size=(2, 3, 8, 4))
+    value, mask = RNG.normal(size=(2, 3, 8, 5)), RNG.random((2, 1, 6, 8)) < 0.7
+    mask[..., 0] = True
+    allowed = torch.from_numpy(mask) if masked else torch.ones(6, 8, dtype=torch.bool)
+    if causal:
+        allowed = allowed & torch.ones(6, 8, dtype=torch.bool).tril()
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *map(torch.from_numpy, (query, key, value)), attn_mask=allowed
+    )
+    got = scaled_dot_product_attention(query, key, value, mask=mask if masked else None, causal=causal)
+    np.testing.assert_allclose(got, expected.numpy(), **NEAR)
+
+
+def test_multi_head_attention() -> None:
+    d, h = 6, 3
+    module = torch.nn.MultiheadAttention(d, h, bias=False, batch_first=True, dtype=torch.float64)
+    query, memory = RNG.normal(size=(2, 4, d)), RNG.normal(size=(2, 5, d))
+    with torch.no_grad():
+        expected, _ = module(*map(torch.from_numpy, (query, memory, memory)))
+        w_q, w_k, w_v = (w.reshape(h, d // h, d).numpy() for w in module.in_proj_weight.chunk(3))
+        got = multi_head_attention(query, memory, memory, w_q, w_k, w_v, module.out_proj.weight.numpy())
+    np.testing.assert_allclose(got, expected.numpy(), **NEAR)
+
+
+def test_additive_scores_are_a_perceptron_on_query_and_key() -> None:
+    query, key = RNG.normal(size=(3, 2)), RNG.normal(size=(4, 5))
+    w_q, w_k, w_v = RNG.normal(size=(6, 2)), RNG.normal(size=(6, 5)), RNG.normal(size=6)
+    pairs = np.concatenate([np.repeat(query, 4, axis=0), np.tile(key, (3, 1))], axis=1)
+    expected = np.tanh(pairs @ np.concatenate([w_q, w_k], axis=1).T) @ w_v
+    np.testing.assert_allclose(additive_scores(query, key, w_q, w_k, w_v), expected.reshape(3, 4), **NEAR)
+
+
+def test_scores_of_a_batch_are_an_einsum() -> None:
+    query, key = RNG.normal(size=(2, 1, 3, 4)), RNG.normal(size=(5, 6, 4))
+    np.testing.assert_allclose(dot_scores(query, key), np.einsum("aind,bmd->abnm", query, key), **NEAR)

@@ -1,0 +1,153 @@
+"""Every shape that violates a Protocol raises, and says which operation, which argument, what and what instead."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.reference import REFERENCE
+from attnspec.spec import OPERATIONS, Argument, Kind, Operation, ShapeError
+from attnspec.spec.shapes import MAY_BE_ZERO
+
+Violation = tuple[str, str, str]
+"""Operation, argument, what is wrong with it."""
+
+
+def shared(operation: Operation, argument: Argument) -> Iterator[int]:
+    """Places of the dimensions whose sizes another argument fixes too."""
+    others = [a for a in operation.arguments if a.name != argument.name]
+    fixed = {f for a in others for d in a.core for f in d.factors} | {a.name for a in others if a.kind is Kind.SIZE}
+    for place, d in enumerate(argument.core):
+        repeated = any(d.name == e.name for e in argument.core[:place])
+        if repeated or fixed & set(d.factors):
+            yield place
+
+
+def violations() -> Iterator[Violation]:
+    for operation in OPERATIONS.values():
+        batched = [a for a in operation.arguments if a.batched and operation.result.batched]
+        for a in operation.arguments:
+            if a.kind is Kind.SIZE and not a.optional:
+                yield operation.name, a.name, "negative"
+            if not a.is_array:
+                continue
+            if a.core or not a.batched:
+                if a.core:
+                    yield operation.name, a.name, "rank too low"
+                if not a.batched:
+                    yield operation.name, a.name, "rank too high"
+            for place in shared(operation, a):
+                yield operation.name, a.name, f"size {place}"
+            for place, d in enumerate(a.core):
+                if d.name not in MAY_BE_ZERO and not d.broadcast:
+                    yield operation.name, a.name, f"empty {place}"
+            if a in batched and len(batched) > 1:
+                yield operation.name, a.name, "batch"
+
+
+def resized(x: np.ndarray, axis: int, size: int) -> np.ndarray:
+    result: np.ndarray = np.take(x, np.arange(size) % x.shape[axis], axis=axis)
+    return result
+
+
+def violate(argument: Argument, value: Any, what: str) -> Any:
+    kind, _, place = what.partition(" ")
+    if what == "negative":
+        return -1
+    if what == "batch":
+        return resized(value, 0, 3)
+    if what == "rank too low":
+        return value[(0,) * (value.ndim - len(argument.core) + 1)]
+    if what == "rank too high":
+        return value[None]
+    axis = value.ndim - len(argument.core) + int(place)
+    return resized(value, axis, 0 if kind == "empty" else value.shape[axis] + 1)
+
+
+@pytest.mark.parametrize(("name", "argument", "what"), list(violations()))
+def test_violation(name: str, argument: str, what: str, draw: Any) -> None:
+    operation = OPERATIONS[name]
+    arguments = draw(name, batch=(2,) if operation.result.batched else ())
+    REFERENCE[name](**arguments)
+    arguments[argument] = violate(operation.argument(argument), arguments[argument], what)
+    with pytest.raises(ShapeError) as raised:
+        REFERENCE[name](**arguments)
+    error = raised.value
+    assert error.operation == name
+    assert operation.takes(error.argument)
+    assert str(error) == f"{name}: {error.argument}: expected {error.expected}; got {error.got}"
+
+
+def test_every_array_argument_of_every_operation_is_violated() -> None:
+    violated = {(operation, argument) for operation, argument, _ in violations()}
+    unchecked = {
+        (o.name, a.name) for o in OPERATIONS.values() for a in o.arguments if a.is_array and (a.core or not a.batched)
+    } - violated
+    assert not unchecked
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape)
+
+
+def trues(*shape: int) -> np.ndarray:
+    return np.ones(shape, bool)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        (
+            "dot_scores",
+            (zeros(2, 3), zeros(2, 4)),
+            "key: expected (*batch, m, d) with d = 3 (from query); got (2, 4)",
+        ),
+        ("dot_scores", (zeros(3), zeros(2, 3)), "query: expected (*batch, n, d), rank 2 or more; got (3,)"),
+        (
+            "dot_scores",
+            (zeros(2, 1, 3), zeros(4, 1, 3)),
+            "key: expected a batch that broadcasts with (2,); got batch (4,)",
+        ),
+        ("scaled_dot_scores", (zeros(2, 0), zeros(2, 0)), "query: expected d of at least 1; got (2, 0)"),
+        (
+            "additive_scores",
+            (zeros(1, 2), zeros(1, 3), zeros(4, 2), zeros(5, 3), zeros(4)),
+            "w_k: expected (h, d_k) with h = 4 (from w_q); got (5, 3)",
+        ),
+        (
+            "attention_pooling",
+            (zeros(2, 3), zeros(4, 5)),
+            "value: expected (*batch, m, d_v) with m = 3 (from weights); got (4, 5)",
+        ),
+        (
+            "multi_head_attention",
+            (zeros(2, 3), zeros(2, 3), zeros(2, 3), zeros(4, 5, 3), zeros(4, 5, 3), zeros(4, 6, 3), zeros(7, 23)),
+            "w_o: expected (p_o, h*p_v) with h*p_v = 24; got (7, 23)",
+        ),
+        ("causal_mask", (-1, 2), "n: expected n of at least 0; got -1"),
+        ("sinusoidal_positional_encoding", (3, 0), "d: expected d of at least 1; got 0"),
+        ("padding_mask", (np.array([1, 4]), 3), "lengths: expected lengths in 0..3; got 4"),
+        ("padding_mask", (np.array([1, -1]), 3), "lengths: expected lengths in 0..3; got -1"),
+        ("dot_product_variance", (zeros(2), zeros(2)), "sigma: expected a number; got shape (2,)"),
+    ],
+)
+def test_message(name: str, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ShapeError) as raised:
+        REFERENCE[name](*arguments)
+    assert str(raised.value) == f"{name}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "mask", "message"),
+    [
+        ("softmax", (zeros(2, 3),), trues(3), "expected (*batch, n, m), rank 2 or more; got (3,)"),
+        ("softmax", (zeros(2, 3),), trues(2, 2), "expected (*batch, n, m) with m = 3 or 1; got (2, 2)"),
+        ("self_attention", (zeros(2, 3),), trues(2, 3), "expected (*batch, n, n) with n = 2 or 1; got (2, 3)"),
+        ("average_pooling", (zeros(2, 3),), trues(3), "expected (*batch, m) with m = 2 or 1; got (3,)"),
+    ],
+)
+def test_message_about_a_mask(name: str, arguments: tuple[Any, ...], mask: np.ndarray, message: str) -> None:
+    with pytest.raises(ShapeError) as raised:
+        REFERENCE[name](*arguments, mask=mask)
+    assert str(raised.value) == f"{name}: mask: {message}"

@@ -1,0 +1,79 @@
+"""Every erratum: the right form is what the operation computes, the printed one is not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.reference import REFERENCE
+from attnspec.spec.errata import ERRATA, Erratum
+from attnspec.spec.sources import S0, SOURCES
+
+ROUNDING = 64 * 2.0**-53
+"""64 units in the last place of numbers near 1: the same formula, written in another order."""
+
+every_erratum = pytest.mark.parametrize("erratum", ERRATA.values(), ids=lambda e: e.identifier)
+
+
+def agree(left: Any, right: Any) -> bool:
+    return np.shape(left) == np.shape(right) and np.allclose(left, right, rtol=ROUNDING, atol=ROUNDING)
+
+
+def observe(erratum: Erratum) -> Any:
+    return erratum.observed(REFERENCE[erratum.operation](**erratum.example))
+
+
+@every_erratum
+def test_right_form_is_the_reference(erratum: Erratum) -> None:
+    assert agree(erratum.right_form(**erratum.example), observe(erratum))
+
+
+@every_erratum
+def test_printed_form_is_not(erratum: Erratum) -> None:
+    assert not agree(erratum.printed_form(**erratum.example), observe(erratum))
+
+
+@every_erratum
+def test_entry_is_complete(erratum: Erratum) -> None:
+    assert ERRATA[erratum.identifier] is erratum
+    assert erratum.identifier.split("-")[0] == erratum.source.source
+    assert erratum.source.source in SOURCES
+    assert all(len(text) > 10 for text in (erratum.printed, erratum.right))
+    assert erratum.note.endswith(".")
+
+
+def test_arguments_that_the_operation_does_not_take_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^erratum S0-x: expected arguments among \['scores', 'mask'\]; got \['query'\]$"
+    ):
+        Erratum("S0-x", S0.equation(2), "softmax", "", "", "", len, len, {"query": np.ones(2)})
+
+
+def test_variance_as_printed_holds_for_a_common_mean() -> None:
+    """The reading under which S2 is right: μᵀμ stands for m²."""
+    d, m, sigma = 5, 0.5, 1.5
+    as_printed = 2 * d * sigma**2 * m**2 + d * sigma**4
+    assert agree(REFERENCE["dot_product_variance"](m, sigma, d=d), as_printed)
+
+
+def test_printed_encoding_is_the_same_everywhere() -> None:
+    """S4 wants every position to have a value of its own; as printed none has."""
+    printed, right = (form(n=5, d=4) for form in (ERRATA["S4-position"].printed_form, ERRATA["S4-position"].right_form))
+    assert len(np.unique(printed, axis=0)) == 1
+    assert len(np.unique(right, axis=0)) == 5
+
+
+def test_printed_causal_mask_sees_no_past() -> None:
+    printed = ERRATA["S2-masked-decoder"].printed_form(n=4, m=4)
+    assert not np.tril(printed, -1).any()
+
+
+def test_position_from_a_causal_mask() -> None:
+    erratum = ERRATA["S2-no-way-to-know"]
+    assert observe(erratum)[:, 0].tolist() == [1, 1 / 2, 1 / 3, 1 / 4]
+
+
+def test_order_of_the_inputs_is_the_order_of_the_outputs() -> None:
+    erratum = ERRATA["S3-order"]
+    x = erratum.example["x"]
+    assert agree(REFERENCE["self_attention"](x[::-1]), REFERENCE["self_attention"](x)[::-1])
