@@ -1,0 +1,83 @@
+"""A first import of a backend, in a process of its own: ``python -m attnspec.conformance.probe NAME DEVICE``.
+
+Whatever the import prints goes to standard error; the last line of standard output is the contract, or why there is
+none, as JSON.
+"""
+
+import contextlib
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.loading import BackendError, contract_of, load
+from attnspec.conformance.strangers import Raised, guarded
+from attnspec.conformance.subject import Contract
+from attnspec.spec.backend import Limits
+from attnspec.spec.precision import DeclaredPrecision
+from attnspec.spec.semantics import DeclaredSemantics, Semantics
+
+
+def described(name: str, device: str) -> dict[str, Any]:
+    """The contract of a backend as plain JSON; :class:`BackendError` if it cannot be used on the device."""
+    backend = load(name)
+    contract = contract_of(backend, name)
+    kind = device.partition(":")[0]
+    if kind not in contract.limits.devices:
+        raise BackendError(
+            f"backend {name!r}: device: expected one of {', '.join(contract.limits.devices)}; got {device!r}"
+        )
+    convert = getattr(backend, "from_numpy", None)
+    if convert is not None:
+        moved = guarded(lambda: convert(np.zeros(1, np.float32), device=device))
+        if isinstance(moved, Raised):
+            raise BackendError(f"backend {name!r}: from_numpy(…, device={device!r}) raised {moved.told}")
+    return {
+        "name": contract.name,
+        "operations": list(contract.operations),
+        "limits": asdict(contract.limits),
+        "semantics": {
+            "default": asdict(contract.semantics.default),
+            "per_operation": {k: asdict(v) for k, v in contract.semantics.per_operation.items()},
+        },
+        "precision": {
+            "default": dict(contract.precision.default),
+            "per_operation": {k: dict(v) for k, v in contract.precision.per_operation.items()},
+        },
+        "differentiable": contract.differentiable,
+        "notes": dict(contract.notes),
+    }
+
+
+def rebuilt(data: dict[str, Any], origin: str) -> Contract:
+    """The contract that :func:`described` wrote down."""
+    semantics, precision = data["semantics"], data["precision"]
+    return Contract(
+        data["name"],
+        tuple(data["operations"]),
+        Limits.of({k: tuple(v) if isinstance(v, list) else v for k, v in data["limits"].items()}),
+        DeclaredSemantics(
+            Semantics(**semantics["default"]), {k: Semantics(**v) for k, v in semantics["per_operation"].items()}
+        ),
+        DeclaredPrecision(precision["default"], precision["per_operation"]),
+        data["differentiable"],
+        data["notes"],
+        origin,
+    )
+
+
+def main() -> None:
+    """Describe the backend named on the command line."""
+    name, device = sys.argv[1:3]
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = described(name, device)
+    except BackendError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Reports as people read them: a table by chapter, deviations, and every violation with its smallest input."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from attnspec.conformance.report import deviations
+from attnspec.conformance.results import Result
+from attnspec.conformance.telling import told
+from attnspec.spec.operation import CHAPTERS, OPERATIONS
+
+ORDINARY = {"head_sizes": None, "multiple_of": 1, "max_length": None, "broadcasting": True}
+"""Limits that are worth no remark."""
+
+COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
+SHOWN = 6
+"""Violations that are shown in full; the others are listed by name, and all are in the JSON report."""
+
+
+def rendered(report: Mapping[str, Any]) -> Group:
+    """The whole report."""
+    parts: list[RenderableType] = [chapters(report)]
+    parts += [Text.from_markup(line) for line in remarks(report)]
+    parts += violations(report)
+    parts.append(Text.from_markup(closing(report)))
+    return Group(*parts)
+
+
+def chapters(report: Mapping[str, Any]) -> Table:
+    """Laws, examples and budget used, by chapter and operation."""
+    by_operation: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for r in report["results"]:
+        if r["status"] != "not-provided":
+            by_operation[r["operation"]].append(r)
+    table = Table(
+        title=f"{report['backend']['name']} · {report['profile']} · seed {report['seed']}", title_style="bold"
+    )
+    table.add_column("chapter")
+    table.add_column("operation")
+    for title in ("laws", "failed", "examples", "not judged", "budget used"):
+        table.add_column(title, justify="right")
+    for chapter in CHAPTERS:
+        first = True
+        for name in (n for n, o in OPERATIONS.items() if o.chapter == chapter and n in by_operation):
+            table.add_row(chapter if first else "", name, *_row(by_operation[name]))
+            first = False
+    return table
+
+
+def _row(results: list[Mapping[str, Any]]) -> list[str]:
+    judged = [r for r in results if r["status"] in ("passed", "failed", "lost")]
+    passed = sum(r["status"] == "passed" for r in judged)
+    failed = len(judged) - passed
+    ratio = max((float(r["error_ratio"]) for r in judged), default=0.0)
+    return [
+        f"{passed}/{len(judged)}",
+        f"[red]{failed}[/]" if failed else "",
+        f"{sum(r['examples'] for r in judged):,}",
+        f"{sum(r['not_judged'] for r in judged):,}" if any(r["not_judged"] for r in judged) else "",
+        f"[red]{ratio:.3g}[/]" if ratio > 1 else f"{ratio:.0%}",
+    ]
+
+
+def remarks(report: Mapping[str, Any]) -> list[str]:
+    """Limits, notes, and what differs from the normative choices."""
+    backend, limits = report["backend"], report["backend"]["limits"]
+    lines = [
+        f"limits: {', '.join(limits['dtypes'])} on {report['device']}"
+        + "".join(
+            f", {name.replace('_', ' ')} {limits[name]}"
+            for name, default in (
+                ("head_sizes", None),
+                ("multiple_of", 1),
+                ("max_length", None),
+                ("broadcasting", True),
+            )
+            if limits[name] != default
+        )
+    ]
+    if not backend["differentiable"]:
+        lines.append("gradients: not judged, the backend has no vjp")
+    lines += [escape(f"{name}: {text}") for name, text in backend["notes"].items()]
+    absent = sorted({r["operation"] for r in report["results"] if r["status"] == "not-provided"})
+    if absent:
+        lines.append(f"not provided: {', '.join(absent)}")
+    for question, declared in deviations(report).items():
+        told_as = declared if isinstance(declared, str) else ", ".join(f"{k}: {v}" for k, v in declared.items())
+        lines.append(f"[yellow]deviation[/] {question}: {told_as}")
+    return lines
+
+
+def violations(report: Mapping[str, Any]) -> list[RenderableType]:
+    """Every violation; the first few in full."""
+    bad = [Result.from_json(r) for r in report["results"] if r["status"] in ("failed", "lost")]
+    bad.sort(key=lambda r: (r.law != "operation.oracle", r.counterexample is None))
+    parts: list[RenderableType] = []
+    for r in bad[:SHOWN]:
+        head, _, snippet = told(r).partition("\n\n")
+        parts.append(Text("\n" + head, style="red"))
+        if snippet:
+            parts.append(
+                Syntax("\n".join(line[4:] for line in snippet.splitlines()), "python", background_color="default")
+            )
+    for r in bad[SHOWN:]:
+        parts.append(Text(f"{r.status}: {r.law} by {r.operation} ({r.dtype}): {r.message}", style="red"))
+    return parts
+
+
+def closing(report: Mapping[str, Any]) -> str:
+    """The verdict in one line."""
+    s, colour = report["summary"], COLOURS[report["verdict"]]
+    judged = s["passed"] + s["failed"] + s["lost"]
+    deviating = ", ".join(deviations(report))
+    return (
+        f"\n[bold {colour}]{report['backend']['name']} {report['verdict']}[/]"
+        + (f" (deviations declared: {deviating})" if deviating else "")
+        + f": {s['passed']} of {judged} laws hold on {s['examples']:,} examples, "
+        + f"largest error ratio {float(s['error_ratio']):.3g}, {report['seconds']:.1f} s"
+    )
+
+
+def as_html(report: Mapping[str, Any]) -> str:
+    """The report as a page."""
+    with open_null() as sink:
+        console = Console(record=True, width=120, file=sink)
+        console.print(rendered(report))
+        return console.export_html()
+
+
+def open_null() -> Any:
+    """Where a recording console may write."""
+    import os
+    from pathlib import Path
+
+    return Path(os.devnull).open("w")

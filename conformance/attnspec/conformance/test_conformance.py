@@ -1,0 +1,17 @@
+"""Collected by ``pytest --pyargs attnspec.conformance --attn-backend=NAME``."""
+
+from collections.abc import Callable
+
+import pytest
+
+from attnspec.conformance.engine import Case
+from attnspec.conformance.plugin import settings_of_options
+from attnspec.conformance.suite import resolved, run_case
+
+
+def test_conforms(
+    attnspec_case: Case, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
+) -> None:
+    """All laws of one operation at one dtype."""
+    backend, contract = resolved(pytestconfig.getoption("--attn-backend"))
+    run_case(backend, contract, attnspec_case, settings_of_options(pytestconfig), record_property)
