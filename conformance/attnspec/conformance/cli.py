@@ -97,7 +97,7 @@ def _check(
     from attnspec.conformance.probe import rebuilt
     from attnspec.conformance.report import all_results, document, missing_results, written
     from attnspec.conformance.suite import Settings
-    from attnspec.conformance.table import as_html, rendered
+    from attnspec.conformance.table import as_html, print_report
     from attnspec.spec.law import LAWS
     from attnspec.spec.operation import OPERATIONS
     from attnspec.spec.precision import DEFAULTS
@@ -133,7 +133,7 @@ def _check(
         written(report, json)
     if html is not None:
         html.write_text(as_html(report))
-    Console().print(rendered(report))
+    print_report(report, Console())
     if interrupted:
         sys.stderr.write("attnspec: interrupted; laws without a verdict are lost\n")
     return int(report["exit_status"])

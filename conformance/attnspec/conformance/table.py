@@ -4,9 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.markup import escape
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -19,17 +18,18 @@ ORDINARY = {"head_sizes": None, "multiple_of": 1, "max_length": None, "broadcast
 """Limits that are worth no remark."""
 
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
-SHOWN = 6
+SHOWN = 4
 """Violations that are shown in full; the others are listed by name, and all are in the JSON report."""
 
 
-def rendered(report: Mapping[str, Any]) -> Group:
-    """The whole report."""
-    parts: list[RenderableType] = [chapters(report)]
-    parts += [Text.from_markup(line) for line in remarks(report)]
-    parts += violations(report)
-    parts.append(Text.from_markup(closing(report)))
-    return Group(*parts)
+def print_report(report: Mapping[str, Any], console: Console) -> None:
+    """The whole report; code is not wrapped, so that it can be copied."""
+    console.print(chapters(report))
+    for line in remarks(report):
+        console.print(line, highlight=False)
+    for text in violations(report):
+        console.print(text, soft_wrap=True)
+    console.print(closing(report), highlight=False)
 
 
 def chapters(report: Mapping[str, Any]) -> Table:
@@ -95,20 +95,22 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def violations(report: Mapping[str, Any]) -> list[RenderableType]:
-    """Every violation; the first few in full."""
+def violations(report: Mapping[str, Any]) -> list[Text]:
+    """Every violation; the first few in full, each law of an operation once."""
     bad = [Result.from_json(r) for r in report["results"] if r["status"] in ("failed", "lost")]
     bad.sort(key=lambda r: (r.law != "operation.oracle", r.counterexample is None))
-    parts: list[RenderableType] = []
-    for r in bad[:SHOWN]:
+    shown: dict[tuple[str, str], Result] = {}
+    for r in bad:
+        if len(shown) < SHOWN:
+            shown.setdefault((r.operation, r.law), r)
+    parts = []
+    for r in shown.values():
         head, _, snippet = told(r).partition("\n\n")
         parts.append(Text("\n" + head, style="red"))
         if snippet:
-            parts.append(
-                Syntax("\n".join(line[4:] for line in snippet.splitlines()), "python", background_color="default")
-            )
-    for r in bad[SHOWN:]:
-        parts.append(Text(f"{r.status}: {r.law} by {r.operation} ({r.dtype}): {r.message}", style="red"))
+            parts.append(Text("\n" + snippet))
+    others = [r for r in bad if not any(r is s for s in shown.values())]
+    parts += [Text(f"{r.status}: {r.law} by {r.operation} ({r.dtype}): {r.message}", style="red") for r in others]
     return parts
 
 
@@ -129,7 +131,7 @@ def as_html(report: Mapping[str, Any]) -> str:
     """The report as a page."""
     with open_null() as sink:
         console = Console(record=True, width=120, file=sink)
-        console.print(rendered(report))
+        print_report(report, console)
         return console.export_html()
 
 
