@@ -230,7 +230,9 @@ class Subject:
             open_ = np.broadcast_to(np.expand_dims(~attendable(spelled).any(-1), -1), result.value.shape)
         if not open_.any():
             return result
-        return replace(result, value=np.where(open_, np.nan, result.value))
+        return replace(
+            result, value=np.where(open_, np.nan, result.value), budget=np.where(open_, np.inf, result.budget)
+        )
 
     def aligned(self, arguments: Arguments) -> Arguments:
         """The same arguments for the reference: a causal mask that the backend aligns otherwise is spelled out."""
@@ -255,10 +257,19 @@ class Subject:
 
     def in_domain(self, arguments: Arguments) -> bool:
         """Whether nothing overflows, neither in the oracle nor in any intermediate of the precision class."""
+        if self._refuses(arguments):
+            return False
         if self.operation.result.kind is not Kind.FLOAT or not self.operation.float_arguments:
             return True
         result = self.oracle(arguments)
         return result.peak <= self.precision.largest
+
+    def _refuses(self, arguments: Arguments) -> bool:
+        """Whether the backend declares that it raises on these arguments."""
+        sizes = arguments.binding.sizes
+        no_keys = self.operation.takes("mask") and sizes.get("m", sizes.get("n")) == 0
+        odd = self.operation.name == "sinusoidal_positional_encoding" and sizes["d"] % 2 == 1
+        return (no_keys and self.semantics.no_keys == "error") or (odd and self.semantics.odd_encoding == "error")
 
     # Comparisons -------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,9 @@ def gradients(function: Callable[..., Tensor], arguments: Mapping[str, Any], cot
         result = function(**{**arguments, **leaves})
     if not result.requires_grad:
         return {name: torch.zeros_like(a) for name, a in leaves.items()}
-    found = torch.autograd.grad(result, tuple(leaves.values()), cotangent, allow_unused=True, materialize_grads=True)
+    # Of the sum, and not with `grad_outputs`: PyTorch imports a symbolic algebra system to check the shape of those.
+    total = (result * cotangent).sum()
+    found = torch.autograd.grad(total, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 

@@ -75,7 +75,11 @@ def single_key(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     expected = np.take_along_axis(value, rows, axis=-2)
     expected = expected[..., 0, :] if "state" in given else expected
     got, budget = subject.call(given), subject.oracle(given).budget
-    subject.same(got, expected, budget, given, "with one attendable key, the result")
+    if subject.precision.inputs:
+        # The class rounds values before it multiplies them.
+        subject.matches(got, wide(expected), budget, given, "with one attendable key, the result")
+    else:
+        subject.same(got, expected, budget, given, "with one attendable key, the result")
     return True
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments, Numbers, keep
+from attnspec.conformance.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.attendance import attendable, mask_shape
 from attnspec.conformance.laws.common import aligned, causal, key_axis_size, live_rows, plain, wide
 from attnspec.conformance.laws.registry import proves
@@ -155,13 +155,18 @@ def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 @proves(law.MASK_BROADCASTING)
 def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A mask with some dimensions of size 1, and the same mask repeated."""
-    shape = mask_shape(arguments)
     core = len(subject.operation.argument("mask").core)
+    if core > 1 and subject.limits.multiple_of == 1 and arguments.batch and arguments.size("n") and rng.random() < 0.5:
+        # As many queries as elements of the batch, which a mask may be mistaken for.
+        arguments = arguments.along("n", take(np.arange(arguments.batch[-1]) % arguments.size("n")))
+    shape = mask_shape(arguments)
     batch = len(shape) - core
     collapsed = [size if rng.random() < 0.5 else 1 for size in shape]
     if not subject.limits.broadcasting:
         collapsed[:batch] = shape[:batch]
-    lead = int(rng.integers(batch + 1)) if subject.limits.broadcasting else 0
+    if batch and core > 1 and rng.random() < 0.5:
+        collapsed[:batch], collapsed[batch] = shape[:batch], 1
+    lead = int(rng.integers(batch + 1)) if subject.limits.broadcasting and rng.random() < 0.5 else 0
     small = rng.random(tuple(collapsed[lead:])) < 0.6
     if small.shape == shape:
         return False

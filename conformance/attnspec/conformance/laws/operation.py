@@ -1,11 +1,12 @@
 """Checks of the laws of every operation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.arguments import Arguments, Numbers, shapes
+from attnspec.conformance.attendance import mask_shape
 from attnspec.conformance.dtypes import is_float
 from attnspec.conformance.laws.common import boolean, live_rows, wide
 from attnspec.conformance.laws.registry import proves
@@ -175,27 +176,34 @@ def _poison(raw: Any) -> None:
 
 @proves(law.REJECTION)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """One shape made wrong; which one is drawn."""
-    wrong = list(violations(arguments))
-    if not wrong:
-        return False
-    name, values = wrong[int(rng.integers(len(wrong)))]
-    broken = Arguments(arguments.operation, values)
+    """Every shape made wrong in turn, that of a mask too."""
+    if "mask" in arguments and arguments.mask is None:
+        arguments = arguments.with_(mask=np.ones(mask_shape(arguments), bool))
+    tried = False
+    for name, values in violations(arguments):
+        broken = Arguments(arguments.operation, values)
+        expected = _complaint(broken, values)
+        if expected is None:
+            continue
+        tried = True
+        result = subject.outcome(subject.converted(broken))
+        if not isinstance(result, Raised):
+            raise Violation(
+                f"a wrong shape of {name} was accepted ({expected}); expected an exception, got a result of shape "
+                f"{np.shape(result)}",
+                reason="accepted",
+                arguments=broken,
+            )
+    return tried
+
+
+def _complaint(broken: Arguments, values: Mapping[str, Any]) -> str | None:
+    """What the Protocol has against these shapes; None if they fit after all."""
     try:
-        bind(arguments.operation, shapes(arguments.operation, values))
+        bind(broken.operation, shapes(broken.operation, values))
     except ShapeError as error:
-        expected = str(error)
-    else:
-        return False
-    result = subject.outcome(subject.converted(broken))
-    if isinstance(result, Raised):
-        return True
-    got = f"a result of shape {np.shape(result)}"
-    raise Violation(
-        f"a wrong shape of {name} was accepted ({expected}); expected an exception, got {got}",
-        reason="accepted",
-        arguments=broken,
-    )
+        return str(error)
+    return None
 
 
 def violations(arguments: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,6 +5,7 @@ arithmetic (:class:`~attnspec.reference.budget.soft.Soft`), so that each element
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
                 return [g[(slice(None),) * (axis % places.ndim) + (i,)] for i in range(len(parts))]
             ends = np.cumsum([0, *(p.shape[axis] for p in parts)])
             before = (slice(None),) * (axis % places.ndim)
-            return [g[(*before, slice(a, b))] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+            return [g[(*before, slice(a, b))] for a, b in pairwise(ends)]
 
         return Traced(function([p.soft for p in parts], *args[1:], **kwargs), parts, backward)
 
@@ -165,10 +166,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             # The weights of a row share the error of their sum, to which equal exponentials contribute alike.
             shared = 0.5 * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
             inner = Soft(inner.value, np.sqrt(inner.error**2 + shared**2), inner.precision)
-            back = weights * (g - inner)
-            # Equal keys err alike, and whatever sums over them sums equal errors.
-            back = Soft(back.value, back.error * np.sqrt(np.maximum(weights.weights, 1.0)), back.precision)
-            return [_unbroadcast(back, self.shape)]
+            return [_unbroadcast(weights * (g - inner), self.shape)]
 
         return Traced(weights, [self], backward)
 
@@ -207,14 +205,11 @@ def _matmul(result: Soft, a: Soft, b: Soft) -> Backward:
         left = g @ b.swapaxes(-1, -2)
         if a.weights is not None:
             # Kernels take Σ α·dα of a row as dO·O, with the output O as it was stored.
-            lost = (0.6 * g.precision.output) ** 2 * ((g.value * result.value) ** 2).sum(-1, keepdims=True)
+            p = g.precision
+            lost = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
+            lost = lost.sum(-1, keepdims=True)
             left = Soft(left.value, np.sqrt(left.error**2 + lost.astype(np.float64)), g.precision)
-        right = a.swapaxes(-1, -2) @ g
-        if a.weights is not None:
-            # Equal keys have equal weights that err alike, and so do the gradients of their values.
-            alike = np.sqrt(np.max(a.weights, axis=-2, keepdims=True, initial=1.0))
-            right = Soft(right.value, right.error * alike, right.precision, size=right.size)
-        return [_unbroadcast(left, a.shape), _unbroadcast(right, b.shape)]
+        return [_unbroadcast(left, a.shape), _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)]
 
     return backward
 
@@ -249,11 +244,17 @@ def gradients(
             if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
         }
         result = formula(**{**arguments, **leaves})
-        collected = _backpropagate(result, Soft(cotangent.astype(wide), 0.0, precision, given=True))
-        return {name: _with_budget(collected.get(id(leaf)), leaf, precision) for name, leaf in leaves.items()}
+        order = _in_order(result)
+        collected = _backpropagate(order, Soft(cotangent.astype(wide), 0.0, precision, given=True))
+        # Equal rows err alike: sums over them add errors as they are, not in quadrature.
+        repeats = [_multiplicity(leaf.soft.value) for leaf in leaves.values()]
+        repeats += [float(np.max(node.soft.weights, initial=1.0)) for node in order if node.soft.weights is not None]
+        alike = float(np.sqrt(max(repeats, default=1.0)))
+        return {name: _with_budget(collected.get(id(leaf)), leaf, precision, alike) for name, leaf in leaves.items()}
 
 
-def _backpropagate(result: Traced, cotangent: Soft) -> dict[int, Soft]:
+def _in_order(result: Traced) -> list[Traced]:
+    """All arrays of a computation, every one after what it was computed from."""
     order: list[Traced] = []
     seen: set[int] = set()
     stack: list[tuple[Traced, bool]] = [(result, False)]
@@ -265,7 +266,12 @@ def _backpropagate(result: Traced, cotangent: Soft) -> dict[int, Soft]:
             seen.add(id(node))
             stack.append((node, True))
             stack.extend((p, False) for p in node.parents)
-    collected = {id(result): cotangent}
+    return order
+
+
+def _backpropagate(order: list[Traced], cotangent: Soft) -> dict[int, Soft]:
+    """Gradients of all arrays, by identity, from that of the last one."""
+    collected = {id(order[-1]): cotangent}
     for node in reversed(order):
         g = collected.get(id(node))
         if g is None or node.backward is None:
@@ -277,9 +283,22 @@ def _backpropagate(result: Traced, cotangent: Soft) -> dict[int, Soft]:
     return collected
 
 
-def _with_budget(g: Soft | None, leaf: Traced, precision: Precision) -> tuple[Numbers, Numbers]:
+def _multiplicity(x: Numbers) -> float:
+    """How many rows of a matrix, or numbers of a vector, are equal at the most."""
+    if x.size == 0 or x.ndim == 0:
+        return 1.0
+    rows = x.reshape(-1, *x.shape[-2:]).astype(np.float64) if x.ndim > 1 else x.reshape(1, -1, 1).astype(np.float64)
+    # Rows are told apart by one number each, a sum with weights that no two rows share by chance.
+    marks = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
+    starts = np.ones(marks.shape, bool)
+    starts[:, 1:] = marks[:, 1:] != marks[:, :-1]
+    places = np.arange(marks.shape[1])
+    return float((places - np.maximum.accumulate(np.where(starts, places, 0), axis=1)).max()) + 1.0
+
+
+def _with_budget(g: Soft | None, leaf: Traced, precision: Precision, alike: float) -> tuple[Numbers, Numbers]:
     if g is None:
         return np.zeros(leaf.shape), np.zeros(leaf.shape)
     magnitude = np.abs(g.value).astype(np.float64)
-    sigma = np.sqrt(g.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
+    sigma = np.sqrt((alike * g.error) ** 2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
     return g.value, WIDTH * sigma

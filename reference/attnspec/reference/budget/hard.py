@@ -57,7 +57,8 @@ class Hard(Approximate):
         value = a.value / b.value
         least = np.abs(b.value) - b.error
         error = np.where(least > 0, (a.error + np.abs(value) * b.error) / np.where(least > 0, least, 1), np.inf)
-        return self._rounded(value, error)
+        # A product with the reciprocal rounds twice, and the reciprocal may have been computed from a rounded root.
+        return self._rounded(value, error, 3.0)
 
     _true_divide = _divide
 

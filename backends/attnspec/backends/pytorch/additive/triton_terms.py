@@ -1,0 +1,142 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Device functions that sum the additive score's terms over the hidden units, for one tile of (narrow, wide) pairs.
+
+With E = exp(2a) and F = exp(2b), tanh(a + b) = 1 - 2r where r = 1/(1 + EF), so a score is sum(w) - 2 sum(w r). The
+functions return `total` = sum_c u_c r_c, u = w / max|w|, by one of three paths (signs flipped as `weights_kernel`
+says):
+
+- shared: three terms share one reciprocal. With X = (1 + EF)/u = 1/u + (E/u) F, one fused multiply-add, the sum
+  1/X + 1/Y + 1/Z is ((X + Y) Z + XY)/(XYZ): 8 operations and one reciprocal for three terms. On Hopper the issue rate
+  (4 warp instructions per clock and multiprocessor) then allows 1/3.0 terms per slot, and the reciprocal unit (16 lanes
+  per clock) is used to 89 %; with two terms per reciprocal that unit would be the limit, 4.0 slots per term. Valid
+  while the product XYZ stays below 2^125, which `factors` bounds per block of rows.
+- single: one reciprocal per term; an overflow of EF to infinity is right (r = 0). Valid while E, F, E/u are normal.
+- direct: the logistic function of -2(a + b) from exp(-2|a + b|), which neither overflows nor cancels. Any input.
+
+Layout: the wide side lies along the lanes, four consecutive rows a thread; the narrow side lies in registers, all of it
+in each thread. A thread so loads 4 + 16 numbers for 64 terms, without shared memory: the narrow column has fewer
+elements than the program has threads, therefore Triton loads it in the layout in which it is used.
+"""
+
+import triton
+import triton.language as tl
+
+LIMIT_SHARED = tl.constexpr(125.0)
+LIMIT_PAIR = tl.constexpr(61.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def reciprocal(x, INTERPRET: tl.constexpr):
+    """1/x within 1 ulp for normal x and 0 for infinity. A plain division costs about four more instructions."""
+    if INTERPRET:
+        return 1.0 / x
+    else:  # noqa: RET505 (a branch at compile time)
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def logistic(x, INTERPRET: tl.constexpr):
+    """r = 1/(1 + exp(2x)) and r(1 - r), both without overflow and without cancellation."""
+    t = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
+    inverse = reciprocal(1.0 + t, INTERPRET)
+    r = tl.where(x < 0.0, inverse, t * inverse)
+    r = tl.where(x == x, r, x)
+    return r, t * inverse * inverse
+
+
+@triton.jit
+def product_terms(narrow, wide, NARROW: tl.constexpr, WIDE: tl.constexpr):
+    """E times F of one hidden unit for the tile; scalar pointers, so that one address register serves a column."""
+    return tl.load(narrow + tl.arange(0, NARROW)[:, None]) * tl.load(wide + tl.arange(0, WIDE)[None, :])
+
+
+@triton.jit
+def shared_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden,
+                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+    """Three terms to a reciprocal. `narrow` and `wide` point to the tile's first row of hidden unit 0."""
+    total = tl.zeros((NARROW, WIDE), tl.float32)
+    for _ in range(0, hidden, 3):
+        x = tl.load(inverse) + product_terms(narrow, wide, NARROW, WIDE)
+        y = tl.load(inverse + 1) + product_terms(narrow + narrow_stride, wide + wide_stride, NARROW, WIDE)
+        z = tl.load(inverse + 2) + product_terms(narrow + 2 * narrow_stride, wide + 2 * wide_stride, NARROW, WIDE)
+        xy = x * y
+        total += ((x + y) * z + xy) * reciprocal(xy * z, INTERPRET)
+        inverse += 3
+        narrow += 3 * narrow_stride
+        wide += 3 * wide_stride
+    return total
+
+
+@triton.jit
+def single_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden,
+                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+    """One reciprocal to a term."""
+    total = tl.zeros((NARROW, WIDE), tl.float32)
+    for _ in range(hidden):
+        total += reciprocal(tl.load(inverse) + product_terms(narrow, wide, NARROW, WIDE), INTERPRET)
+        inverse += 1
+        narrow += narrow_stride
+        wide += wide_stride
+    return total
+
+
+@triton.jit
+def raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW: tl.constexpr, WIDE: tl.constexpr):
+    """a + b of hidden unit c for the tile, from the projections (rows, hidden); 0 beyond the lengths."""
+    row = tl.arange(0, NARROW)[:, None]
+    column = tl.arange(0, WIDE)[None, :]
+    x = tl.load(narrow + row * hidden + c, mask=row < narrow_length, other=0.0).to(tl.float32)
+    return x + tl.load(wide + column * hidden + c, mask=column < wide_length, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def direct_total(narrow, narrow_length, wide, wide_length, inverse, flip, hidden,
+                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+    """From the projections themselves."""
+    total = tl.zeros((NARROW, WIDE), tl.float32)
+    for c in range(hidden):
+        x = raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW, WIDE)
+        r, _ = logistic(x * tl.load(flip + c), INTERPRET)
+        total += r / tl.load(inverse + c)
+    return total
+
+
+@triton.jit
+def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, narrow_length, wide_length,
+                inverse, flip, hidden, hidden_padded, bound,
+                NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+    """`total` for the tile, by the cheapest path that `bound` allows, the sum of both sides' ranges.
+
+    All pointers are at the tile's first rows; the lengths count from there.
+    """
+    total = tl.zeros((NARROW, WIDE), tl.float32)
+    if bound <= LIMIT_SHARED:
+        total = shared_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden_padded, NARROW, WIDE, INTERPRET)
+    else:
+        if bound < float("inf"):
+            total = single_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden, NARROW, WIDE, INTERPRET)
+        else:
+            total = direct_total(
+                narrow_raw, narrow_length, wide_raw, wide_length, inverse, flip, hidden, NARROW, WIDE, INTERPRET
+            )
+    return total
+
+
+@triton.jit
+def fixed_layout(x, NARROW: tl.constexpr, WIDE: tl.constexpr):
+    """x itself, (NARROW, WIDE), through a scan over an axis of one element.
+
+    The compiler carries the register layout that a matrix product wants through elementwise operations and reductions,
+    into the loops over the hidden units, where it costs shuffles, and computes the softmax once for each layout. It
+    does not carry layouts through a scan; a scan of one element costs nothing.
+    """
+    return tl.cumsum(x[None, :, :], 0).reshape(NARROW, WIDE)
+
+
+@triton.jit
+def block_range(ranges, BLOCKS: tl.constexpr):
+    """The largest of the ranges of BLOCKS consecutive blocks of 16 rows."""
+    return tl.max(tl.load(ranges + tl.arange(0, BLOCKS)), 0)

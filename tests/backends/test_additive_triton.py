@@ -1,0 +1,460 @@
+"""Additive attention in Triton against the formula in float64; on CUDA where there is one, else in Triton's
+interpreter.
+
+Every comparison uses one bound, `Bound`, derived from unit roundoffs and sizes. The kernels are also compiled for
+GPUs that need not be present, in a process of its own, because the interpreter must not be on for that.
+"""
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SMALLEST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25}
+DTYPES = tuple(UNIT)
+Arguments = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def load() -> ModuleType:
+    """The module, under the interpreter where there is no GPU; the variable is read when Triton's functions are
+    built."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            patch.setenv("TRITON_INTERPRET", "1")
+        return importlib.import_module("attnspec.backends.pytorch.additive.cuda")
+
+
+if DEVICE == "cpu" and "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("Triton was imported without its interpreter earlier in this process", allow_module_level=True)
+cuda = load()
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On for this file's tests alone; Triton loads parts of itself late."""
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """First-order error bounds of attention and its gradients, from the float64 intermediate results.
+
+    A score sums h terms w r of relative error at most 24u each (exponentials, product, shared reciprocal), in any
+    order: delta = (h/3 + 24) u |w|_1 in the worst case; rounding errors being independent, sqrt(h) |w|_2 takes the
+    place of h |w|_1 with a factor of 8 for the largest of many. A weight then errs by expm1(2 delta), the sums over
+    keys, queries and features by their lengths times u, and what is stored in 16 bits by that unit roundoff.
+    """
+
+    arguments: Arguments
+    weights: Tensor
+    dtype: torch.dtype
+
+    def score(self) -> float:
+        w_v = self.arguments[2]
+        return 8 * UNIT[torch.float32] * (math.sqrt(len(w_v)) + 24) * float(w_v.norm())
+
+    def relative(self) -> float:
+        n, m = self.weights.shape[-2:]
+        d_v = self.arguments[3].shape[-1]
+        return math.expm1(2 * self.score()) + (n + m + d_v + 16) * UNIT[torch.float32] + self.stored()
+
+    def stored(self) -> float:
+        return 0.0 if self.dtype == torch.float32 else 3 * UNIT[self.dtype]
+
+    def output(self) -> Tensor:
+        value = self.arguments[3].abs()
+        return self.relative() * (self.weights @ value) + SMALLEST[self.dtype] * value.sum(-2, keepdim=True)
+
+    def gradients(self, grad: Tensor, output: Tensor) -> list[Tensor]:
+        a, b, w_v, value = (x.abs() for x in self.arguments)
+        slope = self.weights * (grad.abs() @ value.mT + (grad * output).abs().sum(-1, keepdim=True))
+        slope = slope + SMALLEST[self.dtype]
+        size = (a * 0 + w_v * slope.sum(-1, keepdim=True), b * 0 + w_v * slope.sum(-2)[..., None])
+        everything = (*size, slope.sum() + w_v * 0, self.weights.mT @ grad.abs() + SMALLEST[self.dtype] * len(grad))
+        return [self.relative() * x for x in everything]
+
+
+def exact(arguments: Arguments, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention and its weights in float64, straight from the formula; rows without keys are 0."""
+    a, b, w_v, value = arguments
+    scores = torch.tanh(a[..., :, None, :] + b[..., None, :, :]) @ w_v
+    allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand(scores.shape)
+    if causal:
+        allowed = allowed & torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    some = allowed.any(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(~allowed & some, -math.inf), -1) * allowed
+    return weights @ value, weights
+
+
+def draw(batch: tuple[int, ...], n: int, m: int, h: int, d_v: int, dtype: torch.dtype, seed: int = 0) -> Arguments:
+    generator = torch.Generator().manual_seed(seed)
+    shapes: tuple[tuple[int, ...], ...] = ((*batch, n, h), (*batch, m, h), (h,), (*batch, m, d_v))
+    a, b, w_v, value = (torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for shape in shapes)
+    return a, b, w_v, value
+
+
+def check(
+    arguments: Arguments, mask: Tensor | None = None, causal: bool = False, gradients: bool = True, runs: int = 1
+) -> None:
+    """Output, and gradients for a random upstream gradient, within the bound, and bit for bit the same in all runs."""
+    dtype = arguments[0].dtype
+    results = []
+    for _ in range(runs):
+        leaves = [x.detach().clone().requires_grad_(gradients) for x in arguments]
+        output = cuda.attention(*leaves, mask=mask, causal=causal)
+        grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(dtype).to(DEVICE)
+        if gradients:
+            output.backward(grad)
+        results.append([output.detach(), *(x.grad for x in leaves if x.grad is not None)])
+    assert all(torch.equal(x, y) for later in results[1:] for x, y in zip(results[0], later, strict=True))
+    a, b, w_v, value = (x.double().requires_grad_(gradients) for x in arguments)
+    wanted, weights = exact((a, b, w_v, value), mask, causal)
+    bound = Bound((a.detach(), b.detach(), w_v.detach(), value.detach()), weights.detach(), dtype)
+    compare(results[0][0], wanted.detach(), bound.output(), dtype)
+    if gradients:
+        torch.autograd.backward(wanted, grad.double())
+        bounds = bound.gradients(grad.double(), wanted.detach())
+        for got, leaf, limit in zip(results[0][1:], (a, b, w_v, value), bounds, strict=True):
+            assert leaf.grad is not None
+            compare(got, leaf.grad.nan_to_num(0.0), limit, dtype)
+
+
+def compare(got: Tensor, wanted: Tensor, bound: Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype
+    assert got.shape == wanted.shape
+    assert bool(got.isfinite().all())
+    excess = (got.double() - wanted).abs() - bound - UNIT[dtype] * wanted.abs() - SMALLEST[dtype]
+    assert excess.numel() == 0 or float(excess.max()) <= 0, f"{float(excess.max())} above the bound"
+
+
+SIZES = [(1, 1), (2, 17), (15, 16), (16, 15), (17, 33), (33, 2), (64, 65), (65, 129), (129, 64)]
+
+
+@pytest.mark.parametrize(("n", "m"), SIZES)
+def test_sizes(n: int, m: int) -> None:
+    check(draw((), n, m, 1 + n % 7, 1 + m % 5, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_dtypes(dtype: torch.dtype, causal: bool) -> None:
+    check(draw((2,), 18, 21, 8, 16, dtype), causal=causal)
+
+
+@pytest.mark.parametrize(("n", "m"), [(0, 3), (3, 0), (0, 0)])
+def test_empty(n: int, m: int) -> None:
+    arguments = [x.requires_grad_() for x in draw((2,), n, m, 3, 4, torch.float32)]
+    output = cuda.attention(*arguments)
+    output.sum().backward()
+    assert output.shape == (2, n, 4)
+    assert not output.any()
+    assert all(x.grad is not None and not x.grad.any() for x in arguments)
+    assert cuda.scores(*arguments[:3]).shape == (2, n, m)
+    step = cuda.step(cuda.cache(*(x.detach() for x in arguments[1:])), torch.ones(2, 3, device=DEVICE))
+    assert m > 0 or not step.any()
+
+
+@pytest.mark.parametrize(("h", "d_v"), [(1, 300), (2, 128), (3, 1), (4, 2), (65, 17), (7, 257)])
+def test_hidden_and_value_sizes(h: int, d_v: int) -> None:
+    check(draw((), 5, 19, h, d_v, torch.float32))
+
+
+@pytest.mark.parametrize(("n", "m"), [(40, 23), (23, 40)])
+def test_causal_is_top_left(n: int, m: int) -> None:
+    check(draw((), n, m, 4, 8, torch.float32), causal=True)
+
+
+def masks(batch: tuple[int, ...], n: int, m: int) -> Iterator[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    full = torch.rand((*batch, n, m), generator=generator) > 0.4
+    lengths = torch.randint(1, m + 1, batch, generator=generator)
+    padding = (torch.arange(m) < lengths[..., None])[..., None, :]
+    empty_rows = full.clone()
+    empty_rows[..., ::3, :] = False
+    yield "random", full
+    yield "rows without keys", empty_rows
+    yield "nothing", torch.zeros(1, 1, dtype=torch.bool)
+    yield "everything", torch.ones(n, m, dtype=torch.bool)
+    yield "padding", padding
+    yield "expanded padding", padding.expand(*batch, n, m)
+    yield "transposed storage", full.mT.contiguous().mT
+    yield "per query", full[..., :1]
+    yield "first batch dimension", full[:, :1]
+    yield "last batch dimension", full[0]
+    yield "one key", torch.arange(m)[None, :] == m // 2
+
+
+@pytest.mark.parametrize("index", range(11))
+def test_masks(index: int) -> None:
+    batch, n, m = (2, 2), 18, 35
+    _, mask = list(masks(batch, n, m))[index]
+    check(draw(batch, n, m, 2, 4, torch.float32), mask=mask.to(DEVICE), causal=index % 2 == 1)
+
+
+def test_repeatable_bit_for_bit() -> None:
+    mask = torch.rand((20, 300), generator=torch.Generator().manual_seed(4)).to(DEVICE) > 0.5
+    check(draw((), 20, 300, 3, 4, torch.float32), mask=mask, runs=2)
+
+
+def test_mask_that_alternates_over_batch_dimensions_and_broadcast_batches() -> None:
+    a, b, w_v, value = draw((2, 3, 2), 4, 5, 3, 2, torch.float32)
+    mask = torch.rand((2, 1, 2, 1, 5), generator=torch.Generator().manual_seed(3)).to(DEVICE) > 0.4
+    check((a, b, w_v, value), mask=mask)
+    leaves = [x.requires_grad_() for x in (a[:, :1], b[0], w_v, value[:1, :, :1])]
+    output = cuda.attention(*leaves, mask=mask)
+    wanted, weights = exact(tuple(x.detach().double() for x in leaves), mask, False)  # type: ignore[arg-type]
+    limit = Bound(tuple(x.detach().double() for x in leaves), weights, torch.float32).output()  # type: ignore[arg-type]
+    compare(output.detach(), wanted, limit, torch.float32)
+    output.sum().backward()
+    assert [x.grad is not None and x.grad.shape == x.shape for x in leaves] == [True] * 4
+
+
+def test_wholly_masked_key_tiles_are_skipped_without_effect() -> None:
+    arguments = draw((), 20, 600, 3, 4, torch.float32)
+    mask = torch.zeros(20, 600, dtype=torch.bool, device=DEVICE)
+    mask[:, 290:310] = True
+    mask[7] = False
+    check(arguments, mask=mask)
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 9.0, 20.0, 43.0, 60.0, 1e6])
+@pytest.mark.parametrize("kind", ["mixed", "cancelling", "positive"])
+def test_magnitudes(magnitude: float, kind: str) -> None:
+    """All three paths: shared reciprocals, one reciprocal a term, and the direct form where the factors overflow."""
+    a, b, w_v, value = draw((), 17, 40, 5, 4, torch.float32)
+    a, b = a * magnitude, b * magnitude
+    if kind == "cancelling":
+        b = -a[torch.arange(40, device=DEVICE) % 17] + b / (2 * magnitude)
+    if kind == "positive":
+        a, b = a.abs(), b.abs()
+    check((a, b, w_v, value))
+
+
+@pytest.mark.parametrize("h", [64, 257])
+@pytest.mark.parametrize("equal", [False, True])
+def test_score_error(h: int, equal: bool) -> None:
+    """Equal weights are the hard case: all terms have one sign, unless the kernel flips every second."""
+    a, b, w_v, _ = draw((), 16, 64, h, 1, torch.float32)
+    w_v = torch.ones_like(w_v) if equal else w_v
+    wanted = torch.tanh(a.double()[:, None] + b.double()) @ w_v.double()
+    deviation = 0.5 * UNIT[torch.float32] * math.sqrt(h) * float(w_v.norm())
+    assert float((cuda.scores(a, b, w_v) - wanted).square().mean().sqrt()) <= 2 * deviation
+
+
+def test_small_and_zero_weights() -> None:
+    a, b, _, value = draw((), 17, 20, 6, 3, torch.float32)
+    for w_v in ([1.0, 1e-9, 0.0, 1e-20, -1e-5, 3.0], [0.0] * 6, [1e-30] * 6, [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]):
+        check((8 * a, 8 * b, torch.tensor(w_v, device=DEVICE), value))
+
+
+def test_one_key_returns_its_value_bit_for_bit() -> None:
+    a, b, w_v, value = draw((), 9, 33, 4, 8, torch.float32)
+    mask = torch.zeros(9, 33, dtype=torch.bool, device=DEVICE)
+    mask[:, 20] = True
+    assert torch.equal(cuda.attention(a, b, w_v, value, mask=mask), value[20].expand(9, 8))
+
+
+def test_nonfinite_values_and_keys_reach_only_queries_that_may_attend() -> None:
+    a, b, w_v, value = draw((), 20, 40, 4, 5, torch.float32)
+    mask = torch.ones(20, 40, dtype=torch.bool, device=DEVICE)
+    mask[:12, 5:8] = False
+    bad_b, bad_value = b.clone(), value.clone()
+    bad_b[5], bad_value[6], bad_value[7, 2] = math.nan, math.nan, -math.inf
+    got = cuda.attention(a, bad_b, w_v, bad_value, mask=mask)
+    wanted, weights = exact(tuple(x.double() for x in (a, b, w_v, value)), mask, False)  # type: ignore[arg-type]
+    bound = Bound(tuple(x.double() for x in (a, b, w_v, value)), weights, torch.float32)  # type: ignore[arg-type]
+    compare(got[:12], wanted[:12], bound.output()[:12], torch.float32)
+    assert bool(got[12:].isnan().all())
+    step = cuda.step(cuda.cache(bad_b, w_v, bad_value), a[0], mask[0])
+    compare(step[None], wanted[:1], bound.output()[:1], torch.float32)
+
+
+def test_nonfinite_keys_that_nobody_attends_to_leave_gradients_alone() -> None:
+    clean = draw((), 20, 40, 4, 5, torch.float32)
+    mask = torch.ones(20, 40, dtype=torch.bool, device=DEVICE)
+    mask[:, 5:8] = False
+    mask[:10, 9] = False
+    bad = [x.clone() for x in clean]
+    bad[1][5], bad[1][6], bad[1][9], bad[3][7] = math.nan, math.inf, -1e6, math.nan
+    clean[1][9] = -1e6
+    results = []
+    for arguments in (clean, bad):
+        leaves = [x.clone().requires_grad_() for x in arguments]
+        cuda.attention(*leaves, mask=mask).square().sum().backward()
+        results.append([x.grad for x in leaves])
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+def test_scores_and_their_gradients() -> None:
+    a, b, w_v, _ = (x.requires_grad_() for x in draw((2,), 18, 23, 5, 1, torch.float32))
+    got = cuda.scores(a, b, w_v)
+    grad = torch.rand(got.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    got.backward(grad)
+    x, y, w = (t.detach().double().requires_grad_() for t in (a, b, w_v))
+    wanted = torch.tanh(x[..., :, None, :] + y[..., None, :, :]) @ w
+    torch.autograd.backward(wanted, grad.double())
+    limit = 8 * UNIT[torch.float32] * (math.sqrt(5) + 24)
+    compare(got.detach(), wanted.detach(), limit * w.detach().norm() + 0 * wanted.detach(), torch.float32)
+    total = grad.double()
+    sizes = (total.sum(-1)[..., None] * w.abs(), total.sum(-2)[..., None] * w.abs(), total.sum() + 0 * w)
+    for leaf, oracle, size in zip((a, b, w_v), (x, y, w), sizes, strict=True):
+        assert leaf.grad is not None
+        assert oracle.grad is not None
+        compare(leaf.grad, oracle.grad, limit * size.detach(), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_step(dtype: torch.dtype, masked: bool) -> None:
+    a, b, w_v, value = draw((3,), 1, 150, 37, 20, dtype)
+    mask = torch.arange(150, device=DEVICE) < torch.tensor([[150], [40], [0]], device=DEVICE) if masked else None
+    got = cuda.step(cuda.cache(b, w_v, value), a[:, 0], mask)
+    double: Any = tuple(x.double() for x in (a, b, w_v, value))
+    wanted, weights = exact(double, None if mask is None else mask[:, None], False)
+    limit = Bound(double, weights, dtype).output()
+    compare(got, wanted[:, 0], limit[:, 0], dtype)
+
+
+def test_step_at_large_magnitudes_and_with_gradients() -> None:
+    a, b, w_v, value = draw((2,), 1, 50, 6, 4, torch.float32)
+    for magnitude in (1e-3, 44.0, 1e6):
+        double: Any = tuple(x.double() for x in (a * magnitude, b * magnitude, w_v, value))
+        wanted, weights = exact(double, None, False)
+        got = cuda.step(cuda.cache(b * magnitude, w_v, value), a[:, 0] * magnitude)
+        compare(got, wanted[:, 0], Bound(double, weights, torch.float32).output()[:, 0], torch.float32)
+    leaf = a[:, 0].clone().requires_grad_()
+    cuda.step(cuda.cache(b, w_v, value), leaf).sum().backward()
+    assert leaf.grad is not None
+    assert bool(leaf.grad.any())
+
+
+def test_custom_operations_pass_opcheck() -> None:
+    a, b, w_v, value = (x.requires_grad_() for x in draw((2,), 3, 5, 4, 6, torch.float32))
+    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool, device=DEVICE)
+    torch.library.opcheck(torch.ops.attnspec.additive_attention_triton, (a, b, w_v, value, mask, 1, True))
+    torch.library.opcheck(torch.ops.attnspec.additive_attention_triton, (a, b, w_v, value, None, 1, False))
+    torch.library.opcheck(torch.ops.attnspec.additive_scores_triton, (a, b, w_v))
+    plain = [x.detach() for x in (a, b, w_v, value)]
+    torch.library.opcheck(torch.ops.attnspec.additive_step_triton, (plain[0][:, 0], *plain[1:], mask, 1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiles_with_torch_compile() -> None:
+    arguments = draw((2,), 5, 7, 4, 6, torch.float32)
+    compiled = torch.compile(lambda *x: cuda.attention(*x, causal=True), backend="aot_eager", fullgraph=True)
+    leaves = [x.requires_grad_() for x in arguments]
+    outputs = compiled(*leaves), cuda.attention(*leaves, causal=True)
+    assert torch.equal(*outputs)
+    got, wanted = (torch.autograd.grad(output.square().sum(), leaves) for output in outputs)
+    assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True))
+    torch._dynamo.reset()
+
+
+def test_autocast_computes_in_its_dtype() -> None:
+    a, b, w_v, value = draw((), 5, 7, 4, 6, torch.float32)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        got = cuda.attention(a.bfloat16(), b, w_v, value)
+    low = [x.bfloat16() for x in (a, b, w_v, value)]
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, cuda.attention(*low))
+
+
+def test_inputs_are_not_written_to_and_may_be_strided() -> None:
+    a, b, w_v, value = draw((2,), 9, 11, 6, 4, torch.float32)
+    strided = [a.mT.contiguous().mT, b.flip(0).flip(0), torch.stack((w_v, w_v), 1)[:, 0], value[:, ::1]]
+    copies = [x.clone() for x in strided]
+    assert torch.equal(cuda.attention(*strided), cuda.attention(a, b, w_v, value))
+    assert all(torch.equal(x, y) for x, y in zip(strided, copies, strict=True))
+
+
+def test_rejects() -> None:
+    a, b, w_v, value = draw((), 3, 4, 2, 5, torch.float32)
+    for wrong in ((a[:, :1], b, w_v, value), (a, b, w_v, value[:3]), (a, b, w_v[:1], value), (a[0], b, w_v, value)):
+        with pytest.raises(ValueError, match="expected"):
+            cuda.attention(*wrong)
+    with pytest.raises(ValueError, match="mask"):
+        cuda.attention(a, b, w_v, value, mask=torch.ones(3, 3, dtype=torch.bool, device=DEVICE))
+    with pytest.raises(TypeError, match="dtypes"):
+        cuda.attention(a.double(), b.double(), w_v.double(), value.double())
+    assert cuda.supports(a, b, w_v, value)
+    assert not cuda.supports(a.double())
+    assert not cuda.supports(a, b.half())
+
+
+def test_without_triton_the_error_is_one_clear_line() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "try:\n    import attnspec.backends.pytorch.additive.cuda\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert result.stdout.count("\n") == 1
+    assert "needs Triton" in result.stdout
+
+
+def environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+COMPILED = {
+    80: (("fp32", "usual"), ("bf16", "usual", "masked"), ("fp16", "small")),
+    90: (
+        ("fp32", "usual", "masked"),
+        ("bf16", "usual"),
+        ("fp16", "usual"),
+        ("fp32", "wide"),
+        ("bf16", "small", "masked"),
+    ),
+}
+
+
+@pytest.mark.parametrize("capability", COMPILED)
+def test_kernels_compile_for_a_gpu_that_is_not_there(capability: int, tmp_path: Path) -> None:
+    """Every kernel becomes machine code, and the loops over the hidden units hold the predicted instructions."""
+    script = Path(__file__).with_name("compile_additive_triton.py")
+    settings = environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(capability), *chosen], env=settings, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for chosen in COMPILED[capability]
+    ]  # fmt: skip
+    for process, chosen in zip(started, COMPILED[capability], strict=True):
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors[-2000:]
+        reports = json.loads(output)
+        if "usual" not in chosen:
+            continue
+        for name, report in reports.items():
+            assert all(loop["spills"] <= 0.06 * loop["terms"] for loop in report["loops"].values()), name
+            assert report["spills"] == 0 or name.startswith(("forward", "gradient")), name
+        for name in ("forward", "gradient queries", "gradient keys", "scores"):
+            # three terms to a reciprocal: 8 operations and one reciprocal for three, and few instructions besides
+            shared = reports[name]["loops"]["shared"]
+            assert shared["arithmetic"] <= 8 * shared["reciprocals"] + 2
+            assert shared["instructions"] <= 3.6 * shared["terms"]
+        for name in ("gradient queries", "gradient keys"):
+            pair = reports[name]["loops"]["pair"]
+            assert pair["instructions"] <= 7.0 * pair["terms"]
