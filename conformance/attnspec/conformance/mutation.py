@@ -10,10 +10,10 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,18 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Task:
-    """One backend at one seed. ``law`` is the only law to judge by, or empty for all; a variant is judged to the end."""
+    """One backend at one seed.
+
+    ``law`` is the only law to judge by, ``operation`` the only operation, empty for all of them. A variant is judged to
+    the end, and so is a mutant with ``every``; without, the first violation will do.
+    """
 
     subject: Mutant | Variant
     profile: str
     seed: int
     law: str = ""
     operation: str = ""
+    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,27 +72,43 @@ def perform(task: Task) -> Outcome:
     """Judge a mutant up to the first violation, or a variant by everything."""
     start = time.perf_counter()
     subject = task.subject
-    is_mutant = isinstance(subject, Mutant)
-    dtypes = (subject.dtype,) if isinstance(subject, Mutant) else subject.dtypes
+    every = task.every or isinstance(subject, Variant)
     contract = Contract.of(subject.backend())
     chosen = cases(
         contract,
         operations=(task.operation,) if task.operation else subject.operations,
         laws=(task.law,) if task.law else (),
-        dtypes=dtypes,
+        dtypes=(subject.dtype,) if isinstance(subject, Mutant) else subject.dtypes,
     )
     failures: list[tuple[str, str, str, str, str]] = []
     evaluations, largest = 0, 0.0
     for case in chosen:
-        results = judge(
-            subject.backend(), contract, case, PROFILES[task.profile], seed=task.seed, stop_at_first=is_mutant
-        )
+        results = _judged(subject, contract, case, task, every)
         evaluations += sum(r.examples for r in results)
         largest = max((largest, *(r.error_ratio for r in results if r.status is Status.PASSED)))
         failures += [_failure(r) for r in results if r.status is Status.FAILED]
-        if failures and is_mutant:
+        if failures and not every:
             break
     return Outcome(tuple(failures), evaluations, time.perf_counter() - start, largest)
+
+
+def _judged(subject: Mutant | Variant, contract: Contract, case: Case, task: Task, every: bool) -> list[Result]:
+    """Verdicts without counterexamples: up to the first violation, again without the laws that failed if wanted."""
+    failed: dict[str, Result] = {}
+    while True:
+        results = judge(
+            subject.backend(),
+            contract,
+            case,
+            PROFILES[task.profile],
+            seed=task.seed,
+            skip=failed,
+            stop_at_first=True,
+        )
+        now = {r.law: r for r in results if r.status is Status.FAILED}
+        if not every or len(now) == len(failed):
+            return results
+        failed = now
 
 
 def _failure(result: Result) -> tuple[str, str, str, str, str]:
@@ -242,55 +263,33 @@ def main_mutants(
 ) -> int:
     """Judge all mutants and variants and print what became of them.
 
-    ``workers``: processes, None for one per core, 0 for none (everything in this process). ``matrix`` judges every
-    mutant by each law alone. Returns 0 if every mutant was killed at every seed and no variant was harmed, else 1.
+    ``workers``: processes, None for one per core, 0 for none (everything in this process). ``matrix`` goes on
+    after the first violation and finds every law that kills a mutant. Returns 0 if every mutant was killed at every seed and no variant was harmed, else 1.
     """
     count = os.cpu_count() or 1 if workers is None else workers
-    subjects = [*mutants.values(), *variants.values()]
+    subjects: list[Mutant | Variant] = [*mutants.values(), *variants.values()]
     tasks = [Task(subject, profile, seed) for seed in range(seeds) for subject in sorted(subjects, key=_cost)]
-    alone = list(_alone(mutants, profile, seeds)) if matrix else []
-    found = _with_progress([*tasks, *alone], count, SECONDS[profile], console)
+    if matrix:
+        tasks = [replace(task, every=True) for task in tasks]
+    found = _with_progress(tasks, count, SECONDS[profile], console)
     by_name: dict[str, list[Outcome]] = {}
-    for task, outcome in zip(tasks, found, strict=False):
+    for task, outcome in zip(tasks, found, strict=True):
         by_name.setdefault(task.subject.name, []).append(outcome)
     killed = [Row(m, by_name[name]) for name, m in mutants.items()]
     harmed = [Row(v, by_name[name]) for name, v in variants.items()]
-    single = _single(alone, found[len(tasks) :])
     _print_mutants(killed, seeds, console)
     if matrix:
-        _print_matrix(mutants, single, seeds, console)
+        _print_matrix(killed, seeds, console)
     _print_variants(harmed, seeds, console)
     well = all(row.kills == seeds for row in killed) and not any(row.kills for row in harmed)
     if json_path is not None:
-        json_path.write_text(json.dumps(_report(profile, seeds, killed, harmed, single, well), indent=1) + "\n")
+        json_path.write_text(json.dumps(_report(profile, seeds, matrix, killed, harmed, well), indent=1) + "\n")
     return 0 if well else 1
 
 
 def _cost(subject: Mutant | Variant) -> float:
     """What takes longest comes first."""
     return isinstance(subject, Mutant)
-
-
-def _alone(mutants: Mapping[str, Mutant], profile: str, seeds: int) -> Iterator[Task]:
-    for m in mutants.values():
-        contract = Contract.of(m.backend())
-        governing = {law for case in _cases(contract, m) for law in case.laws}
-        for law in sorted(governing):
-            for seed in range(seeds):
-                yield Task(m, profile, seed, law)
-
-
-def _cases(contract: Contract, m: Mutant) -> list[Case]:
-    return cases(contract, operations=m.operations, dtypes=(m.dtype,))
-
-
-def _single(tasks: Sequence[Task], found: Sequence[Outcome]) -> dict[str, dict[str, int]]:
-    """For every mutant, at how many seeds each law killed it alone."""
-    result: dict[str, dict[str, int]] = {}
-    for task, outcome in zip(tasks, found, strict=True):
-        laws = result.setdefault(task.subject.name, {})
-        laws[task.law] = laws.get(task.law, 0) + (bool(outcome.failures) or outcome.lost)
-    return result
 
 
 def _with_progress(tasks: Sequence[Task], workers: int, limit: float, console: Console) -> list[Outcome]:
@@ -331,20 +330,17 @@ def _print_mutants(rows: Sequence[Row], seeds: int, console: Console) -> None:
     console.print(table)
 
 
-def _print_matrix(
-    mutants: Mapping[str, Mutant], single: Mapping[str, Mapping[str, int]], seeds: int, console: Console
-) -> None:
-    table = Table(title=f"Which law kills which mutant alone, in how many of {seeds} seeds (assigned laws first)")
+def _print_matrix(rows: Sequence[Row], seeds: int, console: Console) -> None:
+    table = Table(title=f"Which laws kill which mutant, in how many of {seeds} seeds (* assigned)")
     table.add_column("mutant")
     table.add_column("laws")
-    for name, m in mutants.items():
-        laws = single.get(name, {})
-        ordered = sorted(laws, key=lambda law: (law not in m.breaks, -laws[law], law))
-        shown = [
-            f"{'*' if law in m.breaks else ''}{law} {laws[law]}" for law in ordered if laws[law] or law in m.breaks
-        ]
-        weak = any(laws.get(law, 0) < seeds for law in m.breaks)
-        table.add_row(escape(name), ", ".join(shown), style="yellow" if weak else None)
+    for row in rows:
+        assigned = row.subject.breaks if isinstance(row.subject, Mutant) else ()
+        counts = dict.fromkeys(assigned, 0) | row.laws
+        ordered = sorted(counts, key=lambda law: (law not in assigned, -counts[law], law))
+        shown = ", ".join(f"{'*' if law in assigned else ''}{law} {counts[law]}" for law in ordered)
+        weak = any(counts[law] < seeds for law in assigned)
+        table.add_row(escape(row.subject.name), shown, style="yellow" if weak else None)
     console.print(table)
 
 
@@ -369,12 +365,7 @@ def _print_variants(rows: Sequence[Row], seeds: int, console: Console) -> None:
 
 
 def _report(
-    profile: str,
-    seeds: int,
-    killed: Sequence[Row],
-    harmed: Sequence[Row],
-    single: Mapping[str, Mapping[str, int]],
-    well: bool,
+    profile: str, seeds: int, matrix: bool, killed: Sequence[Row], harmed: Sequence[Row], well: bool
 ) -> dict[str, Any]:
     total = sum(row.evaluations for row in harmed)
     alarms = sum(row.kills for row in harmed)
@@ -382,6 +373,7 @@ def _report(
         "schema": SCHEMA,
         "profile": profile,
         "seeds": seeds,
+        "matrix": matrix,
         "mutants": [
             {
                 "name": row.subject.name,
@@ -392,7 +384,6 @@ def _report(
                 "assigned": list(row.subject.breaks) if isinstance(row.subject, Mutant) else [],
                 "killed": row.kills,
                 "laws": row.laws,
-                "alone": single.get(row.subject.name),
                 "checks": row.evaluations,
             }
             for row in killed

@@ -165,8 +165,13 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             inner = (weights * g).sum(-1, keepdims=True)
             # The weights of a row share the error of their sum, to which equal exponentials contribute alike.
             shared = 0.5 * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
-            inner = Soft(inner.value, np.sqrt(inner.error**2 + shared**2), inner.precision)
-            return [_unbroadcast(weights * (g - inner), self.shape)]
+            # Its error is the same at every key of the row: a sum over keys adds it as it is, not in quadrature.
+            alpha = np.abs(weights.value).astype(np.float64)
+            effective = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
+            common = alpha * np.sqrt((inner.error**2 + shared**2) * np.maximum(effective, 1.0))
+            back = weights * (g - Soft(inner.value, 0.0, inner.precision))
+            back = Soft(back.value, np.sqrt(back.error**2 + common**2), back.precision)
+            return [_unbroadcast(back, self.shape)]
 
         return Traced(weights, [self], backward)
 
@@ -174,6 +179,11 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 def _unbroadcast(g: Soft, shape: tuple[int, ...]) -> Soft:
     """Sum a gradient over the dimensions that broadcasting had repeated."""
     extra = g.ndim - len(shape)
+    p = g.precision
+    if g.shape != shape and p.operand and not g.given:
+        # What was computed for each element of a batch is stored before it is summed.
+        rounding = (0.6 * p.operand * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
+        g = Soft(g.value, np.sqrt(g.error**2 + rounding), p, size=g.size)
     if extra:
         g = g.sum(axis=tuple(range(extra)))
     repeated = tuple(i for i, (have, want) in enumerate(zip(g.shape, shape, strict=True)) if want == 1 != have)

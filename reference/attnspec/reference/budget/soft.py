@@ -101,9 +101,9 @@ class Soft(Approximate):
             variance = variance + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
         variance = variance + (p.bias * _real(value)) ** 2
         if a.error.any():
-            variance = variance + a.error**2 @ _real(b.value) ** 2
+            variance = variance + a.error**2 @ right
         if b.error.any():
-            variance = variance + _real(a.value) ** 2 @ b.error**2
+            variance = variance + left @ b.error**2
         if a.weights is not None:
             # Equal summands err alike, not independently.
             variance = variance + (0.5 * p.accumulation * a.weights * _real(value)) ** 2

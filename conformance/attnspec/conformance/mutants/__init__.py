@@ -1,0 +1,35 @@
+"""Backends that are wrong in one way each, to test the laws with: :data:`MUTANTS`, a module for each chapter."""
+
+from attnspec.conformance.mutants import (
+    attention,
+    calling,
+    gradients,
+    masking,
+    moments,
+    multihead,
+    normalization,
+    pooling,
+    positional,
+    scoring,
+    semantics,
+    seq2seq,
+)
+from attnspec.conformance.mutants.frame import MUTANTS, Mutant, mutant
+
+__all__ = [
+    "MUTANTS",
+    "Mutant",
+    "attention",
+    "calling",
+    "gradients",
+    "masking",
+    "moments",
+    "multihead",
+    "mutant",
+    "normalization",
+    "pooling",
+    "positional",
+    "scoring",
+    "semantics",
+    "seq2seq",
+]

@@ -1,0 +1,432 @@
+"""Mutants of attention."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.frame import mutant
+from attnspec.conformance.mutants.right import Formulas, Numbers
+from attnspec.conformance.mutants.right.library import rounded
+
+DOT = ("dot_product_attention", "scaled_dot_product_attention")
+SOFT = (*DOT, "general_attention", "additive_attention")
+
+
+@mutant(
+    "attention without scale",
+    replaces="scaled",
+    operations=("scaled_dot_product_attention", "self_attention", "projected_self_attention", "cross_attention"),
+    breaks=("attention.scale",),
+    source="mlc-ai/mlc-llm#3426, ethen8181/machine-learning#13",
+)
+def unscaled(right: Formulas, scores: Numbers, d: int) -> Numbers:
+    """√d is forgotten."""
+    return scores
+
+
+@mutant(
+    "attention scaled by d",
+    replaces="scaled",
+    operations=("scaled_dot_product_attention", "self_attention"),
+    breaks=("attention.scale",),
+    source="a scale of d in place of √d",
+)
+def over_d(right: Formulas, scores: Numbers, d: int) -> Numbers:
+    """Divided by d."""
+    return scores / scores.dtype.type(d)
+
+
+@mutant(
+    "scale after the softmax",
+    replaces="attend",
+    operations=("scaled_dot_product_attention",),
+    breaks=("pooling.constants", "pooling.gain"),
+    source="FrancescoSaverioZuppichini/ViT#6",
+)
+def scaled_weights(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """The weights are halved, not the scores."""
+    return Formulas.attend(right, 2 * scores, value, mask, causal) * value.dtype.type(0.5)
+
+
+@mutant(
+    "scale of head size 64",
+    replaces="scaled",
+    operations=("scaled_dot_product_attention",),
+    breaks=("attention.scale",),
+    source="BobMcDear/attorch#14",
+)
+def hard_coded_scale(right: Formulas, scores: Numbers, d: int) -> Numbers:
+    """1/8 whatever d is."""
+    return scores * scores.dtype.type(0.125)
+
+
+@mutant(
+    "scale 0.2 % off in bfloat16",
+    replaces="exponential",
+    operations=SOFT,
+    dtype="bfloat16",
+    breaks=("attention.scale",),
+    source="log₂e written as 1.44",
+)
+def short_logarithm(right: Formulas, x: Numbers) -> Numbers:
+    """exp2(1.44 x), where log₂e is 1.4427."""
+    return np.exp2(x.dtype.type(1.44) * x)
+
+
+@mutant(
+    "scores capped at 30 by tanh",
+    replaces="softmax",
+    operations=("dot_product_attention",),
+    breaks=("attention.hard-limit", "operation.oracle"),
+    source="soft-capping left on",
+)
+def soft_cap(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """30 tanh(e/30)."""
+    cap = scores.dtype.type(30)
+    return Formulas.softmax(right, cap * np.tanh(scores / cap), mask=mask)
+
+
+@mutant(
+    "attention scores clipped at ±20",
+    replaces="softmax",
+    operations=DOT,
+    breaks=("attention.hard-limit", "operation.oracle"),
+    source="clipping that keeps exp from overflowing",
+)
+def clipped_scores(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """Scores beyond ±20 all count alike."""
+    low, high = scores.dtype.type(-20), scores.dtype.type(20)
+    return Formulas.softmax(right, np.minimum(np.maximum(scores, low), high), mask=mask)
+
+
+@mutant(
+    "absolute scores",
+    replaces="softmax",
+    operations=DOT,
+    breaks=("operation.oracle",),
+    source="similarity taken without its sign",
+)
+def absolute_scores(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """|e|: opposite keys attract as much as equal ones."""
+    return Formulas.softmax(right, np.abs(scores), mask=mask)
+
+
+@mutant(
+    "a bias for distance left on",
+    replaces="attend",
+    operations=(*SOFT, "self_attention"),
+    breaks=(
+        "attention.query-permutation",
+        "attention.key-permutation",
+        "attention.self-equivariance",
+        "pooling.uniform",
+    ),
+    source="linear position biases (ALiBi) in a kernel's default",
+)
+def distance_bias(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """−|i − j|/8 is added to the scores."""
+    n, m = scores.shape[-2:]
+    bias = -np.abs(np.arange(n)[:, None] - np.arange(m)) / 8
+    return Formulas.attend(right, scores + bias.astype(scores.dtype), value, mask, causal)
+
+
+@mutant(
+    "sliding window left on",
+    replaces="attendable",
+    operations=(*SOFT, "self_attention"),
+    breaks=("attention.key-permutation", "attention.self-equivariance", "pooling.uniform"),
+    source="ROCm/flash-attention#158",
+)
+def sliding_window(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """Keys more than 8 positions away are not attended to."""
+    near = np.abs(np.arange(n)[:, None] - np.arange(m)) <= 8
+    allowed = Formulas.attendable(right, mask, causal, n, m)
+    return near if allowed is None else near & allowed
+
+
+@mutant(
+    "first key skipped",
+    replaces="attendable",
+    operations=SOFT,
+    breaks=("attention.key-permutation", "pooling.uniform"),
+    source="an attention sink that is dropped",
+)
+def first_key_skipped(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """Key 0 is left out where there is another one."""
+    others = np.arange(m)[None, :] > 0
+    allowed = Formulas.attendable(right, mask, causal, n, m)
+    if m < 2:
+        return allowed
+    return others if allowed is None else others & allowed
+
+
+@mutant(
+    "tail of keys dropped",
+    replaces="attendable",
+    operations=SOFT,
+    breaks=("operation.oracle", "attention.key-permutation"),
+    source="pytorch/pytorch#159247",
+)
+def dropped_tail(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """Keys behind the last whole tile of 16 are not read, where there is a whole one."""
+    whole = np.arange(m)[None, :] < (m // 16 * 16 if m >= 16 else m)
+    allowed = Formulas.attendable(right, mask, causal, n, m)
+    return whole if allowed is None else whole & allowed
+
+
+@mutant(
+    "padded keys with score 0",
+    replaces="normalized",
+    operations=SOFT,
+    breaks=("attention.duplication", "attention.single-key", "pooling.constants"),
+    source="flashinfer-ai/flashinfer#5090, ROCm/rocMLIR#1258",
+)
+def phantom_keys(right: Formulas, scores: Numbers) -> Numbers:
+    """Tiles of 16 keys are filled up with zeros, which count with weight exp 0."""
+    m = scores.shape[-1]
+    filled = np.zeros((*scores.shape[:-1], -m % 16), scores.dtype)
+    return Formulas.normalized(right, np.concatenate([scores, filled], axis=-1))[..., :m]
+
+
+@mutant(
+    "accumulator not rescaled",
+    replaces="attend",
+    operations=SOFT,
+    breaks=("operation.oracle", "attention.key-permutation", "attention.duplication"),
+    source="tile-ai/tilelang#1148, PaddleJitLab/CUDATutorial#69",
+)
+def unrescaled(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """When the running maximum grows in a later tile of 16 keys, what was summed before keeps its old scale."""
+    n, m = scores.shape[-2:]
+    allowed = right.attendable(mask, causal, n, m)
+    excluded = right.excluded(scores, allowed)
+    tiles = [slice(start, start + 16) for start in range(0, m, 16)]
+    exponentials = [np.exp(excluded[..., tile] - right.shift(excluded[..., : tile.stop])) for tile in tiles]
+    whole = np.concatenate(exponentials, axis=-1) if tiles else excluded
+    total = right.total(whole)
+    weights = whole / np.where(total == 0, scores.dtype.type(1), total)
+    return right.pooled(weights, value, allowed)
+
+
+@mutant(
+    "halves of the keys merged with equal weights",
+    replaces="attend",
+    operations=SOFT,
+    breaks=("attention.split-and-merge", "attention.key-permutation"),
+    source="split keys merged without their sums of exponentials",
+)
+def equal_merge(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Each half of at least 4 keys counts as much as the other."""
+    m = scores.shape[-1]
+    if mask is not None or causal or m < 4:
+        return Formulas.attend(right, scores, value, mask, causal)
+    first, second = (
+        Formulas.attend(right, scores[..., part], value[..., part, :], None, False)
+        for part in (slice(m // 2), slice(m // 2, None))
+    )
+    return 0.5 * (first + second)
+
+
+@mutant(
+    "scores scaled by the logarithm of the number of keys",
+    replaces="attend",
+    operations=("scaled_dot_product_attention", "additive_attention"),
+    breaks=("attention.duplication", "attention.split-and-merge", "masking.truncation"),
+    source="log-length scaling for long contexts",
+)
+def length_scaled(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """e·log(m + 1)/log 8."""
+    factor = scores.dtype.type(np.log(scores.shape[-1] + 1) / np.log(8))
+    return Formulas.attend(right, scores * factor, value, mask, causal)
+
+
+@mutant(
+    "ε in the denominator of attention",
+    replaces="total",
+    operations=SOFT,
+    breaks=("attention.single-key", "pooling.gain"),
+    source="guards against division by zero",
+)
+def epsilon(right: Formulas, x: Numbers) -> Numbers:
+    """10⁻⁶ is added to every sum."""
+    return Formulas.total(right, x) + x.dtype.type(1e-6)
+
+
+@mutant(
+    "hard attention",
+    replaces="normalized",
+    operations=SOFT,
+    breaks=("pooling.uniform", "operation.oracle"),
+    source="argmax in place of softmax; the first of equal keys wins",
+)
+def hard(right: Formulas, scores: Numbers) -> Numbers:
+    """The best key takes all."""
+    first = np.argmax(scores, axis=-1)[..., None] if scores.shape[-1] else np.zeros((*scores.shape[:-1], 1))
+    best = (np.arange(scores.shape[-1]) == first) & (scores > -np.inf)
+    return best.astype(scores.dtype)
+
+
+@mutant(
+    "queries of attention through a ReLU",
+    replaces="dot_scores",
+    operations=DOT,
+    breaks=("attention.sign", "operation.oracle"),
+    source="feature maps of linear attention",
+)
+def relu_queries(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """Negative coordinates of queries are lost."""
+    return Formulas.dot_scores(right, np.maximum(query, query.dtype.type(0)), key)
+
+
+@mutant(
+    "queries cut to float16's range of 4 decimals",
+    replaces="dot_scores",
+    operations=DOT,
+    breaks=("attention.scale-trade", "operation.oracle"),
+    source="fixed-point queries",
+)
+def fixed_point_queries(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """Queries are rounded to multiples of 2⁻⁸."""
+    step = query.dtype.type(2.0**-8)
+    return Formulas.dot_scores(right, np.rint(query / step) * step, key)
+
+
+@mutant(
+    "small keys flushed to zero",
+    replaces="dot_scores",
+    operations=DOT,
+    breaks=("attention.scale-trade", "operation.oracle"),
+    source="quantised keys",
+)
+def flushed_keys(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """Keys below 1/16 in magnitude count as 0."""
+    return Formulas.dot_scores(right, query, np.where(np.abs(key) < 0.0625, key.dtype.type(0), key))
+
+
+@mutant(
+    "keys centred in place",
+    replaces="dot_scores",
+    operations=("scaled_dot_product_attention",),
+    breaks=("operation.oracle",),
+    source="smoothed keys (SageAttention) of the first half only",
+)
+def centred_half(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """The mean of the keys is taken off the first half of them; off all of them it would cancel in the softmax."""
+    m = key.shape[-2]
+    mean = np.sum(key, axis=-2, keepdims=True) / key.dtype.type(max(m, 1))
+    first = np.arange(m)[:, None] < m // 2
+    return Formulas.dot_scores(right, query, np.where(first, key - mean, key))
+
+
+@mutant(
+    "scores rounded to bfloat16",
+    replaces="dot_scores",
+    operations=DOT,
+    breaks=("operation.oracle", "attention.scale"),
+    source="scores stored in the dtype of a mixed-precision region, undeclared",
+)
+def stored_scores(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """Float32 inputs, bfloat16 scores."""
+    return rounded(Formulas.dot_scores(right, query, key), "bfloat16")
+
+
+@mutant(
+    "positions added to the sequence",
+    replaces="self_attention",
+    operations=("self_attention",),
+    breaks=("attention.self-equivariance",),
+    source="an encoding added inside the layer as well",
+)
+def positions_added(right: Formulas, x: Numbers, *, mask: Numbers = None, causal: bool = False) -> Numbers:
+    """x + P."""
+    encoding = right.sinusoidal_positional_encoding(x.shape[-2], x.shape[-1]).astype(x.dtype)
+    return Formulas.self_attention(right, x + encoding, mask=mask, causal=causal)
+
+
+@mutant(
+    "weights from positions alone",
+    replaces="softmax",
+    operations=(*DOT, "self_attention", "nadaraya_watson"),
+    breaks=("attention.input-dependence",),
+    source="S1: a fully connected layer has weights that do not depend on the input",
+)
+def fixed_weights(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """All attendable keys count alike."""
+    return Formulas.softmax(right, scores * scores.dtype.type(0), mask=mask)
+
+
+@mutant(
+    "projections of queries and keys exchanged",
+    replaces="projected_self_attention",
+    operations=("projected_self_attention",),
+    breaks=("operation.oracle",),
+    source="positional weights passed in the other order",
+)
+def exchanged_projections(
+    right: Formulas, x: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None, causal: bool = False
+) -> Numbers:
+    """W_k makes the queries and W_q the keys, which fits always."""
+    return Formulas.projected_self_attention(right, x, w_k, w_q, w_v, mask=mask, causal=causal)
+
+
+@mutant(
+    "queries made from the memory where it fits",
+    replaces="cross_attention",
+    operations=("cross_attention",),
+    breaks=("attention.query-permutation", "operation.oracle"),
+    source="arguments in the other order",
+)
+def queries_from_memory(
+    right: Formulas, x: Numbers, memory: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
+) -> Numbers:
+    """The first query stands for all of them."""
+    first = np.repeat(x[..., :1, :], x.shape[-2], axis=-2) if x.shape[-2] else x
+    return Formulas.cross_attention(right, first, memory, w_q, w_k, w_v, mask=mask)
+
+
+@mutant(
+    "one head size for queries and values",
+    replaces="scaled",
+    operations=("projected_self_attention", "cross_attention"),
+    breaks=("operation.oracle",),
+    source="juho-lee/set_transformer#18",
+)
+def scaled_by_inputs(right: Formulas, scores: Numbers, d: int) -> Numbers:
+    """Scaled by √(d + 1), as if a padded column were counted."""
+    return scores / np.sqrt(scores.dtype.type(d + 1))
+
+
+@mutant(
+    "scores 0.1 % off",
+    replaces="scaled",
+    operations=("scaled_dot_product_attention",),
+    breaks=("attention.scale", "operation.oracle"),
+    source="1/√d from a table of three digits",
+)
+def three_digits(right: Formulas, scores: Numbers, d: int) -> Numbers:
+    """1/√d rounded to a thousandth of itself."""
+    return Formulas.scaled(right, scores, d) * scores.dtype.type(1.001)
+
+
+@mutant(
+    "wrong beyond 128 keys",
+    replaces="attend",
+    operations=SOFT,
+    breaks=("operation.oracle",),
+    source="an index that wraps in the second tile",
+)
+def wraps_after_128(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Values from key 128 on are read from the first tile again."""
+    order = np.arange(value.shape[-2]) % 128
+    return Formulas.attend(right, scores, np.take(value, order, axis=-2), mask, causal)
+
+
+@mutant(
+    "queries beyond 64 repeat",
+    replaces="attend",
+    operations=SOFT,
+    breaks=("operation.oracle",),
+    source="BobMcDear/attorch#14: offsets divided by the wrong stride",
+)
+def repeated_queries(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Rows from 64 on are those of the first tile."""
+    result = Formulas.attend(right, scores, value, mask, causal)
+    return np.take(result, np.arange(result.shape[-2]) % 64, axis=-2)

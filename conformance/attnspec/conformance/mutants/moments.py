@@ -1,0 +1,57 @@
+"""Mutants that change the mean or the variance of scores."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.frame import mutant
+from attnspec.conformance.mutants.right import Formulas, Numbers
+
+SCORES = ("dot_scores", "scaled_dot_scores")
+
+
+@mutant(
+    "scores with a constant offset",
+    replaces="dot_scores",
+    operations=SCORES,
+    breaks=("moments.mean", "scoring.linearity"),
+    source="a bias that cancels in the softmax, but not in the scores",
+)
+def offset(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """10⁻³ is added to every score."""
+    return Formulas.dot_scores(right, query, key) + query.dtype.type(1e-3)
+
+
+@mutant(
+    "last coordinate counted twice",
+    replaces="dot_scores",
+    operations=SCORES,
+    breaks=("moments.variance-vector-mean", "moments.variance-common-mean", "scoring.rotation-invariance"),
+    source="overlapping tiles at the end",
+)
+def counted_twice(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """Tiles of the features overlap by one."""
+    return Formulas.dot_scores(right, query, key) + Formulas.dot_scores(right, query[..., -1:], key[..., -1:])
+
+
+@mutant(
+    "scaled as if d were one larger",
+    replaces="scaled",
+    operations=("scaled_dot_scores",),
+    breaks=("moments.variance-monte-carlo", "moments.variance-common-mean", "scoring.scale"),
+    source="a padded column counted",
+)
+def one_dimension_more(right: Formulas, scores: Numbers, d: int) -> Numbers:
+    """√(d + 1)."""
+    return scores / np.sqrt(scores.dtype.type(d + 1))
+
+
+@mutant(
+    "keys centred",
+    replaces="dot_scores",
+    operations=SCORES,
+    breaks=("scoring.key-linearity", "scoring.symmetry", "moments.mean"),
+    source="smoothed keys (SageAttention), right in attention only",
+)
+def centred_keys(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """The first key is subtracted from all keys of more than one, and an eighth of a lone one."""
+    reference = key[..., :1, :] if key.shape[-2] > 1 else key * key.dtype.type(0.125)
+    return Formulas.dot_scores(right, query, key - reference)

@@ -1,0 +1,226 @@
+"""Gradients of NumPy formulas: arrays that remember how they were computed (reverse mode)."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Numbers = np.ndarray[Any, Any]
+Backward = Callable[[Numbers], Sequence[Numbers]]
+
+
+class Tape(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array, what it was computed from, and how a gradient goes back there."""
+
+    __array_priority__ = 1000
+
+    def __init__(self, value: Any, parents: Sequence["Tape"] = (), backward: Backward | None = None) -> None:
+        self.value: Numbers = np.asarray(value)
+        self.parents, self.backward = tuple(parents), backward
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers."""
+        return tuple(self.value.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.value.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of numbers."""
+        return self.value.size
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the numbers."""
+        return self.value.dtype
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __getitem__(self, index: Any) -> "Tape":
+        def backward(g: Numbers) -> Sequence[Numbers]:
+            whole = np.zeros(self.shape, g.dtype)
+            np.add.at(whole, index, g)
+            return [whole]
+
+        return Tape(self.value[index], [self], backward)
+
+    def reshape(self, *shape: Any) -> "Tape":
+        """The same numbers in another shape."""
+        return Tape(self.value.reshape(*shape), [self], lambda g: [g.reshape(self.shape)])
+
+    def astype(self, dtype: Any) -> "Tape":
+        """The numbers rounded to a dtype; the gradient passes straight through."""
+        return Tape(self.value.astype(dtype), [self], lambda g: [g.astype(self.dtype)])
+
+    def copy(self) -> "Tape":
+        """A copy."""
+        return Tape(self.value.copy(), [self], lambda g: [g])
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> "Tape":
+        """Sums."""
+        whole = self.value.sum(axis=axis, keepdims=True).shape
+        return Tape(
+            self.value.sum(axis=axis, keepdims=keepdims),
+            [self],
+            lambda g: [np.broadcast_to(g.reshape(whole), self.shape)],
+        )
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "reduce" and ufunc is np.add:
+            return inputs[0].sum(kwargs.get("axis"), kwargs.get("keepdims", False))
+        if method == "__call__" and not kwargs:
+            if ufunc in _RULES:
+                operands = [x if isinstance(x, Tape) else Tape(x) for x in inputs]
+                values = [x.value for x in operands]
+                # A Python number keeps to the dtype of the other operand.
+                result = ufunc(*(x.value if isinstance(x, Tape) else x for x in inputs))
+                return Tape(result, operands, _RULES[ufunc](result, *values))
+            if ufunc in _PLAIN:
+                return ufunc(*(plain(x) for x in inputs))
+        return NotImplemented
+
+    def __array_function__(
+        self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if function in _MOVES:
+            return self._moved(function, args, kwargs)
+        if function in (np.concatenate, np.stack):
+            return _joined(function, *args, **kwargs)
+        if function is np.where:
+            return _chosen(*args)
+        if function is np.sum:
+            return args[0].sum(*args[1:], **kwargs)
+        if function is np.max:
+            # Only ever subtracted from scores, where its gradient cancels.
+            return np.max(args[0].value, *args[1:], **kwargs)
+        if function in (np.shape, np.ndim, np.zeros_like, np.ones_like):
+            return function(args[0].value, *args[1:], **kwargs)
+        return NotImplemented
+
+    def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Tape":
+        x: Tape = args[0]
+        places = function(np.arange(x.size).reshape(x.shape), *args[1:], **kwargs)
+
+        def backward(g: Numbers) -> Sequence[Numbers]:
+            whole = np.zeros(x.size, g.dtype)
+            np.add.at(whole, places, g)
+            return [whole.reshape(x.shape)]
+
+        return Tape(function(x.value, *args[1:], **kwargs), [x], backward)
+
+
+def plain(x: Any) -> Any:
+    """The numbers of an array, whether it is on the tape or not."""
+    return x.value if isinstance(x, Tape) else x
+
+
+def _joined(function: Any, arrays: Sequence[Any], axis: int = 0) -> Tape:
+    parts = [x if isinstance(x, Tape) else Tape(x) for x in arrays]
+
+    def backward(g: Numbers) -> Sequence[Numbers]:
+        if function is np.stack:
+            return [np.take(g, i, axis=axis) for i in range(len(parts))]
+        return np.split(g, np.cumsum([p.shape[axis] for p in parts])[:-1], axis=axis)
+
+    return Tape(function([p.value for p in parts], axis=axis), parts, backward)
+
+
+def _chosen(condition: Any, x: Any, y: Any) -> Tape:
+    mask = plain(condition)
+    value = np.where(mask, plain(x), plain(y))
+    operands = [v if isinstance(v, Tape) else Tape(v) for v in (x, y)]
+
+    def backward(g: Numbers) -> Sequence[Numbers]:
+        zero = np.zeros((), g.dtype)
+        first, second = np.where(mask, g, zero), np.where(mask, zero, g)
+        return [unbroadcast(first, operands[0].shape), unbroadcast(second, operands[1].shape)]
+
+    return Tape(value, operands, backward)
+
+
+def unbroadcast(g: Numbers, shape: tuple[int, ...]) -> Numbers:
+    """Sum a gradient over the dimensions that broadcasting had repeated."""
+    g = g.sum(axis=tuple(range(g.ndim - len(shape))))
+    repeated = tuple(i for i, (have, want) in enumerate(zip(g.shape, shape, strict=True)) if want == 1 != have)
+    return g.sum(axis=repeated, keepdims=True) if repeated else g
+
+
+def _elementwise(*parts: Callable[..., Numbers]) -> Callable[..., Backward]:
+    """A rule from one function per operand: of the incoming gradient, the result and the operands."""
+
+    def rule(result: Numbers, *operands: Numbers) -> Backward:
+        def backward(g: Numbers) -> Sequence[Numbers]:
+            return [
+                unbroadcast(np.asarray(part(g, result, *operands)), np.shape(x))
+                for part, x in zip(parts, operands, strict=True)
+            ]
+
+        return backward
+
+    return rule
+
+
+def _matmul(result: Numbers, a: Numbers, b: Numbers) -> Backward:
+    def backward(g: Numbers) -> Sequence[Numbers]:
+        if b.ndim == 1:
+            return [unbroadcast(g[..., None] * b, a.shape), np.tensordot(g, a, axes=(range(g.ndim), range(g.ndim)))]
+        of_a, of_b = g @ np.swapaxes(b, -1, -2), np.swapaxes(a, -1, -2) @ g
+        return [unbroadcast(of_a, a.shape), unbroadcast(of_b, b.shape)]
+
+    return backward
+
+
+_PLAIN = frozenset(
+    {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.isfinite, np.isnan}
+)
+_MOVES = frozenset(
+    {np.swapaxes, np.moveaxis, np.transpose, np.broadcast_to, np.repeat, np.take, np.roll, np.flip, np.tile}
+)
+_RULES: Mapping[Any, Callable[..., Backward]] = {
+    np.add: _elementwise(lambda g, r, a, b: g, lambda g, r, a, b: g),
+    np.subtract: _elementwise(lambda g, r, a, b: g, lambda g, r, a, b: -g),
+    np.multiply: _elementwise(lambda g, r, a, b: g * b, lambda g, r, a, b: g * a),
+    np.true_divide: _elementwise(lambda g, r, a, b: g / b, lambda g, r, a, b: -g * r / b),
+    np.negative: _elementwise(lambda g, r, a: -g),
+    np.absolute: _elementwise(lambda g, r, a: g * np.sign(a)),
+    np.square: _elementwise(lambda g, r, a: 2 * g * a),
+    np.sqrt: _elementwise(lambda g, r, a: g / (2 * r)),
+    np.exp: _elementwise(lambda g, r, a: g * r),
+    np.exp2: _elementwise(lambda g, r, a: g * r * a.dtype.type(np.log(2))),
+    np.log: _elementwise(lambda g, r, a: g / a),
+    np.tanh: _elementwise(lambda g, r, a: g * (1 - r * r)),
+    np.sign: _elementwise(lambda g, r, a: np.zeros_like(g)),
+    np.floor: _elementwise(lambda g, r, a: np.zeros_like(g)),
+    np.rint: _elementwise(lambda g, r, a: np.zeros_like(g)),
+    np.maximum: _elementwise(lambda g, r, a, b: g * (a >= b), lambda g, r, a, b: g * (b > a)),
+    np.minimum: _elementwise(lambda g, r, a, b: g * (a <= b), lambda g, r, a, b: g * (b < a)),
+    np.matmul: _matmul,
+}
+
+
+def gradients(result: Tape, inputs: Mapping[str, Tape], cotangent: Numbers) -> dict[str, Numbers]:
+    """Gradients of ⟨cotangent, result⟩ with respect to each input."""
+    order: list[Tape] = []
+    seen: set[int] = set()
+    stack = [(result, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((p, False) for p in node.parents)
+    found: dict[int, Numbers] = {id(result): cotangent}
+    for node in reversed(order):
+        g = found.get(id(node))
+        if node.backward is None or g is None:
+            continue
+        for parent, part in zip(node.parents, node.backward(g), strict=True):
+            found[id(parent)] = found[id(parent)] + part if id(parent) in found else part
+    return {name: found.get(id(x), np.zeros_like(x.value)) for name, x in inputs.items()}

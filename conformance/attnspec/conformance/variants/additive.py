@@ -1,0 +1,77 @@
+"""Other ways to the hyperbolic tangent of additive scores."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.right import Formulas, Numbers
+from attnspec.conformance.mutants.right.library import rounded
+from attnspec.conformance.mutants.right.tape import plain
+from attnspec.conformance.variants.frame import variant
+
+ADDITIVE = ("additive_scores", "additive_attention", "bahdanau_context")
+
+
+@variant("tanh factorised into exponentials", operations=ADDITIVE, differentiable=False)
+class Factorised(Formulas):
+    """1 − 2/(1 + EF) with E = e^2a of the query and F = e^2b of the key, where neither can overflow."""
+
+    def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
+        """Exponentials for every query and every key, none for the pairs; large projections go the plain way."""
+        small = (np.abs(plain(of_query)) <= 20) & (np.abs(plain(of_key)) <= 20)
+        one, two = of_query.dtype.type(1), of_query.dtype.type(2)
+        factorised = one - two / (one + np.exp(two * of_query) * np.exp(two * of_key))
+        return np.where(small, factorised, Formulas.hidden(self, of_query, of_key))
+
+
+@variant("tanh from exp(−2|x|)", operations=ADDITIVE, differentiable=False)
+class Folded(Formulas):
+    """sign(x)(1 − t)/(1 + t) with t = exp(−2|x|), which cannot overflow."""
+
+    def activation(self, x: Numbers) -> Numbers:
+        """Folded at 0."""
+        t = np.exp(-2 * np.abs(x))
+        return np.sign(x) * ((1 - t) / (1 + t))
+
+
+@variant(
+    "reciprocals of two units at once",
+    operations=("additive_scores", "additive_attention"),
+    differentiable=False,
+)
+class PairedReciprocals(Formulas):
+    """Hidden units in pairs share one division: 1/x = y/(xy)."""
+
+    def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
+        """t = exp(−2|x|) keeps both factors between 1 and 2."""
+        x = of_query + of_key
+        t = np.exp(-2 * np.abs(x))
+        below = 1 + t
+        other = np.flip(below, axis=-1)
+        return np.sign(x) * ((1 - t) * (other / (below * other)))
+
+
+@variant(
+    "fast tanh, declared",
+    operations=ADDITIVE,
+    precision={"float32": "ieee32+fast-tanh"},
+    differentiable=False,
+)
+class FastTanh(Formulas):
+    """tanh to eleven bits."""
+
+    def activation(self, x: Numbers) -> Numbers:
+        """Rounded to the mantissa of float16, at any size."""
+        mantissa, exponent = np.frexp(np.tanh(x))
+        return np.ldexp(np.rint(mantissa * 2**11) / x.dtype.type(2**11), exponent)
+
+
+@variant("additive in bfloat16", operations=ADDITIVE, dtypes=("bfloat16",), differentiable=False)
+class Brain(Formulas):
+    """Projections are rounded to bfloat16 before they are added, weights before they multiply values."""
+
+    def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
+        """Projections as stored."""
+        return self.activation(rounded(of_query, "bfloat16") + rounded(of_key, "bfloat16"))
+
+    def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
+        """Weights as stored."""
+        return Formulas.attention_pooling(self, rounded(weights, "bfloat16"), value)

@@ -1,0 +1,149 @@
+"""Deviations, honestly declared."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.right import Formulas, Numbers
+from attnspec.conformance.variants.frame import variant
+
+ATTENTION = "scaled_dot_product_attention"
+
+
+@variant(
+    "fully masked rows are uniform, declared",
+    operations=("softmax", ATTENTION, "bahdanau_context"),
+    declares={"fully_masked": "uniform"},
+    differentiable=False,
+)
+class Uniform(Formulas):
+    """Masked scores are the least finite number."""
+
+    def excluded(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """Equal where nothing is attendable."""
+        return scores if mask is None else np.where(mask, scores, np.finfo(scores.dtype).min)
+
+    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+        """Fully masked rows are averages too."""
+        allowed = None if mask is None else mask | ~np.any(mask, axis=-1, keepdims=True)
+        return Formulas.pooled(self, weights, value, allowed)
+
+
+@variant(
+    "fully masked rows are NaN, declared",
+    operations=("softmax", ATTENTION, "nadaraya_watson"),
+    declares={"fully_masked": "nan"},
+)
+class NotANumber(Formulas):
+    """−∞ − −∞."""
+
+    def shift(self, scores: Numbers) -> Numbers:
+        """The maximum, also where it is −∞."""
+        return np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+
+
+@variant(
+    "no keys raise, declared",
+    operations=(ATTENTION, "bahdanau_context", "average_pooling"),
+    declares={"no_keys": "error"},
+)
+class NeedsKeys(Formulas):
+    """There must be a key."""
+
+    def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+        """Raise for m = 0."""
+        self._demand(value)
+        return Formulas.attend(self, scores, value, mask, causal)
+
+    def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
+        """Raise for m = 0."""
+        self._demand(value)
+        return Formulas.average_pooling(self, value, mask=mask)
+
+    def _demand(self, value: Numbers) -> None:
+        if not value.shape[-2]:
+            raise ValueError("expected at least one key; got none")
+
+
+@variant(
+    "no keys are NaN, declared",
+    operations=(ATTENTION, "average_pooling"),
+    declares={"no_keys": "nan"},
+)
+class NothingOverNothing(Formulas):
+    """0/0 for m = 0."""
+
+    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+        """NaN without keys."""
+        result = Formulas.pooled(self, weights, value, mask)
+        return result if value.shape[-2] else result + np.nan * np.ones_like(result)
+
+    def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
+        """NaN without values."""
+        result = Formulas.average_pooling(self, value, mask=mask)
+        return result if value.shape[-2] else result + np.nan * np.ones_like(result)
+
+
+@variant(
+    "causal at the bottom right, declared",
+    operations=(ATTENTION, "additive_attention", "multi_head_attention"),
+    declares={"causal_alignment": "bottom-right"},
+)
+class BottomRight(Formulas):
+    """The last query sees every key."""
+
+    def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+        """j ≤ i + m − n."""
+        if not causal:
+            return mask
+        triangle = np.tri(n, m, m - n, dtype=bool)
+        return triangle if mask is None else mask & triangle
+
+
+@variant(
+    "NaN under the mask propagates, declared",
+    operations=(ATTENTION, "nadaraya_watson", "average_pooling"),
+    declares={"masked_nonfinite": "propagates"},
+)
+class Propagates(Formulas):
+    """A weight of 0 still multiplies."""
+
+    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+        """0·NaN is NaN."""
+        return self.attention_pooling(weights, value)
+
+    def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
+        """Masked values times 0."""
+        kept = value if mask is None else value * mask[..., None].astype(value.dtype)
+        return np.sum(kept, axis=-2) / self.count(kept.shape[:-1], mask, value.dtype)
+
+
+@variant(
+    "odd widths raise, declared",
+    operations=("sinusoidal_positional_encoding",),
+    declares={"odd_encoding": "error"},
+)
+class EvenOnly(Formulas):
+    """Sines and cosines come in pairs."""
+
+    def frequencies(self, d: int) -> Numbers:
+        """Raise for an odd width."""
+        if d % 2:
+            raise ValueError(f"expected an even width; got {d}")
+        return Formulas.frequencies(self, d)
+
+
+@variant(
+    "summed as it comes, declared",
+    operations=(ATTENTION, "attention_pooling", "dot_scores"),
+    declares={"repeatability": "within-budget"},
+    differentiable=False,
+)
+class AnyOrder(Formulas):
+    """Terms are added in another order at every call."""
+
+    calls = 0
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """A permutation from a generator that is never started again."""
+        self.calls += 1
+        order = np.random.Generator(np.random.PCG64(self.calls)).permutation(a.shape[-1])
+        return Formulas.product(self, np.take(a, order, axis=-1), np.take(b, order, axis=-2))

@@ -1,0 +1,114 @@
+"""Declared precision classes."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.right import Formulas, Numbers
+from attnspec.conformance.mutants.right.library import rounded
+from attnspec.conformance.variants.frame import variant
+
+ATTENTION = "scaled_dot_product_attention"
+
+
+def _short(x: Numbers, *, truncate: bool = False) -> Numbers:
+    """Eleven bits of mantissa, rounded or cut off."""
+    mantissa, exponent = np.frexp(x)
+    scaled = mantissa * x.dtype.type(2**11)
+    return np.ldexp((np.trunc(scaled) if truncate else np.rint(scaled)) / x.dtype.type(2**11), exponent)
+
+
+class _StoredBrain(Formulas):
+    def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
+        """Weights as stored."""
+        return Formulas.attention_pooling(self, rounded(weights, "bfloat16"), value)
+
+    def in_heads(self, x: Numbers, w: Numbers) -> Numbers:
+        """Projections as stored."""
+        return rounded(Formulas.in_heads(self, x, w), "bfloat16")
+
+    def merged(self, heads: Numbers) -> Numbers:
+        """Heads as stored."""
+        return rounded(Formulas.merged(self, heads), "bfloat16")
+
+
+@variant(
+    "weights stored in bfloat16",
+    operations=(ATTENTION, "nadaraya_watson", "multi_head_attention"),
+    dtypes=("bfloat16",),
+    differentiable=False,
+)
+class MixedBrain(_StoredBrain):
+    """bfloat16 in and out, float32 accumulation, weights and projections rounded to bfloat16."""
+
+
+@variant(
+    "weights stored in float16", operations=(ATTENTION, "general_attention"), dtypes=("float16",), differentiable=False
+)
+class MixedHalf(Formulas):
+    """float16 in and out, float32 accumulation, weights rounded to float16."""
+
+    def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
+        """Weights as stored."""
+        return Formulas.attention_pooling(self, rounded(weights, "float16"), value)
+
+
+@variant(
+    "queries scaled in bfloat16, declared",
+    operations=(ATTENTION, "scaled_dot_scores"),
+    dtypes=("bfloat16",),
+    precision={"bfloat16": "prescaled-bfloat16"},
+    differentiable=False,
+)
+class PrescaledBrain(Formulas):
+    """q/√d is rounded to bfloat16."""
+
+    def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
+        """The scaled query as stored."""
+        scaled = rounded(query / np.sqrt(query.dtype.type(query.shape[-1])), "bfloat16")
+        return self.dot_scores(scaled, key)
+
+
+@variant(
+    "scores stored in bfloat16, declared",
+    operations=(ATTENTION, "dot_product_attention"),
+    dtypes=("bfloat16",),
+    precision={"bfloat16": "eager-bfloat16"},
+    differentiable=False,
+)
+class EagerBrain(_StoredBrain):
+    """Every intermediate is written to memory in bfloat16."""
+
+    def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
+        """Scores as stored."""
+        return rounded(Formulas.dot_scores(self, query, key), "bfloat16")
+
+    def scaled(self, scores: Numbers, d: int) -> Numbers:
+        """Scaled scores as stored."""
+        return rounded(Formulas.scaled(self, scores, d), "bfloat16")
+
+
+@variant(
+    "TensorFloat-32, declared",
+    operations=("dot_scores", ATTENTION, "general_attention"),
+    precision={"float32": "tf32"},
+    differentiable=False,
+)
+class TensorFloat(Formulas):
+    """Operands of every product are rounded to eleven bits."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """Accumulated in float32."""
+        return Formulas.product(self, _short(a), _short(b))
+
+
+@variant(
+    "truncating TensorFloat-32, declared",
+    operations=("dot_scores", ATTENTION),
+    precision={"float32": "tf32+truncating"},
+    differentiable=False,
+)
+class TruncatingTensorFloat(Formulas):
+    """Operands of every product are cut off after eleven bits."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """Accumulated in float32."""
+        return Formulas.product(self, _short(a, truncate=True), _short(b, truncate=True))

@@ -1,0 +1,174 @@
+"""Other ways to the same softmax."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.right import Formulas, Numbers
+from attnspec.conformance.mutants.right.library import rounded
+from attnspec.conformance.mutants.right.tape import plain
+from attnspec.conformance.variants.frame import variant
+
+ATTENTIONS = ("scaled_dot_product_attention", "dot_product_attention", "general_attention", "additive_attention")
+
+
+def _part(mask: Numbers, part: slice) -> Numbers:
+    """The columns of a mask, which may be absent or of size 1."""
+    return mask if mask is None or mask.shape[-1] == 1 else mask[..., part]
+
+
+class _Blocks(Formulas):
+    """Attention over blocks of keys with a running maximum and a running sum."""
+
+    block = 16
+
+    def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+        """Rescale what was summed whenever the maximum grows; divide once, at the end."""
+        allowed = self.attendable(mask, causal, *scores.shape[-2:])
+        m = scores.shape[-1]
+        if not m:
+            return Formulas.attend(self, scores, value, mask, causal)
+        highest, total, summed = None, 0.0, 0.0
+        for start in range(0, m, self.block):
+            part = slice(start, start + self.block)
+            inner = _part(allowed, part)
+            block = self.excluded(scores[..., part], inner)
+            above = np.max(plain(block), axis=-1, keepdims=True)
+            top = above if highest is None else np.maximum(highest, above)
+            safe = np.where(top == -np.inf, scores.dtype.type(0), top)
+            kept = 0.0 if highest is None else self.exponential(highest - safe)
+            weights = self.exponential(block - safe)
+            total = total * kept + self.total(weights)
+            summed = summed * kept + self.pooled(self.stored(weights), value[..., part, :], inner)
+            highest = top
+        return summed / np.where(total == 0, scores.dtype.type(1), total)
+
+    def stored(self, weights: Numbers) -> Numbers:
+        """What multiplies the values."""
+        return weights
+
+
+@variant("online softmax in blocks of 16", operations=ATTENTIONS)
+class Online(_Blocks):
+    """Flash attention."""
+
+
+@variant(
+    "online softmax with weights in bfloat16",
+    operations=("scaled_dot_product_attention", "dot_product_attention"),
+    dtypes=("bfloat16",),
+    differentiable=False,
+)
+class OnlineBrain(_Blocks):
+    """Exponentials are rounded to bfloat16 before they multiply values, their sum is not."""
+
+    block = 64
+
+    def stored(self, weights: Numbers) -> Numbers:
+        """Rounded to the storage dtype."""
+        return rounded(weights, "bfloat16")
+
+
+@variant(
+    "online softmax in doubles, one key at a time",
+    operations=("scaled_dot_product_attention",),
+    dtypes=("float64",),
+    differentiable=False,
+)
+class OneByOne(_Blocks):
+    """Blocks of a single key."""
+
+    block = 1
+
+
+@variant("keys split and merged", operations=(*ATTENTIONS, "nadaraya_watson", "bahdanau_context"))
+class Split(Formulas):
+    """Each third of the keys by itself, merged by maxima and sums of exponentials."""
+
+    def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+        """Partial results, weighted by what each sum of exponentials has of the whole."""
+        allowed = self.attendable(mask, causal, *scores.shape[-2:])
+        m = scores.shape[-1]
+        parts = [slice(m * i // 3, m * (i + 1) // 3) for i in range(3) if m * i // 3 < m * (i + 1) // 3]
+        if not parts:
+            return Formulas.attend(self, scores, value, mask, causal)
+        blocks = [self.excluded(scores[..., part], _part(allowed, part)) for part in parts]
+        tops = [self.shift(block) for block in blocks]
+        raw = [np.max(plain(block), axis=-1, keepdims=True) for block in blocks]
+        highest = raw[0]
+        for top in raw[1:]:
+            highest = np.maximum(highest, top)
+        highest = np.where(highest == -np.inf, scores.dtype.type(0), highest)
+        whole, merged = 0.0, 0.0
+        for part, block, top, own in zip(parts, blocks, tops, raw, strict=True):
+            exponentials = self.exponential(block - top)
+            share = self.total(exponentials)
+            weights = exponentials / np.where(share == 0, scores.dtype.type(1), share)
+            factor = share * self.exponential(own - highest)
+            merged = merged + factor * self.pooled(weights, value[..., part, :], _part(allowed, part))
+            whole = whole + factor
+        return merged / np.where(whole == 0, scores.dtype.type(1), whole)
+
+
+@variant("powers of two", operations=("softmax", *ATTENTIONS))
+class PowersOfTwo(Formulas):
+    """exp2 of scores times log₂e."""
+
+    def exponential(self, x: Numbers) -> Numbers:
+        """e^x = 2^(x log₂e)."""
+        return np.exp2(x * x.dtype.type(np.log2(np.e)))
+
+
+@variant("log₂e in the scale", operations=("scaled_dot_product_attention", "self_attention", "cross_attention"))
+class ScaledLogarithm(Formulas):
+    """The scale and log₂e are one factor, rounded once."""
+
+    def scaled_dot_product_attention(
+        self, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
+    ) -> Numbers:
+        """2^(q·k·log₂e/√d)."""
+        factor = query.dtype.type(np.log2(np.e) / np.sqrt(query.shape[-1]))
+        return self.attend(self.dot_scores(query, key) * factor, value, mask, causal)
+
+    def exponential(self, x: Numbers) -> Numbers:
+        """Scores carry log₂e already."""
+        return np.exp2(x)
+
+
+@variant("divided after pooling", operations=(*ATTENTIONS, "multi_head_attention"))
+class DividedLast(Formulas):
+    """Values are pooled by exponentials, then divided by their sum."""
+
+    def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+        """(Σ exp e v)/Σ exp e."""
+        allowed = self.attendable(mask, causal, *scores.shape[-2:])
+        excluded = self.excluded(scores, allowed)
+        exponentials = self.exponential(excluded - self.shift(excluded))
+        total = self.total(exponentials)
+        return self.pooled(exponentials, value, allowed) / np.where(total == 0, scores.dtype.type(1), total)
+
+
+@variant(
+    "small exponentials flushed to zero", operations=("softmax", "scaled_dot_product_attention", "nadaraya_watson")
+)
+class FlushedToZero(Formulas):
+    """Numbers below the smallest normal one are 0, as on devices without subnormals."""
+
+    def exponential(self, x: Numbers) -> Numbers:
+        """Flushed."""
+        result = np.exp(x)
+        return np.where(result < np.finfo(x.dtype).tiny, x.dtype.type(0), result)
+
+    def normalized(self, scores: Numbers) -> Numbers:
+        """Flushed once more after the division."""
+        weights = Formulas.normalized(self, scores)
+        return np.where(weights < np.finfo(scores.dtype).tiny, scores.dtype.type(0), weights)
+
+
+@variant("through logarithms", operations=("softmax", "dot_product_attention"))
+class ThroughLogarithms(Formulas):
+    """α = exp(e − max − log Σ exp(e − max)), as a backward pass computes weights again."""
+
+    def normalized(self, scores: Numbers) -> Numbers:
+        """Two exponentials, no division."""
+        shifted = scores - self.shift(scores)
+        total = self.total(self.exponential(shifted))
+        return self.exponential(shifted - np.log(np.where(total == 0, scores.dtype.type(1), total)))

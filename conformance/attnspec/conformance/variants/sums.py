@@ -1,0 +1,162 @@
+"""Sums in other orders."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.right import Formulas, Numbers
+from attnspec.conformance.variants.frame import variant
+
+
+@variant(
+    "sums in reverse",
+    operations=("softmax", "scaled_dot_product_attention", "general_scores", "average_pooling", "mean_normalization"),
+)
+class Reversed(Formulas):
+    """Every sum runs from the end to the beginning."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """Both operands turned around along the dimension that is summed."""
+        return Formulas.product(self, np.flip(a, axis=-1), np.flip(b, axis=-2))
+
+    def total(self, x: Numbers) -> Numbers:
+        """From the last to the first."""
+        return Formulas.total(self, np.flip(x, axis=-1))
+
+
+@variant(
+    "sums one after another",
+    operations=("softmax", "dot_scores", "scaled_dot_product_attention", "attention_pooling"),
+    dtypes=("float32", "bfloat16"),
+    differentiable=False,
+)
+class Sequential(Formulas):
+    """One accumulator, terms added in order: the largest error of all orders."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """An outer product for each term."""
+        terms = a.shape[-1]
+        if not terms:
+            return Formulas.product(self, a, b)
+        total = a[..., :, 0, None] * b[..., None, 0, :]
+        for i in range(1, terms):
+            total = total + a[..., :, i, None] * b[..., None, i, :]
+        return total
+
+    def total(self, x: Numbers) -> Numbers:
+        """A running sum."""
+        return np.cumsum(x, axis=-1)[..., -1:] if x.shape[-1] else Formulas.total(self, x)
+
+
+@variant(
+    "sums in pairs",
+    operations=("softmax", "scaled_dot_scores", "dot_product_attention", "nadaraya_watson"),
+    differentiable=False,
+)
+class Pairwise(Formulas):
+    """A tree of additions, as reductions across lanes and warps do."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """All terms, folded in halves."""
+        return _folded(a[..., :, None, :] * np.swapaxes(b, -1, -2)[..., None, :, :])[..., 0]
+
+    def total(self, x: Numbers) -> Numbers:
+        """Folded in halves."""
+        return _folded(x)
+
+
+def _folded(x: Numbers) -> Numbers:
+    if not x.shape[-1]:
+        return np.sum(x, axis=-1, keepdims=True)
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = np.concatenate([x[..., :half] + x[..., half : 2 * half], x[..., 2 * half :]], axis=-1)
+    return x
+
+
+@variant(
+    "products in tiles of 8",
+    operations=("dot_scores", "scaled_dot_product_attention", "projected_self_attention"),
+    dtypes=("float32", "float16"),
+    differentiable=False,
+)
+class Tiled(Formulas):
+    """Partial sums of 8 terms each, then the sum of these."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """One small product after another."""
+        total = Formulas.product(self, a[..., :8], b[..., :8, :])
+        for start in range(8, a.shape[-1], 8):
+            part = slice(start, start + 8)
+            total = total + Formulas.product(self, a[..., part], b[..., part, :])
+        return total
+
+
+@variant("running means", operations=("average_pooling",), differentiable=False)
+class RunningMean(Formulas):
+    """The mean is updated value by value, as in one pass over a stream."""
+
+    def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
+        """o ← o + (v − o)/k for the k-th attendable value."""
+        batch = np.broadcast_shapes(value.shape[:-1], () if mask is None else mask.shape)
+        allowed = np.broadcast_to(True if mask is None else mask, batch)
+        mean = np.zeros((*batch[:-1], value.shape[-1]), value.dtype)
+        count = np.zeros((*batch[:-1], 1), value.dtype)
+        for j in range(batch[-1]):
+            counted = allowed[..., j : j + 1]
+            count = count + counted.astype(value.dtype)
+            mean = np.where(counted, mean + (value[..., j, :] - mean) / np.maximum(count, 1), mean)
+        return mean
+
+
+@variant(
+    "wider inside",
+    operations=("scaled_dot_product_attention", "additive_attention", "gaussian_scores", "multi_head_attention"),
+    differentiable=False,
+)
+class Wider(Formulas):
+    """Products and sums in double precision, everything else in single."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """Rounded once."""
+        return (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype)
+
+    def total(self, x: Numbers) -> Numbers:
+        """Rounded once."""
+        return np.sum(x, axis=-1, keepdims=True, dtype=np.float64).astype(x.dtype)
+
+
+@variant(
+    "products and reciprocals", operations=("softmax", "mean_normalization", "scaled_dot_scores", "gaussian_scores")
+)
+class Reciprocals(Formulas):
+    """Divisions as products with reciprocals that are rounded first."""
+
+    def scaled(self, scores: Numbers, d: int) -> Numbers:
+        """Times d^−½."""
+        return scores * (1 / np.sqrt(scores.dtype.type(d)))
+
+    def normalized(self, scores: Numbers) -> Numbers:
+        """Times 1/Σ."""
+        exponentials = self.exponential(scores - self.shift(scores))
+        total = self.total(exponentials)
+        return exponentials * (1 / np.where(total == 0, scores.dtype.type(1), total))
+
+    def mean_normalization(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+        """Times 1/|A|."""
+        kept = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
+        return kept * (1 / self.count(kept.shape, mask, scores.dtype))
+
+    def gaussian_scores(self, query: Numbers, key: Numbers) -> Numbers:
+        """Squares of differences, halved one by one."""
+        difference = query[..., :, None, :] - key[..., None, :, :]
+        return -np.sum(0.5 * difference * difference, axis=-1)
+
+
+@variant(
+    "plain in double precision",
+    operations=("scaled_dot_product_attention", "additive_scores", "softmax"),
+    dtypes=("float64",),
+)
+class Double(Formulas):
+    """The formulas as they stand, in float64."""
+
+    default = np.float64
