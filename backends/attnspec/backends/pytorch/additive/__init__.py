@@ -1,0 +1,224 @@
+"""Additive (Bahdanau) attention, fast: softmax_j(w_v . tanh(a_i + b_j)) value, for projected queries a and keys b.
+
+Three paths compute it, and nothing changes path silently: `path_for` names the one that a call takes.
+
+- ``llvm``: CPU; kernels that LLVM compiles in this process, by llvmlite. No compiler is needed, no file is written.
+- ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only if asked for by name).
+- ``plain``: PyTorch operations in chunks; every device, dtype and derivative.
+
+Half dtypes are accumulated in float32. Under autocast, operands other than float64 are taken in autocast's dtype.
+Sources: S0, equation (4); Bahdanau 2015.
+"""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from . import plain
+from .shapes import broadcast
+
+# asked once: torch.compile can read a constant, but not search for a module
+HAS_LLVMLITE, HAS_TRITON = (find_spec(module) is not None for module in ("llvmlite", "triton"))
+LLVM_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def _interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def available_paths(device_type: str) -> tuple[str, ...]:
+    """The paths that tensors of this device can take, the preferred first."""
+    paths = []
+    if device_type == "cpu" and HAS_LLVMLITE:
+        paths.append("llvm")
+    if device_type == "cuda" and HAS_TRITON:
+        paths.append("triton")
+    paths.append("plain")
+    if device_type == "cpu" and _interpreting() and HAS_TRITON:
+        paths.append("triton")
+    return tuple(paths)
+
+
+def path_for(*operands: Tensor, path: str | None = None) -> str:
+    """The path that a call with these operands takes; `path` asks for one.
+
+    ValueError if that one is unknown or does not serve the operands.
+    """
+    device, dtype = operands[0].device.type, operands[0].dtype
+    possible = [name for name in available_paths(device) if _serves(name, operands)]
+    if path is None:
+        return possible[0]
+    if path not in possible:
+        raise ValueError(f"path: expected one of {', '.join(possible)} for {dtype} on {device}; got {path!r}")
+    return path
+
+
+def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
+    if path == "llvm":
+        return all(x.dtype in LLVM_DTYPES for x in operands)
+    if path == "triton":
+        from . import cuda
+
+        return cuda.supports(*operands)
+    return True
+
+
+def _require(condition: bool, argument: str, expected: str, got: object) -> None:
+    if not condition:
+        raise ValueError(f"additive attention: {argument}: expected {expected}; got {got}")
+
+
+def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor | None) -> None:
+    _require(w_v.dim() == 1 and w_v.shape[0] >= 1, "w_v", "shape (h,), h >= 1", tuple(w_v.shape))
+    h = w_v.shape[0]
+    _require(a.dim() >= 2 and a.shape[-1] == h, "a", f"shape (*batch, n, {h})", tuple(a.shape))
+    _require(b.dim() >= 2 and b.shape[-1] == h, "b", f"shape (*batch, m, {h})", tuple(b.shape))
+    n, m = a.shape[-2], b.shape[-2]
+    shapes = [a.shape[:-2], b.shape[:-2]]
+    if value is not None:
+        fits = value.dim() >= 2 and value.shape[-2] == m and value.shape[-1] >= 1
+        _require(fits, "value", f"shape (*batch, {m}, d_v), d_v >= 1", tuple(value.shape))
+        shapes.append(value.shape[:-2])
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise TypeError(f"additive attention: mask: expected torch.bool; got {mask.dtype}")
+        fits = mask.dim() >= 2 and mask.shape[-2] in (1, n) and mask.shape[-1] in (1, m)
+        _require(fits, "mask", f"shape broadcastable to (*batch, {n}, {m}), rank >= 2", tuple(mask.shape))
+        shapes.append(mask.shape[:-2])
+    try:
+        broadcast(*shapes)
+    except RuntimeError:
+        got = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(f"additive attention: expected batch dimensions that broadcast; got {got}") from None
+
+
+def _operands(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The operands in autocast's dtype where it is on; they must then agree."""
+    kind = tensors[0].device.type
+    if torch.is_autocast_enabled(kind):
+        low = torch.get_autocast_dtype(kind)
+        tensors = tuple(x if x.dtype == torch.float64 else x.to(low) for x in tensors)
+    if any(x.dtype != tensors[0].dtype for x in tensors) or not tensors[0].is_floating_point():
+        kinds = ", ".join(str(x.dtype) for x in tensors)
+        raise TypeError(f"additive attention: expected operands of one floating dtype; got {kinds}")
+    return tensors
+
+
+def attention(
+    a: Float[Tensor, "*#batch n h"],
+    b: Float[Tensor, "*#batch m h"],
+    w_v: Float[Tensor, " h"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+    path: str | None = None,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax_j(sum_h w_v tanh(a_i + b_j)) value over the attendable keys (mask True, and j <= i if causal).
+
+    a = query W_q^T and b = key W_k^T, already projected. A row without an attendable key, and every row if m = 0, is 0
+    with zero gradients; what is stored at an excluded key, NaN too, has no effect on the row. ValueError for shapes and
+    paths, TypeError for dtypes.
+    """
+    _check(a, b, w_v, value, mask)
+    a, b, w_v, value = _operands(a, b, w_v, value)
+    chosen = path_for(a, b, w_v, value, path=path)
+    if chosen == "llvm":
+        from . import cpu
+
+        return cpu.attention(a, b, w_v, value, mask=mask, causal=causal)
+    if chosen == "triton":
+        from . import cuda
+
+        return cuda.attention(a, b, w_v, value, mask=mask, causal=causal)
+    return plain.attention(a, b, w_v, value, mask=mask, causal=causal)
+
+
+def scores(
+    a: Float[Tensor, "*#batch n h"],
+    b: Float[Tensor, "*#batch m h"],
+    w_v: Float[Tensor, " h"],
+    *,
+    path: str | None = None,
+) -> Float[Tensor, "*batch n m"]:
+    """sum_h w_v tanh(a_i + b_j), with gradients that are right whether or not a softmax follows."""
+    _check(a, b, w_v, None, None)
+    a, b, w_v = _operands(a, b, w_v)
+    chosen = path_for(a, b, w_v, path=path)
+    if chosen == "llvm":
+        from . import cpu
+
+        return cpu.scores(a, b, w_v)
+    if chosen == "triton":
+        from . import cuda
+
+        return cuda.scores(a, b, w_v)
+    return plain.scores(a, b, w_v)
+
+
+@dataclass(frozen=True)
+class KeyCache:
+    """Keys and values of source sentences, prepared once for every decoding step, and the path that prepared them."""
+
+    path: str
+    b: Tensor
+    w_v: Tensor
+    value: Tensor
+    prepared: Any
+
+
+def prepare_keys(
+    b: Float[Tensor, "*#batch m h"],
+    w_v: Float[Tensor, " h"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    path: str | None = None,
+) -> KeyCache:
+    """What `step` needs of projected keys b and their values. Later changes of these tensors have no effect on it."""
+    _check(b[..., :1, :], b, w_v, value, None)
+    b, w_v, value = _operands(b, w_v, value)
+    chosen = path_for(b, w_v, value, path=path)
+    prepared: Any = None
+    if chosen == "llvm" and b.numel() and value.numel():
+        from . import cpu_step
+
+        prepared = cpu_step.prepare(b, w_v, value)
+    if chosen == "triton":
+        from . import cuda
+
+        prepared = cuda.cache(b, w_v, value)
+    return KeyCache(chosen, b, w_v, value, prepared)
+
+
+def step(
+    cache: KeyCache, a: Float[Tensor, "*#batch h"], *, mask: Bool[Tensor, "*#batch #m"] | None = None
+) -> Float[Tensor, "*batch d_v"]:
+    """One decoding step: the context of one projected query a for each source; mask (*batch, m) or without batch.
+
+    If gradients are needed, the step is `attention` with a single query, from the keys themselves.
+    """
+    if mask is not None:
+        _require(mask.dim() >= 1, "mask", "rank >= 1", tuple(mask.shape))
+    row = None if mask is None else mask.unsqueeze(-2)
+    _require(a.dim() >= 1, "a", "rank >= 1", tuple(a.shape))
+    _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, row)
+    (a,) = _operands(a)
+    if a.dtype != cache.b.dtype:
+        raise TypeError(f"additive attention: a: expected {cache.b.dtype} as the keys; got {a.dtype}")
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, cache.b, cache.w_v, cache.value))
+    if cache.prepared is None or tracked or a.numel() == 0:
+        whole = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=cache.path)
+        return whole.squeeze(-2)
+    if cache.path == "triton":
+        from . import cuda
+
+        return cuda.step(cache.prepared, a, mask)
+    from . import cpu_step
+
+    batches = cache.b.shape[:-2], cache.value.shape[:-2]
+    return cpu_step.step(cache.prepared, *batches, cache.value.shape[-1], a, mask)

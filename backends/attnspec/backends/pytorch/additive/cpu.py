@@ -1,0 +1,413 @@
+"""Additive attention on the CPU as PyTorch operators around the compiled kernels.
+
+Operators `attnspec::additive_attention_cpu` and `attnspec::additive_scores_cpu` and their gradients; scores of size n*m
+exist only in the weights that a backward pass needs. Second derivatives raise.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from . import backward_kernels as backward
+from . import forward_kernels as forward
+from .forward_kernels import capacity
+from .layout import (
+    Arguments,
+    Factors,
+    Weight,
+    bits,
+    blocked,
+    direct,
+    finite,
+    flatten,
+    lanes,
+    padded,
+    row_stride,
+    scoring,
+    zeros,
+)
+from .shapes import broadcast
+from .threads import compiled, run, thread_count
+
+GROUP_BYTES = 2**21
+
+
+def compute_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which the kernels work: float64 for float64, otherwise float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def whole_registers(x: Tensor) -> Tensor:
+    """The last dimension padded with zeros to whole registers."""
+    fill = -x.shape[-1] % lanes(x)
+    return (pad(x, (0, fill)) if fill else x).contiguous()
+
+
+@dataclass
+class MaskRows:
+    """A mask as bytes: where each batch entry begins, and the distance between rows (0 if all queries share one)."""
+
+    rows: Tensor
+    index: Tensor
+    step: int
+
+    @classmethod
+    def of(cls, mask: Tensor, batch: torch.Size, n: int, m: int) -> "MaskRows":
+        """A mask broadcastable to (*batch, n, m)."""
+        own = broadcast(mask.shape, (1, m))
+        rows, index = flatten(mask.expand(own), batch, torch.bool)
+        return cls(rows, index * (rows.shape[1] * m), m if rows.shape[1] == n and n > 1 else 0)
+
+
+def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Tensor, b_index: Tensor,
+           value_index: Tensor, mask: MaskRows | None, causal: bool, weights: Tensor | None) -> Tensor:  # fmt: skip
+    """Output (entries, n, d rounded up) for non-empty operands in the compute type; value is finite and whole."""
+    batches, n, m, h, d = a_index.numel(), a.shape[1], value.shape[1], a.shape[2], value.shape[2]
+    single = n == 1 and not causal  # the backward kernels take causal queries by whole chunks
+    rows = 1 if single else forward.CHUNK
+    chunks = -(-n // rows)
+    tasks = batches * chunks
+    threads = thread_count(tasks, batches * n * m * (h + d))
+    stride = row_stride(m, a)
+    scratch_size = rows * stride + 64 + (d if single else 0)
+    output = a.new_empty(batches, n, d)
+    run(
+        compiled(forward.attend_kernel, bits(a), single),
+        threads,
+        scoring(Factors.of_queries(a, weight.ratio), keys, weight)
+        | {
+            "tasks": tasks,
+            "batches": batches,
+            "chunks": chunks,
+            "n": n,
+            "m": m,
+            "causal": int(causal),
+            "stride": stride,
+            "scratch": a.new_empty(threads * scratch_size),
+            "scratch_size": scratch_size,
+            "a_index": a_index,
+            "b_index": b_index,
+            "mask": None if mask is None else mask.rows,
+            "mask_index": None if mask is None else mask.index,
+            "mask_row": 0 if mask is None else mask.step,
+            "value_index": value_index,
+            "value": value,
+            "d": d,
+            "output": output,
+            "weights": weights,
+        },
+    )
+    return output
+
+
+def add_nonfinite(output: Tensor, weights: Tensor, value: Tensor, value_index: Tensor, attendable: Tensor) -> None:
+    """Add what the non-finite values of attendable keys contribute; everybody else's row keeps its bits."""
+    bad = ~value.isfinite()
+    for key in bad.any(-1).any(0).nonzero().flatten().tolist():
+        extra = torch.where(bad[:, key], value[:, key], 0.0)[value_index][:, None, :]
+        share = weights[:, :, key, None] * extra
+        output += torch.where(attendable[:, :, key, None] & bad[:, key][value_index][:, None, :], share, 0.0)
+
+
+def _attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: int) -> Tensor:
+    allowed = torch.ones(n, m, dtype=torch.bool)
+    if causal:
+        allowed = allowed.tril()
+    if mask is not None:
+        allowed = allowed & mask
+    return allowed.expand(*batch, n, m).reshape(batch.numel(), n, m)
+
+
+@torch.library.custom_op("attnspec::additive_attention_cpu", mutates_args=())
+def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool,
+                 save: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output (*batch, n, d_v) and, if `save`, the weights (entries, n, m rounded up), else an empty tensor."""
+    n, m, d = a.shape[-2], *value.shape[-2:]
+    batch = broadcast(a.shape[:-2], b.shape[:-2], value.shape[:-2], mask.shape[:-2] if mask is not None else ())
+    compute = compute_type(a.dtype)
+    whole = row_stride(m, a.new_empty(0, dtype=compute))
+    if n == 0 or m == 0 or batch.numel() == 0:
+        return a.new_zeros(*batch, n, d), a.new_zeros(batch.numel() if save else 0, n, whole, dtype=compute)
+    a3, a_index = flatten(a, batch, compute)
+    b3, b_index = flatten(b, batch, compute)
+    v3, value_index = flatten(value, batch, compute)
+    clean = finite(v3)
+    rows = None if mask is None else MaskRows.of(mask, batch, n, m)
+    weights = None
+    if save or not clean:
+        shape = batch.numel(), n, whole
+        weights = zeros(a3, *shape) if causal else a3.new_empty(shape)
+        weights.numpy()[..., padded(m, a3) :] = 0.0
+    v = whole_registers(v3 if clean else torch.where(v3.isfinite(), v3, 0.0))
+    weight = Weight.of(w_v.to(compute).contiguous())
+    output = attend(a3, Factors.of_keys(b3), weight, v, a_index, b_index, value_index, rows, causal, weights)[..., :d]
+    if not clean:
+        assert weights is not None
+        add_nonfinite(output, weights, v3, value_index, _attendable(mask, causal, batch, n, m))
+    result = output.to(a.dtype).reshape(*batch, n, d).contiguous()
+    return result, weights if save and weights is not None else a.new_empty(0, n, whole, dtype=compute)
+
+
+@attention_op.register_fake
+def _(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool,
+      save: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+    n, m, d = a.shape[-2], *value.shape[-2:]
+    batch = broadcast(a.shape[:-2], b.shape[:-2], value.shape[:-2], mask.shape[:-2] if mask is not None else ())
+    compute = compute_type(a.dtype)
+    whole = row_stride(m, a.new_empty(0, dtype=compute))
+    entries = batch.numel() if save else 0
+    return a.new_empty(*batch, n, d), a.new_empty(entries, n, whole, dtype=compute)
+
+
+def _extent(used: Tensor, width: int) -> Tensor:
+    """For each tile of query rows the range of key blocks that hold a True of `used` (entries, n and m rounded up)."""
+    entries, n, whole = used.shape
+    tiles = used.reshape(entries, n // backward.ROWS, backward.ROWS, whole // width, width).any(-1).any(2)
+    number = torch.arange(whole // width)
+    low = torch.where(tiles, number, whole // width).amin(-1)
+    return torch.stack((low, torch.where(tiles, number + 1, 0).amax(-1)), -1).contiguous()
+
+
+class UnitGradients:
+    """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they serve."""
+
+    def __init__(self, a: Tensor, b: Tensor, w: Tensor, a_index: Tensor, b_index: Tensor):
+        self.w, self.index = w, (a_index, b_index)
+        self.queries, self.keys = Factors.of_queries(a, torch.ones_like(w)), Factors.of_keys(b)
+        limit = capacity(bits(a), 2) / 2
+        with np.errstate(over="ignore"):
+            reach = self.queries.top.numpy() * self.keys.top.numpy()
+        self.clamp = not bool((reach <= limit).all())
+        self.direct = direct(self.queries, self.keys)
+        entries, (n, h), m = a_index.numel(), a.shape[1:], b.shape[1]
+        self.a, self.b, self.weight = a.new_empty(entries, n, h), a.new_empty(entries, m, h), a.new_empty(entries, h)
+
+    def add(self, first: int, score_grad: Tensor, extent: Tensor) -> None:
+        """Fill in the batch entries from `first`; score_grad is (entries, n and m rounded up)."""
+        stop = first + score_grad.shape[0]
+        if not self.direct:
+            self._fill(first, stop, score_grad, extent, direct=False)
+            return
+        n, whole = self.a.shape[1], score_grad.shape[2]
+        row, key = self.queries.flag.reshape(-1, n), pad(self.keys.flag, (0, whole - self.keys.flag.shape[1]))
+        unfit = row[self.index[0][first:stop], :, None] + key[self.index[1][first:stop], None, :] >= forward.UNFIT
+        unfit = pad(unfit, (0, 0, 0, score_grad.shape[1] - n))
+        here = _extent(unfit, forward.key_lanes(bits(self.a)))
+        self._fill(first, stop, torch.where(unfit, score_grad, 0.0), here, direct=True)
+        slow = [x[first:stop].clone() for x in (self.a, self.b, self.weight)]
+        self._fill(first, stop, torch.where(unfit, 0.0, score_grad), extent, direct=False)
+        for whole_gradient, part in zip((self.a, self.b, self.weight), slow, strict=True):
+            whole_gradient[first:stop] += part
+
+    def _fill(self, first: int, stop: int, score_grad: Tensor, extent: Tensor, direct: bool) -> None:
+        count, (n, h), m = stop - first, self.a.shape[1:], self.b.shape[1]
+        chunks = -(-h // backward.UNITS)
+        threads = thread_count(count * chunks, count * n * m * h)
+        arguments: Arguments = {
+            "tasks": count * chunks, "batches": count, "chunks": chunks, "n": n, "m": m, "h": h,
+            "a_index": self.index[0][first:stop], "b_index": self.index[1][first:stop],
+            "query": self.queries.raw if direct else self.queries.factor,
+            "key": blocked(self.keys.raw) if direct else self.keys.factor,
+            "weight": self.w, "clamp": int(self.clamp and not direct), "stride": score_grad.shape[2],
+            "scratch": score_grad.new_empty(threads * 2 * backward.UNITS * score_grad.shape[2]),
+            "score_grad": score_grad, "extent": extent,
+            "grad_query": self.a[first:stop], "grad_key": self.b[first:stop], "grad_weight": self.weight[first:stop],
+        }  # fmt: skip
+        run(compiled(backward.unit_gradient_kernel, bits(self.w), direct), threads, arguments)
+
+    def weight_gradient(self) -> Tensor:
+        """dw_v but for sum(score_grad), 0 under a softmax; NumPy sums in one order for any number of threads."""
+        return torch.from_numpy(self.weight.numpy().sum(0, dtype=np.float64)) * -2.0
+
+
+def _like(gradient: Tensor, batch: torch.Size, original: Tensor) -> Tensor:
+    """The gradient of a broadcast operand summed back to its shape, contiguous and in its type."""
+    full = gradient.reshape(*batch, *gradient.shape[-2:])
+    return full.sum_to_size(original.shape).to(original.dtype).contiguous()
+
+
+@torch.library.custom_op("attnspec::additive_attention_cpu_backward", mutates_args=())
+def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, output: Tensor,
+                          weights: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a, b, w_v and value."""
+    n, m, d = a.shape[-2], *value.shape[-2:]
+    batch, compute = output.shape[:-2], compute_type(a.dtype)
+    if n == 0 or m == 0 or batch.numel() == 0:
+        return torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(w_v), torch.zeros_like(value)
+    a3, a_index = flatten(a, batch, compute)
+    b3, b_index = flatten(b, batch, compute)
+    v3, value_index = flatten(value, batch, compute)
+    g3 = grad.to(compute).expand(*batch, n, d).reshape(batch.numel(), n, d)
+    delta = torch.from_numpy(np.einsum("bnd,bnd->bn", g3.numpy(), output.to(compute).reshape(g3.shape).numpy()))
+    g3, v3 = whole_registers(g3), whole_registers(v3 if finite(v3) else torch.where(v3.isfinite(), v3, 0.0))
+    whole, entries, wide = weights.shape[2], batch.numel(), v3.shape[2]
+    tiles = -(-n // backward.ROWS)
+    extent = torch.empty(entries, tiles, 2, dtype=torch.int64)
+    grad_value = a3.new_empty(entries, m, wide)
+    common: Arguments = {"n": n, "m": m, "d": wide, "causal": int(causal), "stride": whole, "value_block": blocked(v3)}
+    threads = torch.get_num_threads()
+    units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
+    # the gradient of the scores exists for a few entries at a time, in memory that stays in the cache
+    group = max(GROUP_BYTES // (n * whole * a3.element_size()), -(-2 * threads * backward.UNITS // a3.shape[2]), 1)
+    score_grad = zeros(a3, min(group, entries), tiles * backward.ROWS, whole)
+    query_chunks, key_chunks = -(-n // forward.CHUNK), -(-m // forward.CHUNK)
+    for first in range(0, entries, group):
+        part = slice(first, min(first + group, entries))
+        count = part.stop - first
+        run(
+            compiled(backward.score_gradient_kernel, bits(a3)),
+            thread_count(count * query_chunks, count * n * m * wide),
+            common
+            | {
+                "tasks": count * query_chunks,
+                "batches": count,
+                "chunks": query_chunks,
+                "weights": weights[part],
+                "grad_output": g3[part],
+                "value_index": value_index[part],
+                "delta": delta[part],
+                "score_grad": score_grad,
+                "extent": extent[part],
+            },
+        )
+        units.add(first, score_grad[:count], extent[part])
+    run(
+        compiled(backward.value_gradient_kernel, bits(a3)),
+        thread_count(entries * key_chunks, entries * n * m * wide),
+        common
+        | {
+            "tasks": entries * key_chunks,
+            "batches": entries,
+            "chunks": key_chunks,
+            "weights": weights,
+            "grad_output": g3,
+            "grad_value": grad_value,
+        },
+    )
+    grad_w = units.weight_gradient().to(w_v.dtype)
+    return (_like(units.a, batch, a), _like(units.b, batch, b), grad_w, _like(grad_value[..., :d], batch, value))
+
+
+@attention_backward_op.register_fake
+def _(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, output: Tensor, weights: Tensor,
+      causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return tuple(x.new_empty(x.shape) for x in (a, b, w_v, value))  # type: ignore[return-value]
+
+
+@torch.library.custom_op("attnspec::additive_scores_cpu", mutates_args=())
+def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
+    """Scores (*batch, n, m)."""
+    (n, h), m = a.shape[-2:], b.shape[-2]
+    batch, compute = broadcast(a.shape[:-2], b.shape[:-2]), compute_type(a.dtype)
+    entries = batch.numel()
+    if n == 0 or m == 0 or entries == 0:
+        return a.new_zeros(*batch, n, m)
+    a3, a_index = flatten(a, batch, compute)
+    b3, b_index = flatten(b, batch, compute)
+    chunks = -(-n // forward.CHUNK)
+    threads = thread_count(entries * chunks, entries * n * m * h)
+    stride = row_stride(m, a3)
+    scratch_size = forward.CHUNK * stride + 64
+    output = a3.new_empty(entries, n, m)
+    weight = Weight.of(w_v.to(compute).contiguous())
+    run(
+        compiled(forward.scores_kernel, bits(a3)),
+        threads,
+        scoring(Factors.of_queries(a3, weight.ratio), Factors.of_keys(b3), weight)
+        | {
+            "tasks": entries * chunks,
+            "batches": entries,
+            "chunks": chunks,
+            "n": n,
+            "m": m,
+            "causal": 0,
+            "stride": stride,
+            "scratch": a3.new_empty(threads * scratch_size),
+            "scratch_size": scratch_size,
+            "a_index": a_index,
+            "b_index": b_index,
+            "output": output,
+        },
+    )
+    return output.to(a.dtype).reshape(*batch, n, m)
+
+
+@scores_op.register_fake
+def _(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
+    return a.new_empty(*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
+
+
+@torch.library.custom_op("attnspec::additive_scores_cpu_backward", mutates_args=())
+def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a, b and w_v."""
+    n, m = a.shape[-2], b.shape[-2]
+    batch, compute = broadcast(a.shape[:-2], b.shape[:-2]), compute_type(a.dtype)
+    if n == 0 or m == 0 or batch.numel() == 0:
+        return torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(w_v)
+    a3, a_index = flatten(a, batch, compute)
+    b3, b_index = flatten(b, batch, compute)
+    tiles, whole = -(-n // backward.ROWS), row_stride(m, a3)
+    slopes = grad.to(compute).reshape(batch.numel(), n, m)
+    slopes = pad(slopes, (0, whole - m, 0, tiles * backward.ROWS - n)).contiguous()
+    every = torch.tensor([0, padded(m, a3) // forward.key_lanes(bits(a3))])
+    extent = every.expand(batch.numel(), tiles, 2).contiguous()
+    units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
+    units.add(0, slopes, extent)
+    grad_w = units.weight_gradient() + float(slopes.numpy().sum(-1).sum(dtype=np.float64))
+    return _like(units.a, batch, a), _like(units.b, batch, b), grad_w.to(w_v.dtype)
+
+
+@scores_backward_op.register_fake
+def _(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return a.new_empty(a.shape), b.new_empty(b.shape), w_v.new_empty(w_v.shape)
+
+
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    a, b, w_v, value, _, ctx.causal, ctx.save = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(a, b, w_v, value, *output)
+
+
+def _attention_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    if not ctx.save:
+        raise RuntimeError(
+            "additive attention: computed with save=False, so that its weights were not kept for gradients"
+        )
+    return *attention_backward_op(grad, *ctx.saved_tensors, ctx.causal), None, None, None
+
+
+def _save_scores(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _scores_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    gradients: tuple[Tensor, ...] = scores_backward_op(grad, *ctx.saved_tensors)
+    return gradients
+
+
+def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
+    raise NotImplementedError("additive attention has no second derivatives on this path; take path='plain'")
+
+
+attention_op.register_autograd(_attention_backward, setup_context=_save_attention)
+scores_op.register_autograd(_scores_backward, setup_context=_save_scores)
+attention_backward_op.register_autograd(_no_second_derivative)
+scores_backward_op.register_autograd(_no_second_derivative)
+
+
+def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None,
+              causal: bool = False) -> Tensor:  # fmt: skip
+    """softmax(sum_h w_v tanh(a + b)) value, differentiable; operands of one dtype."""
+    save = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, w_v, value))
+    output: Tensor = attention_op(a, b, w_v, value, mask, causal, save)[0]
+    return output
+
+
+def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
+    """sum_h w_v tanh(a + b), differentiable; operands of one dtype."""
+    output: Tensor = scores_op(a, b, w_v)
+    return output

@@ -1,0 +1,79 @@
+"""Bahdanau's decoding step on the CPU: one query per source sentence, the factors of its keys made once.
+
+A step reads each key factor and value once, in the order of memory; blocks without an attendable key are not read.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .cpu import MaskRows, add_nonfinite, attend, compute_type, whole_registers
+from .layout import Factors, Weight, entry_index, finite, flatten, row_stride
+from .shapes import broadcast
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tensors that a step reads. `nonfinite` holds the values as given where some are not finite, else nothing."""
+
+    raw: Tensor
+    factor: Tensor
+    flag: Tensor
+    top_flag: Tensor
+    largest: Tensor
+    top: Tensor
+    w_v: Tensor
+    ratio: Tensor
+    offset: Tensor
+    minus_two_scale: Tensor
+    value: Tensor
+    nonfinite: Tensor
+
+
+def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
+    """b (*batch, m, h), w_v (h), value (*batch, m, d_v), none of them empty; b and value keep batches of their own."""
+    compute = compute_type(b.dtype)
+    keys = Factors.of_keys(flatten(b.detach(), b.shape[:-2], compute)[0])
+    weight = Weight.of(w_v.detach().to(compute).contiguous())
+    values = flatten(value.detach(), value.shape[:-2], compute)[0]
+    nonfinite = values.new_empty(0) if finite(values) else values
+    clean = whole_registers(torch.where(values.isfinite(), values, 0.0) if nonfinite.numel() else values)
+    return Prepared(keys.raw, keys.factor, keys.flag, keys.top_flag, keys.largest, keys.top, weight.raw, weight.ratio,
+                    weight.offset, weight.minus_two_scale, clean, nonfinite)  # fmt: skip
+
+
+@torch.library.custom_op("attnspec::additive_step_cpu", mutates_args=())
+def step_op(a: Tensor, prepared: list[Tensor], key_batch: list[int], value_batch: list[int], d: int,
+            mask: Tensor | None) -> Tensor:  # fmt: skip
+    """Context (*batch, d) of one query (*batch, h) for each source; mask (*batch, m)."""
+    source = Prepared(*prepared)
+    keys = Factors(source.raw, source.factor, source.flag, source.top_flag, source.largest, source.top)
+    weight = Weight(source.w_v, source.ratio, source.offset, source.minus_two_scale)
+    (m, _), compute = source.raw.shape[1:], source.raw.dtype
+    batch = broadcast(a.shape[:-1], key_batch, value_batch, mask.shape[:-1] if mask is not None else ())
+    query, a_index = flatten(a.unsqueeze(-2), batch, compute)
+    b_index, value_index = (entry_index(torch.Size(own), batch) for own in (key_batch, value_batch))
+    rows = None if mask is None else MaskRows.of(mask.unsqueeze(-2), batch, 1, m)
+    weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.nonfinite.numel() else None
+    output = attend(query, keys, weight, source.value, a_index, b_index, value_index, rows, False, weights)[..., :d]
+    if weights is not None:
+        allowed = torch.ones(1, m, dtype=torch.bool) if mask is None else mask.unsqueeze(-2)
+        allowed = allowed.expand(*batch, 1, m).reshape(batch.numel(), 1, m)
+        add_nonfinite(output, weights, source.nonfinite, value_index, allowed)
+    return output.to(a.dtype).reshape(*batch, d).contiguous()
+
+
+@step_op.register_fake
+def _(a: Tensor, prepared: list[Tensor], key_batch: list[int], value_batch: list[int], d: int,
+      mask: Tensor | None) -> Tensor:  # fmt: skip
+    batch = broadcast(a.shape[:-1], key_batch, value_batch, mask.shape[:-1] if mask is not None else ())
+    return a.new_empty(*batch, d)
+
+
+def step(prepared: Prepared, key_batch: torch.Size, value_batch: torch.Size, d: int, a: Tensor,
+         mask: Tensor | None) -> Tensor:  # fmt: skip
+    """Context of `a` (*batch, h), without gradients."""
+    tensors = [getattr(prepared, field) for field in Prepared.__dataclass_fields__]
+    output: Tensor = step_op(a, tensors, list(key_batch), list(value_batch), d, mask)
+    return output

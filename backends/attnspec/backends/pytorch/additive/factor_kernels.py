@@ -1,0 +1,101 @@
+"""exp(2a) of queries and exp(2b) of keys as the kernels read them, with what decides where they serve."""
+
+from .codegen import Kernel, Value, Variable
+from .forward_kernels import KEY_TILE, UNFIT, key_lanes
+
+# exp(2a) is taken at the bound for |a| beyond it: right together with |b| up to FIT, where tanh is 1 to the last bit.
+# The bound leaves room for the ratio max|w|/w up to 2**24 and 2**53: a unit of smaller weight is lost in rounding.
+BOUND = {32: 34.5, 64: 334.0}
+FIT = {32: 25.0, 64: 314.0}
+ROWS = 32  # query rows of one task
+
+QUERY_FIELDS = ("counter", "tasks", "rows", "h", "raw", "ratio", "factor", "flag", "largest")
+BLOCK_FIELDS = ("counter", "tasks", "m", "h", "raw", "block")
+KEY_FIELDS = ("counter", "tasks", "m", "h", "raw", "factor", "flag", "largest")
+
+
+def largest_factor(bits: int) -> float:
+    """The bound of a factor times the ratio max|w|/w: a fourth of the largest power of two."""
+    return 2.0**125 if bits == 32 else 2.0**1021
+
+
+def _exponential(k: Kernel, x: Value) -> Value:
+    """exp(2x), never 0, infinite or NaN."""
+    top = k.full(BOUND[k.bits])
+    return k.exp(k.maximum(k.minimum(x, top), k.full(-BOUND[k.bits])) * 2.0)
+
+
+def _flag(k: Kernel, largest: Value, nan: Value) -> Value:
+    """0: all within FIT; 1: within BOUND; 2: beyond; 3: holds a NaN."""
+    flag = k.select(largest.compare(">", FIT[k.bits]), k.full(1.0), k.full(0.0))
+    flag = k.select(largest.compare(">", BOUND[k.bits]), k.full(2.0), flag)
+    return k.select(nan.compare("!=", 0.0), k.full(float(UNFIT)), flag)
+
+
+def query_factor_kernel(bits: int) -> Kernel:
+    """ratio * exp(2a) of (rows, h), a flag for each row, and for each task the largest magnitude by unit."""
+    k = Kernel("query_factors", QUERY_FIELDS, bits)
+    g, h = k.argument, k.argument["h"]
+    zero = k.full(0.0)
+    with k.tasks(g["counter"], g["tasks"]) as task:
+        with k.loop(0, h) as u:
+            k.store_first(zero, g["largest"], task * h + u)
+        with k.loop(task * ROWS, k.minimum(g["rows"], task * ROWS + ROWS)) as row:
+            top, nan = Variable(k, zero), Variable(k, zero)
+            with k.loop(0, h, k.lanes) as u:
+                inside = k.lanes_below(h - u)
+                x = k.load_lanes(inside, g["raw"], row * h + u)
+                top.set(k.maximum(k.maximum(x, zero - x), top.get()))
+                nan.set(k.select(x.compare("!=", x), k.full(1.0), nan.get()))
+                bound = k.full(largest_factor(bits))
+                factor = _exponential(k, x) * k.load_lanes(inside, g["ratio"], u)
+                factor = k.maximum(k.minimum(factor, bound), zero - bound)
+                k.store_lanes(factor, inside, g["factor"], row * h + u)
+                before = k.load_lanes(inside, g["largest"], task * h + u)
+                k.store_lanes(k.maximum(before, k.maximum(factor, zero - factor)), inside, g["largest"], task * h + u)
+            k.store_first(_flag(k, k.max(top.get()), k.max(nan.get())), g["flag"], row)
+    return k
+
+
+def key_factor_kernel(bits: int) -> Kernel:
+    """exp(2b) of (entries, m, h) in blocks (entries, blocks, h, keys), flags of keys, the largest by block and unit.
+
+    The last key stands in for the missing ones of a last block.
+    """
+    k = Kernel("key_factors", KEY_FIELDS, bits)
+    g, h, width = k.argument, k.argument["h"], key_lanes(bits)
+    blocks = (g["m"] + (width - 1)) // width
+    zero = k.full(0.0)
+    with k.tasks(g["counter"], g["tasks"]) as task:
+        entry, first = task // blocks, task % blocks * width
+        numbers = [entry * g["m"] + k.minimum(first + lane, g["m"] - 1) for lane in range(width)]
+        tops = [Variable(k, zero) for _ in range(KEY_TILE)]
+        nans = [Variable(k, zero) for _ in range(KEY_TILE)]
+        with k.loop(0, h) as u:
+            largest = zero
+            for t in range(KEY_TILE):
+                x = k.gather(g["raw"], [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]])
+                tops[t].set(k.maximum(k.maximum(x, zero - x), tops[t].get()))
+                nans[t].set(k.select(x.compare("!=", x), k.full(1.0), nans[t].get()))
+                factor = _exponential(k, x)
+                largest = k.maximum(factor, largest)
+                k.store(factor, g["factor"], (task * h + u) * width + t * k.lanes)
+            k.store_first(k.max(largest), g["largest"], task * h + u)
+        for t in range(KEY_TILE):
+            k.store(_flag(k, tops[t].get(), nans[t].get()), g["flag"], task * width + t * k.lanes)
+    return k
+
+
+def block_kernel(bits: int) -> Kernel:
+    """(entries, m, h) in blocks (entries, blocks, h, keys); the last key stands in for missing ones."""
+    k = Kernel("blocks", BLOCK_FIELDS, bits)
+    g, h, width = k.argument, k.argument["h"], key_lanes(bits)
+    blocks = (g["m"] + (width - 1)) // width
+    with k.tasks(g["counter"], g["tasks"]) as task:
+        entry, first = task // blocks, task % blocks * width
+        numbers = [entry * g["m"] + k.minimum(first + lane, g["m"] - 1) for lane in range(width)]
+        with k.loop(0, h) as u:
+            for t in range(KEY_TILE):
+                x = k.gather(g["raw"], [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]])
+                k.store(x, g["block"], (task * h + u) * width + t * k.lanes)
+    return k

@@ -1,0 +1,142 @@
+"""Attention: scores, softmax over the attendable keys, pooling. Protocols: ``attnspec.spec.attention``."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch import additive
+from attnspec.backends.pytorch.accumulation import product, widened
+from attnspec.backends.pytorch.normalization import masked_softmax
+from attnspec.backends.pytorch.scoring import projections, query_first
+from attnspec.backends.pytorch.sdpa import attend
+from attnspec.spec import (
+    AdditiveAttention,
+    CrossAttention,
+    DotProductAttention,
+    GeneralAttention,
+    ProjectedSelfAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+    implements,
+)
+
+_dot = Check("dot_product_attention")
+_scaled = Check("scaled_dot_product_attention")
+_general = Check("general_attention")
+_additive = Check("additive_attention")
+_self = Check("self_attention")
+_projected = Check("projected_self_attention")
+_cross = Check("cross_attention")
+
+
+def dot_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, causal: bool, scale: float | None = None
+) -> Tensor:
+    """Softmax over dot products, times 1/√d unless a scale is given."""
+    if key.shape[-2] == 0:
+        # PyTorch's own adds 0·Σq, which is NaN where the sum overflows.
+        nothing = masked_softmax(widened(query) @ widened(key).mT, mask)
+        return (nothing @ widened(value)).to(value.dtype)
+    return attend(query, key, value, mask=mask, causal=causal, scale=scale)
+
+
+@implements(DotProductAttention[Tensor])
+def dot_product_attention(
+    query: Float[Tensor, "*#batch n d"],
+    key: Float[Tensor, "*#batch m d"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax(QKᵀ)V."""
+    _dot(query, key, value, mask)
+    return dot_attention(query, key, value, mask=mask, causal=causal, scale=1.0)
+
+
+@implements(ScaledDotProductAttention[Tensor])
+def scaled_dot_product_attention(
+    query: Float[Tensor, "*#batch n d"],
+    key: Float[Tensor, "*#batch m d"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax(QKᵀ/√d)V."""
+    _scaled(query, key, value, mask)
+    return dot_attention(query, key, value, mask=mask, causal=causal)
+
+
+@implements(GeneralAttention[Tensor])
+def general_attention(
+    query: Float[Tensor, "*#batch n d_q"],
+    key: Float[Tensor, "*#batch m d_k"],
+    value: Float[Tensor, "*#batch m d_v"],
+    w: Float[Tensor, "d_q d_k"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax(QWKᵀ)V, W applied to whichever of queries and keys costs less."""
+    _general(query, key, value, w, mask)
+    if query_first(query, key):
+        return dot_attention(product(query, w), key, value, mask=mask, causal=causal, scale=1.0)
+    return dot_attention(query, product(key, w.mT), value, mask=mask, causal=causal, scale=1.0)
+
+
+@implements(AdditiveAttention[Tensor])
+def additive_attention(
+    query: Float[Tensor, "*#batch n d_q"],
+    key: Float[Tensor, "*#batch m d_k"],
+    value: Float[Tensor, "*#batch m d_v"],
+    w_q: Float[Tensor, "h d_q"],
+    w_k: Float[Tensor, "h d_k"],
+    w_v: Float[Tensor, " h"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax(w_v·tanh(W_q q + W_k k))V."""
+    _additive(query, key, value, w_q, w_k, w_v, mask)
+    a, b = projections(query, key, w_q, w_k)
+    return additive.attention(a, b, widened(w_v), widened(value), mask=mask, causal=causal).to(value.dtype)
+
+
+@implements(SelfAttention[Tensor])
+def self_attention(
+    x: Float[Tensor, "*#batch n d"], *, mask: Bool[Tensor, "*#batch #n #n"] | None = None, causal: bool = False
+) -> Float[Tensor, "*batch n d"]:
+    """softmax(XXᵀ/√d)X."""
+    _self(x, mask)
+    return dot_attention(x, x, x, mask=mask, causal=causal)
+
+
+@implements(ProjectedSelfAttention[Tensor])
+def projected_self_attention(
+    x: Float[Tensor, "*#batch n d_x"],
+    w_q: Float[Tensor, "d_k d_x"],
+    w_k: Float[Tensor, "d_k d_x"],
+    w_v: Float[Tensor, "d_v d_x"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #n"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax(QKᵀ/√d)V with Q, K and V linear in x."""
+    _projected(x, w_q, w_k, w_v, mask)
+    return dot_attention(product(x, w_q.mT), product(x, w_k.mT), product(x, w_v.mT), mask=mask, causal=causal)
+
+
+@implements(CrossAttention[Tensor])
+def cross_attention(
+    x: Float[Tensor, "*#batch n d_x"],
+    memory: Float[Tensor, "*#batch m d_m"],
+    w_q: Float[Tensor, "d_k d_x"],
+    w_k: Float[Tensor, "d_k d_m"],
+    w_v: Float[Tensor, "d_v d_m"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax(QKᵀ/√d)V with Q linear in x, and K and V in the memory."""
+    _cross(x, memory, w_q, w_k, w_v, mask)
+    return dot_attention(product(x, w_q.mT), product(memory, w_k.mT), product(memory, w_v.mT), mask=mask, causal=False)

@@ -1,0 +1,75 @@
+"""Softmax attention on the CPU by matrix products over blocks of heads.
+
+PyTorch's fused CPU kernel splits heads and queries over the threads by itself, and its backward only heads. Where heads are
+many and short, or fewer than the threads, the matrix library's own batched products are faster, as long as the
+scores of one block stay in the cache. Which of the two is taken is in ``sdpa.CPU_RULES``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CACHE = 1 << 20
+"""Bytes of scores that one thread works on at a time."""
+
+
+def blocked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """softmax(scale·QKᵀ + bias)V for (N, n, d), (N, m, d), (N, m, d_v), bias (N|1, n|1, m); scores are not kept."""
+    heads, n, _ = query.shape
+    m, d_v = value.shape[-2:]
+    threads = torch.get_num_threads()
+    block = min(heads, max(1, CACHE // (n * m * query.element_size())) * threads)
+    output, scores, transposed = query.new_empty(heads, n, d_v), query.new_empty(block, n, m), key.mT
+    for start in range(0, heads, block):
+        stop = min(heads, start + block)
+        part = scores[: stop - start]
+        torch.baddbmm(part, query[start:stop], transposed[start:stop], beta=0, alpha=scale, out=part)
+        if bias is not None:
+            part += bias if len(bias) == 1 else bias[start:stop]
+        torch.softmax(part, -1, out=part)
+        torch.bmm(part, value[start:stop], out=output[start:stop])
+    return output
+
+
+class Kept(torch.autograd.Function):
+    """The same with the weights kept for the backward: four products there instead of five."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+        """The pooled values and the weights."""
+        scores = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=scale)
+        if bias is not None:
+            scores += bias
+        weights = torch.softmax(scores, -1)
+        return torch.bmm(weights, value), weights
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the backward reads."""
+        query, key, value, _, ctx.scale = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key, value, output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of query, key and value."""
+        if gradient is None:
+            return None, None, None, None, None
+        query, key, value, weights = ctx.saved_tensors
+        free = query.new_empty(())
+        by_value = torch.bmm(weights.mT, gradient) if ctx.needs_input_grad[2] else None
+        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+            return None, None, by_value, None, None
+        by_weight = torch.bmm(gradient, value.mT)
+        by_score = torch._softmax_backward_data(by_weight, weights, -1, weights.dtype)
+        return (
+            torch.baddbmm(free, by_score, key, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[0] else None,
+            torch.baddbmm(free, by_score.mT, query, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[1] else None,
+            by_value,
+            None,
+            None,
+        )

@@ -1,0 +1,109 @@
+"""Scaled dot-product attention on an accelerator: what must hold for PyTorch's fused kernels, and how to get there.
+
+PyTorch itself orders cuDNN, flash, memory-efficient and math by device and takes the first that accepts the arguments.
+They ask for head sizes that are multiples of 8 (and 4 in float32), flash for no mask and equal head sizes, and causal
+kernels differ in alignment when n ≠ m; so sizes are padded, and causal calls made square. float64 has no fused kernel.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+WAIT_FROM = 1 << 34
+"""Multiply-adds of one product from which waiting for the device to read a mask pays: some 100 µs on an H100."""
+
+
+def worth_waiting(query: Tensor, work: int) -> bool:
+    """Whether a mask may be read: never inside a graph capture, and only where the work is long."""
+    return work >= WAIT_FROM and query.is_cuda and not torch.cuda.is_current_stream_capturing()
+
+
+def worth_packing(query: Tensor, causal: bool, lengths: tuple[int, ...]) -> bool:
+    """Whether the variable-length kernel takes this: half precision, no causal mask (its own is aligned bottom right)."""
+    return not causal and query.dtype in (torch.bfloat16, torch.float16) and query.is_cuda and min(lengths) > 0
+
+
+def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
+    """Keys packed without their padding, one call for the whole batch."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    b, h, n, d = query.shape
+    d_v = value.shape[-1]
+    width = _multiple(max(d, d_v), 8)
+
+    def packed(x: Tensor) -> Tensor:
+        rows = torch.cat([x[i, :, :length].transpose(0, 1) for i, length in enumerate(lengths)])
+        return F.pad(rows, (0, width - x.shape[-1]))
+
+    queries = F.pad(query.transpose(1, 2).reshape(b * n, h, d), (0, width - d))
+    stops = [0]
+    for length in lengths:
+        stops.append(stops[-1] + length)
+    counts = torch.tensor([[n * i for i in range(b + 1)], stops], dtype=torch.int32, device=query.device)
+    output = varlen_attn(
+        queries,
+        packed(key),
+        packed(value),
+        counts[0].contiguous(),
+        counts[1].contiguous(),
+        n,
+        max(lengths),
+        scale=scale,
+    )
+    assert isinstance(output, Tensor)
+    return output[..., :d_v].view(b, n, h, d_v).transpose(1, 2)
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """One batch of calls of equal size. A fully masked row is opened for the kernel and zeroed behind it."""
+    n, m, d_v = query.shape[-2], key.shape[-2], value.shape[-1]
+    if not query.numel() or not m:
+        return query @ key.mT @ value
+    if mask is not None:
+        if causal:
+            mask = mask & torch.ones(n, m, dtype=torch.bool, device=mask.device).tril()
+        attended = mask.any(-1, keepdim=True)
+        query, key, value = _fitted(query, key, value)
+        output = F.scaled_dot_product_attention(query, key, value, mask | ~attended, scale=scale)
+        return output[..., :d_v].masked_fill(~attended, 0)
+    query, key, value = _fitted(query, key, value)
+    if not causal:
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)[..., :d_v]
+    key, value = key[:, :, :n], value[:, :, :n]
+    if n <= m:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)[..., :d_v]
+    upper = F.scaled_dot_product_attention(query[:, :, :m], key, value, is_causal=True, scale=scale)
+    lower = F.scaled_dot_product_attention(query[:, :, m:], key, value, scale=scale)
+    return torch.cat([upper, lower], -2)[..., :d_v]
+
+
+def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> str:
+    """The name of the kernel that PyTorch takes for ``dense``."""
+    if not query.numel() or not key.shape[-2]:
+        return "math"
+    query, key, value = _fitted(query, key, value)
+    if causal and mask is None:
+        side = min(query.shape[-2], key.shape[-2])
+        query, key, value = query[:, :, :side], key[:, :, :side], value[:, :, :side]
+    choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal and mask is None)
+    return SDPBackend(choice).name.lower().removesuffix("_attention")
+
+
+def _multiple(size: int, of: int) -> int:
+    return -(-size // of) * of
+
+
+def _fitted(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Head sizes as the fused kernels want them: zeros at the end change neither scores nor the columns returned."""
+    if query.dtype is torch.float64:
+        return query, key, value
+    of = 4 if query.dtype is torch.float32 else 8
+    d, d_v = _multiple(query.shape[-1], of), _multiple(value.shape[-1], of)
+
+    def fitted(x: Tensor, width: int) -> Tensor:
+        if x.shape[-1] < width:
+            return F.pad(x, (0, width - x.shape[-1]))
+        return x if x.stride(-1) == 1 else x.contiguous()
+
+    return fitted(query, d), fitted(key, d), fitted(value, d_v)

@@ -1,0 +1,83 @@
+"""What a boolean mask says besides its entries: nothing, "causal", or "only the first keys of each batch element".
+
+A kernel that is told the structure skips the excluded keys; one that gets the mask computes all of them and then
+throws half away. Reading a mask costs a byte per entry, once, and gives up at the first entry that does not fit.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK = 256
+"""Rows that are compared at a time."""
+
+
+class Structure(NamedTuple):
+    """A mask in the form that costs least: what remains of it, or what replaces it."""
+
+    mask: Tensor | None
+    causal: bool = False
+    lengths: tuple[int, ...] | None = None
+
+
+def read(mask: Tensor) -> Structure:
+    """The structure of a mask (b|1, h|1, n|1, m). Waits for the device if that is not the CPU.
+
+    ``lengths`` has one entry for every batch element of the mask, which then has no head dimension.
+    """
+    entries: np.ndarray[Any, np.dtype[np.bool_]] = _without_repetition(mask).cpu().numpy()
+    rows, keys = entries.shape[-2:]
+    if entries.shape[1] != 1 or not entries.size:
+        return Structure(mask)
+    top, bottom = entries[0, 0, 0], entries[0, 0, -1]
+    if rows == 1 or (top[-1] == bottom[-1] and (top == bottom).all() and _rows_agree(entries)):
+        first = entries[:, 0, 0]
+        lengths = first.sum(-1)
+        if (first == (np.arange(keys) < lengths[:, None])).all():
+            return Structure(None if (lengths == keys).all() else mask, lengths=tuple(lengths.tolist()))
+    elif len(entries) == 1 and keys > 1 and not top[-1] and bottom[0] and _is_causal(entries[0, 0]):
+        return Structure(None, causal=True)
+    return Structure(mask)
+
+
+def _without_repetition(mask: Tensor) -> Tensor:
+    """The mask without the copies that ``expand`` made."""
+    for axis in range(3):
+        if mask.shape[axis] > 1 and mask.stride(axis) == 0:
+            mask = mask.narrow(axis, 0, 1)
+    return mask
+
+
+def _rows_agree(entries: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
+    return all(
+        bool((entries[:, :, start : start + BLOCK] == entries[:, :, :1]).all())
+        for start in range(0, entries.shape[-2], BLOCK)
+    )
+
+
+def _is_causal(entries: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
+    rows, keys = entries.shape
+    for start in range(0, rows, BLOCK):
+        stop = min(rows, start + BLOCK)
+        left, right = min(start, keys), min(stop, keys)
+        block = entries[start:stop]
+        if not (
+            np.array_equal(block[:, left:right], _triangle()[: stop - start, : right - left])
+            and block[:, :left].all()
+            and not block[:, right:].any()
+        ):
+            return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def _triangle() -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return np.tri(BLOCK, dtype=np.bool_)
+
+
+def top_left(n: int, m: int, device: torch.device) -> Tensor:
+    """Key j is attendable for query i where j ≤ i."""
+    return torch.ones(n, m, dtype=torch.bool, device=device).tril()

@@ -1,0 +1,32 @@
+"""Masks: boolean, True = may attend. Protocols: ``attnspec.spec.masking``."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.spec import CausalMask, PaddingMask, ShapeError, implements
+
+_causal = Check("causal_mask")
+_padding = Check("padding_mask")
+
+
+@implements(CausalMask[Tensor])
+def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[Tensor, "{n} {m}"]:
+    """Key j is attendable for query i where j ≤ i, or j < i; on PyTorch's default device."""
+    _causal(n, m)
+    return torch.ones(n, m, dtype=torch.bool).tril(0 if include_self else -1)
+
+
+@implements(PaddingMask[Tensor])
+def padding_mask(lengths: Int[Tensor, "*batch"], m: int) -> Bool[Tensor, "*batch {m}"]:
+    """Key j is attendable where j < length.
+
+    Looking at the lengths waits for the device; under ``torch.compile`` they are taken on trust.
+    """
+    _padding(lengths, m)
+    if not torch.compiler.is_compiling():
+        wrong = lengths[(lengths < 0) | (lengths > m)]
+        if wrong.numel():
+            raise ShapeError("padding_mask", "lengths", f"lengths in 0..{m}", int(wrong[0]))
+    return torch.arange(m, device=lengths.device) < lengths[..., None]

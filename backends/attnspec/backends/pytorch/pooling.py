@@ -1,0 +1,64 @@
+"""Weighted sums of values. Protocols: ``attnspec.spec.pooling``."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch.accumulation import product, widened
+from attnspec.backends.pytorch.normalization import masked_softmax
+from attnspec.backends.pytorch.scoring import half_squared_distances
+from attnspec.spec import AttentionPooling, AveragePooling, NadarayaWatson, implements
+
+_attention = Check("attention_pooling")
+_average = Check("average_pooling")
+_regression = Check("nadaraya_watson")
+
+
+def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
+    """Σ αv over the attendable keys: 0·NaN of a masked value is left out, that of an attendable one is not."""
+    if mask is None:
+        return weights @ value
+    finite = torch.isfinite(value)
+    if not torch.compiler.is_compiling() and value.device.type == "cpu" and bool(finite.all()):
+        return weights @ value
+    # The rest runs without looking at the numbers, so that nothing waits for a GPU.
+    attended = mask.to(value.dtype).expand(*mask.shape[:-1], value.shape[-2])
+    spoiled = attended @ torch.where(finite, 0.0, 1.0).to(value.dtype) > 0
+    return torch.where(spoiled, torch.nan, weights @ torch.where(finite, value, 0.0))
+
+
+@implements(AttentionPooling[Tensor])
+def attention_pooling(
+    weights: Float[Tensor, "*#batch n m"], value: Float[Tensor, "*#batch m d_v"]
+) -> Float[Tensor, "*batch n d_v"]:
+    """Σ αv with the weights as given."""
+    _attention(weights, value)
+    return product(weights, value)
+
+
+@implements(AveragePooling[Tensor])
+def average_pooling(
+    value: Float[Tensor, "*#batch m d_v"], *, mask: Bool[Tensor, "*#batch #m"] | None = None
+) -> Float[Tensor, "*batch d_v"]:
+    """Mean of the attendable values."""
+    _average(value, mask)
+    wide, m = widened(value), value.shape[-2]
+    if mask is None:
+        return (wide.sum(-2) / max(m, 1)).to(value.dtype)
+    count = mask.sum(-1, keepdim=True) * (m if mask.shape[-1] == 1 else 1)
+    return (torch.where(mask[..., None], wide, 0.0).sum(-2) / count.clamp(min=1)).to(value.dtype)
+
+
+@implements(NadarayaWatson[Tensor])
+def nadaraya_watson(
+    query: Float[Tensor, "*#batch n d"],
+    key: Float[Tensor, "*#batch m d"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+) -> Float[Tensor, "*batch n d_v"]:
+    """Σ Kv / Σ K with the Gaussian kernel K, as a softmax over the logarithms of the kernels."""
+    _regression(query, key, value, mask)
+    weights = masked_softmax(half_squared_distances(widened(query), widened(key)), mask)
+    return pool(weights, mask, widened(value)).to(value.dtype)

@@ -1,0 +1,103 @@
+"""Scores of queries and keys. Protocols: ``attnspec.spec.scoring``."""
+
+from math import sqrt
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch import additive
+from attnspec.backends.pytorch.accumulation import widened
+from attnspec.spec import (
+    AdditiveScores,
+    DotScores,
+    GaussianScores,
+    GeneralScores,
+    LocationScores,
+    ScaledDotScores,
+    implements,
+)
+
+_dot = Check("dot_scores")
+_scaled = Check("scaled_dot_scores")
+_additive = Check("additive_scores")
+_general = Check("general_scores")
+_location = Check("location_scores")
+_gaussian = Check("gaussian_scores")
+
+
+@implements(DotScores[Tensor])
+def dot_scores(query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]) -> Float[Tensor, "*batch n m"]:
+    """q·k for every query and key."""
+    _dot(query, key)
+    return (widened(query) @ widened(key).mT).to(query.dtype)
+
+
+@implements(ScaledDotScores[Tensor])
+def scaled_dot_scores(
+    query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]
+) -> Float[Tensor, "*batch n m"]:
+    """q·k/√d for every query and key; the division precedes the rounding to a half dtype."""
+    _scaled(query, key)
+    return (widened(query) @ widened(key).mT / sqrt(query.shape[-1])).to(query.dtype)
+
+
+@implements(AdditiveScores[Tensor])
+def additive_scores(
+    query: Float[Tensor, "*#batch n d_q"],
+    key: Float[Tensor, "*#batch m d_k"],
+    w_q: Float[Tensor, "h d_q"],
+    w_k: Float[Tensor, "h d_k"],
+    w_v: Float[Tensor, " h"],
+) -> Float[Tensor, "*batch n m"]:
+    """w_v·tanh(W_q q + W_k k) for every query and key."""
+    _additive(query, key, w_q, w_k, w_v)
+    return additive.scores(*projections(query, key, w_q, w_k), widened(w_v)).to(query.dtype)
+
+
+def projections(query: Tensor, key: Tensor, w_q: Tensor, w_k: Tensor) -> tuple[Tensor, Tensor]:
+    """W_q q and W_k k, not rounded to a half dtype: their sum may cancel."""
+    return widened(query) @ widened(w_q).mT, widened(key) @ widened(w_k).mT
+
+
+def query_first(query: Tensor, key: Tensor) -> bool:
+    """Whether qᵀWk costs less with W applied to the queries than to the keys."""
+    (n, d_q), (m, d_k) = query.shape[-2:], key.shape[-2:]
+    return n * d_k * (d_q + m) <= m * d_q * (d_k + n)
+
+
+@implements(GeneralScores[Tensor])
+def general_scores(
+    query: Float[Tensor, "*#batch n d_q"], key: Float[Tensor, "*#batch m d_k"], w: Float[Tensor, "d_q d_k"]
+) -> Float[Tensor, "*batch n m"]:
+    """qᵀWk for every query and key."""
+    _general(query, key, w)
+    q, k, matrix = widened(query), widened(key), widened(w)
+    scores = q @ matrix @ k.mT if query_first(query, key) else q @ (k @ matrix.mT).mT
+    return scores.to(query.dtype)
+
+
+@implements(LocationScores[Tensor])
+def location_scores(query: Float[Tensor, "*batch n d_q"], w: Float[Tensor, "m d_q"]) -> Float[Tensor, "*batch n m"]:
+    """Wq for every query."""
+    _location(query, w)
+    return (widened(query) @ widened(w).mT).to(query.dtype)
+
+
+def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
+    """−½‖q−k‖² from the differences themselves.
+
+    q·k − ½‖q‖² − ½‖k‖² would be faster, but where points lie close together far from 0 it cancels to noise.
+    """
+    distance = torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
+    return -0.5 * distance * distance
+
+
+@implements(GaussianScores[Tensor])
+def gaussian_scores(
+    query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]
+) -> Float[Tensor, "*batch n m"]:
+    """−½‖q−k‖² for every query and key; exactly 0 where they are equal, never positive."""
+    _gaussian(query, key)
+    return half_squared_distances(widened(query), widened(key)).to(query.dtype)

@@ -1,0 +1,442 @@
+"""Fast additive attention on the CPU: both paths against longdouble NumPy, edges, bits, operators."""
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch import additive
+
+pytest.importorskip("llvmlite", reason="the llvm path needs llvmlite")
+from attnspec.backends.pytorch.additive import cpu, cpu_step
+
+PATHS = ("llvm", "plain")
+DTYPES = (torch.float32, torch.float64)
+ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0, seed: int = 0) -> Tensor:
+    generator = np.random.Generator(np.random.PCG64([seed, *shape]))
+    return torch.from_numpy(generator.standard_normal(shape) * scale).to(dtype)
+
+
+def operands(batch: tuple[int, ...], n: int, m: int, h: int, d: int, dtype: torch.dtype = torch.float32,
+             scale: float = 1.0) -> list[Tensor]:  # fmt: skip
+    return [
+        draw(*batch, n, h, dtype=dtype, scale=scale, seed=1),
+        draw(*batch, m, h, dtype=dtype, scale=scale, seed=2),
+        draw(h, dtype=dtype, seed=3) / h**0.5,
+        draw(*batch, m, d, dtype=dtype, seed=4),
+    ]
+
+
+def wide(x: Tensor) -> Any:
+    return x.detach().double().numpy().astype(np.longdouble)
+
+
+def allowed_pairs(n: int, m: int, mask: Tensor | None, causal: bool) -> Any:
+    allowed = np.tri(n, m, dtype=bool) if causal else np.ones((n, m), bool)
+    return allowed if mask is None else allowed & mask.numpy()
+
+
+def oracle_scores(a: Tensor, b: Tensor, w_v: Tensor) -> Any:
+    return np.tanh(wide(a)[..., :, None, :] + wide(b)[..., None, :, :]) @ wide(w_v)
+
+
+def oracle(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Any:
+    scores = oracle_scores(a, b, w_v)
+    allowed = np.broadcast_to(allowed_pairs(a.shape[-2], b.shape[-2], mask, causal), scores.shape)
+    scores = np.where(allowed, scores, -np.inf)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.where(allowed, np.exp(scores - np.where(np.isfinite(top), top, 0)), 0)
+    total = weights.sum(-1, keepdims=True)
+    return weights / np.where(total == 0, 1, total) @ wide(value)
+
+
+def score_bound(h: int, w_v: Tensor) -> float:
+    """Rounding of each tanh (8 units) and of a sum of h terms, in the norm of w_v: 8 standard deviations."""
+    u = ROUNDING[w_v.dtype if w_v.dtype == torch.float64 else torch.float32]
+    return float(8 * u * (2 + h**0.5)) * float(w_v.detach().double().norm())
+
+
+def assert_near(got: Tensor, want: np.ndarray, value: Tensor, h: int, w_v: Tensor) -> None:
+    """An error of e in the scores moves the output by at most expm1(2e) of the spread of values; then roundings."""
+    value = value.detach()
+    u = ROUNDING[value.dtype]
+    largest = max(1e-300, float(value.abs().max()))
+    accumulation = 8 * ROUNDING[torch.promote_types(value.dtype, torch.float32)] * (1 + value.shape[-2] ** 0.5)
+    budget = largest * (np.expm1(2 * score_bound(h, w_v)) + accumulation) + u * np.abs(want)
+    error = np.abs(wide(got) - want)
+    assert np.all(error <= budget), f"{np.max(error / budget):.3g} of the budget"
+
+
+SHAPES = [
+    ((), 1, 1, 1, 1), ((2,), 5, 7, 3, 4), ((3,), 25, 33, 64, 20), ((2, 2), 33, 129, 65, 64), ((4,), 1, 40, 8, 16),
+    ((1,), 49, 31, 2, 100), ((), 100, 257, 17, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_meets_the_formula(shape, causal, dtype, path) -> None:  # type: ignore[no-untyped-def]
+    batch, n, m, h, d = shape
+    a, b, w_v, value = operands(batch, n, m, h, d, dtype)
+    for mask in (None, draw(n, m, seed=9) > 0, draw(1, m, seed=9) > 0, draw(n, 1, seed=9) > 0):
+        got = additive.attention(a, b, w_v, value, mask=mask, causal=causal, path=path)
+        assert got.shape == (*batch, n, d)
+        assert got.dtype == dtype
+        assert got.is_contiguous()
+        assert_near(got, oracle(a, b, w_v, value, mask, causal), value, h, w_v)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("path", PATHS)
+def test_half_dtypes_accumulate_in_float32(path, dtype) -> None:  # type: ignore[no-untyped-def]
+    a, b, w_v, value = operands((2,), 30, 70, 40, 24, dtype)
+    got = additive.attention(a, b, w_v, value, causal=True, path=path)
+    assert got.dtype == dtype
+    assert_near(got, oracle(a, b, w_v, value, None, True), value, 40, w_v)
+    leaves = [x.requires_grad_() for x in (a, b, w_v, value)]
+    grads = torch.autograd.grad(additive.attention(*leaves, path=path).sum(), leaves)
+    assert [g.dtype for g in grads] == [dtype] * 4
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exponent", range(-3, 7))
+def test_any_magnitude_of_projections(exponent, dtype, path) -> None:  # type: ignore[no-untyped-def]
+    """Mixed signs, and keys near the negative of queries, where factors overflow though tanh is not saturated."""
+    h, n, m = 19, 29, 43
+    a, b, w_v, value = operands((2,), n, m, h, 8, dtype, 10.0**exponent)
+    b[:, :n] = -a + draw(2, n, h, dtype=dtype, seed=5)
+    b[:, n:, 1::2] *= 1e-3
+    got = additive.scores(a, b, w_v, path=path)
+    error = np.abs(wide(got) - oracle_scores(a, b, w_v))
+    # |a + b| itself is rounded before the tanh, on every path
+    assert error.max() <= score_bound(h, w_v) + 4 * ROUNDING[dtype] * float(w_v.abs().sum())
+    assert_near(additive.attention(a, b, w_v, value, path=path), oracle(a, b, w_v, value, None, False), value, h, w_v)
+    leaves = [x.requires_grad_() for x in (a, b, w_v, value)]
+    grads = torch.autograd.grad(additive.scores(*leaves[:3], path=path).sin().sum(), leaves[:3])
+    exact = [x.detach().double().requires_grad_() for x in leaves[:3]]
+    terms = torch.tanh(exact[0][..., :, None, :] + exact[1][..., None, :, :]) @ exact[2]
+    # the cosine magnifies the error of the scores by at most 1
+    for g, want, count in zip(grads, torch.autograd.grad(terms.sin().sum(), exact), (m, n, 2 * n * m), strict=True):
+        scale = float(w_v.detach().abs().max()) if g.dim() > 1 else 1.0
+        bound = count * scale * (2 * score_bound(h, w_v) + 16 * ROUNDING[dtype])
+        assert (g.double() - want).abs().max() <= bound
+
+
+def test_scales_of_weights() -> None:
+    """Weights from 0 and the smallest up: their ratio to the largest is part of the factors."""
+    a, b, _, value = operands((), 40, 50, 12, 6, scale=3.0)
+    for w_v in (
+        torch.zeros(12), torch.tensor([0.0, 1e-44, 1e-30, 1e-10, 1e-5, -1e-3, 1.0, -2.0, 0.0, 3.0, -1e-38, 1e-2]),
+        torch.full((12,), 1e-40), torch.full((12,), -5.0), torch.full((12,), 1e3),
+    ):  # fmt: skip
+        error = np.abs(wide(additive.scores(a, b, w_v)) - oracle_scores(a, b, w_v))
+        assert error.max() <= score_bound(12, w_v) + 12 * 2.0**-149
+        assert additive.attention(a, b, w_v, value).isfinite().all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_gradients(path) -> None:  # type: ignore[no-untyped-def]
+    for (batch, n, m, h, d), causal in itertools.product(SHAPES[:5], (False, True)):
+        leaves = [x.requires_grad_() for x in operands(batch, n, m, h, d, torch.float64)]
+        mask = draw(n, m, seed=9) > 0
+        upstream = draw(*batch, n, d, dtype=torch.float64, seed=10)
+        got = torch.autograd.grad(additive.attention(*leaves, mask=mask, causal=causal, path=path), leaves, upstream)
+        a, b, w_v, value = leaves
+        allowed = torch.from_numpy(allowed_pairs(n, m, mask, causal))
+        scores = torch.tanh(a[..., :, None, :] + b[..., None, :, :]) @ w_v
+        weights = torch.where(allowed, scores, -1e4).softmax(-1) * allowed
+        want = torch.autograd.grad(weights @ value, leaves, upstream)
+        for g, x in zip(got, want, strict=True):
+            assert g.is_contiguous()
+            assert (g - x).abs().max() <= 1e3 * 2.0**-53 * (1 + x.abs().max())
+
+
+def test_gradients_by_finite_differences() -> None:
+    leaves = [x.requires_grad_() for x in operands((2,), 5, 6, 3, 4, torch.float64)]
+    mask = draw(5, 6, seed=9) > 0
+    assert torch.autograd.gradcheck(lambda *x: additive.attention(*x, mask=mask, path="llvm"), leaves)
+    assert torch.autograd.gradcheck(lambda *x: additive.scores(*x, path="llvm"), leaves[:3])
+    assert torch.autograd.gradgradcheck(lambda *x: additive.scores(*x, path="plain"), leaves[:3])
+
+
+def test_second_derivatives_raise() -> None:
+    leaves = [x.requires_grad_() for x in operands((), 4, 5, 3, 2)]
+    for result in (additive.attention(*leaves, path="llvm"), additive.scores(*leaves[:3], path="llvm")):
+        (grad,) = torch.autograd.grad(result.sum(), leaves[0], create_graph=True)
+        with pytest.raises(NotImplementedError, match="second derivatives"):
+            torch.autograd.backward(grad.sum())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_to_attend_to(path) -> None:  # type: ignore[no-untyped-def]
+    a, b, w_v, value = operands((2,), 6, 40, 5, 3)
+    mask = torch.ones(6, 40, dtype=torch.bool)
+    mask[2] = False
+    leaves = [x.clone().requires_grad_() for x in (a, b, w_v, value)]
+    out = additive.attention(*leaves, mask=mask, path=path)
+    assert (out[:, 2] == 0).all()
+    grads = torch.autograd.grad(out[:, 2].sum(), leaves)
+    assert all((g == 0).all() for g in grads)
+    for n, m, batch in ((6, 0, (2,)), (0, 4, (2,)), (3, 4, (0,)), (0, 0, ())):
+        leaves = [x.requires_grad_() for x in operands(batch, n, m, 5, 3)]
+        out = additive.attention(*leaves, path=path)
+        assert out.shape == (*batch, n, 3)
+        assert (out == 0).all()
+        assert all((g == 0).all() for g in torch.autograd.grad(out.sum(), leaves))
+        assert additive.scores(*leaves[:3], path=path).shape == (*batch, n, m)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30])
+def test_an_excluded_key_has_no_effect(garbage, scale, path) -> None:  # type: ignore[no-untyped-def]
+    """Neither on the output nor on the gradients of the rest, and its own gradient is exactly 0."""
+    n, m, key = 30, 70, 37
+    a, b, w_v, value = operands((2,), n, m, 20, 10, scale=scale)
+    mask = draw(n, m, seed=9) > 0
+    mask[:, key] = False
+    upstream = draw(2, n, 10, seed=10)
+    results = []
+    for spoiled in (False, True):
+        b, value = b.clone(), value.clone()
+        if spoiled:
+            b[:, key] = garbage
+            value[:, key] = garbage
+        leaves = [x.clone().requires_grad_() for x in (a, b, w_v, value)]
+        out = additive.attention(*leaves, mask=mask, path=path)
+        results.append((out.detach(), *torch.autograd.grad(out, leaves, upstream)))
+    for clean, spoilt in zip(*results, strict=True):
+        if path == "llvm":
+            assert torch.equal(clean, spoilt)
+        assert (clean - spoilt).abs().max() <= 1e-4
+    for gradient in (results[1][2], results[1][4]):
+        assert (gradient[:, key] == 0).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_nonfinite_value_reaches_exactly_the_rows_that_attend_to_it(path) -> None:  # type: ignore[no-untyped-def]
+    a, b, w_v, value = operands((2,), 30, 70, 20, 10)
+    value[0, 3, 2], value[1, 5, 0] = float("nan"), float("inf")
+    out = additive.attention(a, b, w_v, value, causal=True, path=path)
+    assert out[0, :3].isfinite().all()
+    assert out[0, 3:, 2].isnan().all()
+    assert out[0, 3:, 3:].isfinite().all()
+    assert out[1, :5].isfinite().all()
+    assert (out[1, 5:, 0] == float("inf")).all()
+    b[0, 4, 1] = float("nan")
+    out = additive.attention(a, b, w_v, operands((2,), 30, 70, 20, 10)[3], causal=True, path=path)
+    assert out[0, :4].isfinite().all()
+    assert out[0, 4:].isnan().all()
+    assert out[1].isfinite().all()
+    assert additive.scores(a, b, w_v, path=path).isnan()[0, :, 4].all()
+
+
+def test_the_future_changes_no_bit() -> None:
+    x = draw(2, 60, 16, seed=1)
+    w_v, value = draw(16, seed=2), draw(2, 60, 9, seed=3)
+    for scale in (1.0, 10.0, 50.0):
+        first = additive.attention(x * scale, -x * scale, w_v, value, causal=True, path="llvm")
+        later, later_value = x.clone(), value.clone()
+        later[:, 31:], later_value[:, 31:] = 1e6, 1e6
+        second = additive.attention(later * scale, -later * scale, w_v, later_value, causal=True, path="llvm")
+        assert torch.equal(first[:, :31], second[:, :31])
+
+
+def test_bits_do_not_depend_on_threads_or_repetition() -> None:
+    before = torch.get_num_threads()
+    leaves = [x.requires_grad_() for x in operands((3,), 200, 300, 33, 40)]
+    results = []
+    try:
+        for threads in (1, 2, 4, 4):
+            torch.set_num_threads(threads)
+            out = additive.attention(*leaves, causal=True, path="llvm")
+            raw = additive.scores(*leaves[:3], path="llvm")
+            grads = torch.autograd.grad(out.sin().sum(), leaves) + torch.autograd.grad(raw.sin().sum(), leaves[:3])
+            results.append((out, raw, *grads))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
+
+
+def test_bits_do_not_depend_on_the_place_in_a_batch() -> None:
+    a, b, w_v, value = operands((5,), 40, 50, 21, 7)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    whole = additive.attention(a, b, w_v, value, path="llvm")
+    assert torch.equal(whole[order], additive.attention(a[order], b[order], w_v, value[order], path="llvm"))
+    assert torch.equal(whole[2:3], additive.attention(a[2:3], b[2:3], w_v, value[2:3], path="llvm"))
+
+
+def test_a_single_attendable_key_returns_its_value() -> None:
+    a, b, w_v, value = operands((2,), 9, 40, 7, 33)
+    mask = torch.nn.functional.one_hot(torch.arange(9) * 3, 40).bool()
+    assert torch.equal(additive.attention(a, b, w_v, value, mask=mask, path="llvm"), value[:, torch.arange(9) * 3])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_broadcasting_and_strides(path) -> None:  # type: ignore[no-untyped-def]
+    a, b, w_v, value = draw(3, 1, 10, 6), draw(4, 20, 6), draw(6), draw(2, 1, 1, 20, 5)
+    mask = draw(3, 1, 1, 20) > 0
+    leaves = [x.clone().requires_grad_() for x in (a, b, w_v, value)]
+    out = additive.attention(*leaves, mask=mask, path=path)
+    batch = (2, 3, 4)
+    full = [x.expand(*batch, *x.shape[-2:]).contiguous() for x in (a, b, value)]
+    want = additive.attention(full[0], full[1], w_v, full[2], mask=mask.expand(*batch, 10, 20), path=path)
+    assert out.shape == (*batch, 10, 5)
+    assert (out - want).abs().max() <= 1e-5
+    copies = [x.requires_grad_() for x in (full[0], full[1], w_v.clone(), full[2])]
+    every = torch.autograd.grad(additive.attention(*copies, mask=mask, path=path).sin().sum(), copies)
+    for got, wanted, leaf in zip(torch.autograd.grad(out.sin().sum(), leaves), every, leaves, strict=True):
+        assert (got - wanted.sum_to_size(leaf.shape)).abs().max() <= 1e-4
+    # strided operands and masks
+    strided = [x.mT.contiguous().mT for x in (a, b, value)]
+    columns = torch.zeros(20, 10, dtype=torch.bool).bernoulli_(0.5, generator=torch.Generator().manual_seed(0)).T
+    same = additive.attention(strided[0], strided[1], w_v, strided[2], mask=columns, path=path)
+    dense = additive.attention(a, b, w_v, value, mask=columns.contiguous(), path=path)
+    assert torch.equal(same, dense) if path == "llvm" else (same - dense).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_step_is_attention_of_one_query(dtype, path) -> None:  # type: ignore[no-untyped-def]
+    for batch, m, h, d in (((3,), 70, 20, 11), ((), 1, 1, 1), ((2, 2), 33, 64, 64)):
+        a, b, w_v, value = operands(batch, 1, m, h, d, dtype)
+        cache = additive.prepare_keys(b, w_v, value, path=path)
+        for mask in (None, draw(*batch, m, seed=9) > 0, draw(m, seed=8) > 0):
+            row = None if mask is None else mask.unsqueeze(-2)
+            got = additive.step(cache, a.squeeze(-2), mask=mask)
+            want = additive.attention(a, b, w_v, value, mask=row, path=path).squeeze(-2)
+            assert got.dtype == dtype
+            assert torch.equal(got, want)
+    cache = additive.prepare_keys(*operands((2,), 1, 0, 4, 3)[1:], path=path)
+    assert torch.equal(additive.step(cache, draw(2, 4)), torch.zeros(2, 3))
+
+
+def test_step_excludes_nonfinite_values_and_tracks_gradients() -> None:
+    a, b, w_v, value = operands((2,), 1, 50, 8, 6)
+    mask = torch.ones(2, 50, dtype=torch.bool)
+    mask[:, 7] = False
+    clean = additive.step(additive.prepare_keys(b, w_v, value, path="llvm"), a[:, 0], mask=mask)
+    b, value = b.clone(), value.clone()
+    b[:, 7], value[:, 7] = float("nan"), float("inf")
+    cache = additive.prepare_keys(b, w_v, value, path="llvm")
+    assert torch.equal(clean, additive.step(cache, a[:, 0], mask=mask))
+    assert additive.step(cache, a[:, 0]).isnan().all()
+    query = a[:, 0].clone().requires_grad_()
+    (grad,) = torch.autograd.grad(additive.step(cache, query, mask=mask).sum(), query)
+    assert grad.isfinite().all()
+    assert (grad != 0).any()
+
+
+def test_operators_pass_opcheck() -> None:
+    a, b, w_v, value = (x.requires_grad_() for x in operands((2,), 10, 40, 5, 6))
+    mask = torch.rand(2, 10, 40) < 0.5
+    for m, causal, save in ((None, False, True), (mask, True, True)):
+        torch.library.opcheck(cpu.attention_op, (a, b, w_v, value, m, causal, save))
+    torch.library.opcheck(cpu.scores_op, (a, b, w_v))
+    plain = [x.detach() for x in (a, b, w_v, value)]
+    torch.library.opcheck(cpu.attention_op, (*plain, None, False, False))
+    out, weights = cpu.attention_op(*plain, None, True, True)
+    torch.library.opcheck(cpu.attention_backward_op, (torch.ones_like(out), *plain, out, weights, True))
+    torch.library.opcheck(cpu.scores_backward_op, (draw(2, 10, 40), *plain[:3]))
+    prepared = cpu_step.prepare(*plain[1:])
+    torch.library.opcheck(cpu_step.step_op, (plain[0][:, 0], list(vars(prepared).values()), [2], [2], 6, None))
+
+
+def test_torch_compile_takes_the_operators_as_they_are() -> None:
+    torch._dynamo.reset()
+    leaves = [x.requires_grad_() for x in operands((2,), 20, 30, 5, 6)]
+    wanted = torch.autograd.grad(additive.attention(*leaves, causal=True, path="llvm").sum(), leaves)
+
+    def total(*x: Tensor) -> Tensor:
+        return additive.attention(*x, causal=True, path="llvm").sum()
+
+    compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+    for got, want in zip(torch.autograd.grad(compiled(*leaves), leaves), wanted, strict=True):
+        assert torch.equal(got, want)
+    cache = additive.prepare_keys(*(x.detach() for x in leaves[1:]), path="llvm")
+    loop = torch.compile(lambda x: additive.step(cache, torch.tanh(x)), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        state = draw(2, 5)
+        assert torch.equal(loop(state), additive.step(cache, torch.tanh(state)))
+
+
+def test_autocast() -> None:
+    a, b, w_v, value = operands((2,), 20, 30, 5, 6)
+    for path in PATHS:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = additive.attention(a, b, w_v, value, path=path)
+            assert additive.scores(a, b, w_v, path=path).dtype == torch.bfloat16
+        want = additive.attention(*(x.bfloat16() for x in (a, b, w_v, value)), path=path)
+        assert got.dtype == torch.bfloat16
+        assert torch.equal(got, want)
+
+
+def test_inputs_are_not_written_to() -> None:
+    given = operands((2,), 20, 30, 5, 6)
+    copies = [x.clone().requires_grad_() for x in given]
+    torch.autograd.backward(additive.attention(*copies, causal=True, path="llvm").sum())
+    assert all(torch.equal(x, y) for x, y in zip(given, copies, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"a": draw(2, 5, 4)}, ValueError), ({"b": draw(2, 6, 2)}, ValueError), ({"w_v": draw(3, 1)}, ValueError),
+        ({"value": draw(2, 7, 4)}, ValueError), ({"value": draw(3, 6, 4)}, ValueError), ({"a": draw(3)}, ValueError),
+        ({"mask": torch.ones(6, dtype=torch.bool)}, ValueError), ({"mask": torch.ones(5, 6)}, TypeError),
+        ({"mask": torch.ones(4, 6, dtype=torch.bool)}, ValueError), ({"path": "cudnn"}, ValueError),
+        ({"a": draw(2, 5, 3).double()}, TypeError), ({"path": "triton"}, ValueError),
+    ],
+)  # fmt: skip
+def test_what_is_refused(change, error, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    a, b, w_v, value = operands((2,), 5, 6, 3, 4)
+    with pytest.raises(error):
+        additive.attention(**({"a": a, "b": b, "w_v": w_v, "value": value} | change))
+
+
+def test_the_path_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert additive.available_paths("cpu") == ("llvm", "plain")
+    assert additive.path_for(draw(2)) == "llvm"
+    assert additive.path_for(draw(2), path="plain") == "plain"
+
+
+def test_without_llvmlite_the_plain_path_is_taken() -> None:
+    """In a fresh process in which llvmlite cannot be imported."""
+    program = (
+        "import sys; sys.modules['llvmlite'] = None\n"
+        "import torch; from attnspec.backends.pytorch import additive\n"
+        "x = torch.randn(2, 4, 3)\n"
+        "assert additive.available_paths('cpu') == ('plain',), additive.available_paths('cpu')\n"
+        "assert additive.path_for(x) == 'plain'\n"
+        "assert additive.attention(x, x, x[0, 0], x).isfinite().all()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_memory_does_not_grow_with_the_hidden_size() -> None:
+    """The compiled path saves weights n*m; neither path holds n*m*h."""
+    program = (
+        "import resource, torch; from attnspec.backends.pytorch import additive\n"
+        "torch.set_num_threads(1)\n"
+        "def operands(n): return [torch.randn(4, n, 64, requires_grad=True) for _ in range(2)] + [\n"
+        "    torch.randn(64, requires_grad=True), torch.randn(4, n, 64, requires_grad=True)]\n"
+        "additive.attention(*operands(32), path='llvm').sum().backward()\n"
+        "x = operands(1024); peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); additive.attention(*x, path='llvm').sum().backward()\n"
+        "assert peak() - before <= 110 * 1024, (peak() - before) / 1024\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

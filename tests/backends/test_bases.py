@@ -1,0 +1,195 @@
+"""Conversion and gradients of the bases, and what their users are told."""
+
+import subprocess
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends.bases.numpy import NumPyBackend
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.bases.torch import TorchBackend, devices
+from attnspec.spec import OPERATIONS, ShapeError
+from attnspec.spec.backend import Backend
+
+DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.bool_, np.int64)
+
+
+class Arrays(NumPyBackend):
+    name = "arrays"
+
+
+class Tensors(TorchBackend):
+    name = "tensors"
+
+    def dot_scores(self, query: Tensor, key: Tensor) -> Tensor:
+        return query @ key.mT
+
+    def location_scores(self, query: Tensor, w: Tensor) -> Tensor:
+        return query.new_zeros(*query.shape[:-1], w.shape[0])
+
+    def softmax(self, scores: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        return (scores if mask is None else scores.masked_fill(~mask, 0)).exp()
+
+
+BASES = (Arrays(), Tensors())
+
+
+@pytest.fixture
+def jax_base() -> Any:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    from attnspec.backends.bases.jax import JaxBackend
+
+    class Jax(JaxBackend):
+        name = "jax"
+
+        def dot_scores(self, query: Any, key: Any) -> Any:
+            return query @ key.swapaxes(-1, -2)
+
+    return Jax()
+
+
+def layouts(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    return [array, array.swapaxes(0, 2), array[:, ::2], array[::-1], np.broadcast_to(array[:, :1], array.shape)]
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+def test_conversion_keeps_numbers_dtype_and_shape(base: Any, dtype: Any) -> None:
+    for array in layouts(np.arange(24).reshape(2, 3, 4).astype(dtype)):
+        back = base.to_numpy(base.from_numpy(array, device="cpu"))
+        assert back.dtype == array.dtype
+        np.testing.assert_array_equal(back, array)
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
+def test_conversion_keeps_empty_and_scalar_shapes(base: Any, shape: tuple[int, ...]) -> None:
+    assert base.to_numpy(base.from_numpy(np.ones(shape), device="cpu")).shape == shape
+
+
+def test_strides_survive_conversion() -> None:
+    for array in layouts(np.arange(24.0).reshape(2, 3, 4)):
+        elements = tuple(abs(stride) // 8 for stride in array.strides)
+        assert Tensors().from_numpy(array, device="cpu").stride() == elements
+        assert tuple(s // 8 for s in Arrays().from_numpy(array, device="cpu").strides) == elements
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
+def test_conversion_copies_both_ways(base: Any) -> None:
+    array = np.zeros(3)
+    array.flags.writeable = False
+    converted = base.from_numpy(array, device="cpu")
+    kept = base.to_numpy(converted)
+    converted[0] = 1
+    assert array[0] == 0
+    assert kept[0] == 0
+    assert base.to_numpy(converted)[0] == 1
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:99"])
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
+def test_an_absent_device_is_named(base: Any, device: str) -> None:
+    with pytest.raises(ValueError, match=rf"^device: expected .*cpu.*; got '{device}'$"):
+        base.from_numpy(np.ones(1), device=device)
+
+
+def test_a_foreign_result_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^result: expected a torch.Tensor; got ndarray$"):
+        Tensors().to_numpy(np.ones(1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^result: expected a NumPy array; got Tensor$"):
+        Arrays().to_numpy(torch.ones(1))  # type: ignore[arg-type]
+
+
+def test_numpy_has_no_gradients() -> None:
+    assert not hasattr(Arrays(), "vjp")
+
+
+def test_bases_are_backends_without_operations() -> None:
+    assert isinstance(Arrays(), Backend)
+    assert not [name for name in OPERATIONS if hasattr(Arrays(), name)]
+
+
+def test_vjp_gives_every_float_argument_its_gradient() -> None:
+    query, key, cotangent = (torch.randn(2, 3, dtype=torch.float64) for _ in range(3))
+    key = key.requires_grad_()
+    cotangent = torch.randn(2, 2, dtype=torch.float64)
+    found = Tensors().vjp("dot_scores", {"query": query, "key": key}, cotangent)
+    torch.testing.assert_close(found["query"], cotangent @ key)
+    torch.testing.assert_close(found["key"], cotangent.mT @ query)
+    assert not query.requires_grad
+    assert key.grad is None
+
+
+def test_vjp_counts_arguments_by_name() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    cotangent = torch.randn(2, 2, dtype=torch.float64)
+    found = Tensors().vjp("dot_scores", {"query": x, "key": x}, cotangent)
+    torch.testing.assert_close(found["query"], cotangent @ x)
+    torch.testing.assert_close(found["key"], cotangent.mT @ x)
+
+
+def test_vjp_is_zero_for_what_has_no_influence() -> None:
+    found = Tensors().vjp("location_scores", {"query": torch.randn(2, 3), "w": torch.randn(4, 3)}, torch.ones(2, 4))
+    assert {name: tuple(g.shape) for name, g in found.items()} == {"query": (2, 3), "w": (4, 3)}
+    assert not any(bool(g.any()) for g in found.values())
+
+
+def test_vjp_leaves_masks_out() -> None:
+    arguments = {"scores": torch.zeros(1, 2), "mask": torch.tensor([[True, False]])}
+    with torch.no_grad():
+        found = Tensors().vjp("softmax", arguments, torch.ones(1, 2))
+    assert list(found) == ["scores"]
+    assert found["scores"].tolist() == [[1.0, 0.0]]
+
+
+def test_check_names_the_argument_each_time() -> None:
+    check = Check("scaled_dot_product_attention")
+    query, value = torch.ones(2, 3, 4), torch.ones(6, 4)
+    assert check(query, query, query, None) == (2, 3, 4)
+    for _ in range(2):
+        with pytest.raises(
+            ShapeError, match=r"^scaled_dot_product_attention: value: .*m = 3 \(from key\); got \(6, 4\)"
+        ):
+            check(query, query, value, None)
+    with pytest.raises(TypeError, match=r"mask: expected torch.bool, True = may attend; got torch.float32$"):
+        check(query, query, query, torch.ones(3, 3))
+
+
+def test_devices_begin_with_the_cpu() -> None:
+    assert devices()[0] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [("numpy", ("torch", "jax")), ("contract", ("torch", "jax")), ("torch", ("jax", "triton", "numba"))],
+)
+def test_a_base_imports_no_other_framework(module: str, absent: tuple[str, ...]) -> None:
+    code = f"import sys, attnspec.backends.bases.{module}; print(*sorted({{*{absent}}} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_jax_conversion_and_gradients(jax_base: Any) -> None:
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16, np.bool_):
+        array = np.arange(6).reshape(2, 3).astype(dtype)
+        back = jax_base.to_numpy(jax_base.from_numpy(array, device="cpu"))
+        assert back.dtype == array.dtype
+        np.testing.assert_array_equal(back, array)
+    query, cotangent = (jax_base.from_numpy(np.ones((2, size), np.float32), device="cpu") for size in (3, 2))
+    found = jax_base.vjp("dot_scores", {"query": query, "key": 2 * query}, cotangent)
+    assert {name: float(g[0, 0]) for name, g in found.items()} == {"query": 4.0, "key": 2.0}
+
+
+def test_jax_names_what_it_cannot_keep(jax_base: Any) -> None:
+    assert "float64" not in jax_base.limits.dtypes
+    with pytest.raises(ValueError, match=r"^dtype: expected one that JAX keeps .*; got float64$"):
+        jax_base.from_numpy(np.ones(2), device="cpu")
+    with pytest.raises(ValueError, match=r"^device: expected one of cpu; got 'abacus'$"):
+        jax_base.from_numpy(np.ones(2, np.float32), device="abacus")
+    with pytest.raises(TypeError, match=r"^result: expected a jax.Array; got ndarray$"):
+        jax_base.to_numpy(np.ones(2))

@@ -1,0 +1,454 @@
+"""The PyTorch backend against its formulas in float64, and at its edges."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnspec.backends.pytorch as backend
+from attnspec.reference import REFERENCE
+from attnspec.reference.budget import judged
+from attnspec.spec import OPERATIONS, QUESTIONS, Kind, Operation, ShapeError, precision
+
+torch.set_num_threads(1)
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+OPERATIONS_HERE = [o for o in OPERATIONS.values() if not o.reference_only]
+DIFFERENTIABLE = [o for o in OPERATIONS_HERE if o.differentiable]
+MASKED = [o for o in DIFFERENTIABLE if o.takes("mask")]
+SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "p_q": 4, "p_v": 5, "p_o": 3}
+SIZES |= {"d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4}
+
+
+def named(operation: Operation) -> str:
+    return operation.name
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def arguments(
+    operation: Operation,
+    dtype: torch.dtype = torch.float64,
+    batch: tuple[int, ...] = (2,),
+    sizes: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Tensor]:
+    """Float arguments of the Protocol's shapes, and a random mask with one fully masked row."""
+    bound, drawn = {**SIZES, **sizes}, generator()
+    result = {}
+    for a in operation.arguments:
+        if not a.is_array:
+            continue
+        shape = (batch if a.batched else ()) + tuple(math.prod(bound[f] for f in d.factors) for d in a.core)
+        if a.kind is Kind.FLOAT:
+            result[a.name] = torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype)
+        elif a.kind is Kind.BOOL:
+            result[a.name] = torch.rand(shape, generator=drawn) < 0.6
+            if shape and 0 not in shape:
+                result[a.name][(0,) * (len(shape) - 1)] = False
+    return result
+
+
+def allowed(mask: Tensor | None, causal: bool, scores: Tensor) -> Tensor:
+    both = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    if causal:
+        both = both.tril()
+    if mask is not None:
+        both = both & mask
+    return both.expand_as(scores + both)
+
+
+def weights(scores: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    keep = allowed(mask, causal, scores)
+    powers = torch.where(keep, scores.exp(), 0.0)
+    return powers / torch.where(keep.any(-1, keepdim=True), powers.sum(-1, keepdim=True), 1.0)
+
+
+def additive(query: Tensor, key: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Tensor:
+    return torch.tanh((query @ w_q.mT)[..., :, None, :] + (key @ w_k.mT)[..., None, :, :]) @ w_v
+
+
+def gaussian(query: Tensor, key: Tensor) -> Tensor:
+    return -(query[..., :, None, :] - key[..., None, :, :]).square().sum(-1) / 2
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    return weights(q @ k.mT / math.sqrt(q.shape[-1]), mask, causal) @ v
+
+
+def projected(x: Tensor, memory: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **how: Any) -> Tensor:
+    return scaled(x @ w_q.mT, memory @ w_k.mT, memory @ w_v.mT, **how)
+
+
+def heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    w_v: Tensor,
+    w_o: Tensor,
+    **how: Any,
+) -> Tensor:
+    each = [scaled(query @ q.mT, key @ k.mT, value @ v.mT, **how) for q, k, v in zip(w_q, w_k, w_v, strict=True)]
+    return torch.cat(each, -1) @ w_o.mT
+
+
+def mean(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    keep = allowed(mask, False, scores)
+    return torch.where(keep, scores, 0.0) / keep.sum(-1, keepdim=True).clamp(min=1)
+
+
+def average(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    keep = torch.ones(value.shape[:-1], dtype=torch.bool) if mask is None else mask
+    return torch.where(keep[..., None], value, 0.0).sum(-2) / keep.sum(-1, keepdim=True).clamp(min=1)
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "dot_scores": lambda query, key: query @ key.mT,
+    "scaled_dot_scores": lambda query, key: query @ key.mT / math.sqrt(query.shape[-1]),
+    "additive_scores": additive,
+    "general_scores": lambda query, key, w: query @ w @ key.mT,
+    "location_scores": lambda query, w: query @ w.mT,
+    "gaussian_scores": gaussian,
+    "softmax": weights,
+    "mean_normalization": mean,
+    "attention_pooling": lambda weights, value: weights @ value,
+    "average_pooling": average,
+    "nadaraya_watson": lambda query, key, value, mask=None: weights(gaussian(query, key), mask) @ value,
+    "dot_product_attention": lambda query, key, value, **how: weights(query @ key.mT, **how) @ value,
+    "scaled_dot_product_attention": lambda query, key, value, **how: scaled(query, key, value, **how),
+    "additive_attention": lambda query, key, value, w_q, w_k, w_v, **how: (
+        weights(additive(query, key, w_q, w_k, w_v), **how) @ value
+    ),
+    "self_attention": lambda x, **how: scaled(x, x, x, **how),
+    "general_attention": lambda query, key, value, w, **how: weights(query @ w @ key.mT, **how) @ value,
+    "projected_self_attention": lambda x, w_q, w_k, w_v, **how: projected(x, x, w_q, w_k, w_v, **how),
+    "cross_attention": projected,
+    "multi_head_attention": heads,
+    "bahdanau_context": lambda state, annotations, w_q, w_k, w_v, mask=None: (
+        weights(additive(state[..., None, :], annotations, w_q, w_k, w_v), None if mask is None else mask[..., None, :])
+        @ annotations
+    ).squeeze(-2),
+}
+
+
+def call(operation: Operation, given: dict[str, Any]) -> Tensor:
+    result = getattr(backend, operation.name)(**given)
+    assert isinstance(result, Tensor)
+    return result
+
+
+@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=named)
+def test_signatures_are_those_of_the_protocols(operation: Operation) -> None:
+    found, expected = inspect.signature(getattr(backend, operation.name)), operation.signature
+    assert [(p.name, p.kind, p.default) for p in found.parameters.values()] == [
+        (p.name, p.kind, p.default) for p in expected.parameters.values()
+    ]
+
+    def shape(annotation: Any) -> Any:
+        (member,) = [m for m in get_args(annotation) if m is not type(None)] or [annotation]
+        return (member.dtypes, member.dim_str) if hasattr(member, "dim_str") else member
+
+    for name, p in expected.parameters.items():
+        assert shape(found.parameters[name].annotation) == shape(p.annotation)
+    assert shape(found.return_annotation) == shape(expected.return_annotation)
+
+
+def test_every_operation_is_exported() -> None:
+    assert {o.name for o in OPERATIONS_HERE} <= set(backend.__all__)
+    assert not [name for name in backend.__all__ if not hasattr(backend, name)]
+
+
+CASES = [
+    (operation, masked, causal)
+    for operation in DIFFERENTIABLE
+    for masked in ((False, True) if operation.takes("mask") else (False,))
+    for causal in ((False, True) if operation.takes("causal") else (False,))
+]
+each_case = pytest.mark.parametrize(
+    ("operation", "masked", "causal"),
+    CASES,
+    ids=[f"{o.name}{'-masked' * masked}{'-causal' * causal}" for o, masked, causal in CASES],
+)
+
+
+def of_case(operation: Operation, masked: bool, causal: bool, **how: Any) -> dict[str, Any]:
+    given: dict[str, Any] = arguments(operation, **how)
+    if not masked:
+        given.pop("mask", None)
+    return {**given, "causal": True} if causal else given
+
+
+@each_case
+def test_results_are_those_of_the_formula(operation: Operation, masked: bool, causal: bool) -> None:
+    given = of_case(operation, masked, causal)
+    torch.testing.assert_close(call(operation, given), FORMULAS[operation.name](**given))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"n": 33, "m": 65}, {"n": 130, "m": 20, "d": 40}], ids=["small", "odd", "large"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@each_case
+def test_errors_stay_within_the_budget(
+    operation: Operation, masked: bool, causal: bool, dtype: torch.dtype, sizes: dict[str, int]
+) -> None:
+    given = of_case(operation, masked, causal, dtype=dtype, sizes=sizes)
+    found = call(operation, given)
+    assert found.dtype is dtype
+    plain = {name: backend.to_numpy(a) if isinstance(a, Tensor) else a for name, a in given.items()}
+    verdict = judged(REFERENCE[operation.name], plain, precision(backend.precision[str(dtype).removeprefix("torch.")]))
+    error = np.abs(backend.to_numpy(found).astype(verdict.value.dtype) - verdict.value)
+    assert (error <= verdict.budget).all(), np.nanmax(error / verdict.budget)
+
+
+@pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=named)
+def test_gradients_are_those_of_finite_differences(operation: Operation) -> None:
+    given = arguments(operation, sizes={"m": 3, "n": 2})
+    names = operation.float_arguments
+    rest = {name: a for name, a in given.items() if name not in names}
+    leaves = tuple(given[name].requires_grad_() for name in names)
+    assert torch.autograd.gradcheck(
+        lambda *values: call(operation, {**dict(zip(names, values, strict=True)), **rest}), leaves
+    )
+
+
+@pytest.mark.parametrize("operation", MASKED, ids=named)
+def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operation) -> None:
+    given = arguments(operation)
+    given["mask"] = torch.zeros_like(given["mask"])
+    result = call(operation, given)
+    assert not result.any()
+    found = backend.vjp(operation.name, given, torch.ones_like(result))
+    if operation.takes("w_o"):
+        found = {name: g for name, g in found.items() if name != "w_o"}
+    assert not any(bool(g.any()) for g in found.values())
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("operation", MASKED, ids=named)
+def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation, number: float) -> None:
+    spoilt = [a for a in ("key", "value", "annotations", "memory", "scores") if operation.takes(a)] or ["x"]
+    given = arguments(operation)
+    given["mask"] = torch.rand(given["mask"].shape, generator=generator(1)) < 0.7
+    given["mask"][..., 2] = False
+    expected = call(operation, given)
+    for name in spoilt:
+        given[name] = given[name].clone()
+        given[name].select(-1 if name == "scores" else -2, 2).fill_(number)
+    found = call(operation, given)
+    if spoilt == ["x"]:
+        found, expected = (torch.cat((r[..., :2, :], r[..., 3:, :]), -2) for r in (found, expected))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["scaled_dot_product_attention", "additive_attention", "nadaraya_watson"])
+def test_a_value_is_left_out_row_by_row(name: str) -> None:
+    given = arguments(OPERATIONS[name], sizes={"n": 3, "m": 3})
+    given["mask"] = torch.ones(3, 3, dtype=torch.bool).tril()
+    expected = call(OPERATIONS[name], given)
+    given["value"][..., 2, :] = math.nan
+    found = call(OPERATIONS[name], given)
+    torch.testing.assert_close(found[..., :2, :], expected[..., :2, :])
+    assert found[..., 2, :].isnan().all()
+
+
+EMPTY = [
+    (*case, dict.fromkeys(names, 0))
+    for case in CASES
+    for names in (("n",), ("m",), ("n", "m"))
+    if set(names) <= set(case[0].size_names)
+]
+
+
+@pytest.mark.parametrize(("operation", "masked", "causal", "sizes"), EMPTY)
+def test_no_queries_and_no_keys(operation: Operation, masked: bool, causal: bool, sizes: dict[str, int]) -> None:
+    given = of_case(operation, masked, causal, sizes=sizes)
+    result = call(operation, given)
+    assert not result.any()
+    found = backend.vjp(operation.name, given, torch.ones_like(result))
+    assert all(bool(g.isfinite().all()) for g in found.values())
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=named)
+def test_batches(operation: Operation, batch: tuple[int, ...]) -> None:
+    given = arguments(operation, batch=batch)
+    torch.testing.assert_close(call(operation, given), FORMULAS[operation.name](**given))
+
+
+@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if o.arguments[0].batched], ids=named)
+def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
+    given = arguments(operation, batch=(2, 3))
+    batched = [a.name for a in operation.arguments if a.batched and a.name in given]
+    for i, name in enumerate(batched):
+        given[name] = given[name][:, :1] if i % 3 == 0 else given[name][0] if i % 3 == 1 else given[name]
+    expected = FORMULAS[operation.name](**given)
+    torch.testing.assert_close(call(operation, given), expected)
+    if "mask" in given:
+        mask = arguments(operation, batch=(4, 1, 1))["mask"]
+        given["mask"] = mask
+        torch.testing.assert_close(call(operation, given), FORMULAS[operation.name](**given))
+
+
+def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
+    """Float arguments and those of their dimensions, from the right, that another argument shares."""
+    owners = [(a.name, f) for a in operation.arguments for d in a.core if not d.broadcast for f in d.factors]
+    return [
+        (name, i - len(operation.argument(name).core))
+        for name in operation.float_arguments
+        for i, d in enumerate(operation.argument(name).core)
+        if any(f in d.factors and other != name for other, f in owners)
+    ]
+
+
+WRONG_SIZES = [(o, name, dim) for o in DIFFERENTIABLE for name, dim in shared_sizes(o)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "dim"), WRONG_SIZES, ids=[f"{o.name}-{name}-{dim}" for o, name, dim in WRONG_SIZES]
+)
+def test_a_wrong_size_is_named(operation: Operation, name: str, dim: int) -> None:
+    given = arguments(operation)
+    given[name] = torch.cat((given[name], given[name]), dim)
+    with pytest.raises(ShapeError, match=rf"^{operation.name}: \w+: expected .*; got "):
+        call(operation, given)
+
+
+@pytest.mark.parametrize("operation", MASKED, ids=named)
+def test_a_wrong_mask_is_named(operation: Operation) -> None:
+    given = arguments(operation)
+    for wrong in (torch.ones(()), torch.ones(2, 3, 11)):
+        with pytest.raises(ShapeError, match=rf"^{operation.name}: mask: expected .*; got "):
+            call(operation, {**given, "mask": wrong.bool()})
+    with pytest.raises(TypeError, match=rf"^{operation.name}: mask: expected torch.bool"):
+        call(operation, {**given, "mask": given["mask"].float()})
+
+
+COMPILED = [(o, False) for o in DIFFERENTIABLE]
+COMPILED += [(OPERATIONS[name], True) for name in ("softmax", "average_pooling", "scaled_dot_product_attention")]
+
+
+@pytest.mark.parametrize(
+    ("operation", "dynamic"), COMPILED, ids=[f"{o.name}{'-dynamic' * dynamic}" for o, dynamic in COMPILED]
+)
+def test_operations_compile_as_one_graph(operation: Operation, dynamic: bool) -> None:
+    given = of_case(operation, operation.takes("mask"), operation.takes("causal"), dtype=torch.float32)
+    torch.compiler.reset()
+    compiled: Callable[..., Tensor] = torch.compile(
+        getattr(backend, operation.name), fullgraph=True, backend="aot_eager", dynamic=dynamic
+    )
+    torch.testing.assert_close(compiled(**given), call(operation, given))
+
+
+# Particular operations
+
+
+def test_gaussian_scores_of_close_points_far_from_the_origin() -> None:
+    query = torch.tensor([[1e4, 1e4], [1e4, 1e4 + 1e-2]])
+    found = backend.gaussian_scores(query, query)
+    assert found.diagonal().eq(0).all()
+    torch.testing.assert_close(found.double(), gaussian(query.double(), query.double()))
+
+
+def test_regression_far_from_the_keys() -> None:
+    keys, values = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[5.0], [6.0], [7.0]])
+    assert backend.nadaraya_watson(torch.tensor([[100.0]]), keys, values).item() == 7.0
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_softmax_of_extreme_scores(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    scores = torch.tensor([[largest, -largest, 0.0], [-largest, -largest, largest]], dtype=dtype)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    assert backend.softmax(scores, mask=mask).tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+
+
+def test_a_great_masked_score_takes_no_part() -> None:
+    scores, mask = torch.tensor([[1e30, 1.0, 1.0]]), torch.tensor([[False, True, True]])
+    assert backend.softmax(scores, mask=mask).tolist() == [[0.0, 0.5, 0.5]]
+    assert backend.mean_normalization(scores, mask=mask).tolist() == [[0.0, 0.5, 0.5]]
+
+
+def test_a_broadcast_mask_counts_every_key() -> None:
+    scores = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    found = backend.mean_normalization(scores, mask=torch.tensor([[True], [False]]))
+    torch.testing.assert_close(found, torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]) / 3)
+    torch.testing.assert_close(backend.average_pooling(scores, mask=torch.tensor([True])), scores.mean(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_scores_are_rounded_once(dtype: torch.dtype) -> None:
+    query, key = (torch.randn(8, 257, generator=generator(seed)).to(dtype) for seed in (0, 1))
+    exact = query.double() @ key.double().mT
+    assert torch.equal(backend.dot_scores(query, key), exact.to(dtype))
+    assert torch.equal(backend.scaled_dot_scores(query, key), (exact / math.sqrt(257)).to(dtype))
+
+
+def test_float16_attention_does_not_overflow_within() -> None:
+    query = torch.full((1, 100), 24.0, dtype=torch.float16)
+    key = torch.cat((query, -query))
+    value = torch.tensor([[1.0], [2.0]], dtype=torch.float16)
+    assert backend.dot_product_attention(query, key, value).item() == 1.0
+
+
+def test_no_keys_give_zero_however_large_the_queries() -> None:
+    query, none = torch.full((65, 8), 300.0, dtype=torch.float16), torch.zeros(0, 8, dtype=torch.float16)
+    assert backend.scaled_dot_product_attention(query, none, none).eq(0).all()
+
+
+def test_causal_masks() -> None:
+    assert backend.causal_mask(2, 3).tolist() == [[True, False, False], [True, True, False]]
+    assert backend.causal_mask(2, 3, include_self=False).tolist() == [[False] * 3, [True, False, False]]
+    assert backend.causal_mask(0, 3).shape == (0, 3)
+    with pytest.raises(ShapeError, match=r"^causal_mask: n: expected n of at least 0; got -1$"):
+        backend.causal_mask(-1, 3)
+
+
+def test_padding_masks() -> None:
+    lengths = torch.tensor([[0, 2], [3, 1]])
+    expected = [[[False] * 3, [True, True, False]], [[True] * 3, [True, False, False]]]
+    assert backend.padding_mask(lengths, 3).tolist() == expected
+    assert backend.padding_mask(torch.tensor(2), 3).tolist() == [True, True, False]
+    assert backend.padding_mask(torch.zeros(2, dtype=torch.int64), 0).shape == (2, 0)
+    for wrong in (4, -1):
+        with pytest.raises(ShapeError, match=rf"^padding_mask: lengths: expected lengths in 0..3; got {wrong}$"):
+            backend.padding_mask(torch.tensor([1, wrong]), 3)
+
+
+def test_sinusoids() -> None:
+    found = backend.sinusoidal_positional_encoding(3, 5)
+    for t in range(3):
+        for i in range(5):
+            angle = t / 10000 ** (2 * (i // 2) / 5)
+            assert math.isclose(found[t, i], (math.cos if i % 2 else math.sin)(angle), abs_tol=2**-24)
+
+
+def test_sinusoids_of_a_large_position() -> None:
+    n, d = 100_000, 4
+    found = backend.sinusoidal_positional_encoding(n, d)
+    assert abs(found[-1, 0].item() - math.sin(n - 1)) < 2**-24
+    assert found.dtype is torch.float32
+
+
+def test_sinusoids_follow_the_default_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = backend.sinusoidal_positional_encoding(9, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype is torch.float64
+    assert math.isclose(found[8, 2], math.sin(8 / 10000 ** (2 / 3)), rel_tol=1e-15)
+
+
+def test_declarations() -> None:
+    assert backend.name == "pytorch"
+    assert all(getattr(backend.semantics, q) == QUESTIONS[q].normative for q in QUESTIONS)
+    assert set(backend.precision) == set(backend.limits.dtypes)
+    assert all(isinstance(value, str) for value in backend.notes.values())

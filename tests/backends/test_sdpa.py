@@ -1,0 +1,286 @@
+"""Scaled dot-product routing: every route gives the defining formula, whatever the kernel behind it."""
+
+from collections.abc import Iterator
+from itertools import product
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch import cpu_routes, cuda_routes, sdpa
+from attnspec.backends.pytorch.mask_structure import read, top_left
+from attnspec.backends.pytorch.sdpa import attend, masked_nonfinite, path_for
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SHAPES = [((3, 1), (3, 1)), ((), ()), ((2,), (2,)), ((2,), (1,)), ((2, 3), (3,)), ((2, 1, 3), (4, 1)), ((0,), ())]
+
+
+def formula(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None = None
+) -> Tensor:
+    """The definition in float64, excluded terms left out one by one."""
+    query, key, value = query.double(), key.double(), value.double()
+    n, m = query.shape[-2], key.shape[-2]
+    scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    allowed = torch.ones(n, m, dtype=torch.bool) if mask is None else mask
+    if causal:
+        allowed = allowed & top_left(n, m, query.device)
+    allowed = allowed.expand(*torch.broadcast_shapes(allowed.shape[:-2], scores.shape[:-2]), n, m)
+    scores = scores.expand(allowed.shape)
+    scores = torch.where(allowed, scores, -torch.inf)
+    weights = torch.where(allowed, torch.softmax(scores, -1), 0)
+    terms = torch.where(allowed.unsqueeze(-1), weights.unsqueeze(-1) * value.unsqueeze(-3), 0)
+    return terms.sum(-2)
+
+
+def budget(dtype: torch.dtype, m: int, d: int) -> float:
+    """Roundings of m·d terms of size below 10, in the dtype's unit roundoff; sums of half precision run in float32."""
+    return 100 * torch.finfo(dtype).eps + 10 * m * d * (1e-16 if dtype is torch.float64 else 1e-7)
+
+
+def masks(kind: str, batch: tuple[int, ...], n: int, m: int) -> Tensor | None:
+    """One mask of every kind."""
+    generator = torch.Generator().manual_seed(n * 1000 + m)
+    lead = batch[:1] + (1,) * max(len(batch) - 1, 0)
+    match kind:
+        case "none":
+            return None
+        case "random":
+            return torch.rand(*batch, n, m, generator=generator) > 0.6
+        case "shared":
+            return torch.rand(n, m, generator=generator) > 0.4
+        case "causal":
+            return top_left(n, m, torch.device("cpu"))
+        case "padding":
+            lengths = torch.randint(0, m + 1, lead, generator=generator)
+            return (torch.arange(m) < lengths.unsqueeze(-1)).unsqueeze(-2)
+        case "padding-rows":
+            lengths = torch.randint(0, m + 1, lead, generator=generator)
+            return (torch.arange(m) < lengths.unsqueeze(-1)).unsqueeze(-2).expand(*lead, n, m).contiguous()
+        case "nothing":
+            return torch.zeros(1, 1, dtype=torch.bool)
+        case _:
+            return torch.ones(n, 1, dtype=torch.bool)
+
+
+KINDS = ("none", "random", "shared", "causal", "padding", "padding-rows", "nothing", "everything")
+
+
+@pytest.fixture(params=["as measured", "eager to restructure"])
+def thresholds(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Once with the sizes from which structure pays, once taking it at every size."""
+    if request.param == "as measured":
+        yield
+        return
+    with mock.patch.object(sdpa, "READ_FROM", 0), mock.patch.object(cpu_routes, "GROUP_FROM", 0):
+        yield
+
+
+@pytest.mark.usefixtures("thresholds")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_route_is_the_formula(dtype: torch.dtype, kind: str, causal: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    sizes = [(5, 7, 4, 4), (7, 5, 4, 6), (1, 9, 8, 3), (33, 33, 1, 1), (4, 0, 2, 2), (0, 4, 2, 2)]
+    for (left, right), (n, m, d, d_v) in product(SHAPES, sizes):
+        query = torch.randn(*left, n, d, generator=generator).to(dtype)
+        key = torch.randn(*right, m, d, generator=generator).to(dtype)
+        value = torch.randn(*right, m, d_v, generator=generator).to(dtype)
+        batch = tuple(torch.broadcast_shapes(left, right))
+        mask = masks(kind, batch, n, m)
+        got = attend(query, key, value, mask=mask, causal=causal)
+        expected = formula(query, key, value, mask, causal)
+        assert got.dtype is dtype
+        assert got.shape == expected.shape
+        assert (got.double() - expected).abs().amax(()) <= budget(dtype, m, d) if got.numel() else True
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (4, 2), (16, 4)])
+@pytest.mark.parametrize("n", [16, 64, 130, 400])
+def test_results_and_gradients_agree_on_every_cpu_kernel(threads: int, heads: tuple[int, int], n: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        generator = torch.Generator().manual_seed(n)
+        mask = torch.rand(n, n, generator=generator) > 0.3
+        mask[n // 2] = False
+        for chosen, causal in ((None, False), (None, True), (mask, False), (mask, True)):
+            leaves = [
+                torch.randn(*heads, n, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+                for _ in range(3)
+            ]
+            query, key, value = leaves
+            cotangent = torch.randn(*heads, n, 8, generator=generator, dtype=torch.float64)
+            expected = formula(query[:1, :1], key[:1, :1], value[:1, :1], chosen, causal)
+            finite = torch.where(expected.isnan(), 0, expected)
+            got = attend(query, key, value, mask=chosen, causal=causal)
+            torch.testing.assert_close(got[:1, :1], finite, rtol=0, atol=1e-12)
+            with torch.no_grad():
+                torch.testing.assert_close(
+                    attend(query, key, value, mask=chosen, causal=causal), got, rtol=0, atol=1e-12
+                )
+            found = torch.autograd.grad(got, leaves, cotangent)
+            allowed = torch.ones(n, n, dtype=torch.bool) if chosen is None else chosen
+            plain = torch.nn.functional.scaled_dot_product_attention(
+                *leaves, attn_mask=allowed & top_left(n, n, query.device) if causal else allowed
+            )
+            for one, other in zip(found, torch.autograd.grad(plain, leaves, cotangent), strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_every_cpu_kernel_is_named_somewhere() -> None:
+    """The sizes of the test above reach all of them."""
+    before, seen = torch.get_num_threads(), set()
+    try:
+        for threads, heads, n, gradient in product((1, 4), (1, 4, 64), (0, 64, 400), (False, True)):
+            torch.set_num_threads(threads)
+            x = torch.randn(1, heads, n, 8, requires_grad=gradient)
+            seen |= {path_for(x, x, x, causal=causal).split(": ")[1] for causal in (False, True)}
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {"flash", "blocked", "kept", "rows", "math"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_by_finite_differences(kind: str) -> None:
+    leaves = [torch.randn(2, *shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (6, 3), (6, 2))]
+    mask = masks(kind, (2,), 5, 6)
+    for causal in (False, True):
+        torch.autograd.gradcheck(lambda q, k, v, c=causal: attend(q, k, v, mask=mask, causal=c), leaves)
+
+
+@pytest.mark.parametrize("n", [8, 200, 400])
+def test_garbage_under_a_mask_stays_there_on_the_cpu(n: int) -> None:
+    assert masked_nonfinite("cpu") == "excluded"
+    assert masked_nonfinite("cuda") == "propagates"
+    allowed = torch.rand(n, n) > 0.5
+    allowed[:, 3] = False
+    allowed[2] = False
+    for mask, causal in ((allowed, False), (allowed, True), (None, True)):
+        last = n - 1 if mask is None else 3
+        for bad in (torch.nan, torch.inf, -torch.inf, 1e300):
+            leaves = [torch.randn(2, 4, n, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+            query, key, value = leaves
+            clean = attend(query, key, value, mask=mask, causal=causal)
+            with torch.no_grad():
+                key, value = key.clone(), value.clone()
+                key[..., last, :] = bad
+                value[..., last, 0] = bad
+            key.requires_grad_()
+            value.requires_grad_()
+            got = attend(query, key, value, mask=mask, causal=causal)
+            rows = slice(0, n - 1) if mask is None else slice(None)
+            torch.testing.assert_close(got[..., rows, :], clean[..., rows, :], rtol=0, atol=1e-12)
+            weight = torch.zeros_like(got)
+            weight[..., rows, :] = 1
+            gradients = torch.autograd.grad(got, (query, key, value), weight)
+            reference = torch.autograd.grad(clean, leaves, weight)
+            # The last row of a causal call attends the bad key, so its weights are NaN and every key's gradient with them.
+            judged = 1 if mask is None else 3
+            for one, other in zip(gradients[:judged], reference[:judged], strict=True):
+                torch.testing.assert_close(one[..., :last, :], other[..., :last, :], rtol=0, atol=1e-12)
+    infinite = torch.ones(1, 3, 1, dtype=torch.float64)
+    infinite[0, 1] = torch.inf
+    got = attend(torch.ones(1, 2, 1).double(), torch.ones(1, 3, 1).double(), infinite, causal=True)
+    assert got.flatten().tolist() == [1.0, torch.inf]
+
+
+def test_the_mask_is_read_for_its_structure() -> None:
+    n, m = 300, 520
+    causal = top_left(n, m, torch.device("cpu"))
+    assert read(causal[None, None]) == (None, True, None)
+    assert read(causal.mT.contiguous()[None, None])[1:] == (False, None)
+    assert read(top_left(m, n, causal.device)[None, None]).causal
+    assert read(top_left(m, n, causal.device).expand(2, 3, m, n)).causal
+    for row, column in ((0, 0), (0, 1), (n - 1, n), (n - 1, n - 1), (257, 100), (100, 400), (256, 257)):
+        broken = causal.clone()
+        broken[row, column] ^= True
+        assert read(broken[None, None])[1:] == (False, None)
+    lengths = torch.tensor([3, 0, m])
+    padding = (torch.arange(m) < lengths[:, None])[:, None, None]
+    assert read(padding).lengths == (3, 0, m)
+    assert read(padding.expand(3, 1, n, m).contiguous()).lengths == (3, 0, m)
+    assert read(torch.ones(2, 1, n, m, dtype=torch.bool)) == (None, False, (m, m))
+    gap = padding.clone()
+    gap[0, 0, 0, 5] = True
+    assert read(gap).lengths is None
+    uneven = padding.expand(3, 1, n, m).contiguous()
+    uneven[1, 0, 270, 0] = True
+    assert read(uneven).lengths is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "path"),
+    [
+        (None, False, "all keys: flash"),
+        (None, True, "causal: flash"),
+        (top_left(600, 600, torch.device("cpu")), False, "causal: flash"),
+        (torch.ones(600, 600, dtype=torch.bool), False, "all keys: flash"),
+        (torch.arange(600) % 3 > 0, False, "masked: flash"),
+        ((torch.arange(600) < torch.tensor([[200], [500]]))[:, None, None], False, "2 lengths: flash"),
+        ((torch.arange(600) < torch.tensor([[200], [200]]))[:, None, None], True, "causal: flash"),
+    ],
+)
+def test_routes_are_named(mask: Tensor | None, causal: bool, path: str) -> None:
+    x = torch.randn(2, 4, 600, 16, dtype=torch.bfloat16)
+    mask = mask[None] if mask is not None and mask.dim() == 1 else mask
+    assert path_for(x, x, x, mask=mask, causal=causal) == path
+
+
+def test_inputs_are_not_written_to_and_layouts_do_not_matter() -> None:
+    x = torch.randn(2, 40, 3, 8)
+    query, key, value = x.transpose(1, 2), x.transpose(1, 2).flip(-1), torch.randn(2, 3, 5, 40).mT
+    copies = [t.clone() for t in (query, key, value)]
+    mask = torch.rand(40, 80)[:, ::2] > 0.4
+    got = attend(query, key, value, mask=mask)
+    torch.testing.assert_close(
+        got, attend(*[t.contiguous() for t in copies], mask=mask.contiguous()), rtol=0, atol=1e-6
+    )
+    for tensor, copy in zip((query, key, value), copies, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+def test_scale_and_errors() -> None:
+    x = torch.randn(4, 6, dtype=torch.float64)
+    torch.testing.assert_close(attend(x, x, x, scale=2.0), formula(x, x, x, None, False, 2.0))
+    with pytest.raises(ValueError, match="6 features"):
+        attend(x, x[:, :5], x)
+    with pytest.raises(ValueError, match="3 rows"):
+        attend(x, x[:3], x)
+    with pytest.raises(ValueError, match="broadcasts"):
+        attend(x, x, x, mask=torch.ones(3, 4, dtype=torch.bool))
+    with pytest.raises(TypeError, match="bool"):
+        attend(x, x, x, mask=torch.ones(4, 4))
+    with pytest.raises(ValueError, match="two dimensions"):
+        attend(x, x, x[0])
+    with pytest.raises(RuntimeError):
+        attend(torch.randn(2, 4, 6), torch.randn(3, 4, 6), torch.randn(3, 4, 6))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("causal", [False, True])
+def test_functional_transforms(causal: bool) -> None:
+    x = torch.randn(3, 9, 4, dtype=torch.float64)
+    mask = torch.rand(9, 9) > 0.5
+    mapped = torch.vmap(lambda q: attend(q, q, q, mask=mask, causal=causal))(x)
+    torch.testing.assert_close(mapped, attend(x, x, x, mask=mask, causal=causal))
+    gradient = torch.func.grad(lambda q: attend(q, q, q, mask=mask, causal=causal).sum())(x)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(("n", "m"), [(5, 5), (3, 7), (7, 3), (4, 1), (1, 4)])
+@pytest.mark.parametrize("kind", ["none", "random", "padding"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_done_for_an_accelerator_is_the_formula(n: int, m: int, kind: str, causal: bool) -> None:
+    """Padding of head sizes, opened rows and squared causal calls do not depend on the device."""
+    leaves = [torch.randn(2, 3, *s, dtype=torch.float32, requires_grad=True) for s in ((n, 5), (m, 5), (m, 3))]
+    mask = masks(kind, (2, 3), n, m)
+    got = cuda_routes.dense(*leaves, mask, causal, 0.5)
+    expected = formula(*leaves, mask, causal, 0.5)
+    torch.testing.assert_close(got.double(), torch.where(expected.isnan(), 0, expected), rtol=0, atol=1e-5)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), leaves))
