@@ -194,10 +194,14 @@ def _attempt(
             pool.submit(_in_process, tasks[number], number, str(marks), limit): number for number in numbers
         }
         for future in as_completed(futures):
-            try:
+            error = future.exception()
+            if error is None:
                 settle(futures[future], future.result())
-            except BrokenProcessPool:
-                continue
+            elif not isinstance(error, BrokenProcessPool):
+                # What a backend raised and no check expected.
+                (marks / str(futures[future])).unlink(missing_ok=True)
+                failure = ("", "", "an exception that no check expected", type(error).__name__, str(error))
+                settle(futures[future], Outcome((failure,), 0, 0.0))
 
 
 class _one_thread:
@@ -263,8 +267,9 @@ def main_mutants(
 ) -> int:
     """Judge all mutants and variants and print what became of them.
 
-    ``workers``: processes, None for one per core, 0 for none (everything in this process). ``matrix`` goes on
-    after the first violation and finds every law that kills a mutant. Returns 0 if every mutant was killed at every seed and no variant was harmed, else 1.
+    ``workers``: processes, None for one per core, 0 for none (everything in this process). ``matrix`` goes on after the
+    first violation and finds every law that kills a mutant. Returns 0 if every mutant was killed at every seed and no
+    variant was harmed, else 1.
     """
     count = os.cpu_count() or 1 if workers is None else workers
     subjects: list[Mutant | Variant] = [*mutants.values(), *variants.values()]

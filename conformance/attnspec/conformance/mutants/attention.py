@@ -63,7 +63,7 @@ def hard_coded_scale(right: Formulas, scores: Numbers, d: int) -> Numbers:
     replaces="exponential",
     operations=SOFT,
     dtype="bfloat16",
-    breaks=("attention.scale",),
+    breaks=("operation.oracle",),
     source="log₂e written as 1.44",
 )
 def short_logarithm(right: Formulas, x: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""What a mutant is: a right backend with one step made wrong, what it is meant to break, and where the bug is known from."""
+"""What a mutant is: a right backend with one step made wrong, what it must break, and where the bug is known from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

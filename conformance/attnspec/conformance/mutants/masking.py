@@ -220,8 +220,8 @@ def along_the_queries(right: Formulas, mask: Numbers, causal: bool, n: int, m: i
     "batch of padding masks taken for queries",
     replaces="attendable",
     operations=("scaled_dot_product_attention", "dot_product_attention"),
-    breaks=("operation.oracle",),
-    source="burglarhobbit: R-Net#36, a mask (B, m) broadcast against (n, m) where B = n",
+    breaks=("masking.mask-broadcasting",),
+    source="HKUST-KnowComp/R-Net#36: a mask (B, m) broadcast against (n, m) where B = n",
 )
 def batch_as_queries(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """A mask (B, 1, m) is squeezed to (B, m), which fits (n, m) where B = n."""

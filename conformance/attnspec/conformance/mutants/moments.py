@@ -48,7 +48,7 @@ def one_dimension_more(right: Formulas, scores: Numbers, d: int) -> Numbers:
     "keys centred",
     replaces="dot_scores",
     operations=SCORES,
-    breaks=("scoring.key-linearity", "scoring.symmetry", "moments.mean"),
+    breaks=("scoring.symmetry", "moments.mean"),
     source="smoothed keys (SageAttention), right in attention only",
 )
 def centred_keys(right: Formulas, query: Numbers, key: Numbers) -> Numbers:

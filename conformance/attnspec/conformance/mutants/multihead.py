@@ -12,7 +12,7 @@ OPERATION = ("multi_head_attention",)
     "√D for √d",
     replaces="attend_heads",
     operations=OPERATION,
-    breaks=("multihead.head-sum", "operation.oracle"),
+    breaks=("operation.oracle",),
     source="S2, lucidrains/vit-pytorch#65, Graylab/DL4Proteins-notebooks#12",
 )
 def width_of_all_heads(
@@ -166,7 +166,7 @@ def first_head_masked(
     "masks repeated for heads in another order than the batch",
     replaces="attend_heads",
     operations=OPERATION,
-    breaks=("operation.batch-invariance", "operation.oracle"),
+    breaks=("operation.oracle",),
     source="lsdefine/attention-is-all-you-need-keras#36, keras repeat for tile",
 )
 def masks_tiled(right: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:

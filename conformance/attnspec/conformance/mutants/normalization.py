@@ -64,7 +64,7 @@ def global_maximum(right: Formulas, scores: Numbers) -> Numbers:
     "maximum over masked scores as well",
     replaces="softmax",
     operations=("softmax",),
-    breaks=("normalization.extreme-scores", "operation.oracle"),
+    breaks=("normalization.extreme-scores",),
     source="Dao-AILab/flash-attention#2082",
 )
 def maximum_of_masked(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:

@@ -25,7 +25,7 @@ def location_bias(right: Formulas, scores: Numbers, value: Numbers, mask: Number
     "one state for the whole batch",
     replaces="bahdanau_context",
     operations=OPERATION,
-    breaks=("seq2seq.context-is-attention", "operation.batch-invariance"),
+    breaks=("seq2seq.context-is-attention",),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
 )
 def one_state(

@@ -46,7 +46,9 @@ class Soft(Approximate):
 
     def _multiply(self, a: Self, b: Self) -> Self:
         x, y = _real(a.value), _real(b.value)
-        return self._rounded(a.value * b.value, (x * b.error) ** 2 + (y * a.error) ** 2)
+        # The last term matters where both factors are 0 but for their errors.
+        variance = (x * b.error) ** 2 + (y * a.error) ** 2 + (a.error * b.error) ** 2
+        return self._rounded(a.value * b.value, variance)
 
     def _divide(self, a: Self, b: Self) -> Self:
         value = a.value / b.value
@@ -103,7 +105,7 @@ class Soft(Approximate):
         if a.error.any():
             variance = variance + a.error**2 @ right
         if b.error.any():
-            variance = variance + left @ b.error**2
+            variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
             # Equal summands err alike, not independently.
             variance = variance + (0.5 * p.accumulation * a.weights * _real(value)) ** 2
