@@ -1,97 +1,122 @@
-"""Sessions of attnspec. Extra arguments pass through: ``nox -s conformance -- torch-native --profile full``."""
+"""The sessions of attnspec; each docstring says what one does, and arguments after ``--`` pass through to it.
 
+Every session runs in an environment of its own, with nothing taken from the machine but Python itself. Every
+installation is constrained by ``constraints.txt``; ``minimums`` alone makes constraints of its own.
+"""
+
+import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["lint", "typing", "tests", "conformance"]
+nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_external_run = True
 
 ROOT = Path(__file__).parent
-CONSTRAINTS = str(ROOT / "constraints.txt")
+CONSTRAINTS = ROOT / "constraints.txt"
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BACKENDS = ("pytorch", "torch-native")
 
 
-def install(session: nox.Session, *what: str) -> None:
-    """Install under the constraints, which take the small CPU build of PyTorch."""
-    session.install("-q", "-c", CONSTRAINTS, *what, env={"PIP_CONSTRAINT": CONSTRAINTS})
-
-
 def group(name: str) -> list[str]:
-    """The requirements of a dependency group."""
-    return nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), name)  # type: ignore[return-value]
+    """The requirements of a dependency group; read here, since pip knows groups only from version 25.1."""
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+def install(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> None:
+    """Install under constraints, with no import path of the machine in the session's environment."""
+    session.env.update(PYTHONPATH=None, PYTEST_ADDOPTS=None)
+    session.install("-q", "-c", str(constraints), *requirements)
+
+
+def install_project(
+    session: nox.Session, *requirements: str, extras: str = "", constraints: Path = CONSTRAINTS
+) -> None:
+    """Install the project, editable, and requirements. An isolated build would not heed constraints; this one does."""
+    install(session, *PROJECT["build-system"]["requires"], "editables", *requirements, constraints=constraints)
+    install(session, "--no-build-isolation", "-e", f".[{extras}]" if extras else ".", constraints=constraints)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests of the project itself: reference, errata, laws, mutants, backends, command line."""
-    install(session, "-e", ".[cpu,triton,bench]", *group("test"))
+    """Test the project: reference, errata, laws, mutants, backends, typing, packaging, command line."""
+    install_project(session, *group("test"), extras="cpu,triton")
     session.run("python", "-m", "pytest", "-n", "logical", *session.posargs)
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Verdicts on PyTorch's own attention and on ours, or on the backend that is named."""
-    install(session, "-e", ".[cpu]")
-    if session.posargs:
-        session.run("attnspec", "check", *session.posargs)
-        return
-    for backend in BACKENDS:
-        session.run("attnspec", "check", backend, "--profile", "quick")
+    """Judge the backend that is named (``attnspec check``'s arguments), or ``pytorch`` and ``torch-native``."""
+    install_project(session, extras="cpu")
+    for arguments in [session.posargs] if session.posargs else [[b, "--profile", "quick"] for b in BACKENDS]:
+        session.run("attnspec", "check", *arguments)
 
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """mypy --strict over the whole tree."""
-    install(session, "-e", ".[cpu,triton,bench]", *group("typing"))
+    """Check types with mypy --strict, over the whole tree."""
+    install_project(session, *group("typing"), extras="cpu,triton,bench")
     session.run("mypy", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff: lint and format."""
+    """Check style with ruff: rules and format."""
     install(session, *group("lint"))
-    session.run("ruff", "check", ".")
+    session.run("ruff", "check", *session.posargs, ".")
     session.run("ruff", "format", "--check", ".")
 
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """The kill matrix: every mutant is killed, no honest variant is harmed."""
-    install(session, "-e", ".[cpu]")
+    """Judge the suite: every mutant is killed, no honest variant is harmed (``attnspec mutants``'s arguments)."""
+    install_project(session, extras="cpu")
     session.run("attnspec", "mutants", *session.posargs)
 
 
 @nox.session
 def consumer(session: nox.Session) -> None:
-    """What a third party does: install the wheel, type-check an adapter against it, judge the adapter."""
-    install(session, "build", "hatchling")
-    folder = Path(session.create_tmp())
-    wheels = folder / "wheels"
-    shutil.rmtree(wheels, ignore_errors=True)
-    session.run("python", "-m", "build", "-q", "--wheel", "--no-isolation", "--outdir", str(wheels), str(ROOT))
-    (wheel,) = wheels.glob("*.whl")
-    install(session, f"attnspec[cpu] @ {wheel.as_uri()}", *group("typing"))
-    sample = folder / "adapter.py"
-    shutil.copy(ROOT / "tests" / "typing" / "consumer.py", sample)
-    with session.chdir(folder):
-        session.run("mypy", "--strict", "adapter.py")
-        session.run("attnspec", "check", "adapter.py", "--profile", "quick")
+    """Do what a third party does with the wheel, outside of the repository: type-check, import, judge an adapter."""
+    install(session, "build", *PROJECT["build-system"]["requires"])
+    with tempfile.TemporaryDirectory() as folder:
+        outside = Path(folder).resolve()
+        session.run("python", "-m", "build", "-q", "--wheel", "--no-isolation", "-o", str(outside), str(ROOT))
+        (wheel,) = outside.glob("*.whl")
+        install(session, f"attnspec[cpu] @ {wheel.as_uri()}", *group("typing"))
+        shutil.copytree(ROOT / "tests" / "typing" / "consumer", outside, dirs_exist_ok=True)
+        with session.chdir(outside):
+            session.run("mypy", "--strict", ".")
+            session.run("python", "-W", "error", "imports.py")
+            session.run("attnspec", "check", "adapter.py", "--profile", "quick", *session.posargs)
+            session.run("python", "-m", "pytest", "-q", "-n", "logical", "suite.py")
 
 
 @nox.session
 def minimums(session: nox.Session) -> None:
-    """The oldest versions that the metadata allows, without PyTorch, whose old CPU builds are not at hand."""
-    oldest = ["numpy==2.3.0", "jaxtyping==0.3.2", "hypothesis==6.130.0", "pytest==9.0.0", "pytest-xdist==3.8.0"]
-    session.install("-q", "-e", ".", *oldest, "typer==0.15.1", "rich==13.9.4", "mpmath", "scipy", "beartype")
-    session.run("python", "-m", "pytest", "tests/spec", "tests/reference", *session.posargs)
+    """Test specification, reference and command line with the oldest versions of the metadata.
+
+    PyTorch alone stays at the version of ``constraints.txt``: its older releases have CPU builds only on an index of
+    their own.
+    """
+    required = [*PROJECT["project"]["dependencies"], *group("test")]
+    oldest = Path(session.create_tmp()) / "oldest.txt"
+    oldest.write_text("\n".join([*(re.sub(">=", "==", r) for r in required), *pinned("torch")]) + "\n")
+    install_project(session, *group("test"), extras="torch", constraints=oldest)
+    session.run("python", "-m", "pytest", "-n", "logical", "tests/spec", "tests/reference", *session.posargs)
     session.run("attnspec", "check", "reference", "--profile", "quick")
+
+
+def pinned(package: str) -> list[str]:
+    """The lines of ``constraints.txt`` on one package."""
+    return [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(f"{package}==")]
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """The benchmarks: this backend against PyTorch, compiled formulas and the limits of the machine."""
-    install(session, "-e", ".[bench,triton]")
+    """Measure the PyTorch backend (the arguments of ``python -m benchmarks``)."""
+    install_project(session, extras="bench,triton")
     session.run("python", "-m", "benchmarks", *session.posargs)

@@ -331,7 +331,8 @@ class Subject:
         if self.semantics.repeatability == "within-budget":
             self.matches(got, expected.astype(np.float64), 2 * budget, arguments, what)
             return
-        different = (got != expected) & ~((got != got) & (expected != expected))
+        # An infinite budget marks what a declared choice leaves open.
+        different = (got != expected) & ~((got != got) & (expected != expected)) & np.isfinite(budget)
         if got.dtype != bool:
             smallest = SMALLEST_NORMAL.get(got.dtype.name, 0.0)
             tiny = (np.abs(got.astype(np.float64)) < smallest) & (np.abs(expected.astype(np.float64)) < smallest)

@@ -61,7 +61,7 @@ CLASSES: Mapping[str, Precision] = {
         largest=2.0**1023,
     ),
     "ieee32": Precision("float32", _SINGLE),
-    "tf32": Precision("float32", _SINGLE, operand=_TF32, inputs=_TF32),
+    "tf32": Precision("float32", _SINGLE, operand=_TF32, inputs=_TF32, weights=_TF32),
     "mixed-bfloat16": _MIXED_BRAIN,
     "mixed-float16": _MIXED_HALF,
     "prescaled-bfloat16": replace(_MIXED_BRAIN, inputs=_BRAIN),
@@ -71,7 +71,9 @@ CLASSES: Mapping[str, Precision] = {
 }
 
 MODIFIERS: Mapping[str, Callable[[Precision], Precision]] = {
-    "truncating": lambda p: replace(p, operand=2 * p.operand, inputs=2 * p.inputs, bias=2 * max(p.operand, p.inputs)),
+    "truncating": lambda p: replace(
+        p, operand=2 * p.operand, inputs=2 * p.inputs, weights=2 * p.weights, bias=2 * max(p.operand, p.inputs)
+    ),
     "fast-tanh": lambda p: replace(p, tanh=2.0**-11),
     "one-pass-variance": lambda p: replace(p, one_pass=True),
 }

@@ -54,11 +54,10 @@ def gradients(function: Callable[..., Tensor], arguments: Mapping[str, Any], cot
         if isinstance(a, Tensor) and a.is_floating_point()
     }
     with torch.enable_grad():
-        result = function(**{**arguments, **leaves})
-    if not result.requires_grad:
+        # Of the sum, and not with `grad_outputs`: PyTorch imports a symbolic algebra system to check their shape.
+        total = (function(**{**arguments, **leaves}) * cotangent).sum()
+    if not total.requires_grad:
         return {name: torch.zeros_like(a) for name, a in leaves.items()}
-    # Of the sum, and not with `grad_outputs`: PyTorch imports a symbolic algebra system to check the shape of those.
-    total = (result * cotangent).sum()
     found = torch.autograd.grad(total, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 

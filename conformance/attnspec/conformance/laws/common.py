@@ -117,8 +117,12 @@ def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *
     ε̂ = Σ w (got − o) g / Σ w g² with w = 1/σ² has the standard error se = (Σ g²/σ²)^−½ where errors are independent,
     as they are for normal inputs. ``rows_err_alike`` takes the errors within a row as equal instead, but for the
     rounding of the result: all columns share the errors of their weights. The limit is 12 se, and 4 units of
-    accumulation for what errs alike everywhere. Returns whether anything was judged.
+    accumulation for what errs alike everywhere. Returns whether anything was judged; where the class rounds the
+    operands of products, nothing is, since all rows share the error of a key.
     """
+    weights = subject.operation.takes("w") or subject.operation.takes("w_q")
+    if subject.precision.inputs or (subject.precision.operand and weights):
+        return False
     oracle = subject.oracle(arguments)
     got = wide(subject.call(arguments))
     sigma = oracle.sigma

@@ -1,5 +1,6 @@
 """Checks of the laws of masks, and of attention under them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -154,28 +155,40 @@ def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @proves(law.MASK_BROADCASTING)
 def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A mask with some dimensions of size 1, and the same mask repeated."""
+    """Masks with some dimensions of size 1, and the same masks repeated."""
+    judged = False
+    for given, collapsed in _collapsed(subject, arguments, rng):
+        small = rng.random(collapsed) < 0.6
+        full = np.array(np.broadcast_to(small, mask_shape(given)))
+        if small.shape == full.shape or not small.size:
+            continue
+        narrow, wide_mask = given.with_(mask=small), given.with_(mask=full)
+        budget = subject.oracle(narrow).budget
+        expected = wide(subject.call(wide_mask))
+        subject.matches(subject.call(narrow), expected, 2 * budget, narrow, "under a mask that broadcasts, the result")
+        judged = True
+    return judged
+
+
+def _collapsed(
+    subject: Subject, arguments: Arguments, rng: np.random.Generator
+) -> Iterator[tuple[Arguments, tuple[int, ...]]]:
+    """Shapes of masks that broadcast, with arguments in whose shapes they may be mistaken for something else."""
     core = len(subject.operation.argument("mask").core)
-    if core > 1 and subject.limits.multiple_of == 1 and arguments.batch and arguments.size("n") and rng.random() < 0.5:
-        # As many queries as elements of the batch, which a mask may be mistaken for.
-        arguments = arguments.along("n", take(np.arange(arguments.batch[-1]) % arguments.size("n")))
     shape = mask_shape(arguments)
     batch = len(shape) - core
-    collapsed = [size if rng.random() < 0.5 else 1 for size in shape]
-    if not subject.limits.broadcasting:
-        collapsed[:batch] = shape[:batch]
-    if batch and core > 1 and rng.random() < 0.5:
-        collapsed[:batch], collapsed[batch] = shape[:batch], 1
-    lead = int(rng.integers(batch + 1)) if subject.limits.broadcasting and rng.random() < 0.5 else 0
-    small = rng.random(tuple(collapsed[lead:])) < 0.6
-    if small.shape == shape:
-        return False
-    narrow = arguments.with_(mask=small)
-    full = arguments.with_(mask=np.array(np.broadcast_to(small, shape)))
-    budget = subject.oracle(narrow).budget
-    expected = wide(subject.call(full))
-    subject.matches(subject.call(narrow), expected, 2 * budget, narrow, "under a mask that broadcasts, the result")
-    return True
+    broadcasts = subject.limits.broadcasting
+    some = [size if rng.random() < 0.5 or (i < batch and not broadcasts) else 1 for i, size in enumerate(shape)]
+    yield arguments, tuple(some[int(rng.integers(batch + 1)) if broadcasts else 0 :])
+    sizes = arguments.binding.sizes
+    if core < 2 or subject.limits.multiple_of > 1 or "m" not in sizes or not sizes["n"] or not sizes["m"]:
+        return
+    square = arguments.along("n", take(np.arange(sizes["m"]) % sizes["n"]))
+    yield square, (*shape[:batch], 1, sizes["m"])
+    yield square, (*shape[:batch], sizes["m"], 1)
+    if batch and shape[batch - 1]:
+        as_many = arguments.along("n", take(np.arange(shape[batch - 1]) % sizes["n"]))
+        yield as_many, (*shape[:batch], 1, sizes["m"])
 
 
 @proves(law.ALL_TRUE)

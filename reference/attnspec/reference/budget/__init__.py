@@ -20,8 +20,8 @@ __all__ = ["WIDTH", "Approximate", "Hard", "Judged", "Soft", "judged", "oracle_d
 class Judged:
     """What a result must be: ``value``, the oracle, and ``budget``, how far from it each element may lie.
 
-    ``sigma`` is the standard deviation of an honest error. ``peak`` is the largest magnitude that an intermediate may reach: above the class's ``largest``, the inputs are
-    outside the domain.
+    ``sigma`` is the standard deviation of an honest error. ``peak`` is the largest magnitude that an intermediate may
+    reach: above the class's ``largest``, the inputs are outside the domain.
     """
 
     value: Numbers

@@ -69,14 +69,15 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         whole = self.soft.sum(axis=axis, keepdims=True)
 
         def backward(g: Soft) -> Sequence[Soft]:
-            return [np.broadcast_to(g.reshape(whole.shape), self.shape)]
+            return [g.reshape(whole.shape).broadcast_to(self.shape)]
 
         return Traced(self.soft.sum(axis=axis, keepdims=keepdims), [self], backward)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> "Traced":
         """Means."""
         total = self.sum(axis, keepdims)
-        return total / total.dtype.type(self.soft.value.size // max(total.soft.value.size, 1))
+        count = total.dtype.type(self.soft.value.size // max(total.soft.value.size, 1))
+        return self._wrap(total / count)
 
     def _wrap(self, x: Any) -> "Traced":
         return x if isinstance(x, Traced) else Traced(self.soft._wrap(x))
@@ -107,10 +108,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             zero = self.dtype.type(0)
 
             def backward(g: Soft) -> Sequence[Soft]:
-                chosen = np.where(condition, g, zero)
-                return [_unbroadcast(chosen, x.shape), _unbroadcast(np.where(condition, zero, g), y.shape)]
+                left, right = g.chosen(condition, zero), g._wrap(zero).chosen(condition, g)
+                return [_unbroadcast(left, x.shape), _unbroadcast(right, y.shape)]
 
-            return Traced(np.where(condition, x.soft, y.soft), [x, y], backward)
+            return Traced(x.soft.chosen(condition, y.soft), [x, y], backward)
         if function in (np.sum, np.mean):
             x, *rest = args
             return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)

@@ -107,7 +107,22 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def mean(self, axis: Any = None, keepdims: bool = False) -> Self:
         """Means, with their errors."""
         total = self._sum(axis, keepdims)
-        return total / total.dtype.type(self.value.size // max(total.value.size, 1))
+        return self._wrap(total / total.dtype.type(self.value.size // max(total.value.size, 1)))
+
+    def broadcast_to(self, shape: tuple[int, ...]) -> Self:
+        """Repeated to a shape."""
+        return self._move(lambda x: np.broadcast_to(x, shape))
+
+    def chosen(self, condition: Any, other: Any) -> Self:
+        """These numbers where the condition holds, the other ones elsewhere."""
+        x, y = self, self._wrap(other)
+        return type(self)(
+            np.where(condition, x.value, y.value),
+            np.where(condition, x.error, y.error),
+            self.precision,
+            given=x.given and y.given,
+            peak=self.peak,
+        )
 
     # Making new ones ---------------------------------------------------------------------------------------------
 
@@ -128,7 +143,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def charged(self) -> Numbers:
         """The magnitude that counts in the error of a sum."""
-        magnitude = np.abs(self.value).astype(np.float64, copy=False)
+        magnitude: Numbers = np.abs(self.value).astype(np.float64, copy=False)
         return magnitude if self.size is None else np.maximum(magnitude, self.size)
 
     @property
@@ -172,14 +187,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
                 peak=self.peak,
             )
         if function is np.where:
-            condition, x, y = args[0], self._wrap(args[1]), self._wrap(args[2])
-            return type(self)(
-                np.where(condition, x.value, y.value),
-                np.where(condition, x.error, y.error),
-                self.precision,
-                given=x.given and y.given,
-                peak=self.peak,
-            )
+            return self._wrap(args[1]).chosen(args[0], args[2])
         if function in (np.sum, np.mean):
             x, *rest = args
             return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)

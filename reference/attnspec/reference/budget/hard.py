@@ -137,7 +137,8 @@ class Hard(Approximate):
         # The values may have been computed, and stored in steps.
         stored = 0.0 if b.given or not p.operand else p.weights_smallest
         underflow = stored + 4 * (keys * p.smallest + p.weights_smallest * counted.sum(-2, keepdims=True))
-        return weighting + alpha @ b.error + roundings + underflow
+        error: Numbers = weighting + alpha @ b.error + roundings + underflow
+        return error
 
     def _softmax(self, mask: Numbers | None) -> Self:
         p, u = self.precision, self.precision.accumulation

@@ -152,4 +152,5 @@ def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
     new_run[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
     position = np.arange(keys)
     start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
-    return (position - start + 1).max(-1, keepdims=True).astype(np.float64)
+    longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
+    return longest

@@ -1,0 +1,153 @@
+"""The mutants and the honest variants that test the laws."""
+
+import json
+from importlib import import_module, reload
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnspec.conformance.engine import cases
+from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
+from attnspec.conformance.mutants.right import Formulas, Library, Numbers
+from attnspec.conformance.mutation import Outcome, Task, main_mutants, outcomes, perform
+from attnspec.conformance.subject import Contract
+from attnspec.conformance.variants import VARIANTS, Variant
+from attnspec.spec.law import LAWS
+from attnspec.spec.operation import OPERATIONS
+
+SEEDS = range(3)
+"""A law may miss its mutant at one seed of the quick profile, but not at three."""
+
+
+@mutant(
+    "harmless", replaces="softmax", operations=("softmax",), breaks=("operation.oracle",), source="none", register=False
+)
+def harmless(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """What is right stays right."""
+    return Formulas.softmax(right, scores, mask=mask)
+
+
+@pytest.mark.parametrize("m", MUTANTS.values(), ids=MUTANTS)
+def test_mutant_is_described(m: Mutant) -> None:
+    assert m.source
+    assert m.statement
+    assert m.operations
+    assert len(set(m.operations)) == len(m.operations)
+    contract = Contract.of(m.backend())
+    assert contract.name == m.name
+    for name in m.operations:
+        assert name in contract.operations
+    assert m.breaks
+    for law in m.breaks:
+        assert any(OPERATIONS[name] in LAWS[law].operations for name in m.operations)
+    assert cases(contract, operations=m.operations, dtypes=(m.dtype,))
+
+
+def test_every_law_has_a_mutant() -> None:
+    assigned = {law for m in MUTANTS.values() for law in m.breaks}
+    assert sorted(set(LAWS) - assigned) == []
+
+
+def test_there_are_enough() -> None:
+    assert len(MUTANTS) >= 100
+    assert len(VARIANTS) >= 20
+
+
+def test_statements_are_unlike() -> None:
+    statements = [(m.statement, m.operations) for m in MUTANTS.values()]
+    assert len(set(statements)) == len(statements)
+
+
+def test_names_are_taken_once() -> None:
+    with pytest.raises(ValueError, match="two mutants are named"):
+        mutant("exp(−e)", replaces="softmax", operations=("softmax",), breaks=(), source="")(harmless.wrong)
+    with pytest.raises(ValueError, match="no step 'sofmax'"):
+        mutant("x", replaces="sofmax", operations=("softmax",), breaks=(), source="", register=False)(harmless.wrong)
+
+
+@pytest.mark.parametrize("m", MUTANTS.values(), ids=MUTANTS)
+def test_assigned_laws_kill_alone(m: Mutant) -> None:
+    for law in m.breaks:
+        assert any(perform(Task(m, "quick", seed, law=law)).failures for seed in SEEDS), law
+
+
+@pytest.mark.parametrize("v", VARIANTS.values(), ids=VARIANTS)
+def test_variant_is_unharmed(v: Variant) -> None:
+    assert v.statement
+    outcome = perform(Task(v, "quick", 0))
+    assert outcome.failures == ()
+    assert outcome.evaluations > 0
+    assert outcome.largest <= 1
+
+
+def test_the_right_library_is_right() -> None:
+    right = Library("right")
+    q = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
+    scores = q @ q.T / np.sqrt(np.float32(4))
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    found = right.vjp("self_attention", {"x": q}, np.ones((3, 4), np.float32))
+    step = np.float32(2**-8)
+    for index in np.ndindex(3, 4):
+        moved = [q.copy(), q.copy()]
+        moved[0][index] += step
+        moved[1][index] -= step
+        up, down = (right.call(OPERATIONS["self_attention"], x).astype(np.float64).sum() for x in moved)
+        assert found["x"][index] == pytest.approx((up - down) / (2 * float(step)), abs=1e-3)
+    np.testing.assert_allclose(right.call(OPERATIONS["self_attention"], q), weights @ q, rtol=1e-5)
+
+
+def run(tmp_path: Path, **subjects: Any) -> tuple[int, dict[str, Any], str]:
+    path = tmp_path / "m.json"
+    given: dict[str, Any] = {"mutants": {}, "variants": {}} | subjects
+    with (tmp_path / "out").open("w") as file:
+        console = Console(record=True, width=160, file=file)
+        status = main_mutants("quick", 1, False, 0, path, console, **given)
+    return status, json.loads(path.read_text()), console.export_text()
+
+
+def test_exit_status(tmp_path: Path) -> None:
+    killed = {name: MUTANTS[name] for name in ("exp(−e)", "base 1000")}
+    spared = {name: VARIANTS[name] for name in ("sinusoids in double precision",)}
+    status, report, text = run(tmp_path, mutants=killed, variants=spared)
+    assert status == 0
+    assert report["schema"] == "attnspec-mutants/1"
+    assert report["exit_status"] == 0
+    assert "2 of 2 killed" in text
+    assert "rate is below" in text
+
+
+def test_a_mutant_that_survives_fails_the_run(tmp_path: Path) -> None:
+    status, report, text = run(tmp_path, mutants={"harmless": harmless, "exp(−e)": MUTANTS["exp(−e)"]})
+    assert status == 1
+    assert report["exit_status"] == 1
+    assert "1 of 2 killed" in text
+    # Survivors come first.
+    assert text.index("harmless") < text.index("exp(−e)")
+
+
+def test_a_variant_that_is_harmed_fails_the_run(tmp_path: Path) -> None:
+    wrong = Variant("wrong", ("softmax",), type("Wrong", (Formulas,), {"exponential": lambda self, x: np.exp2(x)}))
+    status, report, _ = run(tmp_path, variants={"wrong": wrong})
+    assert status == 1
+    assert report["false_alarm_bound"] is None
+
+
+@pytest.mark.parametrize("lost", ["dies", "hangs"])
+def test_a_process_that_is_lost_stops_nobody(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "losing.py").write_text(
+        "import os\n"
+        "from attnspec.conformance.mutants import mutant\n"
+        "@mutant('lost', replaces='softmax', operations=('softmax',), breaks=(), source='', register=False)\n"
+        "def lost(right, scores, *, mask=None):\n"
+        "    '''Does not return.'''\n"
+        f"    {'os._exit(3)' if lost == 'dies' else 'while True: pass'}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    losing = reload(import_module("losing"))
+    tasks = [Task(losing.lost, "quick", 0), *(Task(MUTANTS["exp(−e)"], "quick", seed) for seed in range(2))]
+    found: list[Outcome] = outcomes(tasks, 2, 4.0)
+    assert [o.lost for o in found] == [True, False, False]
+    assert all(o.failures for o in found[1:])

@@ -1,0 +1,79 @@
+"""Third-party code that mypy must accept."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnspec.backends.bases.contract import Operations, Table
+from attnspec.backends.bases.numpy import NumPyBackend
+from attnspec.backends.bases.torch import TorchBackend
+from attnspec.conformance import ConformanceSuite
+from attnspec.reference import dot_scores as reference_dot_scores
+from attnspec.spec import (
+    Backend,
+    Converts,
+    DotScores,
+    Limits,
+    ScaledDotProductAttention,
+    Semantics,
+    Softmax,
+    implements,
+)
+
+
+@implements(DotScores[Tensor])
+def scores(query: Tensor, key: Tensor) -> Tensor:
+    return query @ key.mT
+
+
+@implements(Softmax[Tensor])
+def weights(
+    scores: Float[Tensor, "*#batch n m"], *, mask: Bool[Tensor, "*#batch #n #m"] | None = None
+) -> Float[Tensor, "*batch n m"]:
+    return scores.softmax(-1)
+
+
+def more(query: Tensor, key: Tensor, scale: float = 1.0, **options: Any) -> Tensor:
+    """Arguments beyond the contract have defaults."""
+    return scale * query @ key.mT
+
+
+class Mine(TorchBackend):
+    name = "mine"
+    limits = Limits(dtypes=("float32",))
+    semantics = {"masked_nonfinite": "propagates"}
+    dot_scores = staticmethod(scores)
+
+    def scaled_dot_product_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        return value
+
+
+class Plain(NumPyBackend):
+    name = "plain"
+
+    def dot_scores(self, query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return reference_dot_scores(query, key)
+
+
+class Strange(Operations[bytes]):
+    name = "strange"
+    semantics = Semantics(no_keys="error")
+
+    def dot_scores(self, query: bytes, key: bytes) -> bytes:
+        return query + key
+
+
+class TestMine(ConformanceSuite):
+    backend = Mine()
+    operations = ("dot_scores",)
+
+
+table: Table[Tensor] = {"dot_scores": scores, "softmax": weights}
+as_protocol: DotScores[Tensor] = more
+of_method: ScaledDotProductAttention[Tensor] = Mine().scaled_dot_product_attention
+backends: list[Backend] = [Mine(), Plain(), Strange()]
+converts: Converts[Tensor] = Mine()
