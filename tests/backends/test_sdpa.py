@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import product
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -88,7 +89,7 @@ def test_every_route_is_the_formula(dtype: torch.dtype, kind: str, causal: bool)
         query = torch.randn(*left, n, d, generator=generator).to(dtype)
         key = torch.randn(*right, m, d, generator=generator).to(dtype)
         value = torch.randn(*right, m, d_v, generator=generator).to(dtype)
-        batch = tuple(torch.broadcast_shapes(left, right))
+        batch = tuple(np.broadcast_shapes(left, right))
         mask = masks(kind, batch, n, m)
         got = attend(query, key, value, mask=mask, causal=causal)
         expected = formula(query, key, value, mask, causal)
@@ -125,7 +126,7 @@ def test_results_and_gradients_agree_on_every_cpu_kernel(threads: int, heads: tu
             found = torch.autograd.grad(got, leaves, cotangent)
             allowed = torch.ones(n, n, dtype=torch.bool) if chosen is None else chosen
             plain = torch.nn.functional.scaled_dot_product_attention(
-                *leaves, attn_mask=allowed & top_left(n, n, query.device) if causal else allowed
+                query, key, value, attn_mask=allowed & top_left(n, n, query.device) if causal else allowed
             )
             for one, other in zip(found, torch.autograd.grad(plain, leaves, cotangent), strict=True):
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
@@ -180,7 +181,7 @@ def test_garbage_under_a_mask_stays_there_on_the_cpu(n: int) -> None:
             weight[..., rows, :] = 1
             gradients = torch.autograd.grad(got, (query, key, value), weight)
             reference = torch.autograd.grad(clean, leaves, weight)
-            # The last row of a causal call attends the bad key, so its weights are NaN and every key's gradient with them.
+            # The last row of a causal call attends the bad key: its weights are NaN, and every key's gradient with them.
             judged = 1 if mask is None else 3
             for one, other in zip(gradients[:judged], reference[:judged], strict=True):
                 torch.testing.assert_close(one[..., :last, :], other[..., :last, :], rtol=0, atol=1e-12)
@@ -280,7 +281,8 @@ def test_what_is_done_for_an_accelerator_is_the_formula(n: int, m: int, kind: st
     """Padding of head sizes, opened rows and squared causal calls do not depend on the device."""
     leaves = [torch.randn(2, 3, *s, dtype=torch.float32, requires_grad=True) for s in ((n, 5), (m, 5), (m, 3))]
     mask = masks(kind, (2, 3), n, m)
-    got = cuda_routes.dense(*leaves, mask, causal, 0.5)
-    expected = formula(*leaves, mask, causal, 0.5)
+    query, key, value = leaves
+    got = cuda_routes.dense(query, key, value, mask, causal, 0.5)
+    expected = formula(query, key, value, mask, causal, 0.5)
     torch.testing.assert_close(got.double(), torch.where(expected.isnan(), 0, expected), rtol=0, atol=1e-5)
     assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), leaves))

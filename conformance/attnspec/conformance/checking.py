@@ -37,6 +37,15 @@ class Probe:
         command = [sys.executable, "-m", "attnspec.conformance.probe", backend, device]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
+    def close(self) -> None:
+        """End the import if it is still under way."""
+        if self.process.poll() is None:
+            self.process.kill()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        self.process.wait()
+
     def answer(self) -> dict[str, Any]:
         """The contract; :class:`BackendError` in one line if there is none."""
         try:

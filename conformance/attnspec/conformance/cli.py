@@ -31,7 +31,7 @@ def _among(what: str, given: list[str], known: list[str]) -> tuple[str, ...]:
 
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 3, 0.4) or known[:6]
+            near = known if len(known) <= 6 else difflib.get_close_matches(name, known, 3, 0.4) or known[:6]
             _unusable(
                 f"{what}: expected one of {', '.join(near)}{', …' if len(near) < len(known) else ''}; got {name!r}"
             )
@@ -72,14 +72,17 @@ def check(
         _writable(path, option)
     started = time.monotonic()
     probe = Probe(backend, device)
-    status = _check(
-        probe,
-        {"operation": operation or [], "law": law or [], "dtype": dtype or []},
-        (profile, seed, device, hang_after),
-        workers or os.cpu_count() or 1,
-        (json, html, junit),
-        started,
-    )
+    try:
+        status = _check(
+            probe,
+            {"operation": operation or [], "law": law or [], "dtype": dtype or []},
+            (profile, seed, device, hang_after),
+            workers or os.cpu_count() or 1,
+            (json, html, junit),
+            started,
+        )
+    finally:
+        probe.close()
     raise typer.Exit(status)
 
 

@@ -9,30 +9,30 @@ from attnspec.backends.bases.contract import Operations, Table
 from attnspec.backends.bases.numpy import NumPyBackend
 from attnspec.backends.bases.torch import TorchBackend
 from attnspec.reference import dot_scores as reference_dot_scores
-from attnspec.spec import DotScores, Limits, ScaledDotProductAttention, Semantics, Softmax, implements
+from attnspec.spec import Converts, DotScores, Limits, ScaledDotProductAttention, Semantics, Softmax, implements
 
 
-@implements(DotScores[Tensor])
+@implements(DotScores[Tensor])  # E: arg-type expected "DotScores[Tensor]"
 def another_name(q: Tensor, k: Tensor) -> Tensor:
     return q @ k.mT
 
 
-@implements(Softmax[Tensor])
+@implements(Softmax[Tensor])  # E: arg-type expected "Softmax[Tensor]"
 def no_mask(scores: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
-@implements(DotScores[Tensor])
+@implements(DotScores[Tensor])  # E: arg-type expected "DotScores[Tensor]"
 def another_array(query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> Tensor:
     raise TypeError
 
 
-@implements(DotScores[Tensor])
+@implements(DotScores[Tensor])  # E: arg-type expected "DotScores[Tensor]"
 def another_result(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return query, key
 
 
-@implements(Softmax[Tensor])
+@implements(Softmax[Tensor])  # E: arg-type expected "Softmax[Tensor]"
 def mask_needed(scores: Tensor, *, mask: Tensor) -> Tensor:
     return scores.masked_fill(~mask, float("-inf")).softmax(-1)
 
@@ -44,30 +44,33 @@ def one_too_many(query: Tensor, key: Tensor, scale: float) -> Tensor:
 class Mine(TorchBackend):
     name = "mine"
 
-    def dot_scores(self, q: Tensor, key: Tensor) -> Tensor:
+    def dot_scores(self, q: Tensor, key: Tensor) -> Tensor:  # E: override supertype
         return q @ key.mT
 
-    def scaled_dot_product_attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def scaled_dot_product_attention(  # E: override supertype
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
         return value
 
 
 class Plain(NumPyBackend):
     name = "plain"
 
-    def dot_scores(self, query: Tensor, key: Tensor) -> Tensor:
+    def dot_scores(self, query: Tensor, key: Tensor) -> Tensor:  # E: override supertype
         return query @ key.mT
 
 
 class Strange(Operations[bytes]):
-    def softmax(self, scores: bytes, *, mask: bytes | None = None) -> str:
+    def softmax(self, scores: bytes, *, mask: bytes | None = None) -> str:  # E: override supertype
         return ""
 
 
-table: Table[Tensor] = {"dot_scores": one_too_many}
-misspelt: Table[Tensor] = {"dot_score": one_too_many}
-as_protocol: DotScores[Tensor] = one_too_many
-of_another_operation: ScaledDotProductAttention[Tensor] = one_too_many
-of_another_array: DotScores[Tensor] = reference_dot_scores
-unknown_limit = Limits(dtype=("float32",))
-unknown_question = Semantics(fully_maskd="zero")
-called_wrongly = reference_dot_scores(query=np.zeros((1, 1)), keys=np.zeros((1, 1)))
+table: Table[Tensor] = {"dot_scores": one_too_many}  # E: typeddict-item "DotScores[Tensor]"
+misspelt: Table[Tensor] = {"dot_score": one_too_many}  # E: typeddict-unknown-key "dot_score"
+as_protocol: DotScores[Tensor] = one_too_many  # E: assignment "DotScores[Tensor]"
+elsewhere: ScaledDotProductAttention[Tensor] = one_too_many  # E: assignment "ScaledDotProductAttention[Tensor]"
+of_another_array: DotScores[Tensor] = reference_dot_scores  # E: assignment "DotScores[Tensor]"
+no_conversion: Converts[bytes] = Mine()  # E: assignment "Converts[bytes]"
+unknown_limit = Limits(dtype=("float32",))  # E: call-arg "dtype"
+unknown_question = Semantics(fully_maskd="zero")  # E: call-arg "fully_maskd"
+called_wrongly = reference_dot_scores(query=np.zeros((1, 1)), keys=np.zeros((1, 1)))  # E: call-arg "keys"

@@ -61,7 +61,7 @@ def four_dimensional(
         over = _batch_of_mask(mask, batch, q[-2], k[-2])
         equal = equal and (len(over) == 0 or over == batch or (len(over) <= len(batch) and prod(over) == 1))
     if not equal:
-        batch = torch.broadcast_shapes(batch, k[:-2], v[:-2], () if mask is None else over)
+        batch = torch.broadcast_shapes(batch, k[:-2], v[:-2], () if mask is None else over)  # type: ignore[no-untyped-call]
         query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
     rank = len(batch)
     if rank == 1:

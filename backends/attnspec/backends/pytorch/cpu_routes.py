@@ -1,7 +1,8 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
-``flash`` is PyTorch's fused kernel, ``blocked`` and ``kept`` are products over heads, ``rows`` over row blocks, ``math`` is
-what PyTorch does with empty inputs. The numbers in :func:`kernel` are where the measured times cross (4 × Zen 4, float32 and float64).
+``flash`` is PyTorch's fused kernel, ``blocked`` and ``kept`` are products over heads, ``rows`` over row blocks, ``math``
+is what PyTorch does with empty inputs. The numbers in :func:`kernel` are where the measured times cross (4 × Zen 4,
+float32 and float64).
 """
 
 import torch
@@ -73,7 +74,7 @@ def _fitted(x: Tensor, width: int) -> Tensor:
 
 def _by_rows(call: Call) -> Tensor:
     b, h, n, _ = call.query.shape
-    output: Tensor = CausalRows.apply(*(x.reshape(b * h, *x.shape[-2:]) for x in call[:3]), call.scale)
+    output: Tensor = CausalRows.apply(*(x.reshape(b * h, *x.shape[-2:]) for x in call[:3]), call.scale)  # type: ignore[no-untyped-call]
     return output.view(b, h, n, -1)
 
 
@@ -96,7 +97,7 @@ def _by_products(call: Call, *, keep: bool) -> Tensor:
         bias = bias.view(1, rows, m) if alike else bias.expand(b, h, -1, -1).reshape(b * h, rows, m)
     output: Tensor
     if keep:
-        output = Kept.apply(query, key, value, bias, call.scale)[0]
+        output = Kept.apply(query, key, value, bias, call.scale)[0]  # type: ignore[no-untyped-call]
     else:
         output = blocked(query, key, value, bias, call.scale)
     output = output.view(b, h, n, d_v)
@@ -121,5 +122,6 @@ def groups(call: Call) -> list[Call]:
     lengths = call.lengths or ()
     starts = [i for i, length in enumerate(lengths) if not i or length != lengths[i - 1]]
     sizes = [stop - start for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True)]
-    parts = zip(starts, call.query.split(sizes), call.key.split(sizes), call.value.split(sizes), strict=True)
+    split = (torch.split(x, sizes) for x in (call.query, call.key, call.value))
+    parts = zip(starts, *split, strict=True)
     return [Call(q, k, v, None, call.causal, call.scale).first_keys(lengths[i]) for i, q, k, v in parts]

@@ -20,7 +20,7 @@ def worth_waiting(query: Tensor, work: int) -> bool:
 
 
 def worth_packing(query: Tensor, causal: bool, lengths: tuple[int, ...]) -> bool:
-    """Whether the variable-length kernel takes this: half precision, no causal mask (its own is aligned bottom right)."""
+    """Whether the variable-length kernel takes this: half precision, no causal mask (its own is bottom right)."""
     return not causal and query.dtype in (torch.bfloat16, torch.float16) and query.is_cuda and min(lengths) > 0
 
 

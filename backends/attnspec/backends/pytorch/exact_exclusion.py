@@ -1,7 +1,7 @@
 """Attention that leaves excluded keys and values out also where they hold NaN or an infinity.
 
-A kernel multiplies an excluded value by the weight 0, and 0·NaN is NaN. On the CPU one sum over the result tells whether
-that happened (or whether the result is rightly not finite), and then this is computed instead.
+A kernel multiplies an excluded value by the weight 0, and 0·NaN is NaN. On the CPU one sum over the result tells
+whether that happened (or whether the result is rightly not finite), and then this is computed instead.
 """
 
 import torch

@@ -35,9 +35,7 @@ def attend(
     ``TypeError`` for a mask that is not boolean, ``RuntimeError`` for batches that do not broadcast.
     """
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
-    if mask is None and not causal:
-        output = _dense(call)
-    elif torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if (mask is None and not causal) or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         output = _dense(call)
     else:
         call = _structured(call)

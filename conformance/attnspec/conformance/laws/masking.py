@@ -159,7 +159,7 @@ def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Gen
     judged = False
     for given, collapsed in _collapsed(subject, arguments, rng):
         small = rng.random(collapsed) < 0.6
-        full = np.array(np.broadcast_to(small, mask_shape(given)))
+        full = np.array(np.broadcast_to(small, np.broadcast_shapes(collapsed, mask_shape(given))))
         if small.shape == full.shape or not small.size:
             continue
         narrow, wide_mask = given.with_(mask=small), given.with_(mask=full)
@@ -186,6 +186,9 @@ def _collapsed(
     square = arguments.along("n", take(np.arange(sizes["m"]) % sizes["n"]))
     yield square, (*shape[:batch], 1, sizes["m"])
     yield square, (*shape[:batch], sizes["m"], 1)
+    if not batch and broadcasts and subject.limits.max_batch_dims:
+        few = arguments.along("n", keep(4))
+        yield few, (few.size("n"), 1, sizes["m"])
     if batch and shape[batch - 1]:
         as_many = arguments.along("n", take(np.arange(shape[batch - 1]) % sizes["n"]))
         yield as_many, (*shape[:batch], 1, sizes["m"])

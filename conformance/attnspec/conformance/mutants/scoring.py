@@ -34,16 +34,16 @@ def divided_by_reciprocal_root(right: Formulas, scores: Numbers, d: int) -> Numb
 
 
 @mutant(
-    "general scores 0.2 % too large in bfloat16",
-    replaces="general_scores",
-    operations=("general_scores",),
+    "scores 0.2 % too large in bfloat16",
+    replaces="dot_scores",
+    operations=("dot_scores", "scaled_dot_scores"),
     dtype="bfloat16",
     breaks=("scoring.scale",),
     source="a constant rounded to bfloat16",
 )
-def slightly_large(right: Formulas, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
+def slightly_large(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """A factor of 1.002, less than the rounding of any single score."""
-    return Formulas.general_scores(right, query, key, w) * w.dtype.type(1.002)
+    return Formulas.dot_scores(right, query, key) * key.dtype.type(1.002)
 
 
 @mutant(

@@ -10,7 +10,7 @@ from attnspec.conformance.variants.frame import variant
 ADDITIVE = ("additive_scores", "additive_attention", "bahdanau_context")
 
 
-@variant("tanh factorised into exponentials", operations=ADDITIVE, differentiable=False)
+@variant("tanh factorised into exponentials", operations=("additive_scores", "bahdanau_context"), differentiable=False)
 class Factorised(Formulas):
     """1 − 2/(1 + EF) with E = e^2a of the query and F = e^2b of the key, where neither can overflow."""
 
@@ -22,7 +22,7 @@ class Factorised(Formulas):
         return np.where(small, factorised, Formulas.hidden(self, of_query, of_key))
 
 
-@variant("tanh from exp(−2|x|)", operations=ADDITIVE, differentiable=False)
+@variant("tanh from exp(−2|x|)", operations=("additive_scores", "additive_attention"), differentiable=False)
 class Folded(Formulas):
     """sign(x)(1 − t)/(1 + t) with t = exp(−2|x|), which cannot overflow."""
 

@@ -29,7 +29,7 @@ class Uniform(Formulas):
 
 @variant(
     "fully masked rows are NaN, declared",
-    operations=("softmax", ATTENTION, "nadaraya_watson"),
+    operations=("softmax", ATTENTION),
     declares={"fully_masked": "nan"},
 )
 class NotANumber(Formulas):
@@ -42,7 +42,7 @@ class NotANumber(Formulas):
 
 @variant(
     "no keys raise, declared",
-    operations=(ATTENTION, "bahdanau_context", "average_pooling"),
+    operations=(ATTENTION, "average_pooling"),
     declares={"no_keys": "error"},
 )
 class NeedsKeys(Formulas):
@@ -84,7 +84,7 @@ class NothingOverNothing(Formulas):
 
 @variant(
     "causal at the bottom right, declared",
-    operations=(ATTENTION, "additive_attention", "multi_head_attention"),
+    operations=(ATTENTION, "additive_attention"),
     declares={"causal_alignment": "bottom-right"},
 )
 class BottomRight(Formulas):
@@ -133,7 +133,7 @@ class EvenOnly(Formulas):
 
 @variant(
     "summed as it comes, declared",
-    operations=(ATTENTION, "attention_pooling", "dot_scores"),
+    operations=(ATTENTION, "dot_scores"),
     declares={"repeatability": "within-budget"},
     differentiable=False,
 )

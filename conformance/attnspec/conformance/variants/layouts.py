@@ -6,9 +6,7 @@ from attnspec.conformance.mutants.right import Formulas, Numbers
 from attnspec.conformance.variants.frame import variant
 
 
-@variant(
-    "queries in chunks of 7", operations=("scaled_dot_product_attention", "additive_attention", "general_attention")
-)
+@variant("queries in chunks of 7", operations=("additive_attention", "general_attention"))
 class Chunked(Formulas):
     """A few queries at a time."""
 
@@ -26,7 +24,7 @@ class Chunked(Formulas):
         return np.concatenate(chunks, axis=-2)
 
 
-@variant("transposed throughout", operations=("dot_scores", "softmax", "scaled_dot_product_attention"))
+@variant("transposed throughout", operations=("dot_scores", "softmax", "dot_product_attention"))
 class Transposed(Formulas):
     """Scores as (KQᵀ)ᵀ, results as (VᵀAᵀ)ᵀ."""
 
@@ -35,9 +33,7 @@ class Transposed(Formulas):
         return np.swapaxes(np.swapaxes(b, -1, -2) @ np.swapaxes(a, -1, -2), -1, -2)
 
 
-@variant(
-    "queries scaled first", operations=("scaled_dot_scores", "scaled_dot_product_attention", "multi_head_attention")
-)
+@variant("queries scaled first", operations=("scaled_dot_scores", "multi_head_attention"))
 class Prescaled(Formulas):
     """(q/√d)·k."""
 
@@ -48,7 +44,7 @@ class Prescaled(Formulas):
 
 @variant(
     "queries and keys scaled by the fourth root",
-    operations=("scaled_dot_scores", "scaled_dot_product_attention", "self_attention"),
+    operations=("scaled_dot_product_attention", "self_attention"),
 )
 class RootScaled(Formulas):
     """(q/d^¼)·(k/d^¼)."""
@@ -104,7 +100,7 @@ class KeysFirst(Formulas):
 
 @variant(
     "einsum",
-    operations=("dot_scores", "attention_pooling", "projected_self_attention", "additive_scores"),
+    operations=("attention_pooling", "projected_self_attention", "additive_scores"),
     differentiable=False,
 )
 class Einsum(Formulas):

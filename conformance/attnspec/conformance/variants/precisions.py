@@ -32,7 +32,7 @@ class _StoredBrain(Formulas):
 
 @variant(
     "weights stored in bfloat16",
-    operations=(ATTENTION, "nadaraya_watson", "multi_head_attention"),
+    operations=(ATTENTION, "multi_head_attention"),
     dtypes=("bfloat16",),
     differentiable=False,
 )
@@ -69,7 +69,7 @@ class PrescaledBrain(Formulas):
 
 @variant(
     "scores stored in bfloat16, declared",
-    operations=(ATTENTION, "dot_product_attention"),
+    operations=(ATTENTION,),
     dtypes=("bfloat16",),
     precision={"bfloat16": "eager-bfloat16"},
     differentiable=False,
@@ -88,7 +88,7 @@ class EagerBrain(_StoredBrain):
 
 @variant(
     "TensorFloat-32, declared",
-    operations=("dot_scores", ATTENTION, "general_attention"),
+    operations=("dot_scores", ATTENTION),
     precision={"float32": "tf32"},
     differentiable=False,
 )

@@ -7,8 +7,6 @@ from attnspec.conformance.mutants.right.library import rounded
 from attnspec.conformance.mutants.right.tape import plain
 from attnspec.conformance.variants.frame import variant
 
-ATTENTIONS = ("scaled_dot_product_attention", "dot_product_attention", "general_attention", "additive_attention")
-
 
 def _part(mask: Numbers, part: slice) -> Numbers:
     """The columns of a mask, which may be absent or of size 1."""
@@ -46,7 +44,7 @@ class _Blocks(Formulas):
         return weights
 
 
-@variant("online softmax in blocks of 16", operations=ATTENTIONS)
+@variant("online softmax in blocks of 16", operations=("scaled_dot_product_attention", "additive_attention"))
 class Online(_Blocks):
     """Flash attention."""
 
@@ -79,7 +77,7 @@ class OneByOne(_Blocks):
     block = 1
 
 
-@variant("keys split and merged", operations=(*ATTENTIONS, "nadaraya_watson", "bahdanau_context"))
+@variant("keys split and merged", operations=("scaled_dot_product_attention", "nadaraya_watson", "bahdanau_context"))
 class Split(Formulas):
     """Each third of the keys by itself, merged by maxima and sums of exponentials."""
 
@@ -108,7 +106,7 @@ class Split(Formulas):
         return merged / np.where(whole == 0, scores.dtype.type(1), whole)
 
 
-@variant("powers of two", operations=("softmax", *ATTENTIONS))
+@variant("powers of two", operations=("softmax", "general_attention"))
 class PowersOfTwo(Formulas):
     """exp2 of scores times log₂e."""
 
@@ -117,7 +115,7 @@ class PowersOfTwo(Formulas):
         return np.exp2(x * x.dtype.type(np.log2(np.e)))
 
 
-@variant("log₂e in the scale", operations=("scaled_dot_product_attention", "self_attention", "cross_attention"))
+@variant("log₂e in the scale", operations=("self_attention", "cross_attention"))
 class ScaledLogarithm(Formulas):
     """The scale and log₂e are one factor, rounded once."""
 
@@ -133,7 +131,7 @@ class ScaledLogarithm(Formulas):
         return np.exp2(x)
 
 
-@variant("divided after pooling", operations=(*ATTENTIONS, "multi_head_attention"))
+@variant("divided after pooling", operations=("dot_product_attention", "multi_head_attention"))
 class DividedLast(Formulas):
     """Values are pooled by exponentials, then divided by their sum."""
 
@@ -146,9 +144,7 @@ class DividedLast(Formulas):
         return self.pooled(exponentials, value, allowed) / np.where(total == 0, scores.dtype.type(1), total)
 
 
-@variant(
-    "small exponentials flushed to zero", operations=("softmax", "scaled_dot_product_attention", "nadaraya_watson")
-)
+@variant("small exponentials flushed to zero", operations=("softmax", "nadaraya_watson"))
 class FlushedToZero(Formulas):
     """Numbers below the smallest normal one are 0, as on devices without subnormals."""
 

@@ -13,6 +13,9 @@ from attnspec.reference.budget.duck import Approximate, Numbers, attendable_soft
 WIDTH = 8.0
 """Standard deviations in a budget."""
 
+ALIKE = 32
+"""Scores that agree to a 32nd have exponentials alike enough to be rounded alike when they are summed one by one."""
+
 UNKNOWN = 1e100
 """The error of what first-order arithmetic cannot judge: finite, so that 0 times it is 0."""
 
@@ -143,11 +146,11 @@ def _real(x: Numbers) -> Numbers:
 
 
 def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
-    """For every row, how many attendable scores are equal at the most: shape (..., n, 1)."""
+    """For every row, how many attendable scores are equal, or nearly so, at the most: shape (..., n, 1)."""
     keys = scores.shape[-1]
     if keys < 2:
         return np.full((*scores.shape[:-1], 1), float(keys))
-    ordered = np.sort(np.where(attendable, scores, np.nan), axis=-1)
+    ordered = np.sort(np.where(attendable, np.round(scores * ALIKE), np.nan), axis=-1)
     new_run = np.ones(ordered.shape, bool)
     new_run[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
     position = np.arange(keys)

@@ -1,0 +1,32 @@
+"""Print ``docs/errata.md``: ``python docs/errata.py > docs/errata.md``."""
+
+from attnspec.spec import ERRATA
+from attnspec.spec.sources import SOURCES
+
+HEAD = """# Errata of the sources
+
+What the sources print, and what is right. Each entry carries both as functions, and an example on which they differ;
+`tests/spec/test_errata.py` runs them and compares the right one with the reference.
+Made by `python docs/errata.py > docs/errata.md` from `attnspec.spec.ERRATA`.
+"""
+
+
+def cell(text: object) -> str:
+    """Text that may stand in a cell of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table() -> str:
+    """The whole page."""
+    rows = ["| erratum | where | operation | printed | right | why |", "|---|---|---|---|---|---|"]
+    rows += [
+        f"| {' | '.join(map(cell, (e.identifier, e.source, f'`{e.operation}`', e.printed, e.right, e.note)))} |"
+        for e in ERRATA.values()
+    ]
+    cited = dict.fromkeys(e.source.source for e in ERRATA.values())
+    sources = [f"- {key}: {SOURCES[key].title}" for key in sorted(cited)]
+    return "\n".join([HEAD, *rows, "", *sources]) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

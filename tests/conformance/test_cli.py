@@ -1,0 +1,251 @@
+"""The command line, end to end: verdicts, exit statuses, messages, and backends that misbehave."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RIGHT = """
+import numpy as np
+
+name = "right"
+
+def dot_scores(query, key):
+    if min(query.ndim, key.ndim) < 2 or query.shape[-1] != key.shape[-1]:
+        raise ValueError("sizes differ")
+    return query @ np.swapaxes(key, -1, -2)
+"""
+
+ATTENTION = """
+import numpy as np
+
+name = "wrong"
+semantics = {"masked_nonfinite": "propagates"}
+
+def scaled_dot_product_attention(query, key, value, *, mask=None, causal=False):
+    scores = query @ np.swapaxes(key, -1, -2) / np.array(query.shape[-1], query.dtype)
+    allowed = np.ones(scores.shape[-2:], bool) if mask is None else mask
+    if causal:
+        allowed = allowed & np.tri(*scores.shape[-2:], dtype=bool)
+    scores = np.where(allowed, scores, -np.inf)
+    top = np.max(scores, axis=-1, keepdims=True, initial=-1e30)
+    weights = np.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1).astype(query.dtype) @ value
+"""
+
+
+def attnspec(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder."""
+    environment = {**os.environ, "COLUMNS": "200", "PYTHONWARNINGS": "default"}
+    command = [sys.executable, "-m", "attnspec.conformance.cli", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def written(folder: Path, code: str) -> str:
+    """A backend in a file."""
+    (folder / "backend.py").write_text(code)
+    return "backend.py"
+
+
+def checked(folder: Path, code: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Status and report of a check."""
+    done = attnspec("check", written(folder, code), "--json", "r.json", "--workers", "2", *arguments, folder=folder)
+    assert "Traceback" not in done.stderr, done.stderr
+    report: dict[str, Any] = json.loads((folder / "r.json").read_text())
+    assert report["exit_status"] == done.returncode
+    return done.returncode, report
+
+
+def test_a_right_backend_conforms(tmp_path: Path) -> None:
+    status, report = checked(tmp_path, RIGHT)
+    assert (status, report["verdict"]) == (0, "conforms")
+    assert report["summary"]["failed"] == report["summary"]["lost"] == 0
+    assert report["summary"]["error_ratio"] <= 1
+    assert report["semantics"] == {"repeatability": {"declared": "bitwise", "observed": "bitwise"}}
+    absent = {r["operation"] for r in report["results"] if r["status"] == "not-provided"}
+    assert "softmax" in absent
+    assert "dot_scores" not in absent
+
+
+def test_dividing_by_d_is_shown_at_its_smallest(tmp_path: Path) -> None:
+    status, report = checked(tmp_path, ATTENTION, "--law", "operation.oracle", "--dtype", "float64")
+    assert (status, report["verdict"]) == (1, "violates")
+    (result,) = [r for r in report["results"] if r["status"] == "failed"]
+    shown = result["counterexample"]
+    query, key, value = (shown["arguments"][name] for name in ("query", "key", "value"))
+    assert [len(query), len(query[0]), len(key), len(value[0])] == [1, 2, 2, 1]
+    numbers = {x for rows in (query, key, value) for row in rows for x in row}
+    assert numbers == {0.0, 1.0}
+    assert shown["arguments"]["mask"] is None
+    (tmp_path / "snippet.py").write_text(shown["snippet"])
+    replayed = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert replayed.returncode == 1, replayed.stderr
+    assert "expected" in replayed.stdout
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
+    reports = []
+    for workers in ("1", "3"):
+        _, report = checked(tmp_path, ATTENTION, "--workers", workers, "--operation", "scaled_dot_product_attention")
+        reports.append(report["results"])
+    assert reports[0] == reports[1]
+
+
+def test_every_kind_of_report(tmp_path: Path) -> None:
+    done = attnspec(
+        "check", written(tmp_path, RIGHT), "--law", "operation.oracle", "--html", "r.html", "--junit", "r.xml",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "right conforms" in done.stdout
+    assert "<html>" in (tmp_path / "r.html").read_text()
+    assert "<testsuite" in (tmp_path / "r.xml").read_text()
+
+
+MISBEHAVING = {
+    "exits": ("import os\ndef dot_scores(query, key):\n    os._exit(0)\n", "crashed"),
+    "is killed": (
+        "import os, signal\ndef dot_scores(query, key):\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
+        "crashed",
+    ),
+    "hangs": ("import time\ndef dot_scores(query, key):\n    time.sleep(600)\n", "hung"),
+    "leaves": ("import sys\ndef dot_scores(query, key):\n    sys.exit(0)\n", "raised"),
+    "raises": ("def dot_scores(query, key):\n    raise OSError('no such thing')\n", "raised"),
+    "gives nothing": ("def dot_scores(query, key):\n    return None\n", "type"),
+    "gives texts": ("import numpy as np\ndef dot_scores(query, key):\n    return np.array('x')\n", "type"),
+    "gives NaN": (
+        "import numpy as np\ndef dot_scores(query, key):\n    return query @ np.swapaxes(key, -1, -2) * np.nan\n",
+        "value",
+    ),
+    "gives another shape": (
+        "import numpy as np\ndef dot_scores(query, key):\n    return (query @ np.swapaxes(key, -1, -2))[None]\n",
+        "shape",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "reason"), MISBEHAVING.values(), ids=MISBEHAVING)
+def test_what_misbehaves_violates_by_name(tmp_path: Path, code: str, reason: str) -> None:
+    status, report = checked(
+        tmp_path, "name = 'bad'\n" + code, "--law", "operation.oracle", "--law", "operation.dtype",
+        "--dtype", "float64", "--hang-after", "2",
+    )  # fmt: skip
+    assert (status, report["verdict"]) == (1, "violates")
+    assert report["summary"]["lost"] == 0
+    oracle = next(r for r in report["results"] if r["law"] == "operation.oracle" and r["status"] == "failed")
+    assert oracle["reason"] == reason
+    assert oracle["message"]
+
+
+def test_other_laws_are_judged_after_a_crash(tmp_path: Path) -> None:
+    code = (
+        RIGHT
+        + """
+_scores = dot_scores
+def dot_scores(query, key):
+    if query.shape[-2] == 3 and key.shape[-2] == 2:
+        import os
+        os._exit(7)
+    return _scores(query, key)
+"""
+    )
+    status, report = checked(tmp_path, code, "--law", "scoring.symmetry", "--law", "moments.mean")
+    assert report["summary"]["lost"] == 0
+    means = [r["status"] for r in report["results"] if r["law"] == "moments.mean" and r["status"] != "not-provided"]
+    assert means == ["passed", "passed"] or status == 1
+
+
+UNUSABLE = {
+    ("check", "nosuch"): "backend 'nosuch': expected a registered name",
+    ("check", "nofile.py"): "backend 'nofile.py': cannot be imported: FileNotFoundError",
+    ("check", "empty.py"): "backend 'empty.py': expected operations such as dot_scores",
+    ("check", "broken.py"): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
+    ("check", "leaves.py"): "backend 'leaves.py': cannot be imported: SystemExit: 3",
+    ("check", "dies.py"): "backend 'dies.py': its import ended the process with status 9",
+    ("check", "nameless.py"): "backend 'nameless.py': name: expected a text; got None",
+    ("check", "limits.py"): "backend 'limits.py': limits: expected fields among",
+    ("check", "backend.py:Nope"): "backend 'backend.py:Nope': expected an attribute 'Nope'",
+    ("check", "backend.py", "--device", "cuda"): "device: expected one of cpu; got 'cuda'",
+    ("check", "backend.py", "--law", "scoring.symetry"): "scoring.symmetry",
+    ("check", "backend.py", "--operation", "softmaxx"): "--operation: expected one of",
+    ("check", "backend.py", "--operation", "softmax"): "--operation: expected one of dot_scores, which it provides",
+    ("check", "backend.py", "--dtype", "float16"): "--dtype: expected one of float64, float32, its limits",
+    ("check", "backend.py", "--profile", "slow"): "--profile: expected one of quick, full, release; got 'slow'",
+    ("check", "backend.py", "--workers", "0"): "--workers: expected at least 1; got 0",
+    ("check", "backend.py", "--json", "no/such/folder.json"): "--json: expected a file that can be written",
+    ("show", "softmaxx"): "show: expected one of softmax",
+    ("list", "things"): "list: expected one of operations, laws, backends, mutants; got 'things'",
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), UNUSABLE.items(), ids=[" ".join(a) for a in UNUSABLE])
+def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    written(tmp_path, RIGHT)
+    for name, code in {
+        "empty": "x = 1\n",
+        "broken": "1 / 0\n",
+        "leaves": "import sys\nsys.exit(3)\n",
+        "dies": "import os\nos._exit(9)\n",
+        "nameless": RIGHT.replace('name = "right"', ""),
+        "limits": RIGHT + "limits = {'sizes': 3}\n",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    done = attnspec(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_lists_and_shows(tmp_path: Path) -> None:
+    for what, found in (
+        ("operations", "bahdanau_context"),
+        ("laws", "masking.future-invariance"),
+        ("backends", "pytorch"),
+    ):
+        done = attnspec("list", what, folder=tmp_path)
+        assert done.returncode == 0
+        assert found in done.stdout
+    shown = attnspec("show", "scaled_dot_product_attention", folder=tmp_path)
+    assert "S0(6)" in shown.stdout
+    assert "attention.scale-trade" in shown.stdout
+    assert "Var" in attnspec("show", "moments.variance-common-mean", folder=tmp_path).stdout
+    assert attnspec("spec", "--markdown", "spec.md", folder=tmp_path).returncode == 0
+    assert "## additive_scores" in (tmp_path / "spec.md").read_text()
+
+
+def test_the_suite_in_a_test_file_of_somebody_else(tmp_path: Path) -> None:
+    written(tmp_path, ATTENTION)
+    (tmp_path / "test_mine.py").write_text(
+        "import backend\nfrom attnspec.conformance import ConformanceSuite\n"
+        "class TestMine(ConformanceSuite):\n    backend = backend\n    laws = ('operation.oracle', 'operation.shape')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "operation.oracle is violated by scaled_dot_product_attention (float64)" in done.stdout
+    assert "2 failed" in done.stdout
+
+
+def test_pytest_with_the_name_of_a_backend(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "attnspec.conformance"),
+        *("-o", "consider_namespace_packages=true", f"--attn-backend={written(tmp_path, RIGHT)}"),
+        *("--attn-law=operation.oracle", "--attn-json=r.json"),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "conforms"
+
+
+def test_the_plugin_imports_nothing_heavy() -> None:
+    code = "import sys, attnspec.conformance.plugin as p; print({'numpy', 'hypothesis', 'rich'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,82 @@
+"""What the documentation says is what the project does."""
+
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from attnspec.conformance.results import Status
+from attnspec.spec import QUESTIONS, Limits
+from attnspec.spec.precision import CLASSES, MODIFIERS
+
+from .modules import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_table_of_errata_is_up_to_date() -> None:
+    assert runpy.run_path(str(ROOT / "docs" / "errata.py"))["table"]() == read("docs/errata.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_named_files_exist(page: Path) -> None:
+    named = re.findall(r"`((?:spec|reference|backends|conformance|tests|docs|benchmarks)/[\w/.]*)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_choice_that_a_backend_declares_is_documented() -> None:
+    page = read("docs/backends.md")
+    names = [*(f.name for f in fields(Limits)), *QUESTIONS, *(c for q in QUESTIONS.values() for c in q.choices)]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_precision_class_is_documented() -> None:
+    page = read("docs/precision.md")
+    assert [name for name in (*CLASSES, *MODIFIERS) if f"`{name}`" not in page] == []
+
+
+def test_every_status_is_documented() -> None:
+    page = read("docs/verdicts.md")
+    assert [s for s in Status if f"`{s}`" not in page] == []
+    reasons = (ROOT / "conformance/attnspec/conformance").rglob("*.py")
+    raised = {m for path in reasons for m in re.findall(r"Violation\(\s*\"([a-z-]+)\"", path.read_text())}
+    assert raised
+    assert [r for r in sorted(raised) if f"`{r}`" not in page] == []
+
+
+def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    code, verdict = re.findall(r"```python\n(# mine\.py\n.*?)```.*?```\n(operation.*?)```", read("README.md"), re.DOTALL)[0]
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "mine.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert verdict in done.stdout
+    snippet = re.search(r"^    import sys\n.*?^    sys\.exit\(.*?$", done.stdout, re.DOTALL | re.MULTILINE)
+    assert snippet
+    (tmp_path / "snippet.py").write_text(re.sub(r"^    ", "", snippet[0], flags=re.MULTILINE), encoding="utf-8")
+    again = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert again.stdout.startswith("expected")
+
+
+def test_the_readme_names_the_sessions() -> None:
+    sessions = re.findall(r"^def (\w+)\(session: nox", read("noxfile.py"), re.MULTILINE)
+    for named in re.findall(r"nox -s ([a-z ]+?)\s*(?:#|`|$)", read("README.md") + read("CONTRIBUTING.md"), re.MULTILINE):
+        assert set(named.split()) <= set(sessions)
+    commands = re.findall(r"^session (\w+)", read(".ci/run"), re.MULTILINE)
+    assert {"tests", "conformance"} < set(commands) <= set(sessions)
