@@ -59,7 +59,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Check types with mypy --strict, over the whole tree."""
-    install_project(session, *group("typing"), extras="cpu,triton,bench")
+    install_project(session, *group("typing"), extras="cpu,triton")
     session.run("mypy", *session.posargs)
 
 
@@ -113,10 +113,3 @@ def minimums(session: nox.Session) -> None:
 def pinned(package: str) -> list[str]:
     """The lines of ``constraints.txt`` on one package."""
     return [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(f"{package}==")]
-
-
-@nox.session
-def bench(session: nox.Session) -> None:
-    """Measure the PyTorch backend (the arguments of ``python -m benchmarks``)."""
-    install_project(session, extras="bench,triton")
-    session.run("python", "-m", "benchmarks", *session.posargs)

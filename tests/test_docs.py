@@ -60,7 +60,9 @@ def test_every_status_is_documented() -> None:
 
 def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    code, verdict = re.findall(r"```python\n(# mine\.py\n.*?)```.*?```\n(operation.*?)```", read("README.md"), re.DOTALL)[0]
+    code, verdict = re.findall(
+        r"```python\n(# mine\.py\n.*?)```.*?```\n(operation.*?)```", read("README.md"), re.DOTALL
+    )[0]
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "mine.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -76,7 +78,9 @@ def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
 
 def test_the_readme_names_the_sessions() -> None:
     sessions = re.findall(r"^def (\w+)\(session: nox", read("noxfile.py"), re.MULTILINE)
-    for named in re.findall(r"nox -s ([a-z ]+?)\s*(?:#|`|$)", read("README.md") + read("CONTRIBUTING.md"), re.MULTILINE):
+    for named in re.findall(
+        r"nox -s ([a-z ]+?)\s*(?:#|`|$)", read("README.md") + read("CONTRIBUTING.md"), re.MULTILINE
+    ):
         assert set(named.split()) <= set(sessions)
     commands = re.findall(r"^session (\w+)", read(".ci/run"), re.MULTILINE)
     assert {"tests", "conformance"} < set(commands) <= set(sessions)

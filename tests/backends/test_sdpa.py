@@ -27,7 +27,7 @@ def formula(
     allowed = torch.ones(n, m, dtype=torch.bool) if mask is None else mask
     if causal:
         allowed = allowed & top_left(n, m, query.device)
-    allowed = allowed.expand(*torch.broadcast_shapes(allowed.shape[:-2], scores.shape[:-2]), n, m)
+    allowed = allowed.expand(*np.broadcast_shapes(allowed.shape[:-2], scores.shape[:-2]), n, m)
     scores = scores.expand(allowed.shape)
     scores = torch.where(allowed, scores, -torch.inf)
     weights = torch.where(allowed, torch.softmax(scores, -1), 0)
@@ -181,7 +181,7 @@ def test_garbage_under_a_mask_stays_there_on_the_cpu(n: int) -> None:
             weight[..., rows, :] = 1
             gradients = torch.autograd.grad(got, (query, key, value), weight)
             reference = torch.autograd.grad(clean, leaves, weight)
-            # The last row of a causal call attends the bad key: its weights are NaN, and every key's gradient with them.
+            # The last row of a causal call attends the bad key: its weights are NaN, and so are all keys' gradients.
             judged = 1 if mask is None else 3
             for one, other in zip(gradients[:judged], reference[:judged], strict=True):
                 torch.testing.assert_close(one[..., :last, :], other[..., :last, :], rtol=0, atol=1e-12)

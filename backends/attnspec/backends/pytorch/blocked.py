@@ -1,8 +1,8 @@
 """Softmax attention on the CPU by matrix products over blocks of heads.
 
 PyTorch's fused CPU kernel splits heads and queries over the threads by itself, and its backward only heads. Where
-heads are many and short, or fewer than the threads, the matrix library's own batched products are faster, as long as the
-scores of one block stay in the cache. Which of the two is taken is in ``sdpa.CPU_RULES``.
+heads are many and short, or fewer than the threads, the matrix library's own batched products are faster, as long
+as the scores of one block stay in the cache. Which of the two is taken is in ``sdpa.CPU_RULES``.
 """
 
 from typing import Any

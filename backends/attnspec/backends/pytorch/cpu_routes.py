@@ -1,8 +1,8 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
-``flash`` is PyTorch's fused kernel, ``blocked`` and ``kept`` are products over heads, ``rows`` over row blocks, ``math``
-is what PyTorch does with empty inputs. The numbers in :func:`kernel` are where the measured times cross (4 × Zen 4,
-float32 and float64).
+``flash`` is PyTorch's fused kernel, ``blocked`` and ``kept`` are products over heads, ``rows`` over row blocks,
+``math`` is what PyTorch does with empty inputs. The numbers in :func:`kernel` are where the measured times cross
+(4 × Zen 4, float32 and float64).
 """
 
 import torch
