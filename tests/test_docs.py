@@ -52,8 +52,8 @@ def test_every_precision_class_is_documented() -> None:
 def test_every_status_is_documented() -> None:
     page = read("docs/verdicts.md")
     assert [s for s in Status if f"`{s}`" not in page] == []
-    reasons = (ROOT / "conformance/attnspec/conformance").rglob("*.py")
-    raised = {m for path in reasons for m in re.findall(r"Violation\(\s*\"([a-z-]+)\"", path.read_text())}
+    sources = (ROOT / "conformance/attnspec/conformance").rglob("*.py")
+    raised = {m for path in sources for m in re.findall(r"reason=\"([a-z-]+)\"", path.read_text(encoding="utf-8"))}
     assert raised
     assert [r for r in sorted(raised) if f"`{r}`" not in page] == []
 

@@ -4,10 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+
+SCHEMA = json.loads(resources.files("attnspec.conformance").joinpath("report.schema.json").read_text())
 
 RIGHT = """
 import numpy as np
@@ -60,6 +64,7 @@ def checked(folder: Path, code: str, *arguments: str) -> tuple[int, dict[str, An
     assert "Traceback" not in done.stderr, done.stderr
     report: dict[str, Any] = json.loads((folder / "r.json").read_text())
     assert report["exit_status"] == done.returncode
+    jsonschema.validate(report, SCHEMA)
     return done.returncode, report
 
 
