@@ -145,6 +145,13 @@ class Subject:
         keyword = {a.name: inputs[a.name] for a in self.operation.arguments if a.keyword_only and a.name in inputs}
         return getattr(self.backend, self.operation.name)(*positional, **keyword)
 
+    def demanded(self, inputs: Mapping[str, Any]) -> Any:
+        """What a call with arrays of the backend gives, as the backend gave it; what it raises is a violation."""
+        result = guarded(lambda: self.invoke(inputs))
+        if isinstance(result, Raised):
+            raise Violation(f"raised {result.told}", reason="raised")
+        return result
+
     def outcome(self, inputs: Mapping[str, Any]) -> Any:
         """What a call with arrays of the backend gives, turned into NumPy, or :class:`Raised`."""
         return guarded(lambda: self.back(self.invoke(inputs)))

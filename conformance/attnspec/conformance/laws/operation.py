@@ -147,7 +147,7 @@ def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator
 def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The same call before and after another one, whose result is overwritten in between."""
     subject.call(arguments)  # what raises is told here
-    first_raw = subject.invoke(subject.converted(arguments))
+    first_raw = subject.demanded(subject.converted(arguments))
     first = np.array(subject.back(first_raw))
     budget = subject.oracle(arguments).budget
     other = arguments.with_(
@@ -158,11 +158,11 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
         }
     )
     subject.call(other)
-    other_raw = subject.invoke(subject.converted(other))
+    other_raw = subject.demanded(subject.converted(other))
     subject.same(np.array(subject.back(first_raw)), first, budget, arguments, "an earlier result, after a later call,")
     for raw in (first_raw, other_raw):
         _poison(raw)
-    again = np.array(subject.back(subject.invoke(subject.converted(arguments))))
+    again = np.array(subject.back(subject.demanded(subject.converted(arguments))))
     subject.same(again, first, budget, arguments, "the result of the same call, made again after another,")
     return True
 

@@ -210,7 +210,7 @@ def unrescaled(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, 
     "halves of the keys merged with equal weights",
     replaces="attend",
     operations=SOFT,
-    breaks=("attention.split-and-merge", "attention.key-permutation"),
+    breaks=("masking.all-true", "attention.input-dependence"),
     source="split keys merged without their sums of exponentials",
 )
 def equal_merge(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -371,7 +371,7 @@ def exchanged_projections(
     "queries made from the memory where it fits",
     replaces="cross_attention",
     operations=("cross_attention",),
-    breaks=("attention.query-permutation", "operation.oracle"),
+    breaks=("operation.oracle",),
     source="arguments in the other order",
 )
 def queries_from_memory(

@@ -142,7 +142,7 @@ def whole_tiles(right: Formulas, n: int, m: int, *, include_self: bool = True) -
     "causal triangle of 64 positions",
     replaces="causal_mask",
     operations=("causal_mask", *CAUSAL),
-    breaks=("operation.oracle", "masking.causal-is-a-mask"),
+    breaks=("operation.oracle",),
     source="karpathy/nanoGPT#473, facebookresearch/xformers#66",
 )
 def fixed_triangle(right: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:

@@ -201,3 +201,28 @@ def transposed_output(
     """The memory of W_o is read in the other order, which fits whatever its shape."""
     turned = np.swapaxes(w_o, -1, -2).reshape(*w_o.shape)
     return Formulas.multi_head_attention(right, query, key, value, w_q, w_k, w_v, turned, mask=mask, causal=causal)
+
+
+@mutant(
+    "output projection with a bias",
+    replaces="multi_head_attention",
+    operations=OPERATION,
+    breaks=("multihead.one-head", "pooling.zero-values"),
+    source="multi-head layers have biases unless told otherwise",
+)
+def output_bias(
+    right: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    w_q: Numbers,
+    w_k: Numbers,
+    w_v: Numbers,
+    w_o: Numbers,
+    *,
+    mask: Numbers = None,
+    causal: bool = False,
+) -> Numbers:
+    """10⁻² is added to every result."""
+    result = Formulas.multi_head_attention(right, query, key, value, w_q, w_k, w_v, w_o, mask=mask, causal=causal)
+    return result + value.dtype.type(0.01)

@@ -48,7 +48,7 @@ def one_state(
     "softmax over the states",
     replaces="normalized",
     operations=OPERATION,
-    breaks=("seq2seq.context-is-attention", "attention.single-key", "pooling.convexity"),
+    breaks=("seq2seq.context-is-attention", "pooling.convexity"),
     source="PetrochukM/PyTorch-NLP#2, stevezheng23/reading_comprehension_tf#30",
 )
 def over_states(right: Formulas, scores: Numbers) -> Numbers:
