@@ -343,15 +343,15 @@ def test_operators_pass_opcheck() -> None:
     a, b, w_v, value = (x.requires_grad_() for x in operands((2,), 10, 40, 5, 6))
     mask = torch.rand(2, 10, 40) < 0.5
     for m, causal, save in ((None, False, True), (mask, True, True)):
-        torch.library.opcheck(cpu.attention_op, (a, b, w_v, value, m, causal, save))
-    torch.library.opcheck(cpu.scores_op, (a, b, w_v))
+        torch.library.opcheck(cpu.attention_op.overload, (a, b, w_v, value, m, causal, save))
+    torch.library.opcheck(cpu.scores_op.overload, (a, b, w_v))
     plain = [x.detach() for x in (a, b, w_v, value)]
-    torch.library.opcheck(cpu.attention_op, (*plain, None, False, False))
-    out, weights = cpu.attention_op(*plain, None, True, True)
-    torch.library.opcheck(cpu.attention_backward_op, (torch.ones_like(out), *plain, out, weights, True))
-    torch.library.opcheck(cpu.scores_backward_op, (draw(2, 10, 40), *plain[:3]))
+    torch.library.opcheck(cpu.attention_op.overload, (*plain, None, False, False))
+    out, weights = cpu.attention_op(plain[0], plain[1], plain[2], plain[3], None, True, True)
+    torch.library.opcheck(cpu.attention_backward_op.overload, (torch.ones_like(out), *plain, out, weights, True))
+    torch.library.opcheck(cpu.scores_backward_op.overload, (draw(2, 10, 40), *plain[:3]))
     prepared = cpu_step.prepare(*plain[1:])
-    torch.library.opcheck(cpu_step.step_op, (plain[0][:, 0], list(vars(prepared).values()), [2], [2], 6, None))
+    torch.library.opcheck(cpu_step.step_op.overload, (plain[0][:, 0], list(vars(prepared).values()), [2], [2], 6, None))
 
 
 def test_torch_compile_takes_the_operators_as_they_are() -> None:

@@ -30,6 +30,7 @@ from .layout import (
     scoring,
     zeros,
 )
+from .operators import operator
 from .shapes import broadcast
 from .threads import compiled, run, thread_count
 
@@ -122,7 +123,7 @@ def _attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m:
     return allowed.expand(*batch, n, m).reshape(batch.numel(), n, m)
 
 
-@torch.library.custom_op("attnspec::additive_attention_cpu", mutates_args=())
+@operator("additive_attention_cpu")
 def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool,
                  save: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (*batch, n, d_v) and, if `save`, the weights (entries, n, m rounded up), else an empty tensor."""
@@ -230,7 +231,7 @@ def _like(gradient: Tensor, batch: torch.Size, original: Tensor) -> Tensor:
     return full.sum_to_size(original.shape).to(original.dtype).contiguous()
 
 
-@torch.library.custom_op("attnspec::additive_attention_cpu_backward", mutates_args=())
+@operator("additive_attention_cpu_backward")
 def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, output: Tensor,
                           weights: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of a, b, w_v and value."""
@@ -298,7 +299,7 @@ def _(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, output: Te
     return tuple(x.new_empty(x.shape) for x in (a, b, w_v, value))  # type: ignore[return-value]
 
 
-@torch.library.custom_op("attnspec::additive_scores_cpu", mutates_args=())
+@operator("additive_scores_cpu")
 def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     """Scores (*batch, n, m)."""
     (n, h), m = a.shape[-2:], b.shape[-2]
@@ -341,7 +342,7 @@ def _(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     return a.new_empty(*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2])
 
 
-@torch.library.custom_op("attnspec::additive_scores_cpu_backward", mutates_args=())
+@operator("additive_scores_cpu_backward")
 def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b and w_v."""
     n, m = a.shape[-2], b.shape[-2]
@@ -377,7 +378,8 @@ def _attention_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | Non
         raise RuntimeError(
             "additive attention: computed with save=False, so that its weights were not kept for gradients"
         )
-    return *attention_backward_op(grad, *ctx.saved_tensors, ctx.causal), None, None, None
+    a, b, w_v, value, output, weights = ctx.saved_tensors
+    return *attention_backward_op(grad, a, b, w_v, value, output, weights, ctx.causal), None, None, None
 
 
 def _save_scores(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .cpu import MaskRows, add_nonfinite, attend, compute_type, whole_registers
 from .layout import Factors, Weight, entry_index, finite, flatten, row_stride
+from .operators import operator
 from .shapes import broadcast
 
 
@@ -43,7 +44,7 @@ def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
                     weight.offset, weight.minus_two_scale, clean, nonfinite)  # fmt: skip
 
 
-@torch.library.custom_op("attnspec::additive_step_cpu", mutates_args=())
+@operator("additive_step_cpu")
 def step_op(a: Tensor, prepared: list[Tensor], key_batch: list[int], value_batch: list[int], d: int,
             mask: Tensor | None) -> Tensor:  # fmt: skip
     """Context (*batch, d) of one query (*batch, h) for each source; mask (*batch, m)."""

@@ -21,6 +21,7 @@ try:
 except ImportError as error:
     raise ImportError("additive attention on CUDA needs Triton: install triton, or attnspec[triton]") from error
 
+from attnspec.backends.pytorch.additive.operators import operator
 from attnspec.backends.pytorch.additive.shapes import broadcast
 from attnspec.backends.pytorch.additive.triton_backward import delta_kernel, gradient_kernel
 from attnspec.backends.pytorch.additive.triton_forward import forward_kernel, scores_kernel
@@ -55,7 +56,7 @@ def supports(a: Tensor, *others: Tensor) -> bool:
     )
 
 
-@torch.library.custom_op("attnspec::additive_attention_triton", mutates_args=())
+@operator("additive_attention_triton")
 def _attention(
     a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
@@ -94,7 +95,7 @@ def _(
     return value.new_empty(batch, n, value.shape[2]), value.new_empty((batch, n), dtype=torch.float32)
 
 
-@torch.library.custom_op("attnspec::additive_attention_triton_backward", mutates_args=())
+@operator("additive_attention_triton_backward")
 def _attention_backward(
     grad: Tensor, grad_lse: Tensor | None, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None,
     inner: int, causal: bool, out: Tensor, lse: Tensor,
@@ -177,7 +178,7 @@ def _attention_gradients(ctx, grad, grad_lse):  # type: ignore[no-untyped-def]
 _attention.register_autograd(_attention_gradients, setup_context=_save_attention)
 
 
-@torch.library.custom_op("attnspec::additive_scores_triton", mutates_args=())
+@operator("additive_scores_triton")
 def _scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     """(B, n, h), (B, m, h), (h) -> (B, n, m)."""
     a, b, w_v = a.contiguous(), b.contiguous(), w_v.contiguous()
@@ -204,7 +205,7 @@ def _(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], a.shape[1], b.shape[1])
 
 
-@torch.library.custom_op("attnspec::additive_scores_triton_backward", mutates_args=())
+@operator("additive_scores_triton_backward")
 def _scores_backward(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b and w_v. The rows of `grad` need not sum to 0, as they do under a softmax."""
     grad = grad.contiguous()
@@ -227,7 +228,7 @@ def _scores_gradients(ctx, grad):  # type: ignore[no-untyped-def]
 _scores.register_autograd(_scores_gradients, setup_context=_save_scores)
 
 
-@torch.library.custom_op("attnspec::additive_step_triton", mutates_args=())
+@operator("additive_step_triton")
 def _step(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int) -> Tensor:
     """(B, h), (B, m, h), (h), (B, m, d_v), mask (outer, inner, 1, m) -> (B, d_v)."""
     a, b, w_v, value = a.contiguous(), b.contiguous(), w_v.contiguous(), value.contiguous()

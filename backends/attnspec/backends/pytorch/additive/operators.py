@@ -1,0 +1,47 @@
+"""Custom operators of PyTorch, in the namespace ``attnspec``: opaque to ``torch.compile``, known to autograd.
+
+Unlike ``torch.library.custom_op`` these do not import the compiler of PyTorch at their first call, which takes longer
+than most first calls themselves.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LIBRARY = torch.library.Library("attnspec", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+class Operator(Generic[P, R]):
+    """A function on tensors, which neither writes to them nor returns them, as an operator ``attnspec::name``."""
+
+    def __init__(self, name: str, function: Callable[P, R]) -> None:
+        self.__doc__, self.__wrapped__ = function.__doc__, function
+        self.name = f"attnspec::{name}"
+        schema = torch.library.infer_schema(function, mutates_args=())
+        LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        LIBRARY.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        self.overload = getattr(torch.ops.attnspec, name).default
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The function, through PyTorch's dispatcher."""
+        result: R = self.overload(*args, **kwargs)
+        return result
+
+    def register_fake(self, function: Callable[P, R]) -> None:
+        """The shapes and dtypes of the results, for tracing."""
+        torch.library.register_fake(self.name, function, lib=LIBRARY)
+
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., Any] | None = None
+    ) -> None:
+        """The gradients, as ``torch.library.register_autograd`` takes them."""
+        torch.library.register_autograd(self.name, backward, setup_context=setup_context, lib=LIBRARY)
+
+
+def operator(name: str) -> Callable[[Callable[P, R]], Operator[P, R]]:
+    """Make a function the operator ``attnspec::name``."""
+    return lambda function: Operator(name, function)
