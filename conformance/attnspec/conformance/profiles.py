@@ -25,7 +25,7 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(corners=18, drawn=4, stride=3, work=2.0**16, work_double=2.0**14),
+    "quick": Profile(corners=18, drawn=4, stride=3, work=2.0**14, work_double=2.0**12),
     "full": Profile(corners=90, drawn=30, stride=2, work=2.0**19, work_double=2.0**16),
     "release": Profile(corners=400, drawn=600, stride=1, work=2.0**22, work_double=2.0**19),
 }

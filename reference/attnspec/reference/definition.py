@@ -9,6 +9,7 @@ import inspect
 import operator
 import typing
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import lru_cache, partial, wraps
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -25,6 +26,10 @@ F = TypeVar("F")
 _REFERENCE: dict[str, Callable[..., Any]] = {}
 REFERENCE: Mapping[str, Callable[..., Any]] = MappingProxyType(_REFERENCE)
 """The reference of every operation, by its name in the contract."""
+
+_WITHIN: ContextVar[bool] = ContextVar("within", default=False)
+"""Whether a formula runs on arrays of another kind. What it calls in turn is not checked again: shapes follow from
+those that were checked, and kinds are left to the arrays."""
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _COMPUTABLE = frozenset(np.dtype(t) for t in (np.float64, np.float32, np.float16, np.longdouble))
@@ -72,14 +77,20 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
 
     @wraps(formula)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        if _WITHIN.get():
+            return formula(*args, **kwargs)
         given = dict(zip(positional, args, strict=False))
         given.update(kwargs)
         if len(given) != len(args) + len(kwargs) or not convert.keys() >= given.keys() >= set(required):
             signature.bind(*args, **kwargs)  # raises what any call with these arguments raises
         values = {name: convert[name](value) for name, value in given.items()}
         fit(*[_shape(values.get(name)) for name in names])
-        with np.errstate(all="ignore"):
-            result = formula(*[values.pop(name) for name in required], **values)
+        outer = _WITHIN.set(any(_foreign(x) for x in values.values()))
+        try:
+            with np.errstate(all="ignore"):
+                result = formula(*[values.pop(name) for name in required], **values)
+        finally:
+            _WITHIN.reset(outer)
         if isinstance(result, np.generic):
             result = np.asarray(result)
         # NumPy multiplies no matrices of bfloat16: these are computed in float32 and rounded once, here.
@@ -95,6 +106,11 @@ def _shape(value: Any) -> Any:
     return getattr(value, "shape", value)
 
 
+def _foreign(value: Any) -> bool:
+    """Whether an argument is an array of another kind, with an arithmetic of its own."""
+    return not isinstance(value, np.ndarray) and hasattr(value, "__array_ufunc__") and hasattr(value, "shape")
+
+
 def _wrong_kind(operation: Operation, argument: Argument, expected: str, got: object) -> TypeError:
     return TypeError(f"{operation.name}: {argument.name}: expected {expected}; got {got}")
 
@@ -108,7 +124,7 @@ def _array(operation: Operation, argument: Argument, expected: str, value: Any) 
 
 def _floats(operation: Operation, argument: Argument, value: Any) -> Any:
     if type(value) is not np.ndarray:
-        if not isinstance(value, np.ndarray) and hasattr(value, "__array_ufunc__") and hasattr(value, "shape"):
+        if _foreign(value):
             return value
         value = _array(operation, argument, "real numbers", value)
     if value.dtype in _COMPUTABLE:

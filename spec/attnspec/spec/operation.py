@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -58,7 +59,7 @@ class Dim:
     variadic: bool = False
     broadcast: bool = False
 
-    @property
+    @cached_property
     def factors(self) -> tuple[str, ...]:
         """The names whose product this size is."""
         return tuple(self.name.split("*"))
@@ -75,12 +76,12 @@ class Argument:
     keyword_only: bool = False
     default: Any = inspect.Parameter.empty
 
-    @property
+    @cached_property
     def batched(self) -> bool:
         """Whether leading batch dimensions are allowed."""
         return bool(self.dims) and self.dims[0].variadic
 
-    @property
+    @cached_property
     def core(self) -> tuple[Dim, ...]:
         """The dimensions after the batch."""
         return self.dims[1:] if self.batched else self.dims
@@ -113,7 +114,7 @@ class Operation:
         """The first line of the Protocol's docstring."""
         return (inspect.getdoc(self.protocol) or "").split("\n", 1)[0]
 
-    @property
+    @cached_property
     def signature(self) -> inspect.Signature:
         """The signature of ``__call__`` without ``self``."""
         full = inspect.signature(self.protocol.__call__)
@@ -135,12 +136,12 @@ class Operation:
         """Whether float arguments lead to a float result."""
         return self.result.kind is Kind.FLOAT and bool(self.float_arguments)
 
-    @property
+    @cached_property
     def float_arguments(self) -> tuple[str, ...]:
         """Names of the float array arguments, in order."""
         return tuple(a.name for a in self.arguments if a.kind is Kind.FLOAT)
 
-    @property
+    @cached_property
     def size_names(self) -> tuple[str, ...]:
         """Names of all sizes that occur, in order of appearance."""
         names: dict[str, None] = {}

@@ -87,7 +87,8 @@ def bind(operation: Operation, values: Mapping[str, Shape | int | None]) -> Bind
 def _check_size(operation: Operation, a: Argument, name: str, size: int, got: object) -> None:
     least = 0 if name in MAY_BE_ZERO else 1
     if size < least:
-        raise ShapeError(operation.name, a.name, f"{name} of at least {least}", got)
+        shown = _tuple(got) if isinstance(got, tuple) else got
+        raise ShapeError(operation.name, a.name, f"{name} of at least {least}", shown)
 
 
 def _check_rank(operation: Operation, a: Argument, value: Shape) -> None:
@@ -113,7 +114,7 @@ def _bind_size(operation: Operation, a: Argument, d: Dim, size: int, value: Shap
         raise ShapeError(
             operation.name, a.name, f"{a.shape_text()} with {d.name} = {known} (from {origin})", _tuple(value)
         )
-    _check_size(operation, a, d.name, size, _tuple(value))
+    _check_size(operation, a, d.name, size, value)
 
 
 def _tuple(shape: Shape) -> str:

@@ -17,16 +17,23 @@ ALIGNMENT = 64
 def strided_copy(array: NDArray) -> NDArray:
     """A writable copy with the same strides, gaps and repetitions included; negative strides become positive."""
     itemsize = array.dtype.itemsize
-    if array.size == 0 or any(stride % itemsize for stride in array.strides):
+    if array.flags.c_contiguous:
+        copy = _aligned(array.nbytes, array.dtype).reshape(array.shape)
+    elif any(stride % itemsize for stride in array.strides):
         return array.copy()
-    strides = tuple(map(abs, array.strides))
-    last = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
-    room = np.zeros(last + itemsize + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    aligned = room[start : start + last + itemsize].view(array.dtype)
-    copy = as_strided(aligned, array.shape, strides)
+    else:
+        strides = tuple(map(abs, array.strides))
+        last = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
+        copy = as_strided(_aligned(last + itemsize, array.dtype), array.shape, strides)
     copy[...] = array
     return copy
+
+
+def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray:
+    """Zeros in that many bytes."""
+    room = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -room.__array_interface__["data"][0] % ALIGNMENT
+    return room[start : start + size].view(dtype)
 
 
 class NumPyBackend(Operations[NDArray]):

@@ -57,7 +57,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         peak: list[float] | None = None,
     ) -> None:
         self.value = np.asarray(value)
-        self.error = np.broadcast_to(np.asarray(error, dtype=np.float64), self.value.shape)
+        error = np.asarray(error, dtype=np.float64)
+        self.error = error if error.shape == self.value.shape else np.broadcast_to(error, self.value.shape)
         self.precision = precision
         self.given = given
         self.size = size
@@ -219,8 +220,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers]:
     """Weights, the scores minus their maximum, and the mask in full; masked scores count nowhere."""
-    attendable = np.ones(scores.shape, bool) if mask is None else np.array(np.broadcast_arrays(mask, scores)[0])
-    scores = np.broadcast_to(scores, attendable.shape)
+    shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
+    attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
+    scores = np.broadcast_to(scores, shape)
     masked = np.where(attendable, scores, -np.inf)
     top = np.max(masked, axis=-1, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0)

@@ -364,8 +364,13 @@ class Compiled:
         machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
         module = llvm.parse_assembly(str(kernel.module))
         module.verify()
-        passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
-        passes.getModulePassManager().run(module, passes)
+        # variables into registers; the other passes take twice as long as the rest and find nothing to do here
+        passes = llvm.create_new_function_pass_manager()
+        passes.add_sroa_pass()
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+        for function in module.functions:
+            if not function.is_declaration:
+                passes.run(function, builder)
         self.engine = llvm.create_mcjit_compiler(module, machine)
         self.engine.finalize_object()
         signature = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)

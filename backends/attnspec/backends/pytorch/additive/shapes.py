@@ -7,4 +7,7 @@ import torch
 
 def broadcast(*shapes: Sequence[int]) -> torch.Size:
     """The shape to which all of them broadcast; RuntimeError if there is none."""
+    first, *others = shapes
+    if all(other == first for other in others):
+        return torch.Size(first)
     return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
