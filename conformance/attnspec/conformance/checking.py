@@ -6,9 +6,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from attnspec.conformance.loading import BackendError
@@ -69,17 +71,40 @@ class Probe:
         return answer
 
 
+class Gate:
+    """Holds the verdicts back until the backend is admitted. Workers start meanwhile, since that takes long."""
+
+    def __init__(self, admitted: Callable[[], int], live: "Live") -> None:
+        self.admitted, self.live = admitted, live
+        self.refusal: BackendError | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Iterator[None]:
+        """Nothing is judged if the backend is refused."""
+        try:
+            self.live.expect(self.admitted())
+        except BackendError as error:
+            self.refusal = error
+            raise pytest.exit.Exception("refused") from error
+        return (yield)
+
+
 class Live:
     """Progress, as the verdicts come in: a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self.console, self.total, self.done, self.violated = console, total, 0, 0
+        self.console, self.total, self.done, self.violated = console, 0, 0, 0
         self.last = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self.task = self.bar.add_task("starting workers", total=total)
+        self.task = self.bar.add_task("starting workers", total=None)
+
+    def expect(self, total: int) -> None:
+        """So many cases will be judged."""
+        self.total = total
+        self.bar.update(self.task, total=total)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """One case has been judged."""
@@ -101,15 +126,24 @@ class Live:
 
 
 def run(
-    backend: str, settings: Settings, *, workers: int, junit: Path | None, console: Console, total: int
+    backend: str,
+    settings: Settings,
+    *,
+    workers: int,
+    junit: Path | None,
+    console: Console,
+    admitted: Callable[[], int],
 ) -> tuple[dict[str, list[Result]], bool]:
-    """Judge in worker processes. The verdicts by case, and whether the run was broken off from the keyboard."""
-    import pytest
+    """Judge in worker processes. The verdicts by case, and whether the run was broken off from the keyboard.
 
+    ``admitted`` is called when the workers have been started: it returns how many cases there will be, or raises
+    :class:`BackendError`, and then nothing is judged.
+    """
     os.environ.pop("PYTEST_ADDOPTS", None)
     for name in ONE_THREAD:
         os.environ[name] = "1"
-    live = Live(console, total)
+    live = Live(console)
+    gate = Gate(admitted, live)
     grabbed: list[pytest.Config] = []
 
     class Grab:
@@ -118,8 +152,10 @@ def run(
 
     with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, live.bar:
         arguments = _arguments(backend, settings, folder, workers, junit)
-        status = pytest.main(arguments, plugins=[Grab(), live])
-        reporter: Any = grabbed[0].pluginmanager.getplugin(REPORTER) if grabbed else None
+        status = pytest.main(arguments, plugins=[Grab(), live, gate])
+    if gate.refusal is not None:
+        raise gate.refusal
+    reporter: Any = grabbed[0].pluginmanager.getplugin(REPORTER) if grabbed else None
     reported = {} if reporter is None else reporter.results
     results = {case: [Result.from_json(r) for r in rs] for case, rs in reported.items()}
     return results, status == pytest.ExitCode.INTERRUPTED

@@ -3,11 +3,16 @@
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from attnspec.conformance.engine import Case
+    from attnspec.conformance.subject import Contract
 
 app = typer.Typer(
     name="attnspec",
@@ -95,7 +100,6 @@ def _check(
     started: float,
 ) -> int:
     from attnspec.conformance.checking import Probe, run
-    from attnspec.conformance.engine import cases
     from attnspec.conformance.loading import BackendError
     from attnspec.conformance.probe import rebuilt
     from attnspec.conformance.report import all_results, document, missing_results, written
@@ -111,25 +115,28 @@ def _check(
     dtypes = _among("--dtype", chosen["dtype"], list(DEFAULTS))
     profile, seed, device, hang_after = how
     settings = Settings(profile, seed, device, operations, laws, dtypes, hang_after)
+    planned: list[Case] = []
+    contracts: list[Contract] = []
+
+    def admitted() -> int:
+        contracts.append(rebuilt(probe.answer(), probe.backend))
+        planned.extend(_planned(contracts[0], operations, laws, dtypes))
+        return len(planned)
+
+    json, html, junit = files
+    most = len(operations or OPERATIONS) * len(dtypes or DEFAULTS)
     try:
-        contract = rebuilt(probe.answer(), probe.backend)
+        reported, interrupted = run(
+            probe.backend,
+            settings,
+            workers=max(1, min(workers, most)),
+            junit=junit,
+            console=Console(stderr=True),
+            admitted=admitted,
+        )
     except BackendError as error:
         _unusable(str(error))
-    for wanted in dtypes:
-        if wanted not in contract.limits.dtypes:
-            _unusable(f"--dtype: expected one of {', '.join(contract.limits.dtypes)}, its limits; got {wanted!r}")
-    for name in operations:
-        if name not in contract.operations:
-            _unusable(f"--operation: expected one of {', '.join(contract.operations)}, which it provides; got {name!r}")
-    planned = cases(contract, operations=operations, laws=laws, dtypes=dtypes)
-    if not planned:
-        _unusable("nothing to judge: no law of the selection governs an operation of the selection")
-    json, html, junit = files
-    progress = Console(stderr=True)
-    workers = max(1, min(workers, len(planned)))
-    reported, interrupted = run(
-        probe.backend, settings, workers=workers, junit=junit, console=progress, total=len(planned)
-    )
+    (contract,) = contracts
     results = all_results(contract, planned, reported) + missing_results(contract, settings)
     report = document(contract, results, settings, time.monotonic() - started)
     if json is not None:
@@ -140,6 +147,27 @@ def _check(
     if interrupted:
         sys.stderr.write("attnspec: interrupted; laws without a verdict are lost\n")
     return int(report["exit_status"])
+
+
+def _planned(
+    contract: "Contract", operations: Sequence[str], laws: Sequence[str], dtypes: Sequence[str]
+) -> "list[Case]":
+    """The cases to judge; ``BackendError`` for a selection that the backend cannot meet."""
+    from attnspec.conformance.engine import cases
+    from attnspec.conformance.loading import BackendError
+
+    for dtype in dtypes:
+        if dtype not in contract.limits.dtypes:
+            known = ", ".join(contract.limits.dtypes)
+            raise BackendError(f"--dtype: expected one of {known}, its limits; got {dtype!r}")
+    for name in operations:
+        if name not in contract.operations:
+            known = ", ".join(contract.operations)
+            raise BackendError(f"--operation: expected one of {known}, which it provides; got {name!r}")
+    planned = cases(contract, operations=operations, laws=laws, dtypes=dtypes)
+    if not planned:
+        raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
+    return planned
 
 
 @app.command(name="list")
