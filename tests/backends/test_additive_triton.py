@@ -457,4 +457,4 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(capability: int, tmp_path: 
             assert shared["instructions"] <= 3.6 * shared["terms"]
         for name in ("gradient queries", "gradient keys"):
             pair = reports[name]["loops"]["pair"]
-            assert pair["instructions"] <= 7.0 * pair["terms"]
+            assert pair["instructions"] <= 8.5 * pair["terms"]

@@ -1,6 +1,6 @@
 """Gradients of additive attention: every tanh is recomputed from the factors, nothing of size n*m*h exists.
 
-With r = 1/(1 + EF): sech^2(a+b) = 4r(1-r), so for the gradient s of the scores
+With r = 1/(1 + EF): sech^2(a+b) = 4r(1-r) with 1-r = EF r, so for the gradient s of the scores
 
     da_ih = 4 w_h sum_j s_ij r(1-r),   db_jh = 4 w_h sum_i s_ij r(1-r),   dw_h = sum_ij s_ij - 2 sum_ij s_ij r.
 
@@ -16,7 +16,7 @@ from .forward_kernels import (
     WIDE,
     Finish,
     capacity,
-    direct_denominator,
+    direct_exponential,
     emit_product,
     key_lanes,
 )
@@ -172,11 +172,11 @@ class _UnitTile:
             along = [Variable(k, k.load(self.along, place)) for place in places]
             for e, slope, across in zip(es, slopes, sums, strict=True):
                 s = k.load(g["score_grad"], slope + j)
-                for i, r in enumerate(self._reciprocals(e, keys, clamp)):
+                for i, (t, r) in enumerate(self._terms(e, keys, clamp)):
                     q = s * r
+                    change = q * r * t  # s r (1 - r); the difference would cancel where r is near 1
                     if self.direct:  # r is NaN for a key that is NaN, also where it is excluded
-                        q, r = k.select(s.compare("==", 0.0), s, q), k.select(s.compare("==", 0.0), s, r)
-                    change = k.fma(q, zero - r, q)
+                        q, change = (k.select(s.compare("==", 0.0), s, x) for x in (q, change))
                     totals[i].add(q)
                     across[i].add(change)
                     along[i].add(change)
@@ -191,15 +191,17 @@ class _UnitTile:
             place = self.batch * g["h"] + self.first + u
             k.store_first(k.broadcast(g["grad_weight"], place) + k.sum(totals[i].get()), g["grad_weight"], place)
 
-    def _reciprocals(self, e: list[Value], f: list[Value], clamp: bool) -> list[Value]:
-        """1/(1 + EF) of one or two units; two share one division."""
+    def _terms(self, e: list[Value], f: list[Value], clamp: bool) -> list[tuple[Value, Value]]:
+        """EF and r = 1/(1 + EF) of one or two units; two share one division."""
         k, one = self.k, self.k.full(1.0)
         if self.direct:
-            return [one / direct_denominator(k, x + y) for x, y in zip(e, f, strict=True)]
-        xs = [k.fma(x, y, one) for x, y in zip(e, f, strict=True)]
+            ts = [direct_exponential(k, x + y) for x, y in zip(e, f, strict=True)]
+            return [(t, one / (t + 1.0)) for t in ts]
+        ts = [x * y for x, y in zip(e, f, strict=True)]
+        if clamp or len(ts) == 1:
+            ts = [k.minimum(t, k.full(capacity(k.bits, len(ts)))) for t in ts]
+        xs = [t + 1.0 for t in ts]
         if len(xs) == 1:
-            return [one / xs[0]]
-        if clamp:
-            xs = [k.minimum(x, k.full(capacity(k.bits, 2))) for x in xs]
+            return [(ts[0], one / xs[0])]
         both = one / (xs[0] * xs[1])
-        return [xs[1] * both, xs[0] * both]
+        return [(ts[0], xs[1] * both), (ts[1], xs[0] * both)]

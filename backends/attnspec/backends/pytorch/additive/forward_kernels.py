@@ -112,15 +112,15 @@ def _direct(k: Kernel, rows: list[Value], keys: Value) -> list[list[Value]]:
         for t in range(KEY_TILE):
             b = k.load(keys, u * (KEY_TILE * lanes) + t * lanes)
             for row, total in zip(rows, sums, strict=True):
-                total[t].add(weight / direct_denominator(k, k.broadcast(g["query_raw"], row + u) + b))
+                total[t].add(weight / (direct_exponential(k, k.broadcast(g["query_raw"], row + u) + b) + 1.0))
     offset = k.broadcast(g["offset"], 0)
     return [[k.fma(k.full(-2.0), s.get(), offset) for s in row] for row in sums]
 
 
-def direct_denominator(k: Kernel, x: Value) -> Value:
-    """1 + exp(2x), finite unless x is NaN."""
+def direct_exponential(k: Kernel, x: Value) -> Value:
+    """exp(2x), finite unless x is NaN."""
     top = k.full(40.0 if k.bits == 32 else 300.0)
-    return k.exp(k.select(x.compare(">", top), top, x) * 2.0) + 1.0
+    return k.exp(k.select(x.compare(">", top), top, x) * 2.0)
 
 
 def emit_scores(k: Kernel, block: Block, row_tile: int, masked: bool) -> None:

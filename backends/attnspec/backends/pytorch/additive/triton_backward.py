@@ -48,16 +48,20 @@ def add_column(target, amount):
 @triton.jit
 def pair_gradients(slope, narrow, narrow_stride, wide, wide_stride, grad, r_sum, hidden, WIDE: tl.constexpr,
                    R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Adds sum_narrow slope r(1 - r) to `grad` for each hidden unit, two terms to a reciprocal."""
+    """Adds sum_narrow slope r(1 - r) to `grad` for each hidden unit, two terms to a reciprocal.
+
+    1 - r is taken as EF r: the difference would cancel where r is near 1.
+    """
     at = tl.arange(0, WIDE)[None, :]
     for _ in range(0, hidden, 2):
-        x = 1.0 + product_terms(narrow, wide, BLOCK, WIDE)
-        y = 1.0 + product_terms(narrow + narrow_stride, wide + wide_stride, BLOCK, WIDE)
-        both = reciprocal(x * y, INTERPRET)
-        rx = both * y
-        ry = both * x
-        add_column(grad + at, tl.sum(slope * (rx - rx * rx), 0, keep_dims=True))
-        add_column(grad + wide_stride + at, tl.sum(slope * (ry - ry * ry), 0, keep_dims=True))
+        ef_x = product_terms(narrow, wide, BLOCK, WIDE)
+        ef_y = product_terms(narrow + narrow_stride, wide + wide_stride, BLOCK, WIDE)
+        y = 1.0 + ef_y
+        both = reciprocal(ef_x * y + y, INTERPRET)
+        rx = both * ef_y + both
+        ry = both * ef_x + both
+        add_column(grad + at, tl.sum(slope * rx * (ef_x * rx), 0, keep_dims=True))
+        add_column(grad + wide_stride + at, tl.sum(slope * ry * (ef_y * ry), 0, keep_dims=True))
         if R_SUM:
             add_column(r_sum + at, tl.sum(slope * rx, 0, keep_dims=True))
             add_column(r_sum + wide_stride + at, tl.sum(slope * ry, 0, keep_dims=True))
@@ -73,8 +77,9 @@ def single_gradients(slope, narrow, narrow_stride, wide, wide_stride, grad, r_su
     """The same, one reciprocal to a term."""
     at = tl.arange(0, WIDE)[None, :]
     for _ in range(hidden):
-        r = reciprocal(1.0 + product_terms(narrow, wide, BLOCK, WIDE), INTERPRET)
-        add_column(grad + at, tl.sum(slope * (r - r * r), 0, keep_dims=True))
+        ef = tl.minimum(product_terms(narrow, wide, BLOCK, WIDE), 8.5e37)  # 0 times infinity otherwise
+        r = reciprocal(1.0 + ef, INTERPRET)
+        add_column(grad + at, tl.sum(slope * r * (ef * r), 0, keep_dims=True))
         if R_SUM:
             add_column(r_sum + at, tl.sum(slope * r, 0, keep_dims=True))
         narrow += narrow_stride
