@@ -13,7 +13,7 @@ from attnspec.conformance.corners import corners
 from attnspec.conformance.examples import Example
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.registry import Check
-from attnspec.conformance.profiles import Profile
+from attnspec.conformance.profiles import NARROW, Profile
 from attnspec.conformance.reduction import reduced
 from attnspec.conformance.results import Result, Status
 from attnspec.conformance.snippet import counterexample
@@ -202,13 +202,11 @@ def _try(run: _Run, operation: Operation, example: Example, index: int, *, first
         judgeable = subject.in_domain(arguments)
     except Violation:
         judgeable = True
+    stride = run.profile.stride_for(subject.dtype)
     for place, progress in enumerate(run.open):
-        law = progress.check.law.id
-        shared = progress.check.once
-        due = (
-            first if shared else judgeable and (law == "operation.oracle" or (index + place) % run.profile.stride == 0)
-        )
-        if due:
+        check, law = progress.check, progress.check.law.id
+        always = law == "operation.oracle" or (check.ensemble and subject.dtype in NARROW)
+        if first if check.once else judgeable and (always or (index + place) % stride == 0):
             run.mark(law, example)
             run.check(progress, arguments, example.seed)
             largest = max(largest, subject.ratio)

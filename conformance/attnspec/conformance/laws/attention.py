@@ -153,7 +153,7 @@ def _changed_scale(arguments: Arguments, factor: float) -> dict[str, Any]:
     return {**whole, "query": whole["query"] * factor}
 
 
-@proves(law.SCALE)
+@proves(law.SCALE, ensemble=True)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The matched filter along the derivative of the result by the logarithm of the scale."""
     given = normal_like(subject, plain(arguments), rng)

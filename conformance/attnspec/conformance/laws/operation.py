@@ -51,14 +51,16 @@ def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @proves(law.BATCH_INVARIANCE)
 def batch_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """One element of the batch alone."""
+    """One element of the batch alone, and again under a mask that is another one for every element."""
     if not arguments.batch or 0 in arguments.batch:
         return False
     index = tuple(int(rng.integers(size)) for size in arguments.batch)
-    whole, budget = subject.call(arguments), subject.oracle(arguments).budget
-    alone = arguments.with_(**{a.name: _element(arguments[a.name], len(a.core), index) for a in _batched(arguments)})
-    what = f"the result for element {index} of the batch, computed alone,"
-    subject.matches(subject.call(alone), wide(whole[index]), 2 * budget[index], arguments, what)
+    own = [arguments.with_(mask=rng.random(mask_shape(arguments)) < 0.6)] if "mask" in arguments else []
+    for given in (arguments, *own):
+        whole, budget = subject.call(given), subject.oracle(given).budget
+        alone = given.with_(**{a.name: _element(given[a.name], len(a.core), index) for a in _batched(given)})
+        what = f"the result for element {index} of the batch, computed alone,"
+        subject.matches(subject.call(alone), wide(whole[index]), 2 * budget[index], given, what)
     return True
 
 

@@ -127,7 +127,7 @@ def zero_values(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return bool(got.size)
 
 
-@proves(law.GAIN)
+@proves(law.GAIN, ensemble=True)
 def gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The matched filter along the result itself."""
     given = normal_like(subject, arguments, rng)

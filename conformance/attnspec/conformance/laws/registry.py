@@ -19,12 +19,14 @@ class Check:
 
     The function raises :class:`~attnspec.conformance.subject.Violation` where the law does not hold, and returns
     whether the example concerned the law at all. A check that is made ``once`` brings its own inputs; the arguments
-    that it is given serve only as a model.
+    that it is given serve only as a model. An ``ensemble`` adds up many small errors: in a narrow dtype, where rounding
+    hides them, it is checked on every example.
     """
 
     law: Law
     function: Function
     once: bool = False
+    ensemble: bool = False
 
 
 _CHECKS: dict[str, Check] = {}
@@ -32,13 +34,13 @@ CHECKS: Mapping[str, Check] = MappingProxyType(_CHECKS)
 """Every check, by the identifier of its law."""
 
 
-def proves(law: Law, *, once: bool = False) -> Callable[[Function], Function]:
+def proves(law: Law, *, once: bool = False, ensemble: bool = False) -> Callable[[Function], Function]:
     """Register the check of a law; every law has exactly one."""
 
     def register(function: Function) -> Function:
         if law.id in _CHECKS:
             raise ValueError(f"law {law.id} has two checks")
-        _CHECKS[law.id] = Check(law, function, once)
+        _CHECKS[law.id] = Check(law, function, once, ensemble)
         return function
 
     return register

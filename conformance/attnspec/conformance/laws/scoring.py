@@ -61,7 +61,7 @@ def rotation_invariance(subject: Subject, arguments: Arguments, rng: np.random.G
     return True
 
 
-@proves(law.SCALE)
+@proves(law.SCALE, ensemble=True)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The matched filter along the scores themselves."""
     given = normal_like(subject, arguments, rng)

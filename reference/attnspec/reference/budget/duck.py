@@ -38,8 +38,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     ``given`` marks inputs, which are exact; ``size`` is what an element counts for in the error of a sum, where that
     is more than its own magnitude (a tanh may be computed through numbers near 1, however small it is).
-    ``weights`` is set on attention weights; it holds what pooling needs to know of them. ``peak``, shared by all arrays
-    of one computation, holds the largest magnitude that any intermediate may reach.
+    ``weights`` is set on attention weights; it holds what pooling needs to know of them. ``factors`` is set on products
+    of inputs: a product of three may be taken in either order. ``peak``, shared by all arrays of one computation, holds
+    the largest magnitude that any intermediate may reach.
     """
 
     ufuncs: ClassVar[Mapping[Any, str]] = {}
@@ -54,6 +55,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         given: bool = False,
         size: Numbers | None = None,
         weights: Any = None,
+        factors: tuple[Self, Self] | None = None,
         peak: list[float] | None = None,
     ) -> None:
         self.value = np.asarray(value)
@@ -63,6 +65,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.given = given
         self.size = size
         self.weights = weights
+        self.factors = factors
         self.peak = peak
 
     # What an array has -------------------------------------------------------------------------------------------
@@ -146,6 +149,16 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         """The magnitude that counts in the error of a sum."""
         magnitude: Numbers = np.abs(self.value).astype(np.float64, copy=False)
         return magnitude if self.size is None else np.maximum(magnitude, self.size)
+
+    def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
+        """For a product of inputs times an input, (xw)b: the magnitudes of x and of wb, which may be computed first.
+
+        None where that changes nothing, because what is computed is not rounded as an operand, or is no such product.
+        """
+        if self.factors is None or not b.given or not self.precision.operand:
+            return None
+        x, w = self.factors
+        return np.abs(x.value).astype(np.float64), np.abs(w.value @ b.value).astype(np.float64)
 
     @property
     def operand_rounding(self) -> float:

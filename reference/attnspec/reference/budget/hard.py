@@ -113,7 +113,11 @@ class Hard(Approximate):
             error = error + a.error @ (right + b.error)
         if b.error.any():
             error = error + left @ b.error
-        return self._rounded(value, error + terms * p.smallest, 0.0)
+        other = a.other_order(b)
+        if other is not None:
+            error = error + p.operand * (other[0] @ other[1])
+        factors = (a, b) if a.given and b.given else None
+        return self._rounded(value, error + terms * p.smallest, 0.0, factors=factors)
 
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
         """Σα·expm1(δ)·|v−o|/L by the Cauchy–Schwarz inequality (products of matrices instead of n·m·d_v terms)."""

@@ -106,17 +106,24 @@ class Soft(Approximate):
             variance = variance + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
         variance = variance + (p.bias * _real(value)) ** 2
         if a.error.any():
-            variance = variance + a.error**2 @ right
+            # Equal numbers were computed alike and err alike: their errors add up as they are.
+            variance = variance + _alike(a.value) * (a.error**2 @ right)
         if b.error.any():
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
-            # Equal summands err alike, not independently.
-            variance = variance + (0.5 * p.accumulation * a.weights * _real(value)) ** 2
+            # So do equal weights when they are summed one by one, and when they are rounded as operands.
+            share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
+            coherent = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share
+            variance = variance + (coherent * _real(value)) ** 2
+        other = a.other_order(b)
+        if other is not None:
+            variance = variance + (0.6 * p.operand) ** 2 * (other[0] ** 2 @ other[1] ** 2)
         result = self._rounded(value, variance, 0.0)
         # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
         # other one need not.
         size = np.maximum(np.abs(_real(value)), np.sqrt(squares))
-        return self._computed(result.value, result.error + terms * self.floor, size=size)
+        factors = (a, b) if a.given and b.given else None
+        return self._computed(result.value, result.error + terms * self.floor, size=size, factors=factors)
 
     def _softmax(self, mask: Numbers | None) -> Self:
         p = self.precision
@@ -143,6 +150,18 @@ class Soft(Approximate):
 def _real(x: Numbers) -> Numbers:
     """Magnitudes matter to six digits only: double precision will do, also for the oracle's long doubles."""
     return x.astype(np.float64, copy=False)
+
+
+def _alike(x: Numbers, rows: int = 4) -> float:
+    """How many numbers of a row are equal, and not 0, at the most; a few rows tell, since equal units are so in all."""
+    if x.size == 0 or x.shape[-1] < 2:
+        return 1.0
+    flat = x.reshape(-1, x.shape[-1])
+    some = np.sort(flat[:: -(-len(flat) // rows)], axis=-1)
+    new_run = np.ones(some.shape, bool)
+    new_run[:, 1:] = (some[:, 1:] != some[:, :-1]) | (some[:, 1:] == 0)
+    position = np.arange(some.shape[-1])
+    return float((position - np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)).max()) + 1.0
 
 
 def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
