@@ -3,10 +3,11 @@
 Random draws alone rarely meet two conditions at once, such as more than 128 keys under a broadcast mask.
 """
 
-import itertools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from attnspec.conformance.examples import KINDS, MASKS, Example
 from attnspec.spec.backend import Limits
@@ -64,27 +65,23 @@ def covering_rows(levels: dict[str, Sequence[Any]], rng: random.Random, most: in
     names = list(levels)
     options = [list(dict.fromkeys(levels[n])) for n in names]
     weights = [list(levels[n]) for n in names]
-    open_pairs = {
-        (i, a, j, b)
-        for i, j in itertools.combinations(range(len(names)), 2)
-        for a in range(len(options[i]))
-        for b in range(len(options[j]))
-    }
+    first = np.cumsum([0, *map(len, options)])
+    of = np.repeat(np.arange(len(names)), [len(o) for o in options])
+    # Which pairs of levels, numbered through all factors, no row has covered yet.
+    open_pairs = of[:, None] < of
     for _ in range(most):
-        if len(names) > 1 and not open_pairs:
+        if len(names) > 1 and not open_pairs.any():
             return
-        best: tuple[int, ...] = ()
-        best_gain = -1
-        for _ in range(tries):
-            row = [options[i].index(rng.choice(weights[i])) for i in range(len(names))]
-            if open_pairs:
-                i, a, j, b = next(iter(open_pairs))
-                row[i], row[j] = a, b
-            gain = sum((i, row[i], j, row[j]) in open_pairs for i, j in itertools.combinations(range(len(row)), 2))
-            if gain > best_gain:
-                best, best_gain = tuple(row), gain
-        open_pairs -= {(i, best[i], j, best[j]) for i, j in itertools.combinations(range(len(best)), 2)}
-        yield {n: options[i][best[i]] for i, n in enumerate(names)}
+        rows = np.array([[options[i].index(rng.choice(weights[i])) for i in range(len(names))] for _ in range(tries)])
+        rows += first[:-1]
+        missing = np.argwhere(open_pairs)
+        if len(missing):
+            pair = missing[rng.randrange(len(missing))]
+            rows[:, of[pair]] = pair
+        gains = open_pairs[rows[:, :, None], rows[:, None, :]].sum((1, 2))
+        best = rows[int(gains.argmax())]
+        open_pairs[np.ix_(best, best)] = False
+        yield {n: options[i][best[i] - first[i]] for i, n in enumerate(names)}
 
 
 def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work: float) -> list[Example]:
