@@ -1,0 +1,47 @@
+"""Examples: covering arrays cover, and sizes stay within the bound on work."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from attnspec.conformance.corners import corners, covering_rows, factors, multiply_adds
+from attnspec.spec.backend import Limits
+from attnspec.spec.operation import OPERATIONS
+
+OPERATION = OPERATIONS["scaled_dot_product_attention"]
+
+
+def test_every_pair_of_levels_is_in_some_row() -> None:
+    levels: dict[str, Sequence[object]] = {"a": (1, 2, 3), "b": ("x", "y"), "c": (True, False, None), "d": (0,)}
+    rows = list(covering_rows(levels, random.Random(0), 1000))
+    for (i, left), (j, right) in itertools.combinations(levels.items(), 2):
+        for pair in itertools.product(left, right):
+            assert any((row[i], row[j]) == pair for row in rows)
+    assert len(rows) <= 12  # 9 is the least
+
+
+def test_few_rows_cover_more_pairs_than_draws_do() -> None:
+    levels = factors(OPERATION, Limits())
+
+    def pairs(rows: list[dict[str, object]]) -> int:
+        return len({(i, row[i], j, row[j]) for row in rows for i, j in itertools.combinations(row, 2)})
+
+    rows = list(covering_rows(levels, random.Random(1), 18))
+    rng = random.Random(1)
+    drawn = [{name: rng.choice(list(options)) for name, options in levels.items()} for _ in range(18)]
+    assert pairs(rows) > pairs(drawn)
+
+
+@pytest.mark.parametrize("work", [2.0**12, 2.0**16])
+def test_examples_stay_within_the_bound_on_work(work: float) -> None:
+    examples = corners(OPERATION, Limits(), seed=3, most=40, work=work)
+    assert len(examples) == 40
+    small = 8**3 * 4  # what is small already is not lowered
+    assert max(multiply_adds(dict(e.sizes), e.batch, OPERATION) for e in examples) <= max(work, small)
+
+
+def test_the_same_seed_gives_the_same_examples() -> None:
+    once, again, other = (corners(OPERATION, Limits(), seed=s, most=10, work=2.0**12) for s in (1, 1, 2))
+    assert once == again != other

@@ -1,0 +1,148 @@
+"""Budgets: honest arithmetic stays within them, also where its errors are not independent, and they are not vacuous."""
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attnspec.reference import REFERENCE
+from attnspec.reference.budget import Hard, Judged, Soft, judged
+from attnspec.reference.budget.derivative import gradients
+from attnspec.spec.operation import OPERATIONS
+from attnspec.spec.precision import DeclaredPrecision, Precision
+
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(7)
+
+
+def precision(operation: str, dtype: str, **modifiers: Any) -> Precision:
+    declared = DeclaredPrecision.of({"default": modifiers.pop("declared", {})} if modifiers else None, OPERATIONS)
+    return declared(operation, dtype)
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def largest_ratio(got: Array, oracle: Judged) -> float:
+    return float(np.max(np.abs(got.astype(np.float64) - oracle.value) / oracle.budget))
+
+
+HONEST: dict[str, tuple[Callable[[], dict[str, Any]], Callable[..., Array]]] = {
+    "dot_scores": (lambda: {"query": normal(3, 9, 16), "key": normal(3, 11, 16)}, lambda query, key: query @ key.mT),
+    "general_scores": (
+        lambda: {"query": normal(9, 16), "key": normal(11, 12), "w": normal(16, 12) / 4},
+        lambda query, key, w: query @ (w @ key.T),
+    ),
+    "additive_scores": (
+        lambda: {
+            "query": normal(9, 5), "key": normal(11, 6), "w_q": normal(20, 5), "w_k": normal(20, 6), "w_v": normal(20),
+        },
+        lambda query, key, w_q, w_k, w_v: np.tanh((query @ w_q.T)[:, None] + key @ w_k.T) @ w_v,
+    ),
+    "scaled_dot_product_attention": (
+        lambda: {"query": normal(3, 9, 16), "key": normal(3, 40, 16), "value": normal(3, 40, 7)},
+        lambda query, key, value: softmax(query @ key.mT / np.float32(4)) @ value,
+    ),
+}  # fmt: skip
+
+
+def softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("operation", HONEST)
+def test_plain_float32_stays_within_and_comes_near(operation: str) -> None:
+    make, compute = HONEST[operation]
+    ratios = []
+    for _ in range(60):
+        arguments = make()
+        oracle = judged(REFERENCE[operation], arguments, precision(operation, "float32"))
+        ratios.append(largest_ratio(compute(**arguments), oracle))
+    assert 0.05 < max(ratios) <= 1.0
+
+
+def test_a_relative_error_of_a_few_units_is_outside() -> None:
+    arguments = HONEST["dot_scores"][0]()
+    oracle = judged(REFERENCE["dot_scores"], arguments, precision("dot_scores", "float32"))
+    assert largest_ratio(oracle.value * (1 + 64 * 2.0**-24), oracle) > 1
+
+
+def test_equal_hidden_units_err_together() -> None:
+    """27 units that are all alike: the error of one tanh counts 27 times, not √27 times."""
+    ratios, independent = [], []
+    for _ in range(200):
+        arguments = {
+            "query": normal(4, 3), "key": normal(4, 3),
+            "w_q": np.repeat(normal(1, 3), 27, 0), "w_k": np.repeat(normal(1, 3), 27, 0),
+            "w_v": np.ones(27, np.float32),
+        }  # fmt: skip
+        oracle = judged(REFERENCE["additive_scores"], arguments, precision("additive_scores", "float32"))
+        # an honest tanh that rounds its result up
+        z = (arguments["query"] @ arguments["w_q"].T)[:, None] + arguments["key"] @ arguments["w_k"].T
+        got = (np.nextafter(np.tanh(z), np.float32(2)) @ arguments["w_v"]).astype(np.float64)
+        ratios.append(largest_ratio(got, oracle))
+        arguments["w_q"] = normal(27, 3)
+        other = judged(REFERENCE["additive_scores"], arguments, precision("additive_scores", "float32"))
+        independent.append(float(np.median(other.sigma)) / float(np.median(oracle.sigma)))
+    assert max(ratios) <= 1.0
+    assert np.median(independent) < 0.7
+
+
+def test_a_product_of_three_may_be_taken_in_either_order_in_bfloat16() -> None:
+    """Terms of W k that add up coherently: its rounding as an operand exceeds that of q W."""
+    p = precision("general_scores", "bfloat16")
+    assert p.operand > 0
+    ratios = []
+    for _ in range(200):
+        key = np.ones((3, 64), ml_dtypes.bfloat16)
+        w = np.abs(normal(16, 64)).astype(ml_dtypes.bfloat16)
+        query = normal(5, 16).astype(ml_dtypes.bfloat16)
+        oracle = judged(REFERENCE["general_scores"], {"query": query, "key": key, "w": w}, p)
+        inner = (w.astype(np.float32) @ key.astype(np.float32).T).astype(ml_dtypes.bfloat16).astype(np.float32)
+        ratios.append(largest_ratio((query.astype(np.float32) @ inner).astype(ml_dtypes.bfloat16), oracle))
+    assert 0.1 < max(ratios) <= 1.0
+
+
+def test_the_bound_holds_where_every_rounding_goes_one_way() -> None:
+    """Sums whose partial sums are all rounded up."""
+    arguments = {"query": np.abs(normal(3, 200)), "key": np.abs(normal(4, 200))}
+    p = precision("dot_scores", "float32")
+    bound = judged(REFERENCE["dot_scores"], arguments, p)
+    total = np.zeros((3, 4), np.float32)
+    for k in range(200):
+        term = arguments["query"][:, None, k] * arguments["key"][None, :, k]
+        total = np.nextafter(total + np.nextafter(term, np.float32(np.inf)), np.float32(np.inf))
+    hard = REFERENCE["dot_scores"](
+        *(Hard(x.astype(np.float64), 0.0, p, given=True) for x in (arguments["query"], arguments["key"]))
+    )
+    error = np.abs(total - bound.value)
+    assert (error <= hard.error).all()
+    assert (error > 8 * 0.5 * 2.0**-24 * bound.value).any()
+
+
+def test_errors_reach_the_peak_where_an_intermediate_overflows() -> None:
+    arguments = {"query": np.full((1, 4), 1e20, np.float32), "key": np.full((1, 4), 1e20, np.float32)}
+    p = precision("dot_scores", "float32")
+    assert judged(REFERENCE["dot_scores"], arguments, p).peak > p.largest
+
+
+def test_gradients_of_plain_float32_stay_within_and_come_near() -> None:
+    query, key = normal(6, 8), normal(9, 8)
+    p = precision("dot_scores", "float32")
+    ratios = []
+    for _ in range(40):
+        cotangent = normal(6, 9)
+        found = gradients(REFERENCE["dot_scores"], {"query": query, "key": key}, cotangent, p, np.float64)
+        value, budget = found["query"]
+        ratios.append(float(np.max(np.abs(cotangent @ key - value) / budget)))
+    assert 0.05 < max(ratios) <= 1.0
+
+
+def test_soft_arrays_refuse_what_they_have_no_rule_for() -> None:
+    x = Soft(np.ones(3), 0.0, precision("softmax", "float32"), given=True)
+    with pytest.raises(TypeError):
+        np.arctan(x)
