@@ -11,7 +11,7 @@ from attnspec.conformance.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.examples import Example
 from attnspec.conformance.subject import INFORMATIVE, Subject
 from attnspec.reference.budget import Judged
-from attnspec.spec.operation import Kind
+from attnspec.spec.operation import Argument, Kind
 
 
 def key_axis_size(arguments: Arguments) -> int:
@@ -174,3 +174,19 @@ def broadcast_batches(*arrays: Any, core: int) -> list[Numbers]:
     """The arrays with their batches made equal; the last ``core`` dimensions stay."""
     batch = np.broadcast_shapes(*(a.shape[: a.ndim - core] for a in arrays))
     return [np.broadcast_to(a, (*batch, *a.shape[a.ndim - core :])) for a in arrays]
+
+
+def element(arguments: Arguments, index: tuple[int, ...]) -> Arguments:
+    """The arguments for one element of the batch."""
+    return arguments.with_(**{a.name: _element(arguments[a.name], len(a.core), index) for a in batched(arguments)})
+
+
+def batched(arguments: Arguments) -> list[Argument]:
+    """The arguments that are arrays with a batch."""
+    return [a for a in arguments.operation.arguments if a.batched and isinstance(arguments[a.name], np.ndarray)]
+
+
+def _element(x: Numbers, core: int, index: tuple[int, ...]) -> Numbers:
+    depth = x.ndim - core
+    own = index[len(index) - depth :]
+    return np.asarray(x[tuple(0 if x.shape[i] == 1 else j for i, j in enumerate(own))])

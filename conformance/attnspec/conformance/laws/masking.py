@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.conformance.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.attendance import attendable, mask_shape
-from attnspec.conformance.laws.common import aligned, causal, key_axis_size, live_rows, plain, wide
+from attnspec.conformance.laws.common import aligned, causal, element, key_axis_size, live_rows, plain, sample, wide
 from attnspec.conformance.laws.registry import proves
 from attnspec.conformance.strangers import Raised
 from attnspec.conformance.subject import Subject, Violation
@@ -192,6 +192,26 @@ def _collapsed(
     if batch and shape[batch - 1]:
         as_many = arguments.along("n", take(np.arange(shape[batch - 1]) % sizes["n"]))
         yield as_many, (*shape[:batch], 1, sizes["m"])
+
+
+@proves(law.MASK_OF_ITS_OWN, once=True)
+def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Each element under its mask alone, for one and two dimensions of a batch."""
+    judged = False
+    for batch in ((3,), (2, 3)):
+        if len(batch) > subject.limits.max_batch_dims:
+            continue
+        given = sample(subject, rng, batch, n=4, m=6, h=2)
+        mask = rng.random(mask_shape(given)) < 0.6
+        mask[..., 0] = True
+        given = given.with_(mask=mask)
+        whole, budget = subject.call(given), subject.oracle(given).budget
+        for index in np.ndindex(*batch):
+            alone = subject.call(element(given, index))
+            what = f"the result for element {index} of the batch, under its mask,"
+            subject.matches(whole[index], wide(alone), 2 * budget[index], given, what)
+        judged = True
+    return judged
 
 
 @proves(law.ALL_TRUE)

@@ -166,7 +166,7 @@ def first_head_masked(
     "masks repeated for heads in another order than the batch",
     replaces="attend_heads",
     operations=OPERATION,
-    breaks=("operation.oracle",),
+    breaks=("masking.mask-of-its-own",),
     source="lsdefine/attention-is-all-you-need-keras#36, keras repeat for tile",
 )
 def masks_tiled(right: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:

@@ -57,6 +57,12 @@ MASK_BROADCASTING = law(
     formula=r"f(x; M) = f(x; \operatorname{repeat} M)",
     governs=taking("mask"),
 )
+MASK_OF_ITS_OWN = law(
+    "masking.mask-of-its-own",
+    "Every element of a batch follows its own mask, in every head.",
+    formula=r"f(x; M)_b = f(x_b; M_b)",
+    governs=taking("mask"),
+)
 ALL_TRUE = law(
     "masking.all-true",
     "A mask that allows everything is no mask.",
