@@ -82,9 +82,9 @@ def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Genera
     """Some scores at the largest number of the dtype, of either sign; and rows that are low throughout."""
     scores = wide(arguments.array("scores"))
     largest = LARGEST[subject.dtype]
-    kind: Numbers = rng.integers(0, 6, scores.shape)
-    kind = np.where(rng.random((*scores.shape[:-1], 1)) < 0.4, 1, kind)
-    extreme = arguments.with_(scores=subject.exact(np.where(kind == 0, largest, np.where(kind <= 2, -largest, scores))))
+    kind = rng.integers(0, 6, scores.shape)
+    low = (kind == 1) | (kind == 2) | (rng.random((*scores.shape[:-1], 1)) < 0.4)
+    extreme = arguments.with_(scores=subject.exact(np.where(low, -largest, np.where(kind == 0, largest, scores))))
     got, expected = subject.call(extreme), subject.oracle(extreme)
     rows = np.broadcast_to(live_rows(subject, extreme), got.shape)
     subject.holds(
