@@ -22,6 +22,12 @@ BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 LENGTH_NAMES = frozenset({"n", "m"})
 HEAD_DIMS = frozenset({"d", "d_k", "d_v", "d_q", "p_q", "p_v"})
 
+TILE = 128
+"""Rows or keys that a kernel computes at a time, at the most."""
+
+LONG = (("m",), ("n",), ("n", "m"))
+"""Which lengths are beyond a tile in the first rows."""
+
 Row = dict[str, Any]
 
 
@@ -85,23 +91,49 @@ def covering_rows(levels: dict[str, Sequence[Any]], rng: random.Random, most: in
 
 
 def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work: float) -> list[Example]:
-    """Examples of an operation that cover pairs of levels; ``work`` bounds the multiply-adds of each."""
+    """Examples of an operation that cover pairs of levels; ``work`` bounds the multiply-adds of each.
+
+    The first ones are long in keys, in queries, and in both under a causal mask, however few there are.
+    """
     rng = random.Random(seed)
     levels = factors(operation, limits)
+    spared: list[tuple[str, ...]] = [*LONG, *[()] * most]
     return [
-        example_from(row, operation, limits, seed=rng.getrandbits(32), work=work)
-        for row in covering_rows(levels, rng, most)
+        example_from(
+            _lengthened(row, names, levels, rng), operation, limits, seed=rng.getrandbits(32), work=work, spared=names
+        )
+        for row, names in zip(covering_rows(levels, rng, most), spared, strict=False)
     ]
 
 
-def example_from(row: Row, operation: Operation, limits: Limits, *, seed: int, work: float) -> Example:
-    """The example that a row of levels stands for, cut down to the bound on work."""
+def _lengthened(row: Row, names: tuple[str, ...], levels: dict[str, Sequence[Any]], rng: random.Random) -> Row:
+    """The row with large lengths, and with numbers that hide nothing."""
+    tile = TILE if len(names) == 1 else TILE // 2
+    changed: Row = {
+        f"size:{name}": _beyond(tile, levels[f"size:{name}"], rng) for name in names if f"size:{name}" in levels
+    }
+    if not changed:
+        return row
+    if len(names) > 1:
+        changed |= {name: value for name, value in (("flag:causal", True), ("batch", ())) if name in levels}
+    return {**row, **changed, **{name: "normal" for name in levels if name.startswith("kind:")}}
+
+
+def _beyond(tile: int, lengths: Sequence[int], rng: random.Random) -> int:
+    """A length in the second or third tile, or the largest that there is."""
+    return rng.choice([x for x in lengths if tile < x <= 2 * tile + 2] or [max(lengths)])
+
+
+def example_from(
+    row: Row, operation: Operation, limits: Limits, *, seed: int, work: float, spared: tuple[str, ...] = ()
+) -> Example:
+    """The example that a row of levels stands for, cut down to the bound on work but for the spared sizes."""
     sizes = {n.partition(":")[2]: v for n, v in row.items() if n.startswith("size:")}
     batch = tuple(row.get("batch", ()))
     batched = [a.name for a in operation.arguments if a.batched]
     kept = {name: _kept(row.get(f"kept:{name}", "all"), batch) for name in batched}
     return Example(
-        sizes=tamed(sizes, batch, operation, limits, work, random.Random(seed)),
+        sizes=tamed(sizes, batch, operation, limits, work, random.Random(seed), spared),
         batch=batch,
         kept=kept,
         kinds={n.partition(":")[2]: v for n, v in row.items() if n.startswith("kind:")},
@@ -119,25 +151,32 @@ def _kept(pattern: str, batch: tuple[int, ...]) -> tuple[bool, ...]:
 
 
 def tamed(
-    sizes: dict[str, int], batch: tuple[int, ...], operation: Operation, limits: Limits, work: float, rng: random.Random
+    sizes: dict[str, int],
+    batch: tuple[int, ...],
+    operation: Operation,
+    limits: Limits,
+    work: float,
+    rng: random.Random,
+    spared: tuple[str, ...] = (),
 ) -> dict[str, int]:
     """Sizes that stay within the bound on work: one that is more than small is lowered, again and again.
 
-    One of them, drawn by lot, is spared while there are others: what goes wrong beyond a size needs only that size.
+    What goes wrong beyond a size needs only that size: those that are spared stay, and one drawn by lot stays while
+    there are others.
     """
     sizes = dict(sizes)
     large = sorted(name for name, size in sizes.items() if size > 8)
-    spared = rng.choice(large) if large else ""
+    last = rng.choice(large) if large else ""
     while multiply_adds(sizes, batch, operation) > work:
         lower = {
             name: [x for x in size_levels(name, operation, limits) if x < size]
             for name, size in sizes.items()
-            if size > 8
+            if size > 8 and name not in spared
         }
         names = sorted(name for name, options in lower.items() if options)
         if not names:
             break
-        name = rng.choice([n for n in names if n != spared] or names)
+        name = rng.choice([n for n in names if n != last] or names)
         sizes[name] = max(lower[name])
     return sizes
 

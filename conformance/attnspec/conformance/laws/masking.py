@@ -196,20 +196,22 @@ def _collapsed(
 
 @proves(law.MASK_OF_ITS_OWN, once=True)
 def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Each element under its mask alone, for one and two dimensions of a batch."""
+    """Each element under its mask alone; as many elements as queries, so that one is not taken for the other."""
     judged = False
     for batch in ((3,), (2, 3)):
         if len(batch) > subject.limits.max_batch_dims:
             continue
-        given = sample(subject, rng, batch, n=4, m=6, h=2)
-        mask = rng.random(mask_shape(given)) < 0.6
-        mask[..., 0] = True
-        given = given.with_(mask=mask)
-        whole, budget = subject.call(given), subject.oracle(given).budget
-        for index in np.ndindex(*batch):
-            alone = subject.call(element(given, index))
-            what = f"the result for element {index} of the batch, under its mask,"
-            subject.matches(whole[index], wide(alone), 2 * budget[index], given, what)
+        given = sample(subject, rng, batch, n=3, m=6, h=2)
+        full = mask_shape(given)
+        for shape in dict.fromkeys((full, (*batch, *(1,) * (len(full) - len(batch) - 1), full[-1]))):
+            mask = rng.random(shape) < 0.6
+            mask[..., 0] = True
+            masked = given.with_(mask=mask)
+            whole, budget = subject.call(masked), subject.oracle(masked).budget
+            for index in np.ndindex(*batch):
+                alone = subject.call(element(masked, index))
+                what = f"the result for element {index} of the batch, under its mask,"
+                subject.matches(whole[index], wide(alone), 2 * budget[index], masked, what)
         judged = True
     return judged
 
