@@ -110,6 +110,13 @@ def minimums(session: nox.Session) -> None:
     session.run("attnspec", "check", "reference", "--profile", "quick")
 
 
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the PyTorch backend against PyTorch's own ways (``python -m benchmarks``'s arguments)."""
+    install_project(session, extras="bench,triton")
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
 def pinned(package: str) -> list[str]:
     """The lines of ``constraints.txt`` on one package."""
     return [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(f"{package}==")]

@@ -8,9 +8,8 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -59,7 +58,7 @@ class Dim:
     variadic: bool = False
     broadcast: bool = False
 
-    @cached_property
+    @property
     def factors(self) -> tuple[str, ...]:
         """The names whose product this size is."""
         return tuple(self.name.split("*"))
@@ -75,16 +74,15 @@ class Argument:
     optional: bool = False
     keyword_only: bool = False
     default: Any = inspect.Parameter.empty
+    batched: bool = field(init=False)
+    """Whether leading batch dimensions are allowed."""
+    core: tuple[Dim, ...] = field(init=False)
+    """The dimensions after the batch."""
 
-    @cached_property
-    def batched(self) -> bool:
-        """Whether leading batch dimensions are allowed."""
-        return bool(self.dims) and self.dims[0].variadic
-
-    @cached_property
-    def core(self) -> tuple[Dim, ...]:
-        """The dimensions after the batch."""
-        return self.dims[1:] if self.batched else self.dims
+    def __post_init__(self) -> None:
+        # Properties would be computed a million times in a run of the suite.
+        object.__setattr__(self, "batched", bool(self.dims) and self.dims[0].variadic)
+        object.__setattr__(self, "core", self.dims[1:] if self.batched else self.dims)
 
     @property
     def is_array(self) -> bool:
@@ -114,7 +112,7 @@ class Operation:
         """The first line of the Protocol's docstring."""
         return (inspect.getdoc(self.protocol) or "").split("\n", 1)[0]
 
-    @cached_property
+    @property
     def signature(self) -> inspect.Signature:
         """The signature of ``__call__`` without ``self``."""
         full = inspect.signature(self.protocol.__call__)
@@ -136,12 +134,12 @@ class Operation:
         """Whether float arguments lead to a float result."""
         return self.result.kind is Kind.FLOAT and bool(self.float_arguments)
 
-    @cached_property
+    @property
     def float_arguments(self) -> tuple[str, ...]:
         """Names of the float array arguments, in order."""
         return tuple(a.name for a in self.arguments if a.kind is Kind.FLOAT)
 
-    @cached_property
+    @property
     def size_names(self) -> tuple[str, ...]:
         """Names of all sizes that occur, in order of appearance."""
         names: dict[str, None] = {}

@@ -2,7 +2,7 @@
 
 PyTorch's fused CPU kernel splits heads and queries over the threads by itself, and its backward only heads. Where
 heads are many and short, or fewer than the threads, the matrix library's own batched products are faster, as long
-as the scores of one block stay in the cache. Which of the two is taken is in ``sdpa.CPU_RULES``.
+as the scores of one block stay in the cache. Which of the two is taken is in ``cpu_routes.kernel``.
 """
 
 from typing import Any
@@ -15,40 +15,49 @@ CACHE = 1 << 20
 """Bytes of scores that one thread works on at a time."""
 
 
-def blocked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """softmax(scale·QKᵀ + bias)V for (N, n, d), (N, m, d), (N, m, d_v), bias (N|1, n|1, m); scores are not kept."""
-    heads, n, _ = query.shape
+def blocked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, heads: int, scale: float) -> Tensor:
+    """softmax(scale·QKᵀ + bias)V for (N, n, d), (N, m, d), (N, m, d_v); scores are not kept.
+
+    ``heads`` of the N belong to one batch element; bias (b|1, heads|1, n, m).
+    """
+    every, n, _ = query.shape
     m, d_v = value.shape[-2:]
     threads = torch.get_num_threads()
-    block = min(heads, max(1, CACHE // (n * m * query.element_size())) * threads)
-    output, scores, transposed = query.new_empty(heads, n, d_v), query.new_empty(block, n, m), key.mT
-    for start in range(0, heads, block):
-        stop = min(heads, start + block)
+    block = max(1, CACHE // (n * m * query.element_size()) * threads // heads) * heads
+    output, scores, transposed = query.new_empty(every, n, d_v), query.new_empty(min(every, block), n, m), key.mT
+    for start in range(0, every, block):
+        stop = min(every, start + block)
         part = scores[: stop - start]
         torch.baddbmm(part, query[start:stop], transposed[start:stop], beta=0, alpha=scale, out=part)
         if bias is not None:
-            part += bias if len(bias) == 1 else bias[start:stop]
+            own = bias if len(bias) == 1 else bias[start // heads : stop // heads]
+            part.view(-1, heads, n, m).add_(own)
         torch.softmax(part, -1, out=part)
         torch.bmm(part, value[start:stop], out=output[start:stop])
     return output
 
 
 class Kept(torch.autograd.Function):
-    """The same with the weights kept for the backward: four products there instead of five."""
+    """The same with the weights kept for the backward: four products there instead of five.
+
+    ``heads`` of the N belong to one batch element; bias (b|1, heads|1, n, m).
+    """
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, heads: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
         """The pooled values and the weights."""
         scores = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=scale)
         if bias is not None:
-            scores += bias
-        weights = torch.softmax(scores, -1)
+            scores.view(-1, heads, *scores.shape[1:]).add_(bias)
+        weights = torch.softmax(scores, -1, out=scores)
         return torch.bmm(weights, value), weights
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Keep what the backward reads."""
-        query, key, value, _, ctx.scale = inputs
+        query, key, value, _, _, ctx.scale = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, output[1])
@@ -58,18 +67,19 @@ class Kept(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of query, key and value."""
         if gradient is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         query, key, value, weights = ctx.saved_tensors
         free = query.new_empty(())
         by_value = torch.bmm(weights.mT, gradient) if ctx.needs_input_grad[2] else None
         if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
-            return None, None, by_value, None, None
+            return None, None, by_value, None, None, None
         by_weight = torch.bmm(gradient, value.mT)
-        by_score = torch._softmax_backward_data(by_weight, weights, -1, weights.dtype)
+        by_score = torch._softmax_backward_data(by_weight, weights, -1, weights.dtype, grad_input=by_weight)
         return (
             torch.baddbmm(free, by_score, key, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[0] else None,
             torch.baddbmm(free, by_score.mT, query, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[1] else None,
             by_value,
+            None,
             None,
             None,
         )

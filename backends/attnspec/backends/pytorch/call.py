@@ -59,7 +59,7 @@ def four_dimensional(
     equal = batch == k[:-2] == v[:-2]
     if mask is not None:
         over = _batch_of_mask(mask, batch, q[-2], k[-2])
-        equal = equal and (len(over) == 0 or over == batch or (len(over) <= len(batch) and prod(over) == 1))
+        equal = equal and (len(over) == 0 or over == batch or _fits(over, batch))
     if not equal:
         batch = torch.broadcast_shapes(batch, k[:-2], v[:-2], () if mask is None else over)  # type: ignore[no-untyped-call]
         query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
@@ -86,6 +86,12 @@ def _batch_of_mask(mask: Tensor, batch: torch.Size, n: int, m: int) -> torch.Siz
     if len(shape) < 2 or shape[-2] not in (1, n) or shape[-1] not in (1, m):
         _refuse("mask", f"what broadcasts to {(*batch, n, m)}", tuple(shape))
     return shape[:-2]
+
+
+def _fits(over: torch.Size, batch: torch.Size) -> bool:
+    if len(over) < len(batch):
+        return prod(over) == 1
+    return len(over) == len(batch) and all(size == 1 or size == own for size, own in zip(over, batch, strict=True))
 
 
 def _mask_with_batch(mask: Tensor, batch: torch.Size) -> Tensor:

@@ -1,8 +1,9 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
-``flash`` is PyTorch's fused kernel, ``blocked`` and ``kept`` are products over heads, ``rows`` over row blocks,
-``math`` is what PyTorch does with empty inputs. The numbers in :func:`kernel` are where the measured times cross
-(4 × Zen 4, float32 and float64).
+``flash`` is PyTorch's fused kernel, ``halves`` several calls of it for one causal call, ``blocked`` and ``kept`` are
+products over heads, ``math`` is what PyTorch does with empty inputs. The numbers in :func:`kernel` are where the
+measured times cross (1, 2 and 4 threads of Zen 4, float32). Where others need the cores too, ``flash`` suffers least:
+its threads wait for each other only once.
 """
 
 import torch
@@ -11,41 +12,42 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.blocked import Kept, blocked
 from attnspec.backends.pytorch.call import Call
-from attnspec.backends.pytorch.causal_rows import CausalRows
+from attnspec.backends.pytorch.causal_halves import CausalHalves, blocks
 
 HALF = (torch.bfloat16, torch.float16)
 GROUP_FROM = 1 << 21
 """Multiply-adds per batch element from which each gets its own call with its own number of keys."""
+SHARE = 0.9
+"""Keys that remain, at most, where some are left out: numbers of keys that are not round slow products down by 9 %."""
 
 
 def kernel(call: Call) -> str:
-    """``flash``, ``blocked``, ``kept``, ``rows`` or ``math``."""
-    query = call.query
+    """``flash``, ``halves``, ``blocked``, ``kept`` or ``math``."""
+    query, m = call.query, call.key.shape[-2]
     b, h, n, _ = query.shape
-    heads, pairs = b * h, n * call.key.shape[-2]
+    heads, pairs = b * h, n * m
     total = heads * pairs
     if total == 0:
         return "math"
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or query.dtype in HALF:
+    if query.dtype in HALF or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "flash"
     threads = torch.get_num_threads()
-    differentiates = call.differentiates()
-    if threads == 1 and call.causal and call.mask is None and 384 <= n <= (2048 if differentiates else 1024):
-        return "rows"
-    if differentiates:
-        if total > 1 << 21:
-            return "flash"
-        if threads == 1:
-            kept = pairs <= 1 << 16 and total >= (1 << 15 if heads >= 8 else 1 << 16) and heads >= 4
-        elif heads <= threads:
-            kept = total >= 1 << 16 and (heads > 1 or pairs <= 1 << 19)
-        else:
-            kept = heads >= 2 * threads and pairs <= 25600 and total >= 1 << 15
-        return "kept" if kept else "flash"
-    if threads == 1:
-        return "blocked" if heads >= 64 and pairs <= 1 << 14 else "flash"
-    fits = pairs <= (1 << 16 if call.causal else 1 << 18)
-    return "blocked" if heads >= threads and fits and total >= 1 << 16 else "flash"
+    if call.causal and call.mask is None and n == m and _halves(call, threads):
+        return "halves"
+    if call.differentiates():
+        # the backward of flash gives every head to one thread
+        few = heads < threads and 1 << 18 <= total <= 1 << 19 and not call.causal
+        many = heads >= 4 * threads and 1 << 16 <= total <= 1 << 20
+        return "kept" if few or many else "flash"
+    short = threads > 1 and heads >= 4 * threads and pairs <= 1 << 14
+    return "blocked" if short and total >= 1 << 16 else "flash"
+
+
+def _halves(call: Call, threads: int) -> bool:
+    n, d = call.query.shape[-2:]
+    # from 1024 rows on flash leaves enough out, and several threads would wait for each other after every call
+    pays = n >= 384 if threads == 1 else 512 <= n < 1024
+    return pays and d == call.value.shape[-1] and blocks(n) > 1
 
 
 def dense(call: Call) -> Tensor:
@@ -54,8 +56,8 @@ def dense(call: Call) -> Tensor:
     chosen = kernel(call)
     if chosen == "kept" or chosen == "blocked":
         return _by_products(call, keep=chosen == "kept")
-    if chosen == "rows":
-        return _by_rows(call)
+    if chosen == "halves":
+        return _by_halves(call)
     if mask is not None and causal:
         mask, causal = call.allowed(), False
     d, d_v = query.shape[-1], value.shape[-1]
@@ -72,10 +74,11 @@ def _fitted(x: Tensor, width: int) -> Tensor:
     return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
-def _by_rows(call: Call) -> Tensor:
-    b, h, n, _ = call.query.shape
-    output: Tensor = CausalRows.apply(*(x.reshape(b * h, *x.shape[-2:]) for x in call[:3]), call.scale)  # type: ignore[no-untyped-call]
-    return output.view(b, h, n, -1)
+def _by_halves(call: Call) -> Tensor:
+    b, h, n, d = call.query.shape
+    joined = (_fitted(x.reshape(b * h, n, d), d) for x in call[:3])
+    output: Tensor = CausalHalves.apply(*joined, call.scale, blocks(n))[0]  # type: ignore[no-untyped-call]
+    return output.view(b, h, n, d)
 
 
 def _by_products(call: Call, *, keep: bool) -> Tensor:
@@ -92,14 +95,13 @@ def _by_products(call: Call, *, keep: bool) -> Tensor:
                 bias.masked_fill_(empty, 0)
             else:
                 empty = None
-        rows = bias.shape[-2]
-        alike = bias.dim() == 2 or bias.shape[0] * bias.shape[1] == 1
-        bias = bias.view(1, rows, m) if alike else bias.expand(b, h, -1, -1).reshape(b * h, rows, m)
+        # additions over whole matrices, not over single rows
+        bias = bias.expand(*bias.shape[:-2], n, m).contiguous()
     output: Tensor
     if keep:
-        output = Kept.apply(query, key, value, bias, call.scale)[0]  # type: ignore[no-untyped-call]
+        output = Kept.apply(query, key, value, bias, h, call.scale)[0]  # type: ignore[no-untyped-call]
     else:
-        output = blocked(query, key, value, bias, call.scale)
+        output = blocked(query, key, value, bias, h, call.scale)
     output = output.view(b, h, n, d_v)
     return output if empty is None else output.masked_fill(empty, 0)
 
@@ -109,7 +111,7 @@ def worth_grouping(call: Call, lengths: tuple[int, ...]) -> bool:
     b, h, n, d = call.query.shape
     threads = torch.get_num_threads()
     fills = h >= threads or (not call.differentiates() and h * n >= 64 * threads)
-    return fills and h * n * d * sum(lengths) >= b * GROUP_FROM and sum(lengths) <= 0.95 * b * call.key.shape[-2]
+    return fills and h * n * d * sum(lengths) >= b * GROUP_FROM and sum(lengths) <= SHARE * b * call.key.shape[-2]
 
 
 def grouped(call: Call) -> Tensor:

@@ -78,7 +78,7 @@ def _structured(call: Call) -> Call:
         if mask is None:
             call = call._replace(mask=None, causal=call.causal or causal)
         elif lengths:
-            if max(lengths) < m:
+            if max(lengths) <= cpu_routes.SHARE * m:
                 m = max(lengths)
                 call = call.first_keys(m)
             if min(lengths) == m:
@@ -93,7 +93,10 @@ def _worth_reading(call: Call, mask: Tensor) -> bool:
     work = b * h * n * d * call.key.shape[-2]
     if not call.query.is_cpu:
         return cuda_routes.worth_waiting(call.query, work)
-    return work >= (READ_FROM if mask.shape[-2] == 1 else 2 * READ_FROM)
+    if mask.shape[-2] == 1:
+        return work >= READ_FROM and work >= 2 * b * cpu_routes.GROUP_FROM
+    # up to 256 rows of 256 keys no kernel gains from what a mask says
+    return work >= 2 * READ_FROM and 128 * n * call.key.shape[-2] >= READ_FROM
 
 
 def _worth_grouping(call: Call, lengths: tuple[int, ...]) -> bool:
@@ -118,9 +121,11 @@ def _may_leak(output: Tensor, call: Call) -> bool:
     The sum is not finite then; that it also overflows for huge finite numbers only costs time.
     """
     wide = torch.float32 if output.dtype in cpu_routes.HALF else None
+    causal = call.mask is None and call.lengths is None
+    # The last row attends every key of a causal call, and the fused kernel sets excluded scores, whatever they are.
+    last = causal and output.shape[-2] and cpu_routes.kernel(call) == "flash"
+    read = output.detach()[:, :, -1] if last else output.detach()
     if not call.differentiates():
-        # The last row attends every key of a causal call, and the fused kernel sets excluded scores, whatever they are.
-        last = call.mask is None and output.shape[-2] and cpu_routes.kernel(call) == "flash"
-        return not isfinite((output[:, :, -1] if last else output).sum(dtype=wide))
-    total = output.detach().sum(dtype=wide) + call.key.detach().sum(dtype=wide) + call.value.detach().sum(dtype=wide)
-    return not isfinite(total)
+        return not isfinite(read.sum(dtype=wide))
+    total = read.sum(dtype=wide) + call.key.detach().sum(dtype=wide)
+    return not isfinite(total if causal else total + call.value.detach().sum(dtype=wide))

@@ -1,0 +1,161 @@
+"""The command line of the benchmarks."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from benchmarks import ceilings, floors, table
+from benchmarks.case import Case
+from benchmarks.machine import described, load
+from benchmarks.measuring import measure
+from benchmarks.results import FILE, Measurement, Run, read
+from benchmarks.suites import SUITES, Settings
+
+app = typer.Typer(
+    help="Measure the PyTorch backend against PyTorch's own ways.", add_completion=False, pretty_exceptions_enable=False
+)
+
+
+def unusable(message: str) -> NoReturn:
+    """End with status 2 and one line that names the cause."""
+    sys.stderr.write(f"benchmarks: {message}\n")
+    raise typer.Exit(2)
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Positive integers, separated by commas."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) for part in found):
+        unusable(f"{option}: expected positive integers separated by commas; got {text!r}")
+    return tuple(map(int, found))
+
+
+@app.callback(invoke_without_command=True)
+def run(
+    context: typer.Context,
+    suite: Annotated[list[str] | None, typer.Option(help="only this suite; may be repeated")] = None,
+    sizes: Annotated[str, typer.Option(help="lengths instead of the usual ones, such as 512,1024")] = "",
+    threads: Annotated[str, typer.Option(help="numbers of threads on the CPU; 1 and all of them if not given")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    rounds: Annotated[int, typer.Option(min=3, help="rounds of each case")] = 15,
+    seconds: Annotated[float, typer.Option(min=0, help="end a case after these seconds and at least 3 rounds")] = 20,
+    memory: Annotated[bool, typer.Option(help="measure peak memory, each in a process of its own")] = True,
+    quick: Annotated[bool, typer.Option(help="small sizes and few rounds, to see that everything runs")] = False,
+    output: Annotated[Path | None, typer.Option(help="folder for results.json, README.md and plots")] = None,
+    require: Annotated[bool, typer.Option(help="end with status 1 if a floor is missed")] = False,
+) -> None:
+    """Measure."""
+    if context.invoked_subcommand is not None:
+        return
+    for name in suite or ():
+        if name not in SUITES:
+            unusable(f"--suite: expected one of {', '.join(SUITES)}; got {name!r}")
+    if device not in ("cpu", "cuda"):
+        unusable(f"--device: expected cpu or cuda; got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        unusable("--device: expected a CUDA device on this machine; there is none: not measured on a GPU")
+    settings = Settings(device, numbers("--sizes", sizes), quick)
+    counts = numbers("--threads", threads) or tuple(sorted({1, os.cpu_count() or 1}))
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    found = measured(
+        suite or list(SUITES), settings, counts if device == "cpu" else (0,),
+        3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, output, console,
+    )  # fmt: skip
+    for shown in table.printed(found):
+        Console().print(shown)
+    if output is not None:
+        pictured(found, output, console)
+    finish(found, require)
+
+
+def measured(
+    suites: Sequence[str],
+    settings: Settings,
+    threads: Sequence[int],
+    rounds: int,
+    seconds: float,
+    memory: bool,
+    output: Path | None,
+    console: Console,
+) -> Run:
+    """All cases of the suites; what has been measured is written after every case."""
+    found = Run(described(settings.device) | {"load_before": load()}, settings.device)
+    results: list[Measurement] = []
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        planned = [(count, name) for count in threads for name in suites]
+        task = progress.add_task("", total=len(planned))
+        for count, name in planned:
+            if count:
+                torch.set_num_threads(count)
+            if str(count) not in found.ceilings:
+                rates = ceilings.measured(settings.device, quick=settings.quick)
+                found = replace(found, ceilings={**found.ceilings, str(count): rates})
+            for case in SUITES[name](settings):
+                results += _case(case, settings, rounds, seconds, memory, progress, task)
+                found = replace(found, measurements=tuple(results))
+                if output is not None:
+                    found.written(output / FILE)
+            progress.advance(task)
+    found = replace(found, machine={**found.machine, "load_after": load()})
+    if output is not None:
+        found.written(output / FILE)
+    return found
+
+
+def _case(
+    case: Case, settings: Settings, rounds: int, seconds: float, memory: bool, progress: Progress, task: TaskID
+) -> list[Measurement]:
+    def note(text: str) -> None:
+        progress.update(task, description=text)
+        if not progress.console.is_terminal:
+            progress.console.print(text, highlight=False)
+
+    return measure(case, settings, rounds=rounds, seconds=seconds, memory=memory, note=note)
+
+
+def pictured(run: Run, folder: Path, console: Console) -> None:
+    """The page and the plots beside the results."""
+    (folder / "README.md").write_text(table.markdown(run))
+    try:
+        from benchmarks.plot import drawn
+
+        drawn(run, folder)
+    except ImportError as error:
+        console.print(f"no plots: {error.name} is not installed (the extra `bench` has it)", highlight=False)
+
+
+def finish(run: Run, require: bool) -> None:
+    """Say which floors are missed, and who was wrong; with ``require`` that is status 1."""
+    wrong = [m for m in run.measurements if m.why_not.startswith("wrong")]
+    lines = [f"{floors.title(m)}: {m.subject} is {m.why_not}" for m in wrong] + floors.missed(run)
+    for line in lines:
+        sys.stderr.write(f"missed: {line}\n")
+    if require and lines:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help=f"a folder with {FILE}")],
+    require: Annotated[bool, typer.Option(help="end with status 1 if a floor is missed")] = False,
+) -> None:
+    """Print and draw results that were measured before."""
+    try:
+        found = read(folder / FILE)
+    except (OSError, ValueError) as error:
+        unusable(f"{folder}: expected a folder with {FILE}; {error}")
+    for shown in table.printed(found):
+        Console().print(shown)
+    pictured(found, folder, Console(stderr=True))
+    finish(found, require)

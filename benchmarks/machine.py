@@ -1,0 +1,45 @@
+"""Where it was measured."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "triton", "llvmlite", "numpy", "keras", "jax")
+
+
+def described(device: str) -> dict[str, Any]:
+    """Machine, versions and time, for the results."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_model(),
+        "cores": os.cpu_count(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := installed(name))},
+    }
+
+
+def cpu_model() -> str:
+    """What the processor calls itself."""
+    info = Path("/proc/cpuinfo")
+    names = [x for x in info.read_text().splitlines() if x.startswith("model name")] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, None if it is absent."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def load() -> float | None:
+    """How many processes wanted to run in the last minute, None where the system does not say."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

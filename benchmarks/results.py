@@ -1,0 +1,86 @@
+"""Results as they are written and read: one document for a run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "attnspec-benchmarks/1"
+FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One subject of one case. ``why_not`` says why it has no time: absent, wrong or failed."""
+
+    suite: str
+    case: str
+    mode: str
+    sizes: Mapping[str, int]
+    size: int
+    threads: int
+    subject: str
+    baseline: str
+    work: float
+    unit: str
+    ceiling: str
+    why_not: str = ""
+    seconds: float | None = None
+    quartiles: tuple[float, float] | None = None
+    first: float | None = None
+    rounds: int = 0
+    error: float | None = None
+    peak_bytes: int | None = None
+    peak_unknown: str = ""
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What the subjects of one case have in common."""
+        return self.suite, self.case, self.mode, tuple(sorted(self.sizes.items())), self.threads
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run: the machine, the rates that limit it by number of threads, the measurements."""
+
+    machine: Mapping[str, Any]
+    device: str
+    ceilings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    measurements: Sequence[Measurement] = ()
+
+    def groups(self) -> list[list[Measurement]]:
+        """The measurements case by case, in the order of the run."""
+        found: dict[tuple[Any, ...], list[Measurement]] = {}
+        for m in self.measurements:
+            found.setdefault(m.group, []).append(m)
+        return list(found.values())
+
+    def written(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
+
+
+def read(path: Path) -> Run:
+    """A run from JSON; ``ValueError`` for what is none."""
+    document = json.loads(path.read_text())
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: expected results with schema {SCHEMA!r}")
+    measurements = tuple(
+        Measurement(**{**m, "quartiles": tuple(m["quartiles"]) if m["quartiles"] else None})
+        for m in document["measurements"]
+    )
+    return Run(document["machine"], document["device"], document["ceilings"], measurements)
+
+
+def ratio(group: Sequence[Measurement], subject: str, to: str) -> float | None:
+    """How many times faster a subject is than another one; None if one of them has no time."""
+    seconds = {m.subject: m.seconds for m in group}
+    own, other = seconds.get(subject), seconds.get(to)
+    return None if own is None or other is None else other / own
+
+
+def best_of_others(group: Sequence[Measurement], subject: str) -> Measurement | None:
+    """The fastest of all other subjects."""
+    others = [m for m in group if m.subject != subject and m.seconds is not None]
+    return min(others, key=lambda m: m.seconds or 0.0, default=None)

@@ -1,0 +1,17 @@
+"""The suites: each a function from settings to cases, one file for each subject."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from benchmarks.case import Case
+from benchmarks.suites import additive, multihead, scaled_dot_product, scorers, step
+from benchmarks.suites.settings import Settings
+
+SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
+    "additive": additive.cases,
+    "step": step.cases,
+    "sdpa": scaled_dot_product.cases,
+    "multihead": multihead.cases,
+    "scorers": scorers.cases,
+}
+
+__all__ = ["SUITES", "Settings"]

@@ -1,0 +1,76 @@
+"""Multi-head self-attention, projections included, as in a layer of a transformer."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnspec.backends import pytorch
+from benchmarks.case import OURS, Case, Subject, Thunk, compiled, differentiated, forward
+from benchmarks.suites.settings import Inputs, Settings
+
+BATCH, HEADS, WIDTH = 4, 8, 512
+
+
+def heads(x: Tensor, w: Tensor) -> Tensor:
+    """Projections (B, heads, n, p) of x (B, n, d) by w (heads, p, d)."""
+    return F.linear(x, w.flatten(0, 1)).view(*x.shape[:-1], *w.shape[:2]).transpose(1, 2)
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """n tokens, with and without a causal mask."""
+    for n in settings.chosen((64, 256, 1024, 2048), (64,)):
+        for name in ("self-attention", "causal self-attention"):
+            for mode in ("forward", "forward+backward"):
+                yield case(settings, n, name, mode)
+
+
+def case(settings: Settings, n: int, name: str, mode: str) -> Case:
+    """One size."""
+    draw, causal = Inputs(settings.device), name.startswith("causal")
+    x = draw.normal(BATCH, n, WIDTH)
+    weights = tuple(draw.normal(HEADS, WIDTH // HEADS, WIDTH, scale=WIDTH**-0.5) for _ in range(3))
+    inputs = (x, *weights, draw.normal(WIDTH, WIDTH, scale=WIDTH**-0.5))
+    rows, take = draw.rows(n), forward if mode == "forward" else differentiated
+
+    def ours(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
+        return pytorch.multi_head_attention(x, x, x, w_q, w_k, w_v, w_o, causal=causal)
+
+    def eager(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
+        query, key, value = (heads(x, w) for w in (w_q, w_k, w_v))
+        pooled = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        return F.linear(pooled.transpose(1, 2).flatten(-2), w_o)
+
+    def layer() -> Thunk:
+        module = nn.MultiheadAttention(WIDTH, HEADS, bias=False, batch_first=True, device=settings.device).eval()
+        with torch.no_grad():
+            module.in_proj_weight.copy_(torch.cat([w.flatten(0, 1) for w in inputs[1:4]]))
+            module.out_proj.weight.copy_(inputs[4])
+        future = nn.Transformer.generate_square_subsequent_mask(n, device=x.device) if causal else None
+
+        def compute(x: Tensor) -> Tensor:
+            out: Tensor = module(x, x, x, need_weights=False, attn_mask=future, is_causal=causal)[0]
+            return out
+
+        return take(compute, (x,))
+
+    def exact() -> Tensor:
+        first, *w = (t.double() for t in (x[:1], *inputs[1:]))
+        query, key, value = (heads(first, u) for u in w[:3])
+        allowed = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()[rows] if causal else None
+        pooled = F.scaled_dot_product_attention(query[:, :, rows], key, value, attn_mask=allowed)
+        return F.linear(pooled.transpose(1, 2).flatten(-2), w[3])
+
+    work = 8.0 * BATCH * n * WIDTH**2 + 4.0 * BATCH * n * n * WIDTH
+    return Case(
+        "multihead", name, mode, {"B": BATCH, "heads": HEADS, "n": n, "d": WIDTH}, n,
+        work * (1.0 if mode == "forward" else 3.0), "FLOP", "matmul",
+        [
+            Subject("eager", lambda: take(eager, inputs)),
+            Subject("torch.compile", lambda: take(compiled(eager), inputs)),
+            Subject("nn.MultiheadAttention", layer),
+            Subject(OURS, lambda: take(ours, inputs)),
+        ],
+        exact, lambda out: out[:1, rows],
+    )  # fmt: skip

@@ -1,0 +1,50 @@
+"""One decoding step of additive attention, keys projected once for all steps: bound by reading keys and values."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch import additive
+from benchmarks.case import OURS, Case, Subject, Thunk, compiled, forward
+from benchmarks.suites.settings import Inputs, Settings
+
+BATCH, HIDDEN = 64, 512
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """m keys, values as wide as the hidden layer or narrow."""
+    for m in settings.chosen((128, 256, 512, 1024), (64,)):
+        for width in (512, 64):
+            yield case(settings, m, width)
+
+
+def case(settings: Settings, m: int, width: int) -> Case:
+    """One size."""
+    draw = Inputs(settings.device)
+    query, keys, value = draw.normal(BATCH, HIDDEN), draw.normal(BATCH, m, HIDDEN), draw.normal(BATCH, m, width)
+    w_q, w_v = draw.normal(HIDDEN, HIDDEN, scale=HIDDEN**-0.5), draw.normal(HIDDEN, scale=HIDDEN**-0.5)
+
+    def eager(query: Tensor) -> Tensor:
+        scores = torch.tanh((query @ w_q.mT).unsqueeze(-2) + keys) @ w_v
+        return (torch.softmax(scores, -1).unsqueeze(-2) @ value).squeeze(-2)
+
+    def ours() -> Thunk:
+        cache = additive.prepare_keys(keys, w_v, value)
+        return forward(lambda query: additive.step(cache, query @ w_q.mT), (query,))
+
+    def exact() -> Tensor:
+        scores = torch.tanh((query.double() @ w_q.double().mT).unsqueeze(-2) + keys.double()) @ w_v.double()
+        return (torch.softmax(scores, -1).unsqueeze(-2) @ value.double()).squeeze(-2)
+
+    return Case(
+        "step", f"decoding step, d_v={width}", "forward",
+        {"B": BATCH, "m": m, "h": HIDDEN, "d_v": width}, m,
+        4.0 * BATCH * m * (HIDDEN + width), "B", "memory",
+        [
+            Subject("eager", lambda: forward(eager, (query,))),
+            Subject("torch.compile", lambda: forward(compiled(eager), (query,))),
+            Subject(OURS, ours),
+        ],
+        exact, lambda out: out,
+    )  # fmt: skip

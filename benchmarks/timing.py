@@ -1,0 +1,94 @@
+"""Times: the subjects take turns, round by round, so that whatever else the machine does hits all of them."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+LEAST = 2e-3
+"""Seconds that one sample takes at least; quick calls are repeated within it."""
+
+FLUSH_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one call: of the first, and the median and quartiles of those that were sampled."""
+
+    first: float
+    samples: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        """The median."""
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The lower and the upper quartile."""
+        if len(self.samples) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return low, high
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    firsts: Mapping[str, float],
+    *,
+    rounds: int,
+    seconds: float,
+    device: str = "cpu",
+) -> dict[str, Times]:
+    """Samples of all calls, A B C A B C …, until there are ``rounds`` of each, or 3 and ``seconds`` have passed.
+
+    ``firsts`` holds how long the first call of each took, compilation and all. The first round only warms up.
+    """
+    sample = _on_cuda if device.startswith("cuda") else _on_cpu
+    repeats = {name: max(1, round(LEAST / max(sample(call, 1), 1e-7))) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    start = time.monotonic()
+    for done in range(rounds):
+        if done >= 3 and time.monotonic() - start > seconds:
+            break
+        for name, call in calls.items():
+            samples[name].append(sample(call, repeats[name]))
+    return {name: Times(firsts[name], taken) for name, taken in samples.items()}
+
+
+def timed(call: Callable[[], object], device: str = "cpu") -> float:
+    """Seconds of a single call."""
+    start = time.perf_counter()
+    call()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _on_cpu(call: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def _on_cuda(call: Callable[[], object], repeats: int) -> float:
+    """Between two events; the second-level cache is emptied before the first."""
+    torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda").zero_()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / repeats
+
+
+def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent p of values ~ sizes^p, by least squares of the logarithms; at least two sizes."""
+    from math import log
+
+    xs, ys = [log(s) for s in sizes], [log(v) for v in values]
+    return statistics.linear_regression(xs, ys).slope
