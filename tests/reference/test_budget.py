@@ -142,6 +142,21 @@ def test_gradients_of_plain_float32_stay_within_and_come_near() -> None:
     assert 0.05 < max(ratios) <= 1.0
 
 
+def test_the_gradient_of_shared_weights_may_be_summed_in_one_go() -> None:
+    """One after the other over all pairs of queries and keys, not first over the keys of each query."""
+    p = precision("additive_scores", "float32")
+    arguments = {"query": normal(60, 3), "key": normal(70, 3), "w_q": normal(2, 3), "w_k": normal(2, 3)}
+    hidden = np.tanh((arguments["query"] @ arguments["w_q"].T)[:, None] + arguments["key"] @ arguments["w_k"].T)
+    ratios = []
+    for _ in range(30):
+        cotangent = normal(60, 70)
+        given = {**arguments, "w_v": normal(2)}
+        value, budget = gradients(REFERENCE["additive_scores"], given, cotangent, p, np.float64)["w_v"]
+        total = np.cumsum((cotangent[..., None] * hidden).reshape(-1, 2), axis=0, dtype=np.float32)[-1]
+        ratios.append(float(np.max(np.abs(total - value) / budget)))
+    assert 0.02 < max(ratios) <= 1.0
+
+
 def test_soft_arrays_refuse_what_they_have_no_rule_for() -> None:
     x = Soft(np.ones(3), 0.0, precision("softmax", "float32"), given=True)
     with pytest.raises(TypeError):

@@ -25,8 +25,8 @@ HEAD_DIMS = frozenset({"d", "d_k", "d_v", "d_q", "p_q", "p_v"})
 TILE = 128
 """Rows or keys that a kernel computes at a time, at the most."""
 
-LONG = (("m",), ("n",), ("n", "m"))
-"""Which lengths are beyond a tile in the first rows."""
+LONG = (("m",), ("n",), ("n", "m"), ("d", "d_v", "p_v"))
+"""Which sizes are beyond a tile in the first rows; where several are, tiles are half as large."""
 
 Row = dict[str, Any]
 
@@ -93,7 +93,7 @@ def covering_rows(levels: dict[str, Sequence[Any]], rng: random.Random, most: in
 def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work: float) -> list[Example]:
     """Examples of an operation that cover pairs of levels; ``work`` bounds the multiply-adds of each.
 
-    The first ones are long in keys, in queries, and in both under a causal mask, however few there are.
+    The first ones are long in keys, in queries, in both under a causal mask, and wide, however few there are.
     """
     rng = random.Random(seed)
     levels = factors(operation, limits)
@@ -114,7 +114,7 @@ def _lengthened(row: Row, names: tuple[str, ...], levels: dict[str, Sequence[Any
     }
     if not changed:
         return row
-    if len(names) > 1:
+    if "n" in names and len(names) > 1:
         changed |= {name: value for name, value in (("flag:causal", True), ("batch", ())) if name in levels}
     return {**row, **changed, **{name: "normal" for name in levels if name.startswith("kind:")}}
 

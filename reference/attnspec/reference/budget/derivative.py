@@ -202,6 +202,15 @@ def _elementwise(*parts: Callable[[Soft, Soft, Sequence[Soft]], Soft]) -> Callab
     return rule
 
 
+def _of_right(a: Soft, b: Soft, g: Soft) -> Soft:
+    """The gradient of b in a @ b. One b for a whole batch may be summed over in one go, or element by element."""
+    right = _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)
+    if b.ndim > 2 or a.ndim == 2 or a.shape[:-1] != g.shape[:-1]:
+        return right
+    at_once = a.reshape(-1, a.shape[-1]).swapaxes(0, 1) @ g.reshape(-1, g.shape[-1])
+    return Soft(right.value, np.maximum(right.error, at_once.error), g.precision, size=right.size)
+
+
 def _matmul(result: Soft, a: Soft, b: Soft) -> Backward:
     if b.ndim == 1:
         of_matrix = _matmul(result[..., None], a, b[:, None])
@@ -220,7 +229,7 @@ def _matmul(result: Soft, a: Soft, b: Soft) -> Backward:
             lost = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
             lost = lost.sum(-1, keepdims=True)
             left = Soft(left.value, np.sqrt(left.error**2 + lost.astype(np.float64)), g.precision)
-        return [_unbroadcast(left, a.shape), _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)]
+        return [_unbroadcast(left, a.shape), _of_right(a, b, g)]
 
     return backward
 
