@@ -34,7 +34,7 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(corners=18, drawn=3, stride=3, stride_narrow=5, work=2.0**14, work_double=2.0**12),
+    "quick": Profile(corners=14, drawn=3, stride=3, stride_narrow=5, work=2.0**14, work_double=2.0**12),
     "full": Profile(corners=90, drawn=30, stride=2, stride_narrow=3, work=2.0**19, work_double=2.0**16),
     "release": Profile(corners=400, drawn=600, stride=1, stride_narrow=1, work=2.0**22, work_double=2.0**19),
 }

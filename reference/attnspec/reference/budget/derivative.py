@@ -18,12 +18,18 @@ Backward = Callable[[Soft], Sequence[Soft | None]]
 
 
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of a computation: its numbers, what it was computed from, and how a gradient goes back there."""
+    """An array of a computation: its numbers, what it was computed from, and how a gradient goes back there.
+
+    ``terms`` is how many were summed for each number, in the longest sum on the way.
+    """
 
     __array_priority__ = 1001
 
-    def __init__(self, soft: Soft, parents: Sequence["Traced"] = (), backward: Backward | None = None) -> None:
+    def __init__(
+        self, soft: Soft, parents: Sequence["Traced"] = (), backward: Backward | None = None, terms: int = 1
+    ) -> None:
         self.soft, self.parents, self.backward = soft, tuple(parents), backward
+        self.terms = max([terms, *(p.terms for p in self.parents)])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +77,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         def backward(g: Soft) -> Sequence[Soft]:
             return [g.reshape(whole.shape).broadcast_to(self.shape)]
 
-        return Traced(self.soft.sum(axis=axis, keepdims=keepdims), [self], backward)
+        terms = self.soft.value.size // max(whole.value.size, 1)
+        return Traced(self.soft.sum(axis=axis, keepdims=keepdims), [self], backward, terms)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> "Traced":
         """Means."""
@@ -94,7 +101,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return NotImplemented
         parents = [self._wrap(x) for x in inputs]
         result = ufunc(*(p.soft for p in parents))
-        return Traced(result, parents, rule(result, *(p.soft for p in parents)))
+        terms = parents[0].shape[-1] if ufunc is np.matmul else 1
+        return Traced(result, parents, rule(result, *(p.soft for p in parents)), terms)
 
     def __array_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -157,8 +165,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _softmax(self, mask: Numbers | None) -> "Traced":
         weights = self.soft._softmax(mask)
-        # Kernels recompute the weights as exp(e − L), with L, the logarithm of the sum, as it was stored.
-        stored = weights.precision.accumulation * np.abs(self.soft.value).max(-1, keepdims=True, initial=0.0)
+        # Kernels recompute the weights as exp(e − L), with L, the logarithm of the sum, as it was stored, and with
+        # scores e that were summed in another order than those in L.
+        units = np.sqrt(1 + 2 * 0.25 * self.terms)
+        stored = units * weights.precision.accumulation * np.abs(self.soft.value).max(-1, keepdims=True, initial=0.0)
         error = np.sqrt(weights.error**2 + (weights.value * stored).astype(np.float64) ** 2)
         weights = Soft(weights.value, error, weights.precision, weights=weights.weights)
 
