@@ -13,7 +13,7 @@ from attnspec.conformance.corners import corners
 from attnspec.conformance.examples import Example
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.registry import Check
-from attnspec.conformance.profiles import NARROW, Profile
+from attnspec.conformance.profiles import NARROW, Effort, Profile
 from attnspec.conformance.reduction import reduced
 from attnspec.conformance.results import Result, Status
 from attnspec.conformance.snippet import counterexample
@@ -90,7 +90,7 @@ class _Progress:
 @dataclass
 class _Run:
     subject: Subject
-    profile: Profile
+    effort: Effort
     mark: Mark
     laws: dict[str, _Progress] = field(default_factory=dict)
 
@@ -142,7 +142,7 @@ def judge(
     """
     operation = OPERATIONS[case.operation]
     subject = Subject(backend, contract, operation, case.dtype, device)
-    run = _Run(subject, profile, mark)
+    run = _Run(subject, profile.at(case.dtype), mark)
     settled = dict(skip or {})
     for law in case.laws:
         if law in settled:
@@ -159,30 +159,27 @@ def judge(
 
 
 def _explore(run: _Run, operation: Operation, seed: int, stop_at_first: bool) -> None:
-    limits, dtype = run.subject.limits, run.subject.dtype
-    work = run.profile.work_for(dtype)
-    rows = corners(operation, limits, seed=seed, most=run.profile.corners, work=work)
+    rows = corners(operation, run.subject.limits, seed=seed, most=run.effort.corners, work=run.effort.work)
     for i, example in enumerate(rows):
         _try(run, operation, example, i, first=i == 0)
         if not run.open or (stop_at_first and len(run.open) < len(run.laws)):
             return
-    if run.profile.drawn:
-        _draw(run, operation, seed, work, stop_at_first)
+    if run.effort.drawn:
+        _draw(run, operation, seed, len(rows), stop_at_first)
 
 
-def _draw(run: _Run, operation: Operation, seed: int, work: float, stop_at_first: bool) -> None:
-    """Let Hypothesis look for examples, in the direction of larger error ratios."""
-    count = 0
+def _draw(run: _Run, operation: Operation, seed: int, count: int, stop_at_first: bool) -> None:
+    """Let Hypothesis look for examples after the first ``count``, in the direction of larger error ratios."""
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
-        max_examples=run.profile.drawn,
+        max_examples=run.effort.drawn,
         database=None,
         deadline=None,
         phases=(hypothesis.Phase.generate, hypothesis.Phase.target),
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    @hypothesis.given(examples(operation, run.subject.limits, work=work))
+    @hypothesis.given(examples(operation, run.subject.limits, work=run.effort.work))
     def explore(example: Example) -> None:
         nonlocal count
         if not run.open or (stop_at_first and len(run.open) < len(run.laws)):
@@ -202,11 +199,10 @@ def _try(run: _Run, operation: Operation, example: Example, index: int, *, first
         judgeable = subject.in_domain(arguments)
     except Violation:
         judgeable = True
-    stride = run.profile.stride_for(subject.dtype)
     for place, progress in enumerate(run.open):
         check, law = progress.check, progress.check.law.id
         always = law == "operation.oracle" or (check.ensemble and subject.dtype in NARROW)
-        if first if check.once else judgeable and (always or (index + place) % stride == 0):
+        if first if check.once else judgeable and (always or (index + place) % run.effort.stride == 0):
             run.mark(law, example)
             run.check(progress, arguments, example.seed)
             largest = max(largest, subject.ratio)
