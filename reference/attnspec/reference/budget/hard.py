@@ -15,8 +15,8 @@ _EXP = 4.0
 """Units in the last place that an exponential may err."""
 
 _TANH = 8.0
-"""Units of 1 that a hyperbolic tangent may err: 1 − 2r with r = 1/(1 + exp 2x) counts each rounding of r twice, and there
-are four where two terms share a division."""
+"""Units of 1 that a hyperbolic tangent may err: 1 − 2r with r = 1/(1 + exp 2x) counts each rounding of r twice, and
+there are four where two terms share a division."""
 
 _LARGEST_EXPONENT = 700.0
 
