@@ -1,5 +1,6 @@
 """The pytest plugin. It is loaded in every run of every user's pytest, and imports nothing heavy until it is used."""
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Collect verdicts where the run is controlled; workers of xdist only hand theirs on."""
     if config.getoption("--attn-backend") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporter(config), REPORTER)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A worker of ``attnspec check`` ends without looking for garbage, which would take it half a second."""
+    if hasattr(config, "workerinput") and config.getoption("--attn-crumbs"):
+        gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -5,6 +5,7 @@ none, as JSON.
 """
 
 import contextlib
+import gc
 import json
 import sys
 from dataclasses import asdict
@@ -77,6 +78,7 @@ def main() -> None:
     except BackendError as error:
         answer = {"error": str(error)}
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    gc.freeze()  # looking for garbage at the end would take longer than all else but the import
 
 
 if __name__ == "__main__":
