@@ -1,8 +1,7 @@
 """What is measured: cases, and for each the subjects that compute the same."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,7 +28,8 @@ class Case:
 
     ``sizes`` are its dimensions; ``size`` is the one along which it grows. ``work`` counts units (terms, multiply-adds
     times two, bytes) and ``unit`` names them; ``ceiling`` names the rate that limits it. ``exact`` computes a part of
-    the first result in double precision, ``part`` takes the same part of a subject's.
+    the first result in double precision, ``part`` takes the same part of a subject's. ``memory`` says that peaks are
+    measured too.
     """
 
     suite: str
@@ -44,7 +44,7 @@ class Case:
     exact: Callable[[], Tensor]
     part: Callable[[Tensor], Tensor]
     baseline: str = "eager"
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    memory: bool = False
 
     @property
     def key(self) -> str:

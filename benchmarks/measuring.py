@@ -45,7 +45,7 @@ def measure(
         del calls[name]
     times = interleaved(calls, firsts, rounds=rounds, seconds=seconds, device=settings.device)
     peaks: dict[str, Any] = {}
-    for name in calls if memory else ():
+    for name in calls if memory and case.memory else ():
         note(f"{case.key}: memory of {name}")
         if settings.device == "cpu":
             arguments = {"sizes": settings.sizes or [case.size], "quick": settings.quick}
