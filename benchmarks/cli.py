@@ -64,18 +64,31 @@ def run(
         unusable("--device: expected a CUDA device on this machine; there is none: not measured on a GPU")
     settings = Settings(device, numbers("--sizes", sizes), quick)
     counts = numbers("--threads", threads) or tuple(sorted({1, os.cpu_count() or 1}))
+    before = None
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
+        if (output / FILE).exists():
+            before = earlier(output, device)
     console = Console(stderr=True)
     found = measured(
         suite or list(SUITES), settings, counts if device == "cpu" else (0,),
-        3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, output, console,
+        3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, before, output, console,
     )  # fmt: skip
     for shown in table.printed(found):
         Console().print(shown)
     if output is not None:
         pictured(found, output, console)
     finish(found, require)
+
+
+def earlier(folder: Path, device: str) -> Run:
+    """Results that are in the folder already, to which new ones are added."""
+    try:
+        before = read(folder / FILE)
+        Run(described(device), device).after(before)
+    except ValueError as error:
+        unusable(f"--output: expected an empty folder or results of this machine; {error}")
+    return before
 
 
 def measured(
@@ -85,10 +98,11 @@ def measured(
     rounds: int,
     seconds: float,
     memory: bool,
+    before: Run | None,
     output: Path | None,
     console: Console,
 ) -> Run:
-    """All cases of the suites; what has been measured is written after every case."""
+    """All cases of the suites, and those of an earlier run besides; written after every case."""
     found = Run(described(settings.device) | {"load_before": load()}, settings.device)
     results: list[Measurement] = []
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
@@ -105,9 +119,10 @@ def measured(
                 results += _case(case, settings, rounds, seconds, memory, progress, task)
                 found = replace(found, measurements=tuple(results))
                 if output is not None:
-                    found.written(output / FILE)
+                    (found if before is None else found.after(before)).written(output / FILE)
             progress.advance(task)
     found = replace(found, machine={**found.machine, "load_after": load()})
+    found = found if before is None else found.after(before)
     if output is not None:
         found.written(output / FILE)
     return found

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,29 @@ class Run:
             found.setdefault(m.group, []).append(m)
         return list(found.values())
 
+    def after(self, before: "Run") -> "Run":
+        """This run with what an earlier one measured besides; ``ValueError`` if its machine or versions were others."""
+        same = ("device", "versions")
+        if any(self.machine[k] != before.machine[k] for k in same):
+            raise ValueError(f"results of another machine or other versions: {[before.machine[k] for k in same]}")
+        anew = {m.group for m in self.measurements}
+        kept = [m for m in before.measurements if m.group not in anew]
+        return replace(
+            self, ceilings={**before.ceilings, **self.ceilings}, measurements=_ordered((*kept, *self.measurements))
+        )
+
     def written(self, path: Path) -> None:
         """Write it as JSON."""
         path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
+
+
+def _ordered(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """Suites and cases in the order in which they came, smaller sizes first."""
+    place = {key: i for i, key in enumerate(dict.fromkeys((m.threads, m.suite) for m in measurements))}
+    cases = {key: i for i, key in enumerate(dict.fromkeys((m.suite, m.case, m.mode) for m in measurements))}
+    return tuple(
+        sorted(measurements, key=lambda m: (place[m.threads, m.suite], m.size, cases[m.suite, m.case, m.mode]))
+    )
 
 
 def read(path: Path) -> Run:

@@ -1,5 +1,6 @@
 """Times: the subjects take turns, round by round, so that whatever else the machine does hits all of them."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-LEAST = 2e-3
+LEAST = 4e-3
 """Seconds that one sample takes at least; quick calls are repeated within it."""
 
 FLUSH_BYTES = 256 * 2**20
@@ -42,10 +43,12 @@ def interleaved(
     seconds: float,
     device: str = "cpu",
 ) -> dict[str, Times]:
-    """Samples of all calls, A B C A B C …, until there are ``rounds`` of each, or 3 and ``seconds`` have passed.
+    """Samples of all calls in turns, until there are ``rounds`` of each, or 3 and ``seconds`` have passed.
 
-    ``firsts`` holds how long the first call of each took, compilation and all. The first round only warms up.
+    The order is drawn anew in every round, since a call finds the caches as the one before left them. ``firsts`` holds
+    how long the first call of each took, compilation and all. A first round only warms up.
     """
+    order, rng = list(calls), random.Random(0)
     sample = _on_cuda if device.startswith("cuda") else _on_cpu
     repeats = {name: max(1, round(LEAST / max(sample(call, 1), 1e-7))) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -53,8 +56,9 @@ def interleaved(
     for done in range(rounds):
         if done >= 3 and time.monotonic() - start > seconds:
             break
-        for name, call in calls.items():
-            samples[name].append(sample(call, repeats[name]))
+        rng.shuffle(order)
+        for name in order:
+            samples[name].append(sample(calls[name], repeats[name]))
     return {name: Times(firsts[name], taken) for name, taken in samples.items()}
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -61,12 +62,13 @@ def test_subjects_take_turns() -> None:
 
     def call(name: str) -> None:
         order.append(name)
-        torch.randn(400_000).sort()
+        time.sleep(0.005)
 
     calls = {name: partial(call, name) for name in "abc"}
     times = interleaved(calls, dict.fromkeys("abc", 0.5), rounds=4, seconds=60)
-    in_turn = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
-    assert in_turn == list("abc") * 5
+    turns = order[-12:]  # one call for each sample
+    assert all(sorted(turns[i : i + 3]) == list("abc") for i in range(0, 12, 3))
+    assert len({tuple(turns[i : i + 3]) for i in range(0, 12, 3)}) > 1
     assert all(len(t.samples) == 4 and t.first == 0.5 for t in times.values())
     low, high = times["a"].quartiles
     assert low <= times["a"].median <= high
@@ -106,6 +108,18 @@ def test_documents_are_read_as_they_were_written(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{}")
     with pytest.raises(ValueError, match="expected results with schema"):
         read(tmp_path / FILE)
+
+
+def test_cases_measured_again_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
+    before = run(measurement("eager", 1.0, size=512), measurement("eager", 4.0, size=1024, sizes={"n": 1024}))
+    both = run(measurement("eager", 2.0, size=512)).after(before)
+    assert [(m.size, m.seconds) for m in both.measurements] == [(512, 2.0), (1024, 4.0)]
+    with pytest.raises(ValueError, match="another machine"):
+        replace(before, machine={**before.machine, "device": "another"}).after(before)
+    before.written(tmp_path / FILE)
+    done = command("--quick", "--suite", "scorers", "--output", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("benchmarks: --output: expected an empty folder or results of this machine; ")
 
 
 def test_the_page_names_machine_ratios_and_who_is_absent() -> None:
