@@ -35,10 +35,10 @@ def kernel(call: Call) -> str:
     if call.causal and call.mask is None and n == m and _halves(call, threads):
         return "halves"
     if call.differentiates():
-        # the backward of flash gives every head to one thread
+        # the backward of flash gives every head to one thread; more than two would wait for each other too often
         few = heads < threads and 1 << 18 <= total <= 1 << 19 and not call.causal
         many = heads >= 4 * threads and 1 << 16 <= total <= 1 << 20
-        return "kept" if few or many else "flash"
+        return "kept" if threads <= 2 and (few or many) else "flash"
     short = threads > 1 and heads >= 4 * threads and pairs <= 1 << 14
     return "blocked" if short and total >= 1 << 16 else "flash"
 
