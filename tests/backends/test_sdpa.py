@@ -98,7 +98,7 @@ def test_every_route_is_the_formula(dtype: torch.dtype, kind: str, causal: bool)
         assert (got.double() - expected).abs().amax(()) <= budget(dtype, m, d) if got.numel() else True
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (4, 2), (16, 4)])
 @pytest.mark.parametrize("n", [16, 64, 130, 400, 512])
 def test_results_and_gradients_agree_on_every_cpu_kernel(threads: int, heads: tuple[int, int], n: int) -> None:
@@ -138,7 +138,7 @@ def test_every_cpu_kernel_is_named_somewhere() -> None:
     """The sizes of the test above reach all of them."""
     before, seen = torch.get_num_threads(), set()
     try:
-        for threads, heads, n, gradient in product((1, 4), (1, 4, 64), (0, 64, 400), (False, True)):
+        for threads, heads, n, gradient in product((1, 2, 4), (1, 4, 64), (0, 64, 400), (False, True)):
             torch.set_num_threads(threads)
             x = torch.randn(1, heads, n, 8, requires_grad=gradient)
             seen |= {path_for(x, x, x, causal=causal).split(": ")[1] for causal in (False, True)}
