@@ -1,6 +1,8 @@
 """``python -m benchmarks``."""
 
-from benchmarks.cli import app
+import sys
+
+from benchmarks.cli import main
 
 if __name__ == "__main__":
-    app(prog_name="python -m benchmarks")
+    sys.exit(main())

@@ -6,20 +6,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.exact import cotangent
+
 Thunk = Callable[[], Sequence[Tensor]]
 """A call, ready to be timed: its results, first the output, then gradients if the case has any."""
 
 OURS = "attnspec"
+FORWARD, BOTH = "forward", "forward+backward"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to compute a case. ``make`` does what is done once (compilation, caches) and returns the call."""
+    """One way to compute a case. ``make`` does what is done once (caches, weights) and returns the call."""
 
     name: str
     make: Callable[[], Thunk]
     absent: str = ""
-    """Why it cannot be measured here; empty if it can."""
+    """Why it cannot be measured here; empty if it can. A call may also say so by ``NotImplementedError``."""
+    compiles: bool = False
+    """Whether the first call compiles, so that its memory is not the call's."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,9 @@ class Case:
     """One computation, and those who do it.
 
     ``sizes`` are its dimensions; ``size`` is the one along which it grows. ``work`` counts units (terms, multiply-adds
-    times two, bytes) and ``unit`` names them; ``ceiling`` names the rate that limits it. ``exact`` computes a part of
-    the first result in double precision, ``part`` takes the same part of a subject's. ``memory`` says that peaks are
-    measured too.
+    times two, bytes) and ``unit`` names them; ``ceiling`` names the rate that limits it. ``formula`` gives the results,
+    or a part of them, in the precision it is asked for; ``part`` takes the same part of a subject's results. ``memory``
+    says that peaks are measured too.
     """
 
     suite: str
@@ -41,10 +46,19 @@ class Case:
     unit: str
     ceiling: str
     subjects: Sequence[Subject]
-    exact: Callable[[], Tensor]
-    part: Callable[[Tensor], Tensor]
+    formula: Callable[[torch.dtype], Sequence[Tensor]]
+    part: Callable[[Sequence[Tensor]], Sequence[Tensor]]
     baseline: str = "eager"
     memory: bool = False
+    shared: int = 0
+    """How many inputs, the last ones, have no batch dimension, so that their gradients are sums over all of it."""
+
+    def summands(self, results: int) -> list[int]:
+        """For each of the results, how many numbers of its own size it adds up: 1, or a sum over batch, n and m."""
+        n = self.sizes["n"] if self.shared else 1
+        whole = self.sizes.get("B", 1) * n * self.sizes.get("m", n)
+        shared = self.shared if results > 1 else 0
+        return [1] * (results - shared) + [whole] * shared
 
     @property
     def key(self) -> str:
@@ -52,20 +66,9 @@ class Case:
         return f"{self.name}, {self.mode}, " + ", ".join(f"{k}={v}" for k, v in self.sizes.items())
 
 
-def differentiated(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Thunk:
-    """Forward and backward: the output and the gradients of all inputs for a cotangent of ones and minus ones."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-
-    def call() -> Sequence[Tensor]:
-        out = compute(*leaves)
-        return (out, *torch.autograd.grad(out, leaves, cotangent(out)))
-
-    return call
-
-
-def cotangent(out: Tensor) -> Tensor:
-    """Alternating signs, without memory of its own."""
-    return out.detach().new_tensor([1.0, -1.0]).repeat(-(-out.shape[-1] // 2))[: out.shape[-1]].expand_as(out)
+def call_of(mode: str, compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Thunk:
+    """The call that a mode asks for."""
+    return forward(compute, inputs) if mode == FORWARD else differentiated(compute, inputs)
 
 
 def forward(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Thunk:
@@ -78,8 +81,28 @@ def forward(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Thunk:
     return call
 
 
+def differentiated(
+    compute: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor] = (),
+    arranged: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
+) -> Thunk:
+    """Forward and backward: the output and the gradients of all inputs for a cotangent of ones and minus ones.
+
+    ``parameters`` are a module's own, which ``compute`` reads itself; ``arranged`` views their gradients in the order
+    and shapes of the formula's.
+    """
+    leaves = [x.detach().requires_grad_() for x in inputs]
+
+    def call() -> Sequence[Tensor]:
+        out = compute(*leaves)
+        gradients = torch.autograd.grad(out, [*leaves, *parameters], cotangent(out))
+        return (out, *gradients[: len(leaves)], *arranged(gradients[len(leaves) :]))
+
+    return call
+
+
 def compiled(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function, compiled anew by ``torch.compile``."""
-    torch._dynamo.reset()
+    """The same function under ``torch.compile``."""
     function: Callable[..., Tensor] = torch.compile(compute, dynamic=False)
     return function

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.case import OURS
-from benchmarks.results import Measurement, Run, best_of_others, ratio
+from benchmarks.case import BOTH, FORWARD, OURS
+from benchmarks.growth import FROM, growths
+from benchmarks.results import Measurement, Run, best_of_others, in_words, ratio
 from benchmarks.suites.scaled_dot_product import PLAIN
-from benchmarks.timing import slope
 
 Group = Sequence[Measurement]
 
@@ -43,7 +43,6 @@ def _against_best(group: Group) -> float | None:
     return None if best is None else ratio(group, OURS, best.subject)
 
 
-FORWARD, BOTH = "forward", "forward+backward"
 FLOORS = (
     Floor("forward, times eager", "additive", lambda c: _one_thread(c, FORWARD, 512, 1024), _against("eager"), 50),
     Floor("forward and backward, times eager", "additive", lambda c: _one_thread(c, BOTH, 512), _against("eager"), 25),
@@ -60,38 +59,49 @@ FLOORS = (
 )  # fmt: skip
 
 
+STEEPEST = 1.1
+"""Additive attention does n·m times the same work, and the exponent of its time is 1, within a tenth."""
+
+
 def missed(run: Run) -> list[str]:
-    """One line for every floor that is not reached by a case of the run."""
-    lines = []
-    for group in run.groups():
-        for floor in FLOORS:
-            if group[0].suite == floor.suite and floor.applies(group[0]):
-                number = floor.number(group)
-                if number is not None and number < floor.least:
-                    lines.append(
-                        f"{title(group[0])}: {floor.what}: expected at least {floor.least:g}, got {number:.3g}"
-                    )
-    return lines + _growth(run)
-
-
-def _growth(run: Run) -> list[str]:
-    """Additive attention grows linearly in n·m: from 512 on, the exponent of n is 2, within a tenth."""
-    lines = []
-    for threads in sorted({m.threads for m in run.measurements}):
-        for mode in (FORWARD, BOTH):
-            points = [
-                (m.size, m.seconds) for m in run.measurements
-                if (m.suite, m.subject, m.mode, m.threads) == ("additive", OURS, mode, threads)
-                and m.seconds is not None and m.size >= 512
-            ]  # fmt: skip
-            if len(points) > 1:
-                p = slope([float(n) for n, _ in points], [s for _, s in points])
-                if p > 2.2:
-                    lines.append(f"additive, {mode}, {threads} threads: time grows as n^{p:.2f}, expected n^2")
+    """One line for every floor that is not reached by a case of the run, and for every case we do not compute."""
+    lines = [
+        f"{title(m)}: {m.subject} is {m.why_not}"
+        for m in run.measurements
+        if m.why_not.startswith("wrong") or (m.subject == OURS and m.why_not)
+    ]
+    for group, floor, number in _applied(run):
+        if number is not None and number < floor.least:
+            lines.append(f"{title(group[0])}: {floor.what}: expected at least {floor.least:g}, got {number:.3g}")
+    for g in growths(run):
+        if (g.suite, g.subject) == ("additive", OURS) and g.exponent > STEEPEST:
+            case = f"additive: {g.case}, {g.mode}, from {FROM} on{in_words(g.threads)}"
+            lines.append(f"{case}: time grows as (n·m)^{g.exponent:.2f}, expected at most {STEEPEST:g}")
     return lines
+
+
+def unchecked(run: Run) -> list[str]:
+    """One line for every floor that says nothing of this run: no case of it, or not all that is compared."""
+    number_of = [(floor, number) for _, floor, number in _applied(run)]
+    lines = []
+    for floor in FLOORS:
+        if not any(f is floor for f, _ in number_of):
+            lines.append(f"{floor.suite}: {floor.what}: no such case in this run")
+        elif any(f is floor and number is None for f, number in number_of):
+            lines.append(f"{floor.suite}: {floor.what}: not everything was measured")
+    return lines
+
+
+def _applied(run: Run) -> list[tuple[Group, Floor, float | None]]:
+    return [
+        (group, floor, floor.number(group))
+        for group in run.groups()
+        for floor in FLOORS
+        if group[0].suite == floor.suite and floor.applies(group[0])
+    ]
 
 
 def title(m: Measurement) -> str:
     """A case in words."""
     sizes = ", ".join(f"{k}={v}" for k, v in m.sizes.items())
-    return f"{m.suite}: {m.case}, {m.mode}, {sizes}" + (f", {m.threads} threads" if m.threads else "")
+    return f"{m.suite}: {m.case}, {m.mode}, {sizes}" + in_words(m.threads)

@@ -17,12 +17,17 @@ def described(device: str) -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_model(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := installed(name))},
     }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_model() -> str:

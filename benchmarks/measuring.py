@@ -1,18 +1,32 @@
 """Measuring one case: subjects are made, found right or wrong, and timed in turns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.case import Case, Thunk
+from benchmarks.case import Case, Subject, Thunk
+from benchmarks.exact import errors
 from benchmarks.memory import peak_on_cpu, peak_on_cuda
 from benchmarks.results import Measurement
 from benchmarks.suites.settings import Settings
-from benchmarks.timing import interleaved, timed
+from benchmarks.timing import Times, interleaved, timed
 
 ALLOWED = 16.0
-"""How many times the error of the baseline a subject's may be: reordered sums differ by a few."""
+"""How many times the error of the formula itself in single precision a subject's may be: sums in another order differ
+by a few."""
+
+
+@dataclass
+class Examined:
+    """The subjects of a case after their first calls: those that can be timed, and why the others cannot."""
+
+    calls: dict[str, Thunk] = field(default_factory=dict)
+    firsts: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    why_not: dict[str, str] = field(default_factory=dict)
 
 
 def measure(
@@ -26,58 +40,85 @@ def measure(
 ) -> list[Measurement]:
     """One measurement for every subject of a case; who is absent, wrong or fails is not timed, and says why."""
     threads = torch.get_num_threads() if settings.device == "cpu" else 0
-    why_not, calls, firsts, errors = {}, {}, {}, {}
-    exact = case.exact()
-    for subject in case.subjects:
-        note(f"{case.key}: {subject.name}")
-        if subject.absent:
-            why_not[subject.name] = f"absent: {subject.absent}"
-            continue
-        try:
-            call, firsts[subject.name], errors[subject.name] = _first(subject.make, case, exact, settings.device)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError) as error:
-            why_not[subject.name] = f"failed: {(str(error).splitlines() or [''])[0]}"
-            continue
-        calls[subject.name] = call
-    allowed = ALLOWED * max(errors.get(case.baseline, 0.0), torch.finfo(torch.float32).eps)
-    for name in [n for n, error in errors.items() if not error <= allowed]:
-        why_not[name] = f"wrong: error {errors[name]:.1e}, allowed {allowed:.1e}"
-        del calls[name]
-    times = interleaved(calls, firsts, rounds=rounds, seconds=seconds, device=settings.device)
-    peaks: dict[str, Any] = {}
-    for name in calls if memory and case.memory else ():
+    examined = examine(case, settings.device, note)
+    times = interleaved(examined.calls, examined.firsts, rounds=rounds, seconds=seconds, device=settings.device)
+    peaks: dict[str, int | str] = {}
+    for name, call in examined.calls.items() if memory and case.memory else ():
         note(f"{case.key}: memory of {name}")
         if settings.device == "cpu":
-            arguments = {"sizes": settings.sizes or [case.size], "quick": settings.quick}
-            peaks[name] = peak_on_cpu(case.suite, case.key, name, threads, arguments)
+            peaks[name] = peak_on_cpu(case.suite, case.key, name, threads, {"sizes": [case.size]})
         else:
-            peaks[name] = peak_on_cuda(calls[name])
-    found = []
+            peaks[name] = peak_on_cuda(call)
+    return [_measurement(case, subject.name, threads, examined, times, peaks) for subject in case.subjects]
+
+
+def examine(case: Case, device: str, note: Callable[[str], None] = lambda text: None) -> Examined:
+    """The first call of every subject, compared with the formula in double precision."""
+    torch._dynamo.reset()
+    note(f"{case.key}: formula")
+    exact = case.formula(torch.float64)
+    eps = torch.finfo(torch.float32).eps
+    off = errors(case.formula(torch.float32), exact)
+    # rounding errors of a sum are as good as independent: they grow with the root of the number of summands
+    floors = [eps * summands**0.5 for summands in case.summands(len(off))]
+    allowed = [ALLOWED * max(error, floor) for error, floor in zip(off, floors, strict=True)]
+    found = Examined()
     for subject in case.subjects:
         name = subject.name
-        t, peak = times.get(name), peaks.get(name)
-        found.append(
-            Measurement(
-                case.suite, case.name, case.mode, dict(case.sizes), case.size, threads, name, case.baseline,
-                case.work, case.unit, case.ceiling, why_not.get(name, ""),
-                None if t is None else t.median, None if t is None else t.quartiles,
-                None if t is None else t.first, 0 if t is None else len(t.samples), errors.get(name),
-                peak if isinstance(peak, int) else None, peak if isinstance(peak, str) else "",
-            )
-        )  # fmt: skip
+        note(f"{case.key}: {name}")
+        if subject.absent:
+            found.why_not[name] = f"absent: {subject.absent}"
+            continue
+        try:
+            call, found.firsts[name], results = _first(subject, device)
+            off = errors(case.part(results), exact)
+        except NotImplementedError as error:
+            found.why_not[name] = f"absent: {_line(error)}"
+            continue
+        except (RuntimeError, ValueError, TypeError, ImportError) as error:
+            found.why_not[name] = f"failed: {_line(error)}"
+            continue
+        del results
+        found.errors[name] = max(off)
+        wrong = [i for i, (error, limit) in enumerate(zip(off, allowed, strict=True)) if not error <= limit]
+        if wrong:
+            what = f"gradient {wrong[0]}" if wrong[0] else "output"
+            found.why_not[name] = f"wrong: {what}: error {off[wrong[0]]:.1e}, allowed {allowed[wrong[0]]:.1e}"
+        else:
+            found.calls[name] = call
     return found
 
 
-def _first(make: Callable[[], Thunk], case: Case, exact: torch.Tensor, device: str) -> tuple[Thunk, float, float]:
-    """The call, how long making and calling it took at first, and the largest error relative to the largest number."""
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _first(subject: Subject, device: str) -> tuple[Thunk, float, list[Tensor]]:
+    """The call, how long making and calling it took at first, and its results."""
     made: list[Thunk] = []
-    outputs: list[torch.Tensor] = []
+    results: list[Tensor] = []
 
     def both() -> None:
-        made.append(make())
-        outputs.append(made[0]()[0])
+        made.append(subject.make())
+        results.extend(made[0]())
 
     seconds = timed(both, device)
-    part = case.part(outputs[0].detach()).double()
-    error = float((part - exact.detach()).abs().max() / exact.detach().abs().max())
-    return made[0], seconds, error
+    return made[0], seconds, results
+
+
+def _measurement(
+    case: Case, name: str, threads: int, examined: Examined, times: Mapping[str, Times], peaks: Mapping[str, int | str]
+) -> Measurement:
+    fixed: dict[str, Any] = {
+        "suite": case.suite, "case": case.name, "mode": case.mode, "sizes": dict(case.sizes), "size": case.size,
+        "threads": threads, "subject": name, "baseline": case.baseline, "work": case.work, "unit": case.unit,
+        "ceiling": case.ceiling, "error": examined.errors.get(name), "first": examined.firsts.get(name),
+        "why_not": examined.why_not.get(name, ""),
+    }  # fmt: skip
+    if name not in times:
+        return Measurement(**fixed)
+    t, peak = times[name], peaks.get(name)
+    return Measurement(
+        **fixed, seconds=t.median, quartiles=t.quartiles, rounds=len(t.samples),
+        peak_bytes=peak if isinstance(peak, int) else None, peak_unknown=peak if isinstance(peak, str) else "",
+    )  # fmt: skip

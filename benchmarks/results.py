@@ -85,12 +85,26 @@ def read(path: Path) -> Run:
     """A run from JSON; ``ValueError`` for what is none."""
     document = json.loads(path.read_text())
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: expected results with schema {SCHEMA!r}")
-    measurements = tuple(
-        Measurement(**{**m, "quartiles": tuple(m["quartiles"]) if m["quartiles"] else None})
-        for m in document["measurements"]
-    )
-    return Run(document["machine"], document["device"], document["ceilings"], measurements)
+        raise ValueError(f"expected results with schema {SCHEMA!r}")
+    try:
+        measurements = tuple(
+            Measurement(**{**m, "quartiles": tuple(m["quartiles"]) if m["quartiles"] else None})
+            for m in document["measurements"]
+        )
+        return Run(document["machine"], document["device"], document["ceilings"], measurements)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected results as they are written; {type(error).__name__}: {error}") from error
+
+
+def share(run: Run, m: Measurement) -> float | None:
+    """The part of the limiting rate that a subject reaches; None if one of them is not known."""
+    rate = run.ceilings.get(str(m.threads), {}).get(m.ceiling)
+    return None if rate is None or m.seconds is None else m.work / m.seconds / rate
+
+
+def in_words(threads: int) -> str:
+    """What follows a case in a line; nothing on a GPU."""
+    return f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
 
 
 def ratio(group: Sequence[Measurement], subject: str, to: str) -> float | None:

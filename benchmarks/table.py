@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from benchmarks.case import OURS
-from benchmarks.results import Measurement, Run, best_of_others, ratio
+from benchmarks.growth import FROM, growths
+from benchmarks.results import Measurement, Run, best_of_others, in_words, ratio, share
 
-COLUMNS = ("case", "mode", "sizes", "threads", "subject", "median", "× baseline", "× best other", "rate", "peak")
+NUMBERS = ("median", "first", "× baseline", "× best other", "rate", "of ceiling", "peak")
+COLUMNS = ("case", "mode", "sizes", "threads", "subject", *NUMBERS)
 
 
 def rows(run: Run) -> Iterator[tuple[str, ...]]:
@@ -18,14 +20,16 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
             first = m is group[0]
             head = (m.case, m.mode, ", ".join(f"{k}={v}" for k, v in m.sizes.items()), str(m.threads or ""))
             if m.seconds is None:
-                yield (*(head if first else ("",) * 4), m.subject, m.why_not, "", "", "", "")
+                yield (*(head if first else ("",) * 4), f"{m.subject}: {m.why_not}", *("",) * len(NUMBERS))
                 continue
             times = ratio(group, m.subject, m.baseline)
             other = ratio(group, m.subject, best.subject) if best is not None and m.subject == OURS else None
-            yield (
-                *(head if first else ("",) * 4), m.subject, duration(m.seconds), number(times), number(other),
-                f"{quantity(m.work / m.seconds)}{m.unit}/s", peak(m),
+            rate = f"{quantity(m.work / m.seconds)}{m.unit}/s"
+            numbers = (
+                duration(m.seconds), "" if m.first is None else duration(m.first), number(times), number(other),
+                rate, percent(share(run, m)), peak(m),
             )  # fmt: skip
+            yield (*(head if first else ("",) * 4), m.subject, *numbers)
 
 
 def duration(seconds: float) -> str:
@@ -49,6 +53,11 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
+def percent(value: float | None) -> str:
+    """A share, or nothing."""
+    return "" if value is None else f"{value:.0%}"
+
+
 def peak(m: Measurement) -> str:
     """Bytes at the peak, or nothing."""
     return m.peak_unknown if m.peak_bytes is None else f"{m.peak_bytes / 2**20:.1f} MiB"
@@ -58,15 +67,22 @@ def printed(run: Run) -> Iterator[Table]:
     """A table for every suite, a section for every case."""
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         table = Table(title=suite)
-        table.add_column(", ".join(COLUMNS[:5]), min_width=44)
-        for column in COLUMNS[5:]:
+        table.add_column(", ".join(COLUMNS[:5]), min_width=30, overflow="fold")
+        for column in NUMBERS:
             table.add_column(column, justify="right", no_wrap=True)
         part = Run(run.machine, run.device, run.ceilings, [m for m in run.measurements if m.suite == suite])
         for case, mode, sizes, threads, subject, *numbers in rows(part):
             if case:
                 table.add_section()
-                table.add_row(f"{case}, {mode}, {sizes}" + (f", {threads} threads" if threads else ""))
+                table.add_row(f"{case}, {mode}, {sizes}" + in_words(int(threads or 0)))
             table.add_row(f"  {subject}", *numbers, style="bold" if subject == OURS else None)
+        yield table
+    if grown := growths(run):
+        table = Table(title=f"growth: p of time ~ work^p, from {FROM} on")
+        for column in ("case", "subject", "p"):
+            table.add_column(column)
+        for g in grown:
+            table.add_row(f"{g.suite}: {g.case}, {g.mode}{in_words(g.threads)}", g.subject, f"{g.exponent:.2f}")
         yield table
 
 
@@ -83,7 +99,8 @@ def markdown(run: Run) -> str:
         f"{versions}.",
         f"Begun {machine['time']}, load {machine.get('load_before')} before and {machine.get('load_after')} after.",
         "Medians of interleaved rounds; ratios are within one run: `× baseline` against the first subject of a case,",
-        "`× best other` against the fastest other one. Peaks are memory beyond the inputs.",
+        "`× best other` against the fastest other one. `first` is the first call, with compilation and preparation;",
+        "`of ceiling` is the part of the rate that limits the case; peaks are memory beyond the inputs.",
         "[How it is measured](../../../docs/benchmarks.md).",
         "",
         "| threads | " + " | ".join(RATES) + " |",
@@ -96,4 +113,12 @@ def markdown(run: Run) -> str:
         lines += ["", f"## {suite}", "", f"![{suite}]({suite}.svg)", ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
         lines += ["| " + " | ".join(row) + " |" for row in rows(part)]
+        if grown := growths(part):
+            lines += ["", f"Time grows as workᵖ, from {FROM} on:", ""]
+            lines += ["| case | mode | threads | subject | sizes | p |", "|" + "---|" * 6]
+            lines += [
+                f"| {g.case} | {g.mode} | {g.threads or ''} | {g.subject} | {', '.join(map(str, g.sizes))} "
+                f"| {g.exponent:.2f} |"
+                for g in grown
+            ]
     return "\n".join(lines) + "\n"

@@ -1,5 +1,6 @@
 """Times: the subjects take turns, round by round, so that whatever else the machine does hits all of them."""
 
+import functools
 import random
 import statistics
 import time
@@ -7,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 LEAST = 4e-3
 """Seconds that one sample takes at least; quick calls are repeated within it."""
@@ -64,9 +66,12 @@ def interleaved(
 
 def timed(call: Callable[[], object], device: str = "cpu") -> float:
     """Seconds of a single call."""
+    cuda = device.startswith("cuda")
+    if cuda:
+        torch.cuda.synchronize()
     start = time.perf_counter()
     call()
-    if device.startswith("cuda"):
+    if cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - start
 
@@ -79,20 +84,17 @@ def _on_cpu(call: Callable[[], object], repeats: int) -> float:
 
 
 def _on_cuda(call: Callable[[], object], repeats: int) -> float:
-    """Between two events; the second-level cache is emptied before the first."""
-    torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda").zero_()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    for _ in range(repeats):
+    """The median of calls, each between two events and with the second-level cache emptied before the first."""
+    spans = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]  # type: ignore[no-untyped-call]
+    for begin, end in spans:
+        _flush().zero_()
+        begin.record()
         call()
-    end.record()
+        end.record()
     torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / repeats
+    return statistics.median(float(begin.elapsed_time(end)) / 1e3 for begin, end in spans)
 
 
-def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent p of values ~ sizes^p, by least squares of the logarithms; at least two sizes."""
-    from math import log
-
-    xs, ys = [log(s) for s in sizes], [log(v) for v in values]
-    return statistics.linear_regression(xs, ys).slope
+@functools.cache
+def _flush() -> Tensor:
+    return torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")

@@ -1,14 +1,14 @@
 """Additive attention, whole: projections, scores, softmax, values."""
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch
-from benchmarks.case import OURS, Case, Subject, Thunk, compiled, differentiated, forward
-from benchmarks.machine import installed
+from benchmarks import exact
+from benchmarks.case import BOTH, FORWARD, OURS, Case, Subject, call_of, compiled
+from benchmarks.suites import flexible, keras_layers
 from benchmarks.suites.settings import Inputs, Settings
 
 BATCH, HIDDEN, FEATURES = 4, 64, 64
@@ -29,8 +29,8 @@ def ours(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_
 
 def cases(settings: Settings) -> Iterator[Case]:
     """n = m, forward and with backward."""
-    for n in settings.chosen((128, 256, 512, 1024, 2048), (64, 128)):
-        for mode in ("forward", "forward+backward"):
+    for n in settings.chosen((128, 256, 512, 1024, 2048), (64,)):
+        for mode in (FORWARD, BOTH):
             yield case(settings, n, mode)
 
 
@@ -40,40 +40,27 @@ def case(settings: Settings, n: int, mode: str) -> Case:
     query, key, value = (draw.normal(BATCH, n, FEATURES) for _ in range(3))
     w_q, w_k = (draw.normal(HIDDEN, FEATURES, scale=FEATURES**-0.5) for _ in range(2))
     inputs = (query, key, value, w_q, w_k, draw.normal(HIDDEN))
-    rows, take = draw.rows(n), differentiated if mode != "forward" else forward
-    wanted = BATCH * n * n * HIDDEN * 4 * (1 if mode == "forward" else 3)
+    rows = draw.rows(n)
+    # sums and their tanh; the gradients of both besides
+    wanted = BATCH * n * n * HIDDEN * 4 * (2 if mode == FORWARD else 4)
     too_large = f"its intermediates would take {wanted / 2**30:.0f} GiB" if wanted > MOST_BYTES else ""
 
-    def exact() -> Tensor:
-        first = query[:1, rows], key[:1], value[:1], *inputs[3:]
-        return eager(*(x.double() for x in first))
+    def formula(dtype: torch.dtype) -> Sequence[Tensor]:
+        def of(some: Tensor, query: Tensor, *others: Tensor) -> Tensor:
+            return eager(query[:, some], *others)
+
+        return exact.results(of, inputs, 3, rows, dtype=dtype, backward=mode == BOTH)
 
     return Case(
         "additive", "additive attention", mode,
         {"B": BATCH, "n": n, "m": n, "h": HIDDEN, "d": FEATURES}, n,
-        BATCH * n * n * HIDDEN * (1.0 if mode == "forward" else 2.0), "terms", "tanh",
+        BATCH * n * n * HIDDEN * (1.0 if mode == FORWARD else 2.0), "terms", "tanh",
         [
-            Subject("eager", lambda: take(eager, inputs), too_large),
-            Subject("torch.compile", lambda: take(compiled(eager), inputs), too_large),
-            Subject(OURS, lambda: take(ours, inputs)),
-            Subject("keras", lambda: keras_layer(inputs), keras_is_absent(mode)),
+            Subject("eager", lambda: call_of(mode, eager, inputs), too_large),
+            Subject("torch.compile", lambda: call_of(mode, compiled(eager), inputs), too_large, compiles=True),
+            Subject(OURS, lambda: call_of(mode, ours, inputs)),
+            keras_layers.additive(mode, inputs, too_large),
+            Subject(flexible.NAME, lambda: call_of(mode, eager, inputs), flexible.NO_DOT_PRODUCT),
         ],
-        exact, lambda out: out[:1, rows], memory=True,
+        formula, lambda found: exact.parts(found, 3, rows), memory=True, shared=3,
     )  # fmt: skip
-
-
-def keras_is_absent(mode: str) -> str:
-    """Why Keras cannot be measured."""
-    return "keras is not installed" if not installed("keras") else "" if mode == "forward" else "forward alone"
-
-
-def keras_layer(inputs: tuple[Tensor, ...]) -> Thunk:
-    """Keras' layer projects nothing: it is given projected queries and keys, and learns w_v as its scale."""
-    os.environ.setdefault("KERAS_BACKEND", "torch")
-    import keras
-
-    query, key, value, w_q, w_k, w_v = inputs
-    layer = keras.layers.AdditiveAttention(use_scale=True)
-    layer.build([(None, None, w_v.shape[0])] * 3)
-    layer.scale.assign(w_v)
-    return forward(lambda q, k, v: layer([q @ w_q.mT, v, k @ w_k.mT]), (query, key, value))

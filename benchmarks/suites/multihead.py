@@ -1,13 +1,15 @@
 """Multi-head self-attention, projections included, as in a layer of a transformer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnspec.backends import pytorch
-from benchmarks.case import OURS, Case, Subject, Thunk, compiled, differentiated, forward
+from benchmarks import exact
+from benchmarks.case import BOTH, FORWARD, OURS, Case, Subject, Thunk, call_of, compiled, differentiated, forward
+from benchmarks.suites import keras_layers
 from benchmarks.suites.settings import Inputs, Settings
 
 BATCH, HEADS, WIDTH = 4, 8, 512
@@ -22,7 +24,7 @@ def cases(settings: Settings) -> Iterator[Case]:
     """n tokens, with and without a causal mask."""
     for n in settings.chosen((64, 256, 1024, 2048), (64,)):
         for name in ("self-attention", "causal self-attention"):
-            for mode in ("forward", "forward+backward"):
+            for mode in (FORWARD, BOTH):
                 yield case(settings, n, name, mode)
 
 
@@ -32,7 +34,7 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
     x = draw.normal(BATCH, n, WIDTH)
     weights = tuple(draw.normal(HEADS, WIDTH // HEADS, WIDTH, scale=WIDTH**-0.5) for _ in range(3))
     inputs = (x, *weights, draw.normal(WIDTH, WIDTH, scale=WIDTH**-0.5))
-    rows, take = draw.rows(n), forward if mode == "forward" else differentiated
+    rows = draw.rows(n)
 
     def ours(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
         return pytorch.multi_head_attention(x, x, x, w_q, w_k, w_v, w_o, causal=causal)
@@ -53,24 +55,33 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
             out: Tensor = module(x, x, x, need_weights=False, attn_mask=future, is_causal=causal)[0]
             return out
 
-        return take(compute, (x,))
+        def arranged(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+            return [*gradients[0].view(3, HEADS, WIDTH // HEADS, WIDTH), gradients[1]]
 
-    def exact() -> Tensor:
-        first, *w = (t.double() for t in (x[:1], *inputs[1:]))
-        query, key, value = (heads(first, u) for u in w[:3])
-        allowed = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()[rows] if causal else None
-        pooled = F.scaled_dot_product_attention(query[:, :, rows], key, value, attn_mask=allowed)
-        return F.linear(pooled.transpose(1, 2).flatten(-2), w[3])
+        if mode == FORWARD:
+            return forward(compute, (x,))
+        return differentiated(compute, (x,), (module.in_proj_weight, module.out_proj.weight), arranged)
+
+    def formula(dtype: torch.dtype) -> Sequence[Tensor]:
+        def of(some: Tensor, x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
+            query, key, value = heads(x[:, some], w_q), heads(x, w_k), heads(x, w_v)
+            scores = (query @ key.mT) * query.shape[-1] ** -0.5
+            if causal:
+                scores = scores.masked_fill(torch.arange(n, device=x.device) > some[:, None], float("-inf"))
+            return F.linear((torch.softmax(scores, -1) @ value).transpose(1, 2).flatten(-2), w_o)
+
+        return exact.results(of, inputs, 1, rows, dtype=dtype, backward=mode == BOTH, chunk=1024)
 
     work = 8.0 * BATCH * n * WIDTH**2 + 4.0 * BATCH * n * n * WIDTH
     return Case(
         "multihead", name, mode, {"B": BATCH, "heads": HEADS, "n": n, "d": WIDTH}, n,
-        work * (1.0 if mode == "forward" else 3.0), "FLOP", "matmul",
+        work * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
         [
-            Subject("eager", lambda: take(eager, inputs)),
-            Subject("torch.compile", lambda: take(compiled(eager), inputs)),
+            Subject("eager", lambda: call_of(mode, eager, inputs)),
+            Subject("torch.compile", lambda: call_of(mode, compiled(eager), inputs), compiles=True),
             Subject("nn.MultiheadAttention", layer),
-            Subject(OURS, lambda: take(ours, inputs)),
+            keras_layers.multi_head(mode, inputs, causal),
+            Subject(OURS, lambda: call_of(mode, ours, inputs)),
         ],
-        exact, lambda out: out[:1, rows],
+        formula, lambda found: exact.parts(found, 1, rows), shared=4,
     )  # fmt: skip

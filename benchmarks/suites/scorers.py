@@ -1,12 +1,16 @@
 """Attention with the Gaussian, the general and the location score, against the formulas as they are written."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends import pytorch
-from benchmarks.case import OURS, Case, Subject, differentiated, forward
+from benchmarks import exact
+from benchmarks.case import BOTH, FORWARD, OURS, Case, Subject, call_of, compiled
+from benchmarks.suites import flexible, keras_layers
 from benchmarks.suites.settings import Inputs, Settings
 
 BATCH, FEATURES = 4, 64
@@ -28,10 +32,52 @@ def location(query: Tensor, w: Tensor) -> Tensor:
     return query @ w.mT
 
 
+def key_term(key: Tensor) -> Tensor:
+    """−½|k|²: what the Gaussian score adds to q·k, up to a number that is the same for all keys of a query."""
+    return -0.5 * key.square().sum(-1)
+
+
+def gaussian_by_bias(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The Gaussian score as dot products and a bias, as a user of PyTorch could write it."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=key_term(key).unsqueeze(-2), scale=1.0)
+
+
+def general_by_product(query: Tensor, key: Tensor, value: Tensor, w: Tensor) -> Tensor:
+    """The general score as dot products of projected queries."""
+    return F.scaled_dot_product_attention(query @ w, key, value, scale=1.0)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The formula, the backend's, and PyTorch's fused kernel where it computes the same."""
+
+    formula: Callable[..., Tensor]
+    ours: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    batched: int
+    fused: Callable[..., Tensor] | None
+    flops: float
+
+
+def scorers(draw: Inputs, n: int) -> dict[str, Scorer]:
+    """Each with its inputs at one size."""
+    query, key, value = (draw.normal(BATCH, n, FEATURES, scale=0.5) for _ in range(3))
+    w = draw.normal(FEATURES, FEATURES, scale=FEATURES**-0.5)
+    locations = draw.normal(n, FEATURES, scale=FEATURES**-0.5)
+    product, projection = 2.0 * BATCH * n * n * FEATURES, 2.0 * BATCH * n * FEATURES**2
+    return {
+        "gaussian": Scorer(gaussian, pytorch.nadaraya_watson, (query, key, value), 3, gaussian_by_bias, 2 * product),
+        "general": Scorer(
+            general, pytorch.general_attention, (query, key, value, w), 3, general_by_product, 2 * product + projection
+        ),
+        "location": Scorer(location, pytorch.location_scores, (query, locations), 1, None, product),
+    }
+
+
 def cases(settings: Settings) -> Iterator[Case]:
     """n = m."""
     for n in settings.chosen((128, 512, 1024), (64,)):
-        for mode in ("forward", "forward+backward"):
+        for mode in (FORWARD, BOTH):
             for name in ("gaussian", "general", "location"):
                 yield case(settings, n, name, mode)
 
@@ -39,25 +85,36 @@ def cases(settings: Settings) -> Iterator[Case]:
 def case(settings: Settings, n: int, name: str, mode: str) -> Case:
     """One scorer at one size."""
     draw = Inputs(settings.device)
-    query, key, value = (draw.normal(BATCH, n, FEATURES, scale=0.5) for _ in range(3))
-    w = draw.normal(FEATURES, FEATURES, scale=FEATURES**-0.5)
-    locations = draw.normal(n, FEATURES, scale=FEATURES**-0.5)
-    formulas: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
-        "gaussian": (gaussian, pytorch.nadaraya_watson, (query, key, value)),
-        "general": (general, pytorch.general_attention, (query, key, value, w)),
-        "location": (location, pytorch.location_scores, (query, locations)),
-    }
-    eager, ours, inputs = formulas[name]
-    rows, take = draw.rows(n), forward if mode == "forward" else differentiated
+    chosen, rows = scorers(draw, n)[name], draw.rows(n)
+    inputs = chosen.inputs
 
-    def exact() -> Tensor:
-        batched = 1 if name == "location" else 3
-        first = [x[:1].double() if i < batched else x.double() for i, x in enumerate(inputs)]
-        return eager(first[0][:, rows], *first[1:])
+    def formula(dtype: torch.dtype) -> Sequence[Tensor]:
+        def of(some: Tensor, query: Tensor, *others: Tensor) -> Tensor:
+            return chosen.formula(query[:, some], *others)
+
+        return exact.results(of, inputs, chosen.batched, rows, dtype=dtype, backward=mode == BOTH)
+
+    def subjects() -> Iterator[Subject]:
+        yield Subject("eager", lambda: call_of(mode, chosen.formula, inputs))
+        yield Subject("torch.compile", lambda: call_of(mode, compiled(chosen.formula), inputs), compiles=True)
+        fused = chosen.fused
+        if fused is None:
+            for other in ("F.sdpa", flexible.NAME):
+                yield Subject(other, lambda: call_of(mode, chosen.formula, inputs), "it gives no scores")
+        else:
+            yield Subject("F.sdpa", lambda: call_of(mode, fused, inputs))
+            if name == "gaussian":
+                yield flexible.flexible(mode, inputs, scale=1.0, key_term=key_term)
+            else:
+                yield flexible.flexible(mode, inputs, scale=1.0, project=torch.matmul)
+        yield Subject(OURS, lambda: call_of(mode, chosen.ours, inputs))
+        yield Subject(
+            "keras", lambda: call_of(mode, chosen.formula, inputs), keras_layers.absent() or "it has no such layer"
+        )
 
     return Case(
         "scorers", name, mode, {"B": BATCH, "n": n, "m": n, "d": FEATURES}, n,
-        4.0 * BATCH * n * n * FEATURES, "FLOP", "matmul",
-        [Subject("eager", lambda: take(eager, inputs)), Subject(OURS, lambda: take(ours, inputs))],
-        exact, lambda out: out[:1, rows],
+        chosen.flops * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
+        list(subjects()), formula, lambda found: exact.parts(found, chosen.batched, rows),
+        shared=len(inputs) - chosen.batched,
     )  # fmt: skip

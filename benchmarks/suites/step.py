@@ -1,12 +1,13 @@
 """One decoding step of additive attention, keys projected once for all steps: bound by reading keys and values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch import additive
-from benchmarks.case import OURS, Case, Subject, Thunk, compiled, forward
+from benchmarks.case import FORWARD, OURS, Case, Subject, Thunk, compiled, forward
+from benchmarks.suites import flexible, keras_layers
 from benchmarks.suites.settings import Inputs, Settings
 
 BATCH, HIDDEN = 64, 512
@@ -25,26 +26,32 @@ def case(settings: Settings, m: int, width: int) -> Case:
     query, keys, value = draw.normal(BATCH, HIDDEN), draw.normal(BATCH, m, HIDDEN), draw.normal(BATCH, m, width)
     w_q, w_v = draw.normal(HIDDEN, HIDDEN, scale=HIDDEN**-0.5), draw.normal(HIDDEN, scale=HIDDEN**-0.5)
 
-    def eager(query: Tensor) -> Tensor:
+    inputs = (query, keys, value, w_q, w_v)
+
+    def attended(query: Tensor, keys: Tensor, value: Tensor, w_q: Tensor, w_v: Tensor) -> Tensor:
         scores = torch.tanh((query @ w_q.mT).unsqueeze(-2) + keys) @ w_v
         return (torch.softmax(scores, -1).unsqueeze(-2) @ value).squeeze(-2)
+
+    def eager(query: Tensor) -> Tensor:
+        return attended(query, *inputs[1:])
 
     def ours() -> Thunk:
         cache = additive.prepare_keys(keys, w_v, value)
         return forward(lambda query: additive.step(cache, query @ w_q.mT), (query,))
 
-    def exact() -> Tensor:
-        scores = torch.tanh((query.double() @ w_q.double().mT).unsqueeze(-2) + keys.double()) @ w_v.double()
-        return (torch.softmax(scores, -1).unsqueeze(-2) @ value.double()).squeeze(-2)
+    def formula(dtype: torch.dtype) -> Sequence[Tensor]:
+        return (attended(*(x.to(dtype) for x in inputs)),)
 
     return Case(
-        "step", f"decoding step, d_v={width}", "forward",
+        "step", f"decoding step, d_v={width}", FORWARD,
         {"B": BATCH, "m": m, "h": HIDDEN, "d_v": width}, m,
         4.0 * BATCH * m * (HIDDEN + width), "B", "memory",
         [
             Subject("eager", lambda: forward(eager, (query,))),
-            Subject("torch.compile", lambda: forward(compiled(eager), (query,))),
+            Subject("torch.compile", lambda: forward(compiled(eager), (query,)), compiles=True),
             Subject(OURS, ours),
+            Subject("keras", ours, keras_layers.absent() or "its layers project keys anew in every call"),
+            Subject(flexible.NAME, ours, flexible.NO_DOT_PRODUCT),
         ],
-        exact, lambda out: out,
+        formula, lambda found: found,
     )  # fmt: skip

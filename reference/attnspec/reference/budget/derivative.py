@@ -29,7 +29,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         self, soft: Soft, parents: Sequence["Traced"] = (), backward: Backward | None = None, terms: int = 1
     ) -> None:
         self.soft, self.parents, self.backward = soft, tuple(parents), backward
-        self.terms = max([terms, *(p.terms for p in self.parents)])
+        self.terms: int = max([terms, *(p.terms for p in self.parents)])
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,0 +1,69 @@
+"""What a case must compute: its formula in double precision, and how far single precision strays from that."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Formula = Callable[..., Tensor]
+"""formula(rows, *inputs): the rows of the output that are numbered, for the inputs of a case."""
+
+
+def cotangent(out: Tensor) -> Tensor:
+    """Alternating signs, without memory of its own."""
+    return out.detach().new_tensor([1.0, -1.0]).repeat(-(-out.shape[-1] // 2))[: out.shape[-1]].expand_as(out)
+
+
+def results(
+    formula: Formula,
+    inputs: Sequence[Tensor],
+    batched: int,
+    rows: Tensor,
+    *,
+    dtype: torch.dtype,
+    backward: bool,
+    chunk: int = 64,
+) -> tuple[Tensor, ...]:
+    """The rows of the first batch entry's output; with ``backward`` also the gradients of all inputs.
+
+    The first ``batched`` inputs have a batch dimension, and of their gradients the first entry's are given; the others
+    are shared, and theirs are summed over the batch. Queries are taken ``chunk`` at a time.
+    """
+    given = [x.detach().to(dtype) for x in inputs]
+    first = [x[:1] if i < batched else x for i, x in enumerate(given)]
+    out = formula(rows, *first)
+    if not backward:
+        return (out,)
+    entries = 1 if batched == len(given) else len(given[0])
+    totals = [torch.zeros_like(x) for x in first]
+    for entry in range(entries):
+        leaves = [x[entry : entry + 1] if i < batched else x for i, x in enumerate(given)]
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        everything = torch.arange(given[0].shape[-2], device=out.device)
+        for start in range(0, len(everything), chunk):
+            some = everything[start : start + chunk]
+            part = formula(some, *leaves)
+            for i, gradient in enumerate(torch.autograd.grad(part, leaves, cotangent(part))):
+                if i >= batched or entry == 0:
+                    totals[i] += gradient
+    return (out, *totals)
+
+
+def parts(found: Sequence[Tensor], batched: int, rows: Tensor) -> tuple[Tensor, ...]:
+    """What ``results`` gives, taken from the results of a whole call."""
+    out, *gradients = (x.detach() for x in found)
+    return (out[:1][..., rows, :], *(g[:1] if i < batched else g for i, g in enumerate(gradients)))
+
+
+def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
+    """The largest error of each result, relative to the largest number in it; infinite for a number that is none."""
+    if [x.shape for x in found] != [x.shape for x in exact]:
+        shapes = [[tuple(x.shape) for x in xs] for xs in (exact, found)]
+        raise ValueError(f"expected results of shapes {shapes[0]}, got {shapes[1]}")
+    tiny = torch.finfo(torch.float32).tiny
+    off = [_relative(f.detach().double(), e.detach(), tiny) for f, e in zip(found, exact, strict=True)]
+    return [e if e == e else float("inf") for e in off]
+
+
+def _relative(found: Tensor, exact: Tensor, tiny: float) -> float:
+    return float((found - exact).abs().max() / exact.abs().max().clamp(min=tiny))

@@ -1,0 +1,70 @@
+"""PyTorch's FlexAttention, for what it can express: dot products with a mask or a term of each key."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from benchmarks.case import Subject, Thunk, call_of, compiled
+
+NAME = "flex_attention"
+NO_DOT_PRODUCT = "its scores are dot products"
+
+
+def flexible(
+    mode: str,
+    inputs: tuple[Tensor, ...],
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    key_term: Callable[[Tensor], Tensor] | None = None,
+    project: Callable[..., Tensor] | None = None,
+) -> Subject:
+    """Compiled, as it is meant to be used; its block mask is made once, and so not timed.
+
+    ``key_term`` is added to the scores, a number (*batch, m) for each key; ``project`` makes the query from itself and
+    the inputs after the value. On the CPU it has no backward, and says so.
+    """
+
+    def make() -> Thunk:
+        blocks = None if mask is None and not causal else _blocks(inputs[0], inputs[1], mask)
+
+        def compute(query: Tensor, key: Tensor, value: Tensor, *weights: Tensor) -> Tensor:
+            if project is not None:
+                query = project(query, *weights)
+            term = None if key_term is None else key_term(key)
+
+            def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return score if term is None else score + term[b, j]
+
+            whole = query.dim() == 4
+            query, key, value = (x if whole else x.unsqueeze(1) for x in (query, key, value))
+            out = flex_attention(
+                query, key, value, block_mask=blocks, scale=scale, score_mod=None if term is None else modified
+            )
+            assert isinstance(out, Tensor)
+            return out if whole else out.squeeze(1)
+
+        return call_of(mode, compiled(compute), inputs)
+
+    return Subject(NAME, make, compiles=True)
+
+
+def _blocks(query: Tensor, key: Tensor, mask: Tensor | None) -> BlockMask:
+    n, m = query.shape[-2], key.shape[-2]
+
+    def future(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i
+
+    def rows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        assert mask is not None
+        return mask[i, j]
+
+    def padded(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        assert mask is not None
+        return mask[b, 0, 0, j]
+
+    of_batch = mask is not None and mask.dim() == 4
+    chosen = future if mask is None else padded if of_batch else rows
+    return create_block_mask(chosen, len(query) if of_batch else None, None, n, m, device=str(query.device))

@@ -1,0 +1,84 @@
+"""Keras' attention layers, where Keras is installed; it is never required."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.case import FORWARD, Subject, Thunk, differentiated, forward
+from benchmarks.machine import installed
+
+
+def absent() -> str:
+    """Why Keras cannot be measured, empty if it can."""
+    if not installed("keras"):
+        return "keras is not installed"
+    backend = os.environ.setdefault("KERAS_BACKEND", "torch")
+    return "" if backend == "torch" else f"KERAS_BACKEND is {backend}"
+
+
+def additive(mode: str, inputs: tuple[Tensor, ...], too_large: str) -> Subject:
+    """``AdditiveAttention`` projects nothing: it is given projected queries and keys, and learns w_v as its scale."""
+
+    def make() -> Thunk:
+        import keras
+
+        *projected, w_v = inputs
+        with keras.device(str(w_v.device)):
+            layer = keras.layers.AdditiveAttention(use_scale=True)
+            layer.build([(None, None, len(w_v))] * 3)
+            layer.scale.assign(w_v)
+
+        def compute(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor) -> Tensor:
+            return _called(w_v, lambda: layer([query @ w_q.mT, value, key @ w_k.mT]))
+
+        return _call(mode, compute, projected, [layer.scale.value])
+
+    return Subject("keras", make, absent() or too_large)
+
+
+def multi_head(mode: str, inputs: tuple[Tensor, ...], causal: bool) -> Subject:
+    """``MultiHeadAttention`` with weights (d, heads, p) and (heads, p, d)."""
+
+    def make() -> Thunk:
+        import keras
+
+        x, *projections, w_o = inputs
+        heads, p, d = projections[0].shape
+        with keras.device(str(x.device)):
+            layer = keras.layers.MultiHeadAttention(heads, p, use_bias=False)
+            layer(x[:, :1], x[:, :1])
+            weights = [*(w.permute(2, 0, 1) for w in projections), w_o.mT.reshape(heads, p, d)]
+            for variable, w in zip(layer.trainable_variables, weights, strict=True):
+                variable.assign(w)
+
+        def arranged(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+            *first, last = gradients
+            return [*(g.permute(1, 2, 0) for g in first), last.reshape(heads * p, d).mT]
+
+        def compute(x: Tensor) -> Tensor:
+            return _called(x, lambda: layer(x, x, use_causal_mask=causal))
+
+        return _call(mode, compute, [x], [v.value for v in layer.trainable_variables], arranged)
+
+    return Subject("keras", make, absent())
+
+
+def _called(like: Tensor, call: Callable[[], Any]) -> Tensor:
+    """On the device of a tensor: Keras moves what it is given to a device of its own choice."""
+    import keras
+
+    with keras.device(str(like.device)):
+        out: Tensor = call()
+        return out
+
+
+def _call(
+    mode: str,
+    compute: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    arranged: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
+) -> Thunk:
+    return forward(compute, inputs) if mode == FORWARD else differentiated(compute, inputs, parameters, arranged)
