@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.budget.duck import _COMPARES, _JOINS, _MOVES, Numbers
-from attnspec.reference.budget.soft import WIDTH, Soft
+from attnspec.reference.budget.soft import WIDTH, Soft, longest_runs
 from attnspec.spec.precision import Precision
 
 Backward = Callable[[Soft], Sequence[Soft | None]]
@@ -320,10 +320,7 @@ def _multiplicity(x: Numbers) -> float:
     rows = x.reshape(-1, *x.shape[-2:]).astype(np.float64) if x.ndim > 1 else x.reshape(1, -1, 1).astype(np.float64)
     # Rows are told apart by one number each, a sum with weights that no two rows share by chance.
     marks = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
-    starts = np.ones(marks.shape, bool)
-    starts[:, 1:] = marks[:, 1:] != marks[:, :-1]
-    places = np.arange(marks.shape[1])
-    return float((places - np.maximum.accumulate(np.where(starts, places, 0), axis=1)).max()) + 1.0
+    return float(longest_runs(marks).max())
 
 
 def _with_budget(g: Soft | None, leaf: Traced, precision: Precision, alike: float) -> tuple[Numbers, Numbers]:

@@ -157,11 +157,8 @@ def _alike(x: Numbers, rows: int = 4) -> float:
     if x.size == 0 or x.shape[-1] < 2:
         return 1.0
     flat = x.reshape(-1, x.shape[-1])
-    some = np.sort(flat[:: -(-len(flat) // rows)], axis=-1)
-    new_run = np.ones(some.shape, bool)
-    new_run[:, 1:] = (some[:, 1:] != some[:, :-1]) | (some[:, 1:] == 0)
-    position = np.arange(some.shape[-1])
-    return float((position - np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)).max()) + 1.0
+    some = flat[:: -(-len(flat) // rows)]
+    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some), axis=-1)).max())
 
 
 def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
@@ -170,9 +167,17 @@ def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
     if keys < 2:
         return np.full((*scores.shape[:-1], 1), float(keys))
     ordered = np.sort(np.where(attendable, np.round(scores * ALIKE), np.nan), axis=-1)
+    return longest_runs(ordered)
+
+
+def longest_runs(ordered: Numbers) -> Numbers:
+    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
+
+    NaN equals nothing.
+    """
     new_run = np.ones(ordered.shape, bool)
     new_run[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    position = np.arange(keys)
+    position = np.arange(ordered.shape[-1])
     start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
     longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
     return longest

@@ -12,6 +12,7 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# PyTorch annotates neither `Library` nor its methods.
 LIBRARY = torch.library.Library("attnspec", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
