@@ -1,11 +1,12 @@
 """The arguments of one call, as NumPy arrays: immutable, with named dimensions that can be cut and copied."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 
-from attnspec.spec.operation import Argument, Kind, Operation
+from attnspec.spec.operation import OPERATIONS, Argument, Kind, Operation
 from attnspec.spec.shapes import Binding, bind
 
 Numbers = np.ndarray[Any, Any]
@@ -61,7 +62,7 @@ class Arguments(Mapping[str, Any]):
     def binding(self) -> Binding:
         """The sizes that names stand for here."""
         if "binding" not in self.memo:
-            self.memo["binding"] = bind(self.operation, shapes(self.operation, self._values))
+            self.memo["binding"] = _bound(self.operation.name, tuple(shapes(self.operation, self._values).items()))
         return cast(Binding, self.memo["binding"])
 
     def size(self, name: str) -> int:
@@ -120,6 +121,12 @@ def shapes(operation: Operation, values: Mapping[str, Any]) -> dict[str, tuple[i
         value = values.get(a.name)
         result[a.name] = value if value is None or isinstance(value, int) else np.shape(value)
     return result
+
+
+@lru_cache(maxsize=1 << 14)
+def _bound(operation: str, shapes: tuple[tuple[str, tuple[int, ...] | int | None], ...]) -> Binding:
+    """Laws change numbers far more often than shapes."""
+    return bind(OPERATIONS[operation], dict(shapes))
 
 
 def take(indices: Any) -> Callable[[Numbers, int], Numbers]:

@@ -170,7 +170,7 @@ def _arguments(backend: str, settings: Settings, folder: str, workers: int, juni
         *("-c", str(ini), "--rootdir", folder, "--import-mode=importlib", "-o", "consider_namespace_packages=true"),
         *("-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler"),
         *("--disable-plugin-autoload", "-p", "xdist", "-p", "attnspec.conformance.plugin"),
-        *("-n", str(workers), "--maxschedchunk=1", "--max-worker-restart=1000000"),
+        *("-n", str(workers), "--dist=worksteal", "--max-worker-restart=1000000"),
         *("--pyargs", "attnspec.conformance.test_conformance"),
         f"--attn-backend={backend}",
         f"--attn-profile={settings.profile}",

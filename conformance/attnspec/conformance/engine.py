@@ -63,7 +63,7 @@ def cases(
     laws: Sequence[str] = (),
     dtypes: Sequence[str] = (),
 ) -> list[Case]:
-    """The cases of a backend, the most expensive first; empty selections select everything."""
+    """The cases of a backend, the most expensive of every dtype first; empty selections select everything."""
     chosen = [
         o for o in OPERATIONS.values() if o.name in contract.operations and (not operations or o.name in operations)
     ]
@@ -73,7 +73,8 @@ def cases(
         if governing:
             tested = [d for d in contract.limits.dtypes if not dtypes or d in dtypes]
             result += [Case(operation.name, dtype, governing) for dtype in dtypes_of(operation, tested)]
-    return sorted(result, key=lambda c: (-len(c.laws), c.dtype != "float64", c.operation, c.dtype))
+    # Whoever goes on with a dtype goes on with the kernels that a backend has compiled for it.
+    return sorted(result, key=lambda c: (c.dtype != "float64", c.dtype, -len(c.laws), c.operation))
 
 
 @dataclass

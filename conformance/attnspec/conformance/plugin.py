@@ -49,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reporter(config), REPORTER)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A worker of ``attnspec check`` keeps what it has imported, and never looks through it for garbage."""
+    if hasattr(session.config, "workerinput") and session.config.getoption("--attn-crumbs"):
+        gc.freeze()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """A worker of ``attnspec check`` ends without looking for garbage, which would take it half a second."""
     if hasattr(config, "workerinput") and config.getoption("--attn-crumbs"):

@@ -39,7 +39,7 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(Effort(14, 3, 3, 2.0**14), Effort(14, 3, 3, 2.0**12), Effort(10, 2, 4, 2.0**14)),
+    "quick": Profile(Effort(13, 3, 3, 2.0**14), Effort(13, 2, 3, 2.0**12), Effort(9, 2, 4, 2.0**14)),
     "full": Profile(Effort(90, 30, 2, 2.0**19), Effort(90, 30, 2, 2.0**16), Effort(90, 30, 3, 2.0**19)),
     "release": Profile(Effort(400, 600, 1, 2.0**22), Effort(400, 600, 1, 2.0**19), Effort(400, 600, 1, 2.0**22)),
 }

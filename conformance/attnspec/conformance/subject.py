@@ -1,6 +1,6 @@
 """One operation of one backend, seen from NumPy: calls, oracle, budgets and comparisons."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -330,16 +330,22 @@ class Subject:
             text += f" ± {float(np.broadcast_to(budget, got.shape)[index]):.3g}"
         raise Violation(text, arguments=arguments, expected=expected, got=got, budget=budget, index=index)
 
-    def same(self, got: Numbers, expected: Numbers, budget: Numbers, arguments: Arguments, what: str) -> None:
+    def same(
+        self, got: Numbers, expected: Numbers, budget: Callable[[], Numbers], arguments: Arguments, what: str
+    ) -> None:
         """Two results are equal bit for bit, or within the sum of both budgets where the backend declares that.
 
-        Numbers below the smallest normal one are not compared: flushing them to zero is allowed.
+        Numbers below the smallest normal one are not compared: flushing them to zero is allowed. ``budget`` is asked
+        for only if bits differ.
         """
+        different = (got != expected) & ~((got != got) & (expected != expected))
+        if not different.any():
+            return
         if self.semantics.repeatability == "within-budget":
-            self.matches(got, expected.astype(np.float64), 2 * budget, arguments, what)
+            self.matches(got, expected.astype(np.float64), 2 * budget(), arguments, what)
             return
         # An infinite budget marks what a declared choice leaves open.
-        different = (got != expected) & ~((got != got) & (expected != expected)) & np.isfinite(budget)
+        different &= np.isfinite(budget())
         if got.dtype != bool:
             smallest = SMALLEST_NORMAL.get(got.dtype.name, 0.0)
             tiny = (np.abs(got.astype(np.float64)) < smallest) & (np.abs(expected.astype(np.float64)) < smallest)

@@ -6,6 +6,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.mask_structure import top_left
 
 NAME = "scaled_dot_product_attention"
@@ -61,7 +62,7 @@ def four_dimensional(
         over = _batch_of_mask(mask, batch, q[-2], k[-2])
         equal = equal and (len(over) == 0 or over == batch or _fits(over, batch))
     if not equal:
-        batch = torch.broadcast_shapes(batch, k[:-2], v[:-2], () if mask is None else over)  # type: ignore[no-untyped-call]
+        batch = broadcast(batch, k[:-2], v[:-2], () if mask is None else over)
         query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
     rank = len(batch)
     if rank == 1:

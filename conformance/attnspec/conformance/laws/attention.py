@@ -75,12 +75,12 @@ def single_key(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     value = np.broadcast_to(value, (*given.batch, *value.shape[-2:]))
     expected = np.take_along_axis(value, rows, axis=-2)
     expected = expected[..., 0, :] if "state" in given else expected
-    got, budget = subject.call(given), subject.oracle(given).budget
+    got, what = subject.call(given), "with one attendable key, the result"
     if subject.precision.inputs:
         # The class rounds values before it multiplies them.
-        subject.matches(got, wide(expected), budget, given, "with one attendable key, the result")
+        subject.matches(got, wide(expected), subject.oracle(given).budget, given, what)
     else:
-        subject.same(got, expected, budget, given, "with one attendable key, the result")
+        subject.same(got, expected, lambda: subject.oracle(given).budget, given, what)
     return True
 
 
@@ -175,9 +175,9 @@ def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 def sign(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Queries and keys negated."""
     negated = arguments.with_(query=-arguments["query"], key=-arguments["key"])
-    budget = subject.oracle(arguments).budget
+    what = "of negated queries and keys, the result"
     subject.same(
-        subject.call(negated), subject.call(arguments), budget, negated, "of negated queries and keys, the result"
+        subject.call(negated), subject.call(arguments), lambda: subject.oracle(arguments).budget, negated, what
     )
     return True
 
@@ -191,8 +191,8 @@ def scale_trade(subject: Subject, arguments: Arguments, rng: np.random.Generator
     if not np.isfinite(wide(query)).all() or (small.size and np.abs(small).min() < smallest_normal(subject)):
         return False
     traded = arguments.with_(query=query, key=key)
-    budget = subject.oracle(arguments).budget
-    subject.same(subject.call(traded), subject.call(arguments), budget, traded, "of 4q and k/4, the result")
+    what = "of 4q and k/4, the result"
+    subject.same(subject.call(traded), subject.call(arguments), lambda: subject.oracle(arguments).budget, traded, what)
     return True
 
 

@@ -102,5 +102,6 @@ def homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Generator
     # A weight that is not above the smallest normal number may have been rounded more coarsely than its double.
     normal = np.abs(wide(result)) > smallest_normal(subject)
     got = np.where(normal, subject.call(doubled), 2 * result)
-    subject.same(got, 2 * result, 2 * subject.oracle(arguments).budget, doubled, "of doubled scores, the weight")
+    what = "of doubled scores, the weight"
+    subject.same(got, 2 * result, lambda: 2 * subject.oracle(arguments).budget, doubled, what)
     return True

@@ -138,7 +138,6 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     subject.call(arguments)  # what raises is told here
     first_raw = subject.demanded(subject.converted(arguments))
     first = np.array(subject.back(first_raw))
-    budget = subject.oracle(arguments).budget
     other = arguments.with_(
         **{
             name: subject.exact(-0.5 * x.astype(np.float64) + 0.25)
@@ -148,6 +147,10 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     )
     subject.call(other)
     other_raw = subject.demanded(subject.converted(other))
+
+    def budget() -> Numbers:
+        return subject.oracle(arguments).budget
+
     subject.same(np.array(subject.back(first_raw)), first, budget, arguments, "an earlier result, after a later call,")
     for raw in (first_raw, other_raw):
         _poison(raw)

@@ -111,8 +111,8 @@ def doubling(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     # A result that is not above the smallest normal number may have been rounded more coarsely than its double.
     normal = np.abs(result.astype(np.float64)) > smallest_normal(subject)
     got = np.where(normal, subject.call(changed), expected)
-    budget = 2 * subject.oracle(arguments).budget
-    subject.same(got, expected, budget, changed, f"of values times {factor:g}, the result")
+    what = f"of values times {factor:g}, the result"
+    subject.same(got, expected, lambda: 2 * subject.oracle(arguments).budget, changed, what)
     return True
 
 

@@ -60,7 +60,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> None:
         self.value = np.asarray(value)
         error = np.asarray(error, dtype=np.float64)
-        self.error = error if error.shape == self.value.shape else np.broadcast_to(error, self.value.shape)
+        self.error = error if error.shape == self.value.shape else np.full(self.value.shape, error)
         self.precision = precision
         self.given = given
         self.size = size

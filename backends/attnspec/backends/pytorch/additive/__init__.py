@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnspec.backends.pytorch.broadcasting import broadcast
+
 from . import plain
-from .shapes import broadcast
 
 # asked once: torch.compile can read a constant, but not search for a module
 HAS_LLVMLITE, HAS_TRITON = (find_spec(module) is not None for module in ("llvmlite", "triton"))

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attnspec.backends.pytorch.broadcasting import broadcast
+
 from . import backward_kernels as backward
 from . import forward_kernels as forward
 from .forward_kernels import capacity
@@ -31,7 +33,6 @@ from .layout import (
     zeros,
 )
 from .operators import operator
-from .shapes import broadcast
 from .threads import compiled, run, thread_count
 
 GROUP_BYTES = 2**21

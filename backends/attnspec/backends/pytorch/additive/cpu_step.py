@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.broadcasting import broadcast
+
+from . import pages
 from .cpu import MaskRows, add_nonfinite, attend, compute_type, whole_registers
 from .layout import Factors, Weight, entry_index, finite, flatten, row_stride
 from .operators import operator
-from .shapes import broadcast
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
     weight = Weight.of(w_v.detach().to(compute).contiguous())
     values = flatten(value.detach(), value.shape[:-2], compute)[0]
     nonfinite = values.new_empty(0) if finite(values) else values
-    clean = whole_registers(torch.where(values.isfinite(), values, 0.0) if nonfinite.numel() else values)
+    clean = pages.copy(whole_registers(torch.where(values.isfinite(), values, 0.0) if nonfinite.numel() else values))
     return Prepared(keys.raw, keys.factor, keys.flag, keys.top_flag, keys.largest, keys.top, weight.raw, weight.ratio,
                     weight.offset, weight.minus_two_scale, clean, nonfinite)  # fmt: skip
 

@@ -22,7 +22,6 @@ except ImportError as error:
     raise ImportError("additive attention on CUDA needs Triton: install triton, or attnspec[triton]") from error
 
 from attnspec.backends.pytorch.additive.operators import operator
-from attnspec.backends.pytorch.additive.shapes import broadcast
 from attnspec.backends.pytorch.additive.triton_backward import delta_kernel, gradient_kernel
 from attnspec.backends.pytorch.additive.triton_forward import forward_kernel, scores_kernel
 from attnspec.backends.pytorch.additive.triton_launch import (
@@ -39,6 +38,7 @@ from attnspec.backends.pytorch.additive.triton_launch import (
     tile,
 )
 from attnspec.backends.pytorch.additive.triton_step import combine_kernel, step_kernel
+from attnspec.backends.pytorch.broadcasting import broadcast
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # of the products with upstream gradients in float32: three tf32 products, 2^-22

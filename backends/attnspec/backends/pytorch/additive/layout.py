@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import factor_kernels
+from . import factor_kernels, pages
 from .codegen import Compiled, Kernel, register_bytes
 from .forward_kernels import UNFIT, capacity, key_lanes
 from .threads import compiled, run, thread_count
@@ -134,7 +134,7 @@ class Factors:
         """b (entries, m, h)."""
         entries, m, h = b.shape
         count, width = blocks(m, b), key_lanes(bits(b))
-        factor, flag = b.new_empty(entries, count, h, width), b.new_empty(entries, count * width)
+        factor, flag = pages.empty(b, entries, count, h, width), b.new_empty(entries, count * width)
         largest = b.new_empty(entries, count, h)
         tasks = entries * count
         arguments: Arguments = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .shapes import broadcast
+from attnspec.backends.pytorch.broadcasting import broadcast
 
 # reals of the largest intermediate, (batch, rows, m, h), where one row is not larger
 CHUNK = 2**22

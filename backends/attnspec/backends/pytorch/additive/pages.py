@@ -1,0 +1,34 @@
+"""Memory that every decoding step reads from end to end: in huge pages, where Linux gives them to who asks.
+
+64 MiB in pages of 4 KiB are 16,384 address translations, which take a third of the time of reading them: measured on
+one core of Zen 4, 19 GB/s in small pages, 31 GB/s in huge ones.
+"""
+
+import mmap
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+HUGE = 2 << 20
+"""Bytes in a huge page, and of the smallest array that gets them."""
+
+
+def empty(like: Tensor, *shape: int) -> Tensor:
+    """A tensor of that shape with the dtype of `like`, on the CPU, its numbers undefined."""
+    size = prod(shape) * like.element_size()
+    if size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return like.new_empty(shape)
+    memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel that was built without huge pages: the memory is as good as any
+        pass
+    start = -np.frombuffer(memory, np.uint8).__array_interface__["data"][0] % HUGE
+    return torch.frombuffer(memory, dtype=like.dtype, count=prod(shape), offset=start).view(shape)
+
+
+def copy(x: Tensor) -> Tensor:
+    """A contiguous copy."""
+    return empty(x, *x.shape).copy_(x)
