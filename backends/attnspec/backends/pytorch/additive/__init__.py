@@ -180,7 +180,7 @@ def prepare_keys(
     *,
     path: str | None = None,
 ) -> KeyCache:
-    """What `step` needs of projected keys b and their values. Later changes of these tensors have no effect on it."""
+    """What `step` needs of projected keys b and their values. It keeps these tensors: they must not change any more."""
     _check(b[..., :1, :], b, w_v, value, None)
     b, w_v, value = _operands(b, w_v, value)
     chosen = path_for(b, w_v, value, path=path)

@@ -21,6 +21,7 @@ KEY_TILE = 2 if WIDE else 1
 PRODUCT_ROWS = 6 if WIDE else 4  # the same for the product with the values
 PRODUCT_VECTORS = 4 if WIDE else 2
 AHEAD = 8192  # bytes of key factors that a single query asks for before it needs them
+AHEAD_IN_VALUES = 16384  # the same for values
 UNFIT = 3  # a query and a key whose flags sum to this have no factors together
 CHUNK = 24  # query rows of one task, a multiple of both
 
@@ -219,20 +220,12 @@ def emit_row_product(k: Kernel, scalars: Value, inner: tuple[Value, Value], vect
     with k.loop(0, d, k.lanes) as c:
         k.store(k.full(0.0), sums, c)
 
-    def add(first: Value, count: int) -> None:
-        shares = [k.broadcast(scalars, first + i) for i in range(count)]
+    # One vector at a time: several would be as many streams of memory, and each as much slower.
+    with k.loop(inner[0], inner[1]) as t:
+        share = k.broadcast(scalars, t)
         with k.loop(0, d, k.lanes) as c:
-            total = k.load(sums, c)
-            for i, share in enumerate(shares):
-                k.prefetch(vectors, (first + (i + count)) * d + c)
-                total = k.fma(share, k.load(vectors, (first + i) * d + c), total)
-            k.store(total, sums, c)
-
-    whole = inner[0] + k.maximum(inner[1] - inner[0], k.integer(0)) // 8 * 8
-    with k.loop(inner[0], whole, 8) as t:
-        add(t, 8)
-    with k.loop(whole, inner[1]) as t:
-        add(t, 1)
+            k.prefetch(vectors, t * d + c + AHEAD_IN_VALUES // k.size)
+            k.store(k.fma(share, k.load(vectors, t * d + c), k.load(sums, c)), sums, c)
     with k.loop(0, d, k.lanes) as c:
         finish(0, c, [k.load(sums, c)])
 

@@ -5,6 +5,7 @@ one core of Zen 4, 19 GB/s in small pages, 31 GB/s in huge ones.
 """
 
 import mmap
+from contextlib import suppress
 from math import prod
 
 import numpy as np
@@ -21,10 +22,8 @@ def empty(like: Tensor, *shape: int) -> Tensor:
     if size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(shape)
     memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
+    with suppress(OSError):  # a kernel that was built without huge pages: the memory is as good as any
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel that was built without huge pages: the memory is as good as any
-        pass
     start = -np.frombuffer(memory, np.uint8).__array_interface__["data"][0] % HUGE
     return torch.frombuffer(memory, dtype=like.dtype, count=prod(shape), offset=start).view(shape)
 
