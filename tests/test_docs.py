@@ -84,3 +84,12 @@ def test_the_readme_names_the_sessions() -> None:
         assert set(named.split()) <= set(sessions)
     commands = re.findall(r"^session (\w+)", read(".ci/run"), re.MULTILINE)
     assert {"tests", "conformance"} < set(commands) <= set(sessions)
+
+
+@pytest.mark.parametrize("name", ["shaped", "typed"])
+def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) -> None:
+    (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", read("docs/backends.md"), re.DOTALL)
+    (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", f"{name}.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

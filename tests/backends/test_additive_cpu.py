@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
 from attnspec.backends.pytorch import additive
 
@@ -178,6 +179,43 @@ def test_second_derivatives_raise() -> None:
             torch.autograd.backward(grad.sum())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("causal", [False, True])
+def test_torch_func_and_tangents_take_the_plain_path(causal: bool) -> None:
+    """The kernels would know nothing of the transform, and give a tangent of 0."""
+    leaves = [x.requires_grad_() for x in operands((2,), 5, 6, 3, 4, torch.float64)]
+    given = tuple(x.detach() for x in leaves)
+    paths: list[str] = []
+
+    def total(*x: Tensor) -> Tensor:
+        paths.append(additive.path_for(*x))
+        scores = additive.scores(*x[:3]).sin().sum()
+        return scores + additive.attention(*x, mask=mask, causal=causal).sin().sum()
+
+    mask = draw(5, 6, seed=9) > 0
+    want = torch.autograd.grad(total(*leaves), leaves)
+    assert paths.pop() == "llvm"
+    along = [draw(*x.shape, dtype=torch.float64, seed=11) for x in given]
+    slope = torch.stack([(g * x).sum() for g, x in zip(want, along, strict=True)]).sum()
+    every = range(len(given))
+    each = torch.func.vmap(torch.func.grad(total, argnums=tuple(every)), in_dims=(0, 0, None, 0))(*given)
+    got = [g.sum(0) if x.dim() == 1 else g for g, x in zip(each, given, strict=True)]
+    for gradients in (torch.func.grad(total, argnums=tuple(every))(*given), got):
+        for one, other in zip(gradients, want, strict=True):
+            torch.testing.assert_close(one, other)
+    with dual_level():
+        duals = [make_dual(x, t) for x, t in zip(given, along, strict=True)]  # type: ignore[no-untyped-call]
+        tangent = unpack_dual(total(*duals)).tangent  # type: ignore[no-untyped-call]
+    assert tangent is not None
+    torch.testing.assert_close(tangent, slope)
+    assert paths == ["plain"] * 3
+    cache = additive.prepare_keys(*given[1:])
+    assert cache.path == "llvm"
+    stepped = torch.func.grad(lambda a: additive.step(cache, a).sum())(given[0][:, 0])
+    query = given[0][:, 0].clone().requires_grad_()
+    torch.testing.assert_close(stepped, torch.autograd.grad(additive.step(cache, query).sum(), query)[0])
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_nothing_to_attend_to(path) -> None:  # type: ignore[no-untyped-def]
     a, b, w_v, value = operands((2,), 6, 40, 5, 3)
@@ -308,6 +346,23 @@ def test_broadcasting_and_strides(path) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("left", "right"), [((2,), (1,)), ((1,), (2,)), ((2, 1, 3), (4, 1)), ((4, 1), (2, 1, 3)), ((3,), ()), ((0,), (1,))]
+)
+def test_batches_broadcast_entry_by_entry(left: tuple[int, ...], right: tuple[int, ...], path: str) -> None:
+    """Batches of size 1 in the middle, whose entries a flattened index must repeat in place."""
+    batch = torch.broadcast_shapes(left, right)  # type: ignore[no-untyped-call]
+    a, b, w_v, value = draw(*left, 5, 3, seed=1), draw(*right, 7, 3, seed=2), draw(3), draw(*right, 7, 4, seed=3)
+    for mask in (None, draw(*left, 5, 7, seed=4) > 0, draw(*right, 1, 7, seed=5) > 0):
+        got = additive.attention(a, b, w_v, value, mask=mask, path=path)
+        assert got.shape == (*batch, 5, 4)
+        spread = None if mask is None else mask.expand(*batch, 5, 7)
+        assert_near(got, oracle(a, b, w_v, value, spread, False), value, 3, w_v)
+    error = np.abs(wide(additive.scores(a, b, w_v, path=path)) - oracle_scores(a, b, w_v))
+    assert error.max(initial=0) <= score_bound(3, w_v) + 4 * ROUNDING[a.dtype] * float(w_v.abs().sum())
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_step_is_attention_of_one_query(dtype, path) -> None:  # type: ignore[no-untyped-def]
     for batch, m, h, d in (((3,), 70, 20, 11), ((), 1, 1, 1), ((2, 2), 33, 64, 64)):
@@ -370,6 +425,29 @@ def test_torch_compile_takes_the_operators_as_they_are() -> None:
     with torch.no_grad():
         state = draw(2, 5)
         assert torch.equal(loop(state), additive.step(cache, torch.tanh(state)))
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_masked_call_compiles_as_one_graph(path: str, spoiled: bool) -> None:
+    """On the plain path too, which looks at the numbers otherwise."""
+    torch._dynamo.reset()
+    leaves = [x.requires_grad_() for x in operands((2,), 6, 9, 3, 4, torch.float64)]
+    mask = draw(6, 9, seed=9) > 0
+    mask[:, 4] = False
+    if spoiled:
+        with torch.no_grad():
+            leaves[1][:, 4], leaves[3][:, 4] = float("nan"), float("inf")
+    for allowed, causal in ((mask, False), (mask, True), *([] if spoiled else [(None, True)])):
+
+        def total(*x: Tensor, allowed: Tensor | None = allowed, causal: bool = causal) -> Tensor:
+            return additive.attention(*x, mask=allowed, causal=causal, path=path).sum()
+
+        wanted = torch.autograd.grad(total(*leaves), leaves)
+        compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+        for got, want in zip(torch.autograd.grad(compiled(*leaves), leaves), wanted, strict=True):
+            assert want.isfinite().all()
+            torch.testing.assert_close(got, want)
 
 
 def test_autocast() -> None:

@@ -321,6 +321,16 @@ def test_scores_and_their_gradients() -> None:
         compare(leaf.grad, oracle.grad, limit * size.detach(), torch.float32)
 
 
+def test_second_derivatives_raise() -> None:
+    leaves = [x.requires_grad_() for x in draw((), 5, 6, 3, 4, torch.float32)]
+    a, b, w_v, _ = leaves
+    for result in (cuda.attention(*leaves), cuda.scores(a, b, w_v)):
+        total = result.square().sum() + a.pow(3).sum()
+        (gradient,) = torch.autograd.grad(total, a, create_graph=True)
+        with pytest.raises(NotImplementedError, match="second derivatives"):
+            torch.autograd.grad(gradient.square().sum(), a)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("masked", [False, True])
 def test_step(dtype: torch.dtype, masked: bool) -> None:

@@ -362,6 +362,55 @@ def test_regression_far_from_the_keys() -> None:
     assert backend.nadaraya_watson(torch.tensor([[100.0]]), keys, values).item() == 7.0
 
 
+def regression(how: str, *given: Tensor, mask: Tensor) -> Tensor:
+    """By the operation, or by its parts."""
+    if how == "whole":
+        return backend.nadaraya_watson(*given, mask=mask)
+    query, key, value = given
+    return backend.softmax(backend.gaussian_scores(query, key), mask=mask) @ value
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("how", ["whole", "parts"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e30])
+def test_a_masked_key_has_no_part_in_the_gradients_of_a_regression(number: float, how: str, compiled: bool) -> None:
+    """In none where every query excludes it; not in a query's own where that one does, and another attends it."""
+    mask = torch.tensor([[True, True, False], [True, False, True]])
+    query, value = torch.tensor([[0.0], [0.5]]), torch.tensor([[1.0], [2.0], [3.0]])
+    torch.compiler.reset()
+    run = torch.compile(regression, fullgraph=True, backend="aot_eager") if compiled else regression
+    found = {}
+    for stored in (7.0, number):
+        for rows in (1, 2):
+            leaves = [x.clone().requires_grad_() for x in (query[:rows], torch.tensor([[0.0], [1.0], [stored]]), value)]
+            result = run(how, *leaves, mask=mask[:rows])
+            found[stored, rows] = result[0], *torch.autograd.grad(result[0].sum(), leaves)
+    for one, other in zip(found[number, 1], found[7.0, 1], strict=True):
+        assert torch.equal(one, other)
+    by_query, by_key = found[number, 1][1:3]
+    assert by_query[0] != 0
+    assert by_key[2] == 0
+    for one, other in zip(found[number, 2][:2], found[7.0, 2][:2], strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+def test_a_distance_that_overflows_has_a_slope() -> None:
+    query, key = torch.zeros(1, 1, requires_grad=True), torch.tensor([[1e30]])
+    scores = backend.gaussian_scores(query, key)
+    assert scores.item() == -math.inf
+    assert torch.autograd.grad(scores, query)[0] == key
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_mask_that_allows_everything_changes_no_regression(number: float) -> None:
+    query, key = torch.tensor([[0.0], [1e3]]), torch.tensor([[0.0], [1.0]])
+    value = torch.tensor([[1.0, 2.0], [3.0, number]])
+    found = backend.nadaraya_watson(query, key, value, mask=torch.ones(2, 2, dtype=torch.bool))
+    torch.testing.assert_close(found, backend.nadaraya_watson(query, key, value), equal_nan=True)
+    torch.testing.assert_close(found[0, 1], torch.tensor(number), equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_softmax_of_extreme_scores(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max

@@ -147,6 +147,35 @@ def test_every_cpu_kernel_is_named_somewhere() -> None:
     assert seen == {"flash", "halves", "blocked", "kept", "math"}
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "causal", "path"),
+    [
+        ((1, 512, 8), True, "causal: halves"),
+        ((64, 32, 8), False, "all keys: kept"),
+        ((1, 32, 8), False, "all keys: flash"),
+    ],
+)
+def test_second_derivatives_raise(shape: tuple[int, ...], causal: bool, path: str, shared: bool) -> None:
+    """Also where the gradients join others that can be differentiated again."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(1 if shared else 3)]
+        operands = leaves * 3 if shared else leaves
+        assert path_for(*operands, causal=causal) == path
+        total = attend(*operands, causal=causal).square().sum() + sum(x.pow(3).sum() for x in leaves)
+        plain = torch.autograd.grad(total, leaves, retain_graph=True)
+        gradients = torch.autograd.grad(total, leaves, create_graph=True)
+        assert all(torch.equal(one, other) for one, other in zip(plain, gradients, strict=True))
+        for gradient in gradients:
+            for leaf in leaves:
+                with pytest.raises(RuntimeError, match="not implemented"):
+                    torch.autograd.grad(gradient.square().sum(), leaf, retain_graph=True)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_finite_differences(kind: str) -> None:
     leaves = [torch.randn(2, *shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (6, 3), (6, 2))]

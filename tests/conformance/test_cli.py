@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,12 @@ def scaled_dot_product_attention(query, key, value, *, mask=None, causal=False):
 """
 
 
-def attnspec(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def attnspec(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder."""
-    environment = {**os.environ, "COLUMNS": "200", "PYTHONWARNINGS": "default"}
-    command = [sys.executable, "-m", "attnspec.conformance.cli", *arguments]
+    environment = {**os.environ, "COLUMNS": "200", "PYTHONWARNINGS": "default", **variables}
+    command = [sys.executable, "-P", "-m", "attnspec.conformance.cli", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=300, check=False
     )
 
 
@@ -129,6 +130,23 @@ MISBEHAVING = {
         "import numpy as np\ndef dot_scores(query, key):\n    return query @ np.swapaxes(key, -1, -2) * np.nan\n",
         "value",
     ),
+    "raises what cannot be told": (
+        "class Mute(Exception):\n    def __str__(self):\n        raise ValueError\n"
+        "def dot_scores(query, key):\n    raise Mute\n",
+        "raised",
+    ),
+    "raises what is no exception": ("def dot_scores(query, key):\n    raise GeneratorExit\n", "raised"),
+    "presses the keys itself": ("def dot_scores(query, key):\n    raise KeyboardInterrupt\n", "raised"),
+    "tells what cannot be written": ("def dot_scores(query, key):\n    raise ValueError('\\udc80')\n", "raised"),
+    "gives what cannot be handed back": (
+        "def to_numpy(x):\n    raise ValueError('cannot')\ndef dot_scores(query, key):\n    return 1\n",
+        "raised",
+    ),
+    "takes nothing": (
+        "def from_numpy(x, *, device):\n    if x.ndim > 1:\n        raise ValueError('cannot')\n    return x\n"
+        "def dot_scores(query, key):\n    return 1\n",
+        "raised",
+    ),
     "gives another shape": (
         "import numpy as np\ndef dot_scores(query, key):\n    return (query @ np.swapaxes(key, -1, -2))[None]\n",
         "shape",
@@ -167,6 +185,97 @@ def dot_scores(query, key):
     assert means == ["passed", "passed"] or status == 1
 
 
+HARMLESS = {
+    "prints": "import os\nos.write(1, b'\\xff raw\\n')\nprint('hello')\n",
+    "says goodbye": "import atexit\natexit.register(lambda: print('bye'))\n",
+    "leaves a thread behind": "import threading, time\nthreading.Thread(target=lambda: time.sleep(5)).start()\n",
+    "declares a dtype twice": "limits = {'dtypes': ['float32', 'float32']}\n",
+    "declares NumPy's integers": "limits = {'head_sizes': (np.int64(4), 8), 'max_length': np.int64(16)}\n",
+    "has markup in its name": "name = 'a[/b]c'\n",
+}
+
+
+@pytest.mark.parametrize("code", HARMLESS.values(), ids=HARMLESS)
+def test_what_does_no_harm_conforms(tmp_path: Path, code: str) -> None:
+    status, report = checked(tmp_path, RIGHT + code, "--law", "operation.oracle")
+    assert (status, report["verdict"]) == (0, "conforms")
+
+
+def test_what_stands_in_the_folder_is_not_part_of_the_judgement(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("def pytest_collection_modifyitems(items):\n    items[:] = []\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nonsense\n")
+    for module in ("queue", "token", "select", "numpy"):
+        (tmp_path / f"{module}.py").write_text("1 / 0\n")
+    assert checked(tmp_path, RIGHT, "--law", "operation.oracle")[0] == 0
+
+
+def test_backends_in_modules_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "backend.py").write_text(RIGHT)
+    assert attnspec("check", "mine.backend", "--law", "operation.oracle", folder=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_terminals_without_some_characters(tmp_path: Path, encoding: str) -> None:
+    arguments = ("check", written(tmp_path, RIGHT), "--law", "operation.oracle")
+    done = attnspec(*arguments, folder=tmp_path, PYTHONIOENCODING=encoding)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("option", ["--json", "--html", "--junit"])
+def test_a_report_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path, option: str) -> None:
+    arguments = ("check", written(tmp_path, RIGHT), "--law", "operation.oracle", option, "/dev/full")
+    done = attnspec(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert f"{option}: '/dev/full' could not be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "right conforms" in done.stdout or option == "--junit"
+
+
+def test_being_told_to_end_is_like_the_keyboard(tmp_path: Path) -> None:
+    code = RIGHT.replace("    if min", "    import time\n    time.sleep(0.2)\n    if min")
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "attnspec.conformance.cli",
+        "check",
+        written(tmp_path, code),
+        "--json",
+        "r.json",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
+        time.sleep(8)
+        run.terminate()
+        _, told = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "interrupted; laws without a verdict are lost" in told
+    assert json.loads((tmp_path / "r.json").read_text())["summary"]["lost"] > 0
+
+
+def test_a_lost_case_says_why(tmp_path: Path) -> None:
+    code = RIGHT + "class Odd(np.ndarray):\n    shape = property(lambda self: 1 / 0)\n"
+    code += "_scores = dot_scores\ndef dot_scores(query, key):\n    return _scores(query, key).view(Odd)\n"
+    status, report = checked(tmp_path, code, "--law", "operation.oracle")
+    assert status == 1
+    lost = [r["message"] for r in report["results"] if r["status"] == "lost"]
+    assert lost == ["ZeroDivisionError: division by zero"] * 2
+
+
+def test_snippets_blame_whoever_is_wrong(tmp_path: Path) -> None:
+    _, report = checked(tmp_path, ATTENTION, "--law", "pooling.uniform", "--law", "attention.single-key",
+                        "--law", "operation.batch-invariance", "--law", "operation.oracle", "--law", "masking.garbage",
+                        "--law", "operation.rejection", "--law", "attention.scale")  # fmt: skip
+    found = [r for r in report["results"] if r["status"] == "failed"]
+    assert {r["law"] for r in found} >= {"operation.oracle", "operation.rejection", "attention.scale"}
+    for r in found:
+        right = r["counterexample"]["snippet"].replace("'backend.py'", "'reference'")
+        (tmp_path / "snippet.py").write_text(right)
+        done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (r["law"], done.stdout, done.stderr)
+
+
 UNUSABLE = {
     ("check", "nosuch"): "backend 'nosuch': expected a registered name",
     ("check", "nofile.py"): "backend 'nofile.py': cannot be imported: FileNotFoundError",
@@ -184,6 +293,11 @@ UNUSABLE = {
     ("check", "backend.py", "--dtype", "float16"): "--dtype: expected one of float64, float32, its limits",
     ("check", "backend.py", "--profile", "slow"): "--profile: expected one of quick, full, release; got 'slow'",
     ("check", "backend.py", "--workers", "0"): "--workers: expected at least 1; got 0",
+    ("check", "backend.py", "--hang-after", "nan"): "--hang-after: expected more than 0 and at most 86,400 seconds",
+    ("check", "backend.py", "--hang-after", "1e12"): "--hang-after: expected more than 0 and at most 86,400 seconds",
+    ("check", "workers.py"): "nothing was judged: 3 worker processes ended while they imported the backend",
+    ("check", "fails.py"): "nothing was judged: ",
+    ("check", "waits.py"): "nothing was judged: worker processes did not import the backend within 6 s",
     ("check", "backend.py", "--json", "no/such/folder.json"): "--json: expected a file that can be written",
     ("show", "softmaxx"): "show: expected one of softmax",
     ("list", "things"): "list: expected one of operations, laws, backends, mutants; got 'things'",
@@ -200,9 +314,12 @@ def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tupl
         "dies": "import os\nos._exit(9)\n",
         "nameless": RIGHT.replace('name = "right"', ""),
         "limits": RIGHT + "limits = {'sizes': 3}\n",
+        "workers": f"import os, sys\nif 'execnet' in sys.modules:\n    os._exit(1)\n{RIGHT}",
+        "fails": f"import sys\nif 'execnet' in sys.modules:\n    1 / 0\n{RIGHT}",
+        "waits": f"import sys, time\nif 'execnet' in sys.modules:\n    time.sleep(600)\n{RIGHT}",
     }.items():
         (tmp_path / f"{name}.py").write_text(code)
-    done = attnspec(*arguments, folder=tmp_path)
+    done = attnspec(*arguments, folder=tmp_path, ATTNSPEC_IMPORT_SECONDS="6" if "waits.py" in arguments else "120")
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -248,6 +365,50 @@ def test_pytest_with_the_name_of_a_backend(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
     assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "conforms"
+
+
+MISSPELT = {
+    "--attn-operation=foo": "operation: expected one of",
+    "--attn-law=nonsense": "law: expected one of",
+    "--attn-dtype=bfloat16": "--dtype: expected one of float64, float32, its limits; got 'bfloat16'",
+    "--attn-device=cuda": "--device: expected one of cpu, its limits; got 'cuda'",
+    "--attn-profile=fast": "profile: expected one of",
+}
+
+
+@pytest.mark.parametrize(("option", "message"), MISSPELT.items())
+def test_pytest_refuses_what_it_cannot_select(tmp_path: Path, option: str, message: str) -> None:
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "attnspec.conformance"),
+        *("-o", "consider_namespace_packages=true", f"--attn-backend={written(tmp_path, RIGHT)}", option),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode not in (0, 5)
+    assert message in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "message"),
+    [
+        ("operations = ('scaled_dot_attention',)", (), "operation: expected one of"),
+        ("operations = ('softmax',)", (), "--operation: expected one of dot_scores, which it provides"),
+        ("operations = 'dot_scores'", (), "TestMine.operations: expected a tuple of names; got 'dot_scores'"),
+        ("laws = ('operation.oracle',)", ("--attn-json=r.json",), "--attn-json: expected --attn-backend=NAME too"),
+        ("laws = ('operation.oracle',)", ("--attn-backend=nope",), "TestMine names its own backend; got 'nope'"),
+    ],
+)
+def test_a_suite_refuses_what_it_cannot_select(
+    tmp_path: Path, body: str, options: tuple[str, ...], message: str
+) -> None:
+    written(tmp_path, RIGHT)
+    (tmp_path / "test_mine.py").write_text(
+        "import backend\nfrom attnspec.conformance import ConformanceSuite\n"
+        f"class TestMine(ConformanceSuite):\n    backend = backend\n    {body}\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode not in (0, 5)
+    assert message in done.stdout + done.stderr
 
 
 def test_the_plugin_imports_nothing_heavy() -> None:

@@ -20,7 +20,9 @@ class Arguments(Mapping[str, Any]):
 
     def __init__(self, operation: Operation, values: Mapping[str, Any]) -> None:
         self.operation = operation
-        self._values = {a.name: values.get(a.name) for a in operation.arguments}
+        self._values = {
+            a.name: values.get(a.name, a.default if a.kind is Kind.FLAG else None) for a in operation.arguments
+        }
         self.memo: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:

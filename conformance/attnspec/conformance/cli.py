@@ -1,18 +1,15 @@
 """The command ``attnspec``."""
 
+import io
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-
-if TYPE_CHECKING:
-    from attnspec.conformance.engine import Case
-    from attnspec.conformance.subject import Contract
 
 app = typer.Typer(
     name="attnspec",
@@ -21,6 +18,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+LONGEST_CHECK = 86_400
+"""Seconds that one check may be given."""
+
+WORKERS_PER_CORE = 4
 
 EXITS = "Exit status: 0 conforms, 1 violates, 2 the call or the backend cannot be used."
 
@@ -44,8 +46,31 @@ def _among(what: str, given: list[str], known: list[str]) -> tuple[str, ...]:
 
 
 def _writable(path: Path | None, option: str) -> None:
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        _unusable(f"{option}: expected a file that can be written; got {str(path)!r}")
+    if path is None:
+        return
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        _unusable(f"{option}: expected a file that can be written; got {str(path)!r}: {error.strerror}")
+    if not existed:
+        path.unlink()
+
+
+def _write(text: str, path: Path, option: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        _unusable(f"{option}: {str(path)!r} could not be written: {error.strerror}")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:
+    """Being told to end is like Ctrl-C: what was judged is reported."""
+    raise KeyboardInterrupt
 
 
 @app.command(help=f"Judge a backend by every law that governs its operations. {EXITS}")
@@ -71,18 +96,19 @@ def check(
     _among("--profile", [profile], ["quick", "full", "release"])
     if workers is not None and workers < 1:
         _unusable(f"--workers: expected at least 1; got {workers}")
-    if hang_after <= 0:
-        _unusable(f"--hang-after: expected more than 0 seconds; got {hang_after:g}")
+    if not 0 < hang_after <= LONGEST_CHECK:
+        _unusable(f"--hang-after: expected more than 0 and at most {LONGEST_CHECK:,} seconds; got {hang_after:g}")
     for path, option in ((json, "--json"), (html, "--html"), (junit, "--junit")):
         _writable(path, option)
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, _terminate)
     probe = Probe(backend, device)
     try:
         status = _check(
             probe,
             {"operation": operation or [], "law": law or [], "dtype": dtype or []},
             (profile, seed, device, hang_after),
-            workers or os.cpu_count() or 1,
+            min(workers or _cores(), WORKERS_PER_CORE * _cores()),
             (json, html, junit),
             started,
         )
@@ -99,11 +125,11 @@ def _check(
     files: tuple[Path | None, Path | None, Path | None],
     started: float,
 ) -> int:
-    from attnspec.conformance.checking import Probe, run
+    from attnspec.conformance.checking import Admission, Probe, run
     from attnspec.conformance.loading import BackendError
     from attnspec.conformance.probe import rebuilt
-    from attnspec.conformance.report import all_results, document, missing_results, written
-    from attnspec.conformance.suite import Settings
+    from attnspec.conformance.report import all_results, as_text, document, missing_results
+    from attnspec.conformance.suite import Settings, planned
     from attnspec.conformance.table import as_html, print_report
     from attnspec.spec.law import LAWS
     from attnspec.spec.operation import OPERATIONS
@@ -115,18 +141,15 @@ def _check(
     dtypes = _among("--dtype", chosen["dtype"], list(DEFAULTS))
     profile, seed, device, hang_after = how
     settings = Settings(profile, seed, device, operations, laws, dtypes, hang_after)
-    planned: list[Case] = []
-    contracts: list[Contract] = []
 
-    def admitted() -> int:
-        contracts.append(rebuilt(probe.answer(), probe.backend))
-        planned.extend(_planned(contracts[0], operations, laws, dtypes))
-        return len(planned)
+    def admitted() -> Admission:
+        contract = rebuilt(probe.answer(), probe.backend)
+        return Admission(contract, planned(contract, settings))
 
     json, html, junit = files
     most = len(operations or OPERATIONS) * len(dtypes or DEFAULTS)
     try:
-        reported, interrupted = run(
+        done = run(
             probe.backend,
             settings,
             workers=max(1, min(workers, most)),
@@ -136,38 +159,19 @@ def _check(
         )
     except BackendError as error:
         _unusable(str(error))
-    (contract,) = contracts
-    results = all_results(contract, planned, reported) + missing_results(contract, settings)
+    except OSError as error:
+        _unusable(f"--junit: {str(junit)!r} could not be written: {error.strerror}")
+    contract = done.admission.contract
+    results = all_results(done.admission.cases, done.results, done.causes) + missing_results(contract, settings)
     report = document(contract, results, settings, time.monotonic() - started)
-    if json is not None:
-        written(report, json)
-    if html is not None:
-        html.write_text(as_html(report))
     print_report(report, Console())
-    if interrupted:
+    if done.interrupted:
         sys.stderr.write("attnspec: interrupted; laws without a verdict are lost\n")
+    if json is not None:
+        _write(as_text(report), json, "--json")
+    if html is not None:
+        _write(as_html(report), html, "--html")
     return int(report["exit_status"])
-
-
-def _planned(
-    contract: "Contract", operations: Sequence[str], laws: Sequence[str], dtypes: Sequence[str]
-) -> "list[Case]":
-    """The cases to judge; ``BackendError`` for a selection that the backend cannot meet."""
-    from attnspec.conformance.engine import cases
-    from attnspec.conformance.loading import BackendError
-
-    for dtype in dtypes:
-        if dtype not in contract.limits.dtypes:
-            known = ", ".join(contract.limits.dtypes)
-            raise BackendError(f"--dtype: expected one of {known}, its limits; got {dtype!r}")
-    for name in operations:
-        if name not in contract.operations:
-            known = ", ".join(contract.operations)
-            raise BackendError(f"--operation: expected one of {known}, which it provides; got {name!r}")
-    planned = cases(contract, operations=operations, laws=laws, dtypes=dtypes)
-    if not planned:
-        raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
-    return planned
 
 
 @app.command(name="list")
@@ -182,13 +186,15 @@ def list_(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="an operation or a law", metavar="OPERATION-OR-LAW")]) -> None:
-    """Show an operation or a law: formula, sources, shapes, edges, and what it is judged by."""
-    from attnspec.conformance.catalogue import described
-    from attnspec.spec.law import LAWS
-    from attnspec.spec.operation import OPERATIONS
+def show(
+    name: Annotated[
+        str, typer.Argument(help="an operation, a law, a chapter, or a question such as fully_masked", metavar="NAME")
+    ],
+) -> None:
+    """Show an operation (formula, sources, shapes, edges, laws), a law, a chapter, or the choices of a question."""
+    from attnspec.conformance.catalogue import described, names
 
-    _among("show", [name], [*OPERATIONS, *LAWS])
+    _among("show", [name], names())
     Console().print(described(name))
 
 
@@ -206,12 +212,12 @@ def spec(
         _writable(path, option)
     text = specification()
     if markdown is not None:
-        markdown.write_text(text)
+        _write(text, markdown, "--markdown")
     if html is not None:
         with Path(os.devnull).open("w") as sink:
             console = Console(record=True, width=110, file=sink)
             console.print(Markdown(text))
-            html.write_text(console.export_html())
+            _write(console.export_html(), html, "--html")
     if markdown is None and html is None:
         Console().print(Markdown(text))
 
@@ -234,6 +240,13 @@ def mutants(
 
 def main() -> None:
     """Run the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a character shows another one.
+            stream.reconfigure(errors="replace")
+    if sys.flags.optimize > 1:
+        sys.stderr.write("attnspec: expected Python with docstrings, which hold the formulas; got -OO\n")
+        sys.exit(2)
     app()
 
 

@@ -28,6 +28,9 @@ TILE = 128
 LONG = (("m",), ("n",), ("n", "m"), ("d", "d_v", "p_v"))
 """Which sizes are beyond a tile in the first rows; where several are, tiles are half as large."""
 
+FAR_BEYOND = 256
+"""How many times the bound on work an example may take before it loses its batch."""
+
 Row = dict[str, Any]
 
 
@@ -131,9 +134,12 @@ def example_from(
     sizes = {n.partition(":")[2]: v for n, v in row.items() if n.startswith("size:")}
     batch = tuple(row.get("batch", ()))
     batched = [a.name for a in operation.arguments if a.batched]
+    sizes = tamed(sizes, batch, operation, limits, work, random.Random(seed), spared)
+    if multiply_adds(sizes, batch, operation) > FAR_BEYOND * work:
+        batch = ()  # lengths that are multiples of many cannot be cut any further
     kept = {name: _kept(row.get(f"kept:{name}", "all"), batch) for name in batched}
     return Example(
-        sizes=tamed(sizes, batch, operation, limits, work, random.Random(seed), spared),
+        sizes=sizes,
         batch=batch,
         kept=kept,
         kinds={n.partition(":")[2]: v for n, v in row.items() if n.startswith("kind:")},

@@ -14,7 +14,7 @@ from attnspec.conformance.examples import Example
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.registry import Check
 from attnspec.conformance.profiles import NARROW, Effort, Profile
-from attnspec.conformance.reduction import reduced
+from attnspec.conformance.reduction import reduced, simplest
 from attnspec.conformance.results import Result, Status
 from attnspec.conformance.snippet import counterexample
 from attnspec.conformance.strategies import examples
@@ -70,6 +70,9 @@ def cases(
     result = []
     for operation in chosen:
         governing = tuple(i for i, x in LAWS.items() if (not laws or i in laws) and operation in x.operations)
+        unproved = [law for law in governing if law not in CHECKS]
+        if unproved:
+            raise LookupError(f"law {unproved[0]}: expected a check in attnspec.conformance.laws; got none")
         if governing:
             tested = [d for d in contract.limits.dtypes if not dtypes or d in dtypes]
             result += [Case(operation.name, dtype, governing) for dtype in dtypes_of(operation, tested)]
@@ -230,8 +233,9 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress, *, reduce: bo
             return result
         return replace(result, status=Status.NOT_APPLICABLE, reason="no example concerned it")
     arguments, violation, seed = progress.failure
-    if reduce and not progress.check.once:
-        arguments, violation = reduced(run.subject, progress.check, arguments, violation, seed, run.mark)
+    if reduce:
+        reduction = simplest if progress.check.once else reduced
+        arguments, violation = reduction(run.subject, progress.check, arguments, violation, seed, run.mark)
     run.mark(law, "describing the counterexample")
     shown = counterexample(run.subject, progress.check, arguments, violation, seed) if reduce else None
     return replace(

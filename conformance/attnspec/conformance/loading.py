@@ -34,6 +34,8 @@ def load(name: str) -> Any:
     :class:`BackendError`.
     """
     target, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     if name in registered():
         target, _, attribute = registered()[name].partition(":")
     module = guarded(lambda: _from_file(Path(target)) if target.endswith(".py") else importlib.import_module(target))

@@ -1,6 +1,7 @@
 """The pytest plugin. It is loaded in every run of every user's pytest, and imports nothing heavy until it is used."""
 
 import gc
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,11 @@ def settings_of_options(config: pytest.Config) -> "Settings":
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect verdicts where the run is controlled; workers of xdist only hand theirs on."""
-    if config.getoption("--attn-backend") and not hasattr(config, "workerinput"):
+    if config.getoption("--attn-backend") is None:
+        for option in ("--attn-json", "--attn-operation", "--attn-law", "--attn-dtype"):
+            if config.getoption(option):
+                raise pytest.UsageError(f"{option}: expected --attn-backend=NAME too; a suite has attributes")
+    elif not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporter(config), REPORTER)
 
 
@@ -53,6 +58,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """A worker of ``attnspec check`` keeps what it has imported, and never looks through it for garbage."""
     if hasattr(session.config, "workerinput") and session.config.getoption("--attn-crumbs"):
         gc.freeze()
+        # The keyboard is the controller's: an interrupt that is raised here is the backend's own.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -71,6 +78,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = metafunc.config.getoption("--attn-backend")
     try:
         if metafunc.cls is not None:
+            if name is not None:
+                raise pytest.UsageError(f"--attn-backend: {metafunc.cls.__name__} names its own backend; got {name!r}")
             found = cases_of(metafunc.cls.backend, settings_of(metafunc.cls))
         elif name is None:
             raise pytest.UsageError("expected --attn-backend=NAME to say whom to judge; got none")
@@ -88,6 +97,7 @@ class Reporter:
         self.config = config
         self.expected: dict[str, None] = {}
         self.results: dict[str, list[dict[str, Any]]] = {}
+        self.causes: dict[str, str] = {}
 
     @staticmethod
     def case(nodeid: str) -> str:
@@ -122,11 +132,15 @@ class Reporter:
         for name, value in report.user_properties:
             if name == "attnspec" and isinstance(value, list):
                 self.results[self.case(report.nodeid)] = value
+        if report.failed and self.case(report.nodeid) not in self.results:
+            lines = report.longreprtext.strip().splitlines() or ["its process ended"]
+            raised = [line[2:].strip() for line in lines if line.startswith("E ")]
+            self.causes[self.case(report.nodeid)] = (raised or lines)[-1]
 
     def pytest_sessionfinish(self) -> None:
         """The verdicts as JSON, if they were asked for."""
         path = self.config.getoption("--attn-json")
         if path and self.config.getoption("--attn-crumbs") is None:
-            from attnspec.conformance.report import document_of_pytest, written
+            from attnspec.conformance.report import as_text, document_of_pytest
 
-            written(document_of_pytest(self, settings_of_options(self.config)), Path(path))
+            Path(path).write_text(as_text(document_of_pytest(self, settings_of_options(self.config))))

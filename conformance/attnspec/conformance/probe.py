@@ -1,14 +1,14 @@
-"""A first import of a backend, in a process of its own: ``python -m attnspec.conformance.probe NAME DEVICE``.
+"""A first import of a backend, in a process of its own: ``python -m attnspec.conformance.probe NAME DEVICE ANSWER``.
 
-Whatever the import prints goes to standard error; the last line of standard output is the contract, or why there is
-none, as JSON.
+The file ANSWER receives the contract, or why there is none, as JSON. The process ends there and then: what the backend
+has left running, or would do at an orderly exit, is not waited for.
 """
 
-import contextlib
-import gc
 import json
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,14 +71,13 @@ def rebuilt(data: dict[str, Any], origin: str) -> Contract:
 
 def main() -> None:
     """Describe the backend named on the command line."""
-    name, device = sys.argv[1:3]
+    name, device, path = sys.argv[1:4]
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            answer = described(name, device)
+        answer = described(name, device)
     except BackendError as error:
         answer = {"error": str(error)}
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
-    gc.freeze()  # looking for garbage at the end would take longer than all else but the import
+    Path(path).write_text(json.dumps(answer))
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 from attnspec.conformance.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.corners import HEAD_DIMS, LENGTH_NAMES
 from attnspec.conformance.dtypes import is_float
+from attnspec.conformance.examples import Example
 from attnspec.conformance.laws.registry import Check
 from attnspec.spec.operation import Kind
 
@@ -75,6 +76,20 @@ def reduced(
         changed = False
         for reduce in passes:
             changed |= reduce(search)
+    return search.best, search.violation
+
+
+def simplest(
+    subject: "Subject", check: Check, arguments: Arguments, violation: "Violation", seed: int, mark: Any
+) -> tuple[Arguments, "Violation"]:
+    """For a law that makes its own inputs: arguments of size 1, if it fails beside them as it did."""
+    from attnspec.conformance.laws.common import data_dtype, fitting
+
+    search = _Search(subject, check, arguments, violation, seed, mark)
+    sizes = {name: fitting(subject, name, 1) for name in subject.operation.size_names}
+    search.accept(
+        Example(sizes, kinds=dict.fromkeys(arguments, "zeros")).arguments(subject.operation, data_dtype(subject))
+    )
     return search.best, search.violation
 
 

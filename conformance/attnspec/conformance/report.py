@@ -6,7 +6,6 @@ import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnspec.conformance.engine import Case, dtypes_of
@@ -26,13 +25,18 @@ EXIT = {"conforms": 0, "violates": 1, "unusable": 2}
 """The exit status of each verdict."""
 
 
-def all_results(contract: Contract, cases: Iterable[Case], reported: Mapping[str, Iterable[Result]]) -> list[Result]:
-    """The verdicts, with what was lost on the way and what the backend does not provide, in a fixed order."""
+def all_results(
+    cases: Iterable[Case], reported: Mapping[str, Iterable[Result]], causes: Mapping[str, str]
+) -> list[Result]:
+    """The verdicts, with what was lost on the way and why, in a fixed order."""
     results: list[Result] = []
     for case in cases:
         known = {r.law: r for r in reported.get(case.id, ())}
         lost = "the test ended without a verdict"
-        results += [known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, lost) for law in case.laws]
+        why = causes.get(case.id, lost)
+        results += [
+            known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, lost, why) for law in case.laws
+        ]
     order = {name: i for i, name in enumerate(OPERATIONS)}
     return sorted(results, key=lambda r: (order[r.operation], r.law, r.dtype))
 
@@ -142,9 +146,9 @@ def _plain(x: float) -> float | str:
     return x if math.isfinite(x) else "inf"
 
 
-def written(report: Mapping[str, Any], path: Path) -> None:
-    """Write the report; numbers that JSON does not know are texts in it already."""
-    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+def as_text(report: Mapping[str, Any]) -> str:
+    """The report as JSON; numbers that JSON does not know are texts in it already."""
+    return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
 def document_of_pytest(reporter: "Reporter", settings: "Settings") -> dict[str, Any]:
@@ -154,8 +158,8 @@ def document_of_pytest(reporter: "Reporter", settings: "Settings") -> dict[str, 
     name = reporter.config.getoption("--attn-backend")
     _, contract = resolved(name)
     reported = {case: [Result.from_json(r) for r in rs] for case, rs in reporter.results.items()}
-    results = all_results(contract, cases_of(name, settings), reported) + missing_results(contract, settings)
+    results = all_results(cases_of(name, settings), reported, reporter.causes) + missing_results(contract, settings)
     return document(contract, results, settings, 0.0)
 
 
-__all__ = ["EXIT", "SCHEMA", "all_results", "deviations", "document", "missing_results", "versions", "written"]
+__all__ = ["EXIT", "SCHEMA", "all_results", "as_text", "deviations", "document", "missing_results", "versions"]

@@ -10,7 +10,7 @@ import numpy as np
 from attnspec.conformance.arguments import Arguments, Numbers
 from attnspec.conformance.dtypes import is_float
 from attnspec.conformance.laws.registry import Check
-from attnspec.conformance.subject import Subject, Violation
+from attnspec.conformance.subject import Subject, Violation, is_default
 
 SHOWN = 400
 """Arrays of more elements are summed up by shape and dtype."""
@@ -57,8 +57,10 @@ def literal(x: Any) -> str:
         return repr(x)
     dtype = "ml_dtypes.bfloat16" if x.dtype.name == "bfloat16" else f"np.{x.dtype.name}" if x.dtype != bool else "bool"
     if x.size <= SHOWN and x.size:
-        wide = x if x.dtype.kind in "biu" else x.astype(np.float64)
-        text = np.array2string(wide, separator=", ", threshold=SHOWN + 1, floatmode="unique", max_line_width=100)
+        known = x if x.dtype.kind in "biuf" else x.astype(np.float32)
+        text = np.array2string(
+            known, separator=", ", threshold=SHOWN + 1, max_line_width=100, formatter={"float_kind": str}
+        )
         return f"np.array({text.replace('nan', 'np.nan').replace('inf', 'np.inf')}, {dtype})"
     if not x.size or not np.any(x):
         return f"np.zeros({x.shape}, {dtype})"
@@ -68,9 +70,8 @@ def literal(x: Any) -> str:
 
 def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int) -> str:
     """A script that shows the violation and exits with 1."""
-    given = {
-        name: arguments[name] for name in arguments if arguments[name] is not None and arguments[name] is not False
-    }
+    operation = subject.operation
+    given = {a.name: arguments[a.name] for a in operation.arguments if not is_default(arguments[a.name], a.default)}
     lines = [f"{name} = {literal(value)}" for name, value in given.items()]
     code = "\n".join(lines)
     named = ", ".join(f"{name}={name}" for name in given)
@@ -78,23 +79,23 @@ def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Vio
     imports += ["import base64, zlib"] if "zlib." in code else []
     imports += ["", "import ml_dtypes"] if "ml_dtypes." in code else [""]
     imports += ["import numpy as np"] if "np." in code else []
-    backend, operation = subject.contract.origin, subject.operation.name
+    backend = subject.contract.origin
     plain = check.law.id == "operation.oracle" and violation.reason == "value" and violation.budget is not None
     if plain and all(not is_float(x) or x.dtype.name != "bfloat16" for x in arguments.arrays.values()):
         imports += ["from attnspec import reference", "from attnspec.conformance import call, load"]
         body = f"""
-got = call(load({backend!r}), {operation!r}, {named})
-expected = reference.{operation}({named})
+got = call(load({backend!r}), {operation.name!r}, {named})
+expected = reference.{operation.name}({named})
 print("expected", expected, "got", got, sep="\\n")
 sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)}))))
 """
         if subject.device != "cpu":
-            body = body.replace(f"{operation!r}, ", f"{operation!r}, device={subject.device!r}, ", 1)
+            body = body.replace(f"{operation.name!r}, ", f"{operation.name!r}, device={subject.device!r}, ", 1)
     else:
         imports += ["from attnspec.conformance import replay"]
         body = textwrap.dedent(f"""
             sys.exit(
-                replay({backend!r}, {check.law.id!r}, {operation!r}, {subject.dtype!r},
+                replay({backend!r}, {check.law.id!r}, {operation.name!r}, {subject.dtype!r},
                        dict({named}), seed={seed}, device={subject.device!r})
             )
             """)

@@ -124,19 +124,31 @@ class Subject:
         if not isinstance(x, np.ndarray):
             return x
         x = np.array(x, order="C")
-        return x if function is None else function(x, device=self.device)
+        if function is None:
+            return x
+        moved = guarded(lambda: function(x, device=self.device))
+        if isinstance(moved, Raised):
+            raise Violation(f"from_numpy raised {moved.told}", reason="raised")
+        return moved
 
     def back(self, x: Any) -> Any:
-        """A NumPy array with the numbers of a backend's array."""
+        """A NumPy array with the numbers of a backend's array; whatever the conversion raises comes through."""
         function = getattr(self.backend, "to_numpy", None)
         return x if function is None else function(x)
+
+    def numbers(self, x: Any) -> Numbers:
+        """A NumPy array with the numbers of a backend's array; what the conversion raises is a violation."""
+        found = guarded(lambda: np.asarray(self.back(x)))
+        if isinstance(found, Raised):
+            raise Violation(f"to_numpy raised {found.told}", reason="raised")
+        return cast(Numbers, found)
 
     def converted(self, arguments: Arguments) -> dict[str, Any]:
         """The arguments as the backend's arrays; what has its default value is left out."""
         return {
             a.name: self.convert(arguments[a.name])
             for a in self.operation.arguments
-            if not (a.keyword_only and _is_default(arguments[a.name], a.default))
+            if not (a.keyword_only and is_default(arguments[a.name], a.default))
         }
 
     def invoke(self, inputs: Mapping[str, Any]) -> Any:
@@ -366,7 +378,8 @@ class Subject:
             raise Violation(message, reason=reason, arguments=arguments, **more)
 
 
-def _is_default(value: Any, default: Any) -> bool:
+def is_default(value: Any, default: Any) -> bool:
+    """Whether an argument need not be given."""
     return value is None or (isinstance(default, bool) and value is default)
 
 

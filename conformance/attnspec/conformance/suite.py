@@ -6,7 +6,8 @@ A third party writes, in a test file of its own::
         backend = MyBackend()
 """
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,12 +16,14 @@ import pytest
 
 from attnspec.conformance.engine import Case, cases, judge
 from attnspec.conformance.isolation import HANG_AFTER, STOP_AFTER, Casualties, Watch
-from attnspec.conformance.loading import contract_of, load
+from attnspec.conformance.loading import BackendError, contract_of, load
 from attnspec.conformance.profiles import PROFILES
 from attnspec.conformance.results import Result, Status
 from attnspec.conformance.subject import Contract
-from attnspec.conformance.telling import told
+from attnspec.conformance.telling import told, urgency
 from attnspec.spec.law import LAWS
+from attnspec.spec.operation import OPERATIONS
+from attnspec.spec.precision import DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,10 @@ class ConformanceSuite:
 
 
 def settings_of(suite: type[ConformanceSuite]) -> Settings:
-    """The settings that a subclass chooses."""
+    """The settings that a subclass chooses; :class:`BackendError` for a text where names are expected."""
+    for name in ("operations", "laws", "dtypes"):
+        if isinstance(getattr(suite, name), str):
+            raise BackendError(f"{suite.__name__}.{name}: expected a tuple of names; got {getattr(suite, name)!r}")
     return Settings(
         suite.profile, suite.seed, suite.device, tuple(suite.operations), tuple(suite.laws), tuple(suite.dtypes)
     )
@@ -83,9 +89,38 @@ def _importable_name(backend: Any) -> str:
 
 
 def cases_of(backend: Any, settings: Settings) -> list[Case]:
-    """The cases that a backend has under these settings."""
+    """The cases that a backend has under these settings; :class:`BackendError` if there are none."""
     _, contract = resolved(backend)
-    return cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
+    return planned(contract, settings)
+
+
+def planned(contract: Contract, settings: Settings) -> list[Case]:
+    """The cases to judge; :class:`BackendError` for a selection that the backend cannot meet, or that is misspelt."""
+    known: dict[str, tuple[Iterable[str], Sequence[str]]] = {
+        "profile": (PROFILES, (settings.profile,)),
+        "operation": (OPERATIONS, settings.operations),
+        "law": (LAWS, settings.laws),
+        "dtype": (DEFAULTS, settings.dtypes),
+    }
+    for what, (of, chosen) in known.items():
+        names = list(of)
+        for name in chosen:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 3, 0.4) or names[:6]
+                raise BackendError(f"{what}: expected one of {', '.join(near)}, …; got {name!r}")
+    has: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
+        "device": (contract.limits.devices, (settings.device.partition(":")[0],), "its limits"),
+        "dtype": (contract.limits.dtypes, settings.dtypes, "its limits"),
+        "operation": (contract.operations, settings.operations, "which it provides"),
+    }
+    for what, (provided, chosen, why) in has.items():
+        for name in chosen:
+            if name not in provided:
+                raise BackendError(f"--{what}: expected one of {', '.join(provided)}, {why}; got {name!r}")
+    found = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
+    if not found:
+        raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
+    return found
 
 
 def run_case(
@@ -98,7 +133,7 @@ def run_case(
     """Judge a case, hand its verdicts on as a property of the test, and fail it if a law is violated."""
     results = _judged(backend, contract, case, settings)
     record_property("attnspec", [r.as_json() for r in results])
-    failed = [r for r in results if r.status is Status.FAILED]
+    failed = sorted((r for r in results if r.status is Status.FAILED), key=urgency)
     if failed:
         pytest.fail("\n\n".join(told(r) for r in failed), pytrace=False)
 

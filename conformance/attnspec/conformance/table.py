@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from attnspec.conformance.report import deviations
 from attnspec.conformance.results import Result
-from attnspec.conformance.telling import told
+from attnspec.conformance.telling import told, urgency
 from attnspec.spec.operation import CHAPTERS, OPERATIONS
 
 ORDINARY = {"head_sizes": None, "multiple_of": 1, "max_length": None, "broadcasting": True}
@@ -39,21 +40,24 @@ def chapters(report: Mapping[str, Any]) -> Table:
         if r["status"] != "not-provided":
             by_operation[r["operation"]].append(r)
     table = Table(
-        title=f"{report['backend']['name']} · {report['profile']} · seed {report['seed']}", title_style="bold"
+        title=escape(f"{report['backend']['name']} · {report['profile']} · seed {report['seed']}"),
+        title_style="bold",
+        box=SIMPLE_HEAD,
     )
+    not_judged = any(r["not_judged"] for r in report["results"])
     table.add_column("chapter")
-    table.add_column("operation")
-    for title in ("laws", "failed", "examples", "not judged", "budget used"):
+    table.add_column("operation", min_width=max(map(len, by_operation), default=0), no_wrap=True)
+    for title in ("laws", "failed", "examples", *(["not judged"] if not_judged else []), "budget used"):
         table.add_column(title, justify="right")
     for chapter in CHAPTERS:
         first = True
         for name in (n for n, o in OPERATIONS.items() if o.chapter == chapter and n in by_operation):
-            table.add_row(chapter if first else "", name, *_row(by_operation[name]))
+            table.add_row(chapter if first else "", name, *_row(by_operation[name], not_judged))
             first = False
     return table
 
 
-def _row(results: list[Mapping[str, Any]]) -> list[str]:
+def _row(results: list[Mapping[str, Any]], not_judged: bool) -> list[str]:
     judged = [r for r in results if r["status"] in ("passed", "failed", "lost")]
     passed = sum(r["status"] == "passed" for r in judged)
     failed = len(judged) - passed
@@ -62,7 +66,7 @@ def _row(results: list[Mapping[str, Any]]) -> list[str]:
         f"{passed}/{len(judged)}",
         f"[red]{failed}[/]" if failed else "",
         f"{sum(r['examples'] for r in judged):,}",
-        f"{sum(r['not_judged'] for r in judged):,}" if any(r["not_judged"] for r in judged) else "",
+        *([f"{sum(r['not_judged'] for r in judged):,}"] if not_judged else []),
         f"[red]{ratio:.3g}[/]" if ratio > 1 else f"{ratio:.0%}",
     ]
 
@@ -98,7 +102,7 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
 def violations(report: Mapping[str, Any]) -> list[Text]:
     """Every violation; the first few in full, each law of an operation once."""
     bad = [Result.from_json(r) for r in report["results"] if r["status"] in ("failed", "lost")]
-    bad.sort(key=lambda r: (r.law != "operation.oracle", r.counterexample is None))
+    bad.sort(key=lambda r: (urgency(r), r.counterexample is None))
     shown: dict[tuple[str, str], Result] = {}
     for r in bad:
         if len(shown) < SHOWN:
@@ -120,7 +124,7 @@ def closing(report: Mapping[str, Any]) -> str:
     judged = s["passed"] + s["failed"] + s["lost"]
     deviating = ", ".join(deviations(report))
     return (
-        f"\n[bold {colour}]{report['backend']['name']} {report['verdict']}[/]"
+        f"\n[bold {colour}]{escape(report['backend']['name'])} {report['verdict']}[/]"
         + (f" (deviations declared: {deviating})" if deviating else "")
         + f": {s['passed']} of {judged} laws hold on {s['examples']:,} examples, "
         + f"largest error ratio {float(s['error_ratio']):.3g}, {report['seconds']:.1f} s"

@@ -6,6 +6,8 @@ from attnspec.conformance.results import Result
 from attnspec.spec.law import LAWS
 
 WIDEST = 160
+LONGEST = 4000
+"""Characters of a snippet that people are shown."""
 
 
 def told(result: Result) -> str:
@@ -17,8 +19,17 @@ def told(result: Result) -> str:
     ]
     if result.counterexample is not None:
         lines += [f"  {name} = {_short(value)}" for name, value in result.counterexample["arguments"].items()]
-        lines += ["", *(f"    {line}" for line in result.counterexample["snippet"].splitlines())]
+        snippet = result.counterexample["snippet"]
+        if len(snippet) > LONGEST:
+            lines += [f"  The snippet is long ({len(snippet) / 1000:.0f} kB): it is in the JSON report."]
+        else:
+            lines += ["", *(f"    {line}" for line in snippet.splitlines())]
     return "\n".join(lines)
+
+
+def urgency(result: Result) -> int:
+    """Where a violation stands among others: the formula first, then what may only want to be declared."""
+    return 0 if result.law == "operation.oracle" else 1 if result.law.startswith("semantics.") else 2
 
 
 def _short(value: object) -> str:

@@ -28,7 +28,9 @@ class DotProductAttention(Protocol[Array]):
     Where: query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask (*batch, n, m);
     result (*batch, n, d_v).
     Domain: Σ|q||k| must not overflow.
-    Edges: as the module says.
+    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
+    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
+    gradients; one attendable key gives its value. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
     Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
     """
 
@@ -56,7 +58,9 @@ class ScaledDotProductAttention(Protocol[Array]):
     Where: query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask (*batch, n, m);
     result (*batch, n, d_v); d is the size of the vectors actually multiplied.
     Domain: Σ|q||k| must not overflow.
-    Edges: as the module says.
+    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
+    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
+    gradients; one attendable key gives its value. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
     Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
     """
 
@@ -84,7 +88,9 @@ class GeneralAttention(Protocol[Array]):
     Where: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w (d_q, d_k), mask (*batch, n, m);
     result (*batch, n, d_v).
     Domain: Σ|q||W||k| must not overflow.
-    Edges: as the module says.
+    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
+    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
+    gradients; one attendable key gives its value. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
     Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
     """
 
@@ -113,7 +119,9 @@ class AdditiveAttention(Protocol[Array]):
     Where: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w_q (h, d_q), w_k (h, d_k), w_v (h),
     mask (*batch, n, m); result (*batch, n, d_v).
     Domain: W_q q and W_k k must not overflow; however large they are, tanh saturates and the result is finite.
-    Edges: as the module says.
+    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
+    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
+    gradients; one attendable key gives its value. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
     Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
     """
 
@@ -143,7 +151,9 @@ class SelfAttention(Protocol[Array]):
 
     Where: x (*batch, n, d), mask (*batch, n, n); result (*batch, n, d). S0 leaves the score open; it is (5) here.
     Domain: Σ|x||x| must not overflow.
-    Edges: as the module says.
+    Edges: position j counts for i where `mask` is True and, with `causal`, j ≤ i; the others are left out, NaN and ∞
+    included. A row for which nothing counts gives 0 and zero gradients; one attendable position gives its x. n = 0, or
+    a batch of 0, gives an empty result.
     Errors: a mask that does not broadcast raises.
     """
 
@@ -170,7 +180,9 @@ class ProjectedSelfAttention(Protocol[Array]):
     Where: x (*batch, n, d_x), w_q (d_k, d_x), w_k (d_k, d_x), w_v (d_v, d_x), weights (out, in), mask (*batch, n, n);
     result (*batch, n, d_v). S1's form without 1/√d_k is `dot_product_attention` on the projections.
     Domain: Σ|q||k| of the projections must not overflow.
-    Edges: as the module says.
+    Edges: position j counts for i where `mask` is True and, with `causal`, j ≤ i; the others are left out, NaN and ∞
+    included. A row for which nothing counts gives 0 and zero gradients; one attendable position gives its value. n = 0,
+    or a batch of 0, gives an empty result.
     Errors: sizes that do not agree, or a mask that does not broadcast, raise.
     """
 
@@ -204,7 +216,9 @@ class CrossAttention(Protocol[Array]):
     Where: x (*batch, n, d_x), memory (*batch, m, d_m), w_q (d_k, d_x), w_k (d_k, d_m), w_v (d_v, d_m), weights
     (out, in), mask (*batch, n, m); result (*batch, n, d_v). There is no `causal`: x and memory share no time axis.
     Domain: Σ|q||k| of the projections must not overflow.
-    Edges: as the module says.
+    Edges: a key counts for a query where `mask` is True; the others are left out, NaN and ∞ included. A query for which
+    no key counts, as with m = 0, gives 0 and zero gradients; one attendable key gives its value. Batches broadcast;
+    n = 0, or a batch of 0, gives an empty result.
     Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
     """
 

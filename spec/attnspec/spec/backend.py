@@ -4,6 +4,7 @@ Only ``name`` is required. The optional attributes are ``from_numpy``, ``to_nump
 ``precision``, ``limits`` and ``notes`` (a mapping of strings that reports print: which kernels run, what is missing).
 """
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -82,16 +83,20 @@ class Limits:
                 raise ValueError(f"limits dtypes: expected among {', '.join(known)}; got {dtype!r}")
         if not self.dtypes or not self.devices:
             raise ValueError("limits: expected at least one dtype and one device; got none")
+        for f in ("dtypes", "devices"):
+            object.__setattr__(self, f, tuple(dict.fromkeys(getattr(self, f))))
         for f, least in (("multiple_of", 1), ("max_batch_dims", 0), ("max_length", 1)):
             value = getattr(self, f)
-            if (value is not None or f != "max_length") and (not isinstance(value, int) or value < least):
-                raise ValueError(f"limits {f}: expected an integer of at least {least}; got {value!r}")
+            if value is not None or f != "max_length":
+                object.__setattr__(self, f, _integer(f, value, least))
+        if self.head_sizes is not None:
+            object.__setattr__(self, "head_sizes", tuple(_integer("head_sizes", h, 1) for h in self.head_sizes))
         if self.max_length is not None and self.max_length < self.multiple_of:
             raise ValueError(
                 f"limits max_length: expected at least multiple_of = {self.multiple_of}; got {self.max_length}"
             )
-        if self.head_sizes is not None and (not self.head_sizes or any(h < 1 for h in self.head_sizes)):
-            raise ValueError(f"limits head_sizes: expected sizes of at least 1; got {self.head_sizes}")
+        if self.head_sizes == ():
+            raise ValueError("limits head_sizes: expected sizes of at least 1; got ()")
 
     @classmethod
     def of(cls, declared: "Limits | Mapping[str, Any] | None") -> "Limits":
@@ -107,6 +112,13 @@ class Limits:
         if unknown:
             raise ValueError(f"limits: expected fields among {', '.join(known)}; got {', '.join(unknown)}")
         return cls(**declared)
+
+
+def _integer(field: str, value: Any, least: int) -> int:
+    """An integer of any kind, as Python's."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+        raise ValueError(f"limits {field}: expected an integer of at least {least}; got {value!r}")
+    return operator.index(value)
 
 
 class _Implements(Generic[F]):

@@ -17,7 +17,8 @@ class CausalMask(Protocol[Array_co]):
     """Every position may attend to itself and to earlier ones; without `include_self` to earlier ones only.
 
     Where: n queries, m keys; mask (n, m) boolean. Aligned top left: query i and key i are the same position.
-    Edges: without `include_self` the first row is fully masked; keys from n on are attendable by nobody.
+    Edges: without `include_self` the first row is fully masked; keys from n on are attendable by nobody;
+    n = 0 or m = 0 gives an empty mask.
     Errors: a negative size raises.
     """
 
@@ -35,7 +36,7 @@ class PaddingMask(Protocol[Array]):
     """The keys below each sequence's length may be attended to, the padding behind them may not.
 
     Where: lengths (*batch) integers, m keys; mask (*batch, m) boolean. Attention takes it as `mask[..., None, :]`.
-    Edges: length 0 masks everything, length m nothing.
+    Edges: length 0 masks everything, length m nothing; m = 0 gives an empty mask.
     Errors: a length outside 0..m, or a negative m, raises.
     """
 

@@ -25,7 +25,9 @@ class MultiHeadAttention(Protocol[Array]):
     w_v (h, p_v, d_v), w_o (p_o, h·p_v), weights (out, in), mask (*batch, n, m); result (*batch, n, p_o). The score is
     scaled by √p_q, the size multiplied in each head. `mask` has no head axis: it and `causal` hold in every head.
     Domain: Σ|q||k| of the projections must not overflow.
-    Edges: a query without attendable keys, or m = 0, gives 0.
+    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
+    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
+    gradients. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
     Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
     """
 

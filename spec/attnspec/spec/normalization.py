@@ -38,7 +38,8 @@ class MeanNormalization(Protocol[Array]):
     """Scores divided by the number of attendable keys |A_i|, as non-local networks do.
 
     Where: scores (*batch, n, m), mask (*batch, n, m) boolean, True = may attend; weights (*batch, n, m).
-    Edges: weights may be negative and need not sum to 1; masked keys and fully masked rows are exactly 0.
+    Edges: weights may be negative and need not sum to 1; masked keys and fully masked rows are exactly 0;
+    m = 0 gives an empty result.
     Errors: a mask of rank below 2, or one that does not broadcast, raises.
     """
 

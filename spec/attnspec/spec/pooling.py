@@ -17,7 +17,7 @@ class AttentionPooling(Protocol[Array]):
     """Sum of the values, weighted by given attention weights.
 
     Where: weights (*batch, n, m) of any sign, value (*batch, m, d_v); result (*batch, n, d_v).
-    Edges: m = 0 gives 0. There is no mask: a weight of 0 still multiplies, so 0·NaN is NaN.
+    Edges: m = 0 gives 0, n = 0 an empty result. There is no mask: a weight of 0 still multiplies, so 0·NaN is NaN.
     Errors: weights and value of different m, or batches that do not broadcast, raise.
     """
 
@@ -37,7 +37,8 @@ class AveragePooling(Protocol[Array]):
     """Mean of the attendable values A, whatever the query.
 
     Where: value (*batch, m, d_v), mask (*batch, m) boolean, True = may attend; result (*batch, d_v).
-    Edges: nothing attendable, or m = 0, gives 0 (semantics `fully_masked`, `no_keys`).
+    Edges: nothing attendable, or m = 0, gives 0 and zero gradients (semantics `fully_masked`, `no_keys`); masked values
+    are left out, NaN and ∞ included.
     Errors: a mask that does not broadcast raises.
     """
 
@@ -61,7 +62,8 @@ class NadarayaWatson(Protocol[Array]):
     result (*batch, n, d_v).
     Domain: ‖q − k‖² must not overflow. The quotient is that of a softmax over −½‖q − k‖², also where every K
     underflows (the printed quotient is 0/0 far from the keys).
-    Edges: a fully masked row, or m = 0, gives 0.
+    Edges: a fully masked row, or m = 0, gives 0 and zero gradients; one attendable key gives its value; masked keys
+    and values are left out, NaN and ∞ included; n = 0 gives an empty result.
     Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
     """
 

@@ -19,7 +19,8 @@ class BahdanauContext(Protocol[Array]):
     Where: state s (*batch, d_s), annotations h_t (*batch, m, d_h) as keys and values, w_q (h, d_s), w_k (h, d_h),
     w_v (h), mask (*batch, m) boolean, True = may attend; context (*batch, d_h). S0 and S3 query with s_{t'−1}: the
     state before the step, which the caller passes.
-    Edges: nothing attendable, or m = 0, gives 0 (semantics `fully_masked`, `no_keys`).
+    Edges: nothing attendable, or m = 0, gives 0 and zero gradients (semantics `fully_masked`, `no_keys`); one
+    attendable annotation gives itself; masked annotations are left out, NaN and ∞ included.
     Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
     """
 

@@ -77,7 +77,7 @@ def bind(operation: Operation, values: Mapping[str, Shape | int | None]) -> Bind
     for a, d, size, value in late:
         expected = prod(binding.sizes[f] for f in d.factors)
         if size != expected and not (d.broadcast and size == 1):
-            or_one = " or 1" if d.broadcast else ""
+            or_one = " or 1" if d.broadcast and expected != 1 else ""
             raise ShapeError(
                 operation.name, a.name, f"{a.shape_text()} with {d.name} = {expected}{or_one}", _tuple(value)
             )

@@ -36,15 +36,16 @@ class Check:
             raise TypeError(f"{self.operation.name}: mask: expected torch.bool, True = may attend; got {mask.dtype}")
         shapes = [a.shape if isinstance(a, Tensor) else a for a in arguments]
         if torch.compiler.is_compiling():
-            return self._traced(shapes) or self._bound(*shapes)
+            return self._traced(shapes)
         return self._remembered(*shapes)
 
     def _bound(self, *shapes: Shape | int | None) -> Shape:
         values = {a.name: shape for a, shape in zip(self.arguments, shapes, strict=True)}
         return bind(self.operation, values).shape(self.operation.result.dims)
 
-    def _traced(self, shapes: Sequence[Shape | int | None]) -> Shape | None:
-        """The same where sizes may be symbols, which ``bind`` cannot print; None if something does not fit."""
+    def _traced(self, shapes: Sequence[Shape | int | None]) -> Shape:
+        """The same where sizes may be symbols; ValueError, in ``torch.compile``'s own, if something does not fit."""
+        name = self.operation.name
         sizes: dict[str, int] = {}
         batches = []
         for (argument, batched, core), shape in zip(self._plan, shapes, strict=True):
@@ -53,11 +54,13 @@ class Check:
             elif shape is not None:
                 rank = len(shape) - len(core)
                 if rank < 0 or (rank > 0 and not batched):
-                    return None
+                    raise ValueError(f"{name}: {argument}: expected rank {len(core)}; got rank {len(shape)}")
                 batches.append(shape[:rank])
-                for (name, factors, broadcast), size in zip(core, shape[rank:], strict=True):
-                    expected = sizes.setdefault(name, size) if len(factors) == 1 else prod([sizes[f] for f in factors])
+                for (size_name, factors, broadcast), size in zip(core, shape[rank:], strict=True):
+                    expected = (
+                        sizes.setdefault(size_name, size) if len(factors) == 1 else prod([sizes[f] for f in factors])
+                    )
                     if size != expected and not (broadcast and size == 1):
-                        return None
+                        raise ValueError(f"{name}: {argument}: expected {size_name} = {expected}; got {size}")
         batch: Shape = torch.broadcast_shapes(*batches) if batches else ()  # type: ignore[no-untyped-call]
         return (*batch, *[sizes[d.name] for d in self.operation.result.core])

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from attnspec.backends.pytorch.first_order import first_order
 
 CACHE = 1 << 20
 """Bytes of scores that one thread works on at a time."""
@@ -63,23 +64,26 @@ class Kept(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, output[1])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of query, key and value."""
         if gradient is None:
             return None, None, None, None, None, None
-        query, key, value, weights = ctx.saved_tensors
-        free = query.new_empty(())
-        by_value = torch.bmm(weights.mT, gradient) if ctx.needs_input_grad[2] else None
-        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
-            return None, None, by_value, None, None, None
-        by_weight = torch.bmm(gradient, value.mT)
-        by_score = torch._softmax_backward_data(by_weight, weights, -1, weights.dtype, grad_input=by_weight)
-        return (
-            torch.baddbmm(free, by_score, key, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[0] else None,
-            torch.baddbmm(free, by_score.mT, query, beta=0, alpha=ctx.scale) if ctx.needs_input_grad[1] else None,
-            by_value,
-            None,
-            None,
-            None,
-        )
+        of_query, of_key, of_value = ctx.needs_input_grad[:3]
+
+        def gradients(
+            gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, weights: Tensor
+        ) -> tuple[Tensor | None, ...]:
+            free = query.new_empty(())
+            by_value = torch.bmm(weights.mT, gradient) if of_value else None
+            if not (of_query or of_key):
+                return None, None, by_value
+            by_weight = torch.bmm(gradient, value.mT)
+            by_score = torch._softmax_backward_data(by_weight, weights, -1, weights.dtype, grad_input=by_weight)
+            return (
+                torch.baddbmm(free, by_score, key, beta=0, alpha=ctx.scale) if of_query else None,
+                torch.baddbmm(free, by_score.mT, query, beta=0, alpha=ctx.scale) if of_key else None,
+                by_value,
+            )
+
+        found = first_order("scaled dot-product attention", "kept", gradients, gradient, *ctx.saved_tensors)
+        return *found, None, None, None

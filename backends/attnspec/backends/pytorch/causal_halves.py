@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from attnspec.backends.pytorch.first_order import first_order
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -53,22 +54,27 @@ class CausalHalves(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, *output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of query, key and value."""
         if gradient is None:
             return None, None, None, None, None
-        query, key, value, output, sums = ctx.saved_tensors
-        totals = [query.new_empty(x.shape) for x in (query, key, value)]
-        for rows, keys, causal in _parts(ctx.count):
-            inputs = rows(gradient), rows(query), keys(key), keys(value), rows(output), rows(sums)
-            parts = _flash_backward(*inputs, 0.0, causal, scale=ctx.scale)
-            for total, part, where in zip(totals, parts, (rows, keys, keys), strict=True):
-                if causal:
-                    where(total).copy_(part)
-                else:
-                    where(total).add_(part)
-        return *totals, None, None
+
+        def gradients(
+            gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor
+        ) -> tuple[Tensor, ...]:
+            totals = [query.new_empty(x.shape) for x in (query, key, value)]
+            for rows, keys, causal in _parts(ctx.count):
+                inputs = rows(gradient), rows(query), keys(key), keys(value), rows(output), rows(sums)
+                parts = _flash_backward(*inputs, 0.0, causal, scale=ctx.scale)
+                for total, part, where in zip(totals, parts, (rows, keys, keys), strict=True):
+                    if causal:
+                        where(total).copy_(part)
+                    else:
+                        where(total).add_(part)
+            return tuple(totals)
+
+        found = first_order("scaled dot-product attention", "halves", gradients, gradient, *ctx.saved_tensors)
+        return *found, None, None
 
 
 class _Halves:

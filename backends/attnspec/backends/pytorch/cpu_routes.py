@@ -13,6 +13,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.blocked import Kept, blocked
 from attnspec.backends.pytorch.call import Call
 from attnspec.backends.pytorch.causal_halves import CausalHalves, blocks
+from attnspec.backends.pytorch.transforms import transformed
 
 HALF = (torch.bfloat16, torch.float16)
 GROUP_FROM = 1 << 21
@@ -29,7 +30,7 @@ def kernel(call: Call) -> str:
     total = heads * pairs
     if total == 0:
         return "math"
-    if query.dtype in HALF or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if query.dtype in HALF or transformed():
         return "flash"
     threads = torch.get_num_threads()
     if call.causal and call.mask is None and n == m and _halves(call, threads):

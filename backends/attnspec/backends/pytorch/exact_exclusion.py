@@ -22,10 +22,10 @@ def exact(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, scale: flo
     weights = torch.softmax(scores.masked_fill(~attended, 0), -1).masked_fill(~(allowed & attended), 0)
     odd = ~value.isfinite()
     pooled = weights @ value.masked_fill(odd, 0)
-    return (pooled + _from_odd_values(weights.detach(), value.detach(), allowed)).to(dtype)
+    return (pooled + of_odd_values(weights.detach(), value.detach(), allowed)).to(dtype)
 
 
-def _from_odd_values(weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+def of_odd_values(weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
     """What the values that are not finite add: NaN, ±inf, or nothing where all of them are excluded."""
 
     def meets(pairs: Tensor, entries: Tensor) -> Tensor:

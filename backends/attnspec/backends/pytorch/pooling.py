@@ -6,8 +6,10 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.accumulation import product, widened
+from attnspec.backends.pytorch.exact_exclusion import of_odd_values
 from attnspec.backends.pytorch.normalization import masked_softmax
 from attnspec.backends.pytorch.scoring import half_squared_distances
+from attnspec.backends.pytorch.transforms import transformed
 from attnspec.spec import AttentionPooling, AveragePooling, NadarayaWatson, implements
 
 _attention = Check("attention_pooling")
@@ -20,12 +22,11 @@ def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
     if mask is None:
         return weights @ value
     finite = torch.isfinite(value)
-    if not torch.compiler.is_compiling() and value.device.type == "cpu" and bool(finite.all()):
+    if not transformed() and value.device.type == "cpu" and bool(finite.all()):
         return weights @ value
     # The rest runs without looking at the numbers, so that nothing waits for a GPU.
-    attended = mask.to(value.dtype).expand(*mask.shape[:-1], value.shape[-2])
-    spoiled = attended @ torch.where(finite, 0.0, 1.0).to(value.dtype) > 0
-    return torch.where(spoiled, torch.nan, weights @ torch.where(finite, value, 0.0))
+    allowed = mask.expand(*mask.shape[:-1], value.shape[-2])
+    return weights @ torch.where(finite, value, 0.0) + of_odd_values(weights.detach(), value.detach(), allowed)
 
 
 @implements(AttentionPooling[Tensor])

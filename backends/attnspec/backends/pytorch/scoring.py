@@ -1,6 +1,7 @@
 """Scores of queries and keys. Protocols: ``attnspec.spec.scoring``."""
 
-from math import sqrt
+from math import isfinite, sqrt
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,6 +10,8 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch import additive
 from attnspec.backends.pytorch.accumulation import widened
+from attnspec.backends.pytorch.broadcasting import broadcast
+from attnspec.backends.pytorch.transforms import functional, transformed
 from attnspec.spec import (
     AdditiveScores,
     DotScores,
@@ -85,13 +88,64 @@ def location_scores(query: Float[Tensor, "*batch n d_q"], w: Float[Tensor, "m d_
     return (widened(query) @ widened(w).mT).to(query.dtype)
 
 
+def _half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
+    distance = torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
+    return -0.5 * distance * distance
+
+
+class _HalfSquaredDistances(torch.autograd.Function):
+    """−½‖q−k‖² for (*batch, n, d) and (*batch, m, d); a pair whose gradient is 0 adds nothing, were its key NaN."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor) -> Tensor:
+        """Scores (*batch, n, m)."""
+        return _half_squared_distances(query, key)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Keep what the backward reads."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of query and key: Σ (k−q) and Σ (q−k), with the gradient of each pair."""
+        query, key = (x.contiguous() for x in ctx.saved_tensors)
+        by_query = by_key = None
+        if ctx.needs_input_grad[0]:
+            by_query = -_summed_differences(gradient.contiguous(), query, key)
+        if ctx.needs_input_grad[1]:
+            by_key = -_summed_differences(gradient.mT.contiguous(), key, query)
+        return by_query, by_key
+
+
+def _summed_differences(weights: Tensor, points: Tensor, others: Tensor) -> Tensor:
+    """Σ weight·(point − other) for every point; a weight of 0 leaves its term out, were it NaN."""
+    # The derivative of a distance is difference / distance, and 0 where that is 0: here 1 stands for all others.
+    distances = (weights != 0).to(weights.dtype)
+    summed: Tensor = torch.ops.aten._cdist_backward(weights, points, others, 2.0, distances)
+    return summed
+
+
 def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
     """−½‖q−k‖² from the differences themselves.
 
     q·k − ½‖q‖² − ½‖k‖² would be faster, but where points lie close together far from 0 it cancels to noise.
     """
-    distance = torch.cdist(query, key, compute_mode="donot_use_mm_for_euclid_dist")
-    return -0.5 * distance * distance
+    differentiates = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    if not functional() and not differentiates:
+        return _half_squared_distances(query, key)
+    if not transformed() and query.is_cpu:
+        # PyTorch's own derivative is right wherever no score overflows, and has less to call
+        scores = _half_squared_distances(query, key)
+        if isfinite(scores.detach().sum()):
+            return scores
+    if query.shape[:-2] != key.shape[:-2]:
+        batch = broadcast(query.shape[:-2], key.shape[:-2])
+        query, key = (x.expand(*batch, *x.shape[-2:]) for x in (query, key))
+    found: Tensor = _HalfSquaredDistances.apply(query, key)  # type: ignore[no-untyped-call]
+    return found
 
 
 @implements(GaussianScores[Tensor])

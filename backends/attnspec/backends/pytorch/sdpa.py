@@ -14,6 +14,7 @@ from attnspec.backends.pytorch import cpu_routes, cuda_routes
 from attnspec.backends.pytorch.call import Call, four_dimensional
 from attnspec.backends.pytorch.exact_exclusion import exact
 from attnspec.backends.pytorch.mask_structure import read
+from attnspec.backends.pytorch.transforms import transformed
 
 READ_FROM = 1 << 23
 """Multiply-adds of one product from which a mask is read for its structure on the CPU: some 300 µs of work."""
@@ -35,7 +36,7 @@ def attend(
     ``TypeError`` for a mask that is not boolean, ``RuntimeError`` for batches that do not broadcast.
     """
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
-    if (mask is None and not causal) or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if (mask is None and not causal) or transformed():
         output = _dense(call)
     else:
         call = _structured(call)

@@ -237,7 +237,7 @@ def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generat
             continue
         inputs = subject.converted(given)
         inputs |= dict.fromkeys(names, inputs["key"])
-        got = np.asarray(subject.back(subject.demanded(inputs)))
+        got = subject.numbers(subject.demanded(inputs))
         expected, budget = wide(subject.call(given)), subject.oracle(given).budget
         subject.holds(got.shape == expected.shape, f"one array as {' and '.join(names)} changes the shape", given)
         subject.matches(got, expected, 2 * budget, given, f"with one array as {' and '.join(names)}, the result")

@@ -10,7 +10,7 @@ from attnspec.conformance.corners import HEAD_DIMS, LENGTH_NAMES
 from attnspec.conformance.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.examples import Example
 from attnspec.conformance.subject import INFORMATIVE, Subject
-from attnspec.reference.budget import Judged
+from attnspec.reference.budget import WIDTH, Judged
 from attnspec.spec.operation import Argument, Kind
 
 
@@ -80,6 +80,7 @@ def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -
     keys = key_axis_size(arguments)
     top = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
     units = (2 * keys + 8) * p.accumulation + 2 * p.weights + 2 * p.operand + p.output
+    units += WIDTH * subject.oracle(arguments).level
     return units * top + 8 * (keys * p.weights_smallest * max(top, 1.0) + p.output_smallest)
 
 

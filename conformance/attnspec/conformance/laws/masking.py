@@ -80,7 +80,7 @@ def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gener
     if found is None:
         return False
     given, i = found
-    if subject.semantics.fully_masked == "nan" and not live_rows(subject, given).all():
+    if subject.semantics.fully_masked != "zero" and not live_rows(subject, given).all():
         return False
     result = subject.call(given)
     cotangent = subject.exact(rng.standard_normal(result.shape))

@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.arguments import Arguments, Numbers, shapes
 from attnspec.conformance.attendance import mask_shape
 from attnspec.conformance.dtypes import is_float
-from attnspec.conformance.laws.common import batched, boolean, element, live_rows, normal_like, wide
+from attnspec.conformance.laws.common import batched, boolean, element, live_rows, normal_like, sample, wide
 from attnspec.conformance.laws.registry import proves
 from attnspec.conformance.strangers import Raised
 from attnspec.conformance.subject import Subject, Violation
@@ -78,16 +78,44 @@ def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
+@proves(law.FEWER_DIMENSIONS, once=True)
+def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Each argument in turn without a batch, beside others that have one."""
+    if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
+        return False
+    given = sample(subject, rng, (2,), n=3, m=5)
+    for a in batched(given):
+        alone = given.with_(**{a.name: given.array(a.name)[0]})
+        expected = subject.oracle(alone)
+        what = f"the result with a {a.name} that has no batch"
+        subject.matches(subject.call(alone), expected.value, expected.budget, alone, what)
+    return True
+
+
+@proves(law.EMPTY_BATCH, once=True)
+def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Batches without elements, of one dimension and of two; ``call`` demands the shape."""
+    tried = False
+    for batch in ((0,), (2, 0)):
+        if len(batch) <= subject.limits.max_batch_dims:
+            given = sample(subject, rng, batch)
+            subject.call(given)
+            if "mask" in given:
+                subject.call(given.with_(mask=np.ones(mask_shape(given), bool)))
+            tried = True
+    return tried
+
+
 @proves(law.NON_CONTIGUOUS)
 def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Every second number of arrays twice as long, with garbage in between; or arrays that were transposed."""
+    """Every second number of arrays twice as long, with garbage in between; or the last axes, or all, transposed."""
     inputs = subject.converted(arguments)
     strided = dict(inputs)
-    transpose = bool(rng.integers(2))
+    way = int(rng.integers(3))
     for name, x in arguments.arrays.items():
         if name in inputs and x.ndim:
             try:
-                strided[name] = _strided(subject, x, transpose)
+                strided[name] = _strided(subject, x, way)
             except (TypeError, IndexError, AttributeError):
                 return False  # arrays of this backend cannot be cut or transposed
     got = subject.outcome(strided)
@@ -104,9 +132,15 @@ def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Genera
     return True
 
 
-def _strided(subject: Subject, x: Numbers, transpose: bool) -> Any:
-    if transpose and x.ndim > 1:
-        return subject.convert(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+def _strided(subject: Subject, x: Numbers, way: int) -> Any:
+    if way and x.ndim > 1:
+        pairs = [(-1, -2)] if way == 1 else [(i, x.ndim - 1 - i) for i in range(x.ndim // 2)]
+        for pair in pairs:
+            x = x.swapaxes(*pair)
+        result = subject.convert(np.ascontiguousarray(x))
+        for pair in pairs:
+            result = result.swapaxes(*pair)
+        return result
     garbage = ~x if x.dtype == bool else x + x.dtype.type(1)
     return subject.convert(np.stack([x, garbage], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
 
@@ -120,7 +154,7 @@ def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator
         raise Violation(f"raised {result.told}", reason="raised")
     for name, x in arguments.arrays.items():
         if name in inputs:
-            after = np.asarray(subject.back(inputs[name]))
+            after = subject.numbers(inputs[name])
             subject.holds(
                 np.array_equal(after, x, equal_nan=is_float(x)),
                 f"{name} was written to",
@@ -137,7 +171,7 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     """The same call before and after another one, whose result is overwritten in between."""
     subject.call(arguments)  # what raises is told here
     first_raw = subject.demanded(subject.converted(arguments))
-    first = np.array(subject.back(first_raw))
+    first = np.array(subject.numbers(first_raw))
     other = arguments.with_(
         **{
             name: subject.exact(-0.5 * x.astype(np.float64) + 0.25)
@@ -151,10 +185,12 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     def budget() -> Numbers:
         return subject.oracle(arguments).budget
 
-    subject.same(np.array(subject.back(first_raw)), first, budget, arguments, "an earlier result, after a later call,")
+    subject.same(
+        np.array(subject.numbers(first_raw)), first, budget, arguments, "an earlier result, after a later call,"
+    )
     for raw in (first_raw, other_raw):
         _poison(raw)
-    again = np.array(subject.back(subject.demanded(subject.converted(arguments))))
+    again = np.array(subject.numbers(subject.demanded(subject.converted(arguments))))
     subject.same(again, first, budget, arguments, "the result of the same call, made again after another,")
     return True
 

@@ -13,6 +13,7 @@ from attnspec.conformance.strangers import Raised
 from attnspec.conformance.subject import Subject, Violation
 from attnspec.reference import REFERENCE
 from attnspec.spec.laws.semantics import SEMANTICS
+from attnspec.spec.semantics import QUESTIONS
 
 Probe = Callable[[Subject, np.random.Generator], str]
 
@@ -40,8 +41,10 @@ def probes(question: str) -> Callable[[Probe], Probe]:
             observed = probe(subject, rng)
             subject.observed[question] = observed
             if observed != declared:
+                known = observed in QUESTIONS[question].choices
+                meant = f'; if that is meant, declare semantics = {{"{question}": "{observed}"}}' if known else ""
                 raise Violation(
-                    f"{question}: declared {declared}, observed {observed}", reason="declared",
+                    f"{question}: declared {declared}, observed {observed}{meant}", reason="declared",
                     arguments=_smallest(subject, rng), expected=declared, got=observed,
                 )  # fmt: skip
             return True

@@ -156,6 +156,37 @@ def repeats_wrongly(right: Library, operation: Operation, arguments: Mapping[str
 
 
 @mutant(
+    "batches without elements refused",
+    replaces="check",
+    operations=(ATTENTION, "dot_scores", "softmax", "bahdanau_context"),
+    breaks=("operation.empty-batch",),
+    source="pytorch/pytorch#12013: kernels launched with a grid of 0",
+)
+def empty_batch_refused(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+    """There must be something to compute."""
+    Library.check(right, operation, arguments)
+    for a in operation.arguments:
+        x = arguments.get(a.name)
+        if a.batched and isinstance(x, np.ndarray) and 0 in x.shape[: x.ndim - len(a.core)]:
+            raise ValueError(f"{operation.name}: expected a batch with elements; got {x.shape}")
+
+
+@mutant(
+    "batches of fewer dimensions from the left",
+    replaces="prepared",
+    operations=("dot_scores", ATTENTION),
+    breaks=("operation.fewer-dimensions",),
+    source="unsqueeze behind the batch instead of in front of it",
+)
+def aligned_left(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that lack batch dimensions are read in reverse order, as the wrong elements would be."""
+    prepared = Library.prepared(right, operation, arguments)
+    if prepared["key"].ndim < prepared["query"].ndim:
+        prepared["key"] = np.flip(prepared["key"], axis=-2)
+    return prepared
+
+
+@mutant(
     "strides ignored",
     replaces="prepared",
     operations=("dot_scores", ATTENTION, "softmax", "padding_mask"),

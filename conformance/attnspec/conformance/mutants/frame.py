@@ -83,7 +83,8 @@ def mutant(
     def made(wrong: Wrong) -> Mutant:
         found = Mutant(name, tuple(operations), tuple(breaks), source, wrong, replaces, **more)
         if not isinstance(wrong, type) and not (hasattr(Formulas, replaces) or hasattr(Library, replaces)):
-            raise ValueError(f"mutant {name!r}: there is no step {replaces!r}")
+            steps = sorted(step for right in (Formulas, Library) for step in vars(right) if not step.startswith("_"))
+            raise ValueError(f"mutant {name!r}: expected a step among {', '.join(steps)}; got {replaces!r}")
         if register:
             if name in _MUTANTS:
                 raise ValueError(f"two mutants are named {name!r}")

@@ -12,7 +12,6 @@ ATTENTION = "scaled_dot_product_attention"
     "fully masked rows are uniform, declared",
     operations=("softmax", ATTENTION, "bahdanau_context"),
     declares={"fully_masked": "uniform"},
-    differentiable=False,
 )
 class Uniform(Formulas):
     """Masked scores are the least finite number."""

@@ -168,3 +168,18 @@ class ThroughLogarithms(Formulas):
         shifted = scores - self.shift(scores)
         total = self.total(self.exponential(shifted))
         return self.exponential(shifted - np.log(np.where(total == 0, scores.dtype.type(1), total)))
+
+
+@variant(
+    "through the logarithm of the sum",
+    operations=("softmax", "scaled_dot_product_attention", "additive_attention"),
+    dtypes=("float64", "float32"),
+)
+class ThroughLogSumExp(Formulas):
+    """α = exp(e − L) with L = log Σ exp e, rounded as any number of its size."""
+
+    def normalized(self, scores: Numbers) -> Numbers:
+        """The scores themselves minus the logarithm of their sum."""
+        top = self.shift(scores)
+        total = self.total(self.exponential(scores - top))
+        return self.exponential(scores - (top + np.log(np.where(total == 0, scores.dtype.type(1), total))))

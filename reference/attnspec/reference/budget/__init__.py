@@ -21,13 +21,15 @@ class Judged:
     """What a result must be: ``value``, the oracle, and ``budget``, how far from it each element may lie.
 
     ``sigma`` is the standard deviation of an honest error. ``peak`` is the largest magnitude that an intermediate may
-    reach: above the class's ``largest``, the inputs are outside the domain.
+    reach: above the class's ``largest``, the inputs are outside the domain. ``level`` is the standard deviation,
+    relative to each, of what all weights of a row may err alike.
     """
 
     value: Numbers
     budget: Numbers
     sigma: Numbers
     peak: float = 0.0
+    level: float = 0.0
 
 
 def oracle_dtype(dtype: str) -> np.dtype[Any]:
@@ -49,7 +51,9 @@ def judged(formula: Callable[..., Any], arguments: Mapping[str, Any], precision:
     floating point have a budget of 0.
     """
     with np.errstate(all="ignore"):
-        soft = _run(formula, partial(Soft, error=0.0, precision=precision, given=True), arguments, precision)
+        level = [0.0]
+        estimate = partial(Soft, error=0.0, precision=precision, given=True, peak=level)
+        soft = _run(formula, estimate, arguments, precision)
         if not isinstance(soft, Soft):
             return Judged(np.asarray(soft), np.zeros(np.shape(soft)), np.zeros(np.shape(soft)))
         peak = [0.0]
@@ -59,7 +63,7 @@ def judged(formula: Callable[..., Any], arguments: Mapping[str, Any], precision:
         sigma = np.sqrt(soft.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
         bound = hard.error + precision.output * (magnitude + hard.error) + 4 * precision.output_smallest
         budget = np.fmin(WIDTH * sigma, np.where(np.isnan(bound), np.inf, bound))
-    return Judged(soft.value, budget, sigma, peak[0])
+    return Judged(soft.value, budget, sigma, peak[0], level[0])
 
 
 def _run(

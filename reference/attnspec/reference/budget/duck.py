@@ -38,9 +38,10 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     ``given`` marks inputs, which are exact; ``size`` is what an element counts for in the error of a sum, where that
     is more than its own magnitude (a tanh may be computed through numbers near 1, however small it is).
-    ``weights`` is set on attention weights; it holds what pooling needs to know of them. ``factors`` is set on products
-    of inputs: a product of three may be taken in either order. ``peak``, shared by all arrays of one computation, holds
-    the largest magnitude that any intermediate may reach.
+    ``weights`` is set on attention weights; it holds what pooling needs to know of them, and ``level`` what all weights
+    of a row may err alike, relative to each. ``factors`` is set on products of inputs: a product of three may be taken
+    in either order. ``peak`` is shared by all arrays of one computation: with rigorous bounds it holds the largest
+    magnitude that any intermediate may reach, with standard deviations the largest level.
     """
 
     ufuncs: ClassVar[Mapping[Any, str]] = {}
@@ -55,6 +56,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         given: bool = False,
         size: Numbers | None = None,
         weights: Any = None,
+        level: Numbers | float = 0.0,
         factors: tuple[Self, Self] | None = None,
         peak: list[float] | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.given = given
         self.size = size
         self.weights = weights
+        self.level = level
         self.factors = factors
         self.peak = peak
 
@@ -231,8 +234,11 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return a
 
 
-def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers]:
-    """Weights, the scores minus their maximum, and the mask in full; masked scores count nowhere."""
+def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Weights, the scores minus their maximum, the mask in full, and |log Σ exp|; masked scores count nowhere.
+
+    The last is 0 for a row whose sum is 1: the logarithm of a single exponential is exact.
+    """
     shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
     attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
     scores = np.broadcast_to(scores, shape)
@@ -242,4 +248,6 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, 
     shifted = np.where(attendable, masked - top, 0)
     exponentials = np.where(attendable, np.exp(shifted), 0)
     total = exponentials.sum(-1, keepdims=True)
-    return exponentials / np.where(total > 0, total, 1), shifted, attendable
+    total = np.where(total > 0, total, 1)
+    logarithm = np.where(total == 1, 0.0, np.abs(top + np.log(total)).astype(np.float64))
+    return exponentials / total, shifted, attendable, logarithm

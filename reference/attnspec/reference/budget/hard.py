@@ -23,11 +23,15 @@ _LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class Simplex:
-    """What pooling needs of softmax weights: relative errors of the exponentials, and which keys count."""
+    """What pooling needs of softmax weights: relative errors of the exponentials, and which keys count.
+
+    ``level`` is what all weights of a row may err alike, where they are taken as exp(e − L).
+    """
 
     relative: Numbers
     shrunk: Numbers
     attendable: Numbers
+    level: Numbers
 
 
 class Hard(Approximate):
@@ -145,12 +149,12 @@ class Hard(Approximate):
         # The values may have been computed, and stored in steps.
         stored = 0.0 if b.given or not p.operand else p.weights_smallest
         underflow = stored + 4 * (keys * p.smallest + p.weights_smallest * counted.sum(-2, keepdims=True))
-        error: Numbers = weighting + alpha @ b.error + roundings + underflow
+        error: Numbers = weighting + alpha @ b.error + roundings + underflow + w.level * np.abs(value)
         return error
 
     def _softmax(self, mask: Numbers | None) -> Self:
         p, u = self.precision, self.precision.accumulation
-        alpha, shifted, attendable = attendable_softmax(self.value, mask)
+        alpha, shifted, attendable, logarithm = attendable_softmax(self.value, mask)
         delta = np.broadcast_to(self.error, attendable.shape) + 3 * u * np.abs(shifted) + 6 * u
         delta = np.where(attendable, np.minimum(delta, _LARGEST_EXPONENT), 0.0)
         relative = np.where(attendable, np.expm1(delta), 0.0)
@@ -160,6 +164,7 @@ class Hard(Approximate):
         others = growth.sum(-1, keepdims=True) - growth
         error = ((1 - alpha) * growth + alpha * others) / shrunk
         error = np.minimum(error, np.maximum(alpha, 1 - alpha))
-        error = error + (attendable.shape[-1] + 2) * u * alpha + p.weights_smallest
-        simplex = Simplex(relative, shrunk, attendable)
+        level = 2 * u * logarithm
+        error = error + ((attendable.shape[-1] + 2) * u + level) * alpha + p.weights_smallest
+        simplex = Simplex(relative, shrunk, attendable, level)
         return self._computed(alpha, np.where(attendable, error, 0.0), weights=simplex)

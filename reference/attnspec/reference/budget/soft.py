@@ -113,7 +113,7 @@ class Soft(Approximate):
         if a.weights is not None:
             # So do equal weights when they are summed one by one, and when they are rounded as operands.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
-            coherent = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share
+            coherent = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share + a.level
             variance = variance + (coherent * _real(value)) ** 2
         other = a.other_order(b)
         if other is not None:
@@ -127,7 +127,7 @@ class Soft(Approximate):
 
     def _softmax(self, mask: Numbers | None) -> Self:
         p = self.precision
-        weights, shifted, attendable = attendable_softmax(self.value, mask)
+        weights, shifted, attendable, logarithm = attendable_softmax(self.value, mask)
         alpha, drop = _real(weights), _real(shifted)
         error = np.where(attendable, np.broadcast_to(self.error, attendable.shape), 0.0)
         u, keys = p.accumulation, attendable.shape[-1]
@@ -139,12 +139,16 @@ class Soft(Approximate):
         others = (growth**2).sum(-1, keepdims=True) - growth**2
         variance = ((growth * (1 - alpha)) ** 2 + alpha**2 * others) / shrunk**2
         repeats = _largest_multiplicity(drop, attendable)
-        variance = variance + (alpha * u) ** 2 * (1 + keys / 4 + 0.25 * repeats**2)
+        # Weights may be taken as exp(e − L), with L, the logarithm of the sum, rounded.
+        level = 0.6 * u * logarithm
+        if self.peak is not None:
+            self.peak[0] = max(self.peak[0], float(level.max(initial=0.0)))
+        variance = variance + alpha**2 * (u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2)
         sigma = np.minimum(np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
         # First order fails where scores are uncertain by more than half a unit: there only a bound can judge.
         unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
         sigma = np.where(attendable, np.where(unsure & (alpha < 1), UNKNOWN, sigma), 0.0)
-        return self._computed(weights, sigma, weights=repeats)
+        return self._computed(weights, sigma, weights=repeats, level=level)
 
 
 def _real(x: Numbers) -> Numbers:

@@ -49,6 +49,18 @@ BROADCASTING = law(
     formula=r"f(x) = f(\operatorname{repeat} x)",
     governs=lambda operation: sum(a.batched for a in operation.arguments) > 1,
 )
+FEWER_DIMENSIONS = law(
+    "operation.fewer-dimensions",
+    "A batch dimension that is left out in front counts as repeated.",
+    formula=r"f(x) = f(x_{\text{new axis}})",
+    governs=lambda operation: sum(a.batched for a in operation.arguments) > 1,
+)
+EMPTY_BATCH = law(
+    "operation.empty-batch",
+    "A batch without elements gives a result without elements, of the right shape.",
+    formula=r"\operatorname{shape} f(x) = (\ldots, 0, \ldots)",
+    governs=_batched,
+)
 NON_CONTIGUOUS = law(
     "operation.non-contiguous",
     "Only the numbers count, not their strides in memory.",

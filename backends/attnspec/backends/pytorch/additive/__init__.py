@@ -4,7 +4,8 @@ Three paths compute it, and nothing changes path silently: `path_for` names the 
 
 - ``llvm``: CPU; kernels that LLVM compiles in this process, by llvmlite. No compiler is needed, no file is written.
 - ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only if asked for by name).
-- ``plain``: PyTorch operations in chunks; every device, dtype and derivative.
+- ``plain``: PyTorch operations in chunks; every device, dtype and derivative, ``torch.func`` and forward mode too,
+  where it is the only path.
 
 Half dtypes are accumulated in float32. Under autocast, operands other than float64 are taken in autocast's dtype.
 Sources: S0, equation (4); Bahdanau 2015.
@@ -18,8 +19,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from attnspec.backends.pytorch.broadcasting import broadcast
+from attnspec.backends.pytorch.transforms import functional
 
 from . import plain
 
@@ -59,7 +62,18 @@ def path_for(*operands: Tensor, path: str | None = None) -> str:
     return path
 
 
+def _beyond_kernels(operands: tuple[Tensor, ...]) -> bool:
+    """Whether the call is inside ``torch.func``, or some operand carries a tangent: a kernel would drop both."""
+    if functional():
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return any(unpack_dual(x).tangent is not None for x in operands)  # type: ignore[no-untyped-call]
+
+
 def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
+    if path != "plain" and _beyond_kernels(operands):
+        return False
     if path == "llvm":
         return all(x.dtype in LLVM_DTYPES for x in operands)
     if path == "triton":
@@ -201,7 +215,8 @@ def step(
 ) -> Float[Tensor, "*batch d_v"]:
     """One decoding step: the context of one projected query a for each source; mask (*batch, m) or without batch.
 
-    If gradients are needed, the step is `attention` with a single query, from the keys themselves.
+    If gradients are needed, the step is `attention` with a single query, from the keys themselves; inside torch.func
+    on the plain path.
     """
     if mask is not None:
         _require(mask.dim() >= 1, "mask", "rank >= 1", tuple(mask.shape))
@@ -212,8 +227,11 @@ def step(
     if a.dtype != cache.b.dtype:
         raise TypeError(f"additive attention: a: expected {cache.b.dtype} as the keys; got {a.dtype}")
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, cache.b, cache.w_v, cache.value))
-    if cache.prepared is None or tracked or a.numel() == 0:
-        whole = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=cache.path)
+    operands = a, cache.b, cache.w_v, cache.value
+    served = _serves(cache.path, operands)
+    if cache.prepared is None or tracked or a.numel() == 0 or not served:
+        path = cache.path if served else path_for(*operands)
+        whole = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=path)
         return whole.squeeze(-2)
     if cache.path == "triton":
         from . import cuda

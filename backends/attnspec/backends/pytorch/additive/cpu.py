@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.pytorch.broadcasting import broadcast
+from attnspec.backends.pytorch.first_order import no_second_derivative
 
 from . import backward_kernels as backward
 from . import forward_kernels as forward
@@ -392,14 +393,10 @@ def _scores_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
     return gradients
 
 
-def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError("additive attention has no second derivatives on this path; take path='plain'")
-
-
 attention_op.register_autograd(_attention_backward, setup_context=_save_attention)
 scores_op.register_autograd(_scores_backward, setup_context=_save_scores)
-attention_backward_op.register_autograd(_no_second_derivative)
-scores_backward_op.register_autograd(_no_second_derivative)
+for gradients_op in (attention_backward_op, scores_backward_op):
+    gradients_op.register_autograd(no_second_derivative("additive attention", "llvm; path='plain' has them"))
 
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None,

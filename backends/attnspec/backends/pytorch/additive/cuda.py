@@ -39,6 +39,7 @@ from attnspec.backends.pytorch.additive.triton_launch import (
 )
 from attnspec.backends.pytorch.additive.triton_step import combine_kernel, step_kernel
 from attnspec.backends.pytorch.broadcasting import broadcast
+from attnspec.backends.pytorch.first_order import no_second_derivative
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # of the products with upstream gradients in float32: three tf32 products, 2^-22
@@ -226,6 +227,8 @@ def _scores_gradients(ctx, grad):  # type: ignore[no-untyped-def]
 
 
 _scores.register_autograd(_scores_gradients, setup_context=_save_scores)
+for _gradients in (_attention_backward, _scores_backward):
+    _gradients.register_autograd(no_second_derivative("additive attention", "triton; path='plain' has them"))
 
 
 @operator("additive_step_triton")

@@ -5,11 +5,14 @@ again.
 Half dtypes are computed in float32.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.pytorch.broadcasting import broadcast
+from attnspec.backends.pytorch.transforms import functional, transformed
 
 # reals of the largest intermediate, (batch, rows, m, h), where one row is not larger
 CHUNK = 2**22
@@ -43,6 +46,14 @@ def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: 
     return shares.sum(-2)
 
 
+def _checkpointed(compute: Callable[..., Tensor], *operands: Tensor | bool | None) -> Tensor:
+    """compute(*operands), computed again in the backward pass; but torch.func knows no checkpoints, and keeps all."""
+    if functional():
+        return compute(*operands)
+    result: Tensor = checkpoint(compute, *operands, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None,
               causal: bool = False) -> Tensor:  # fmt: skip
     """softmax(sum_h w_v tanh(a + b)) value for operands of one dtype."""
@@ -59,13 +70,15 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
             allowed = allowed.tril()
         if mask is not None:
             allowed = allowed & mask
-        careful = (mask is not None or causal) and not bool(b.isfinite().all() & value.isfinite().all())
+        careful = mask is not None or causal
+        if careful and not transformed():
+            careful = not bool(b.isfinite().all() & value.isfinite().all())
         rows = _rows(batch.numel(), m, max(b.shape[-1], d) if careful else b.shape[-1])
         parts = []
         for first in range(0, n, rows):
             chunk = slice(first, first + rows)
             operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], careful)
-            parts.append(checkpoint(_attention_chunk, *operands, use_reentrant=False, preserve_rng_state=False))
+            parts.append(_checkpointed(_attention_chunk, *operands))
         return torch.cat(parts, -2).to(dtype).expand(*batch, n, d)
 
 
@@ -81,6 +94,5 @@ def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
         rows = _rows(batch.numel(), m, b.shape[-1])
         parts = []
         for first in range(0, n, rows):
-            chunk = a[..., first : first + rows, :]
-            parts.append(checkpoint(_score_chunk, chunk, b, w_v, None, use_reentrant=False, preserve_rng_state=False))
+            parts.append(_checkpointed(_score_chunk, a[..., first : first + rows, :], b, w_v, None))
         return torch.cat(parts, -2).to(dtype)

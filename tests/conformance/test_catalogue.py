@@ -1,0 +1,57 @@
+"""What `attnspec show` and `attnspec spec` print."""
+
+import pytest
+
+from attnspec.conformance.catalogue import described, names, specification
+from attnspec.spec import LAWS, OPERATIONS, QUESTIONS
+from attnspec.spec.semantics import DeclaredSemantics
+from attnspec.spec.sources import SOURCES
+
+
+def declarations(text: str) -> list[str]:
+    """The declarations of semantics that a text prints, as Python."""
+    parts = text.split("`semantics = ")[1:]
+    return [part.split("`")[0] for part in parts]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_shows_its_choices_and_declarations_that_are_understood(name: str) -> None:
+    question = QUESTIONS[name]
+    text = described(name).markup
+    assert text == described(f"semantics.{name}").markup
+    assert f"`{question.normative}` (normative)" in text
+    assert [c for c in question.choices if f"`{c}`" not in text] == []
+    everywhere, one = (eval(d) for d in declarations(text))
+    (operation,) = one
+    assert question.concerns(OPERATIONS[operation])
+    declared = DeclaredSemantics.of(everywhere, OPERATIONS)
+    assert getattr(declared[operation], name) == question.choices[1]
+    declared = DeclaredSemantics.of(one, OPERATIONS)
+    assert getattr(declared[operation], name) == question.choices[1]
+    assert getattr(declared["no such operation"], name) == question.normative
+
+
+def test_a_chapter_shows_its_operations_and_laws() -> None:
+    text = described("attention").markup
+    chapters = {o.name: o.chapter for o in OPERATIONS.values()} | {x.id: x.chapter for x in LAWS.values()}
+    assert {name for name in chapters if f"`{name}`" in text} == {n for n, c in chapters.items() if c == "attention"}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_shows_its_edges_and_what_it_cites(name: str) -> None:
+    text = described(name).markup
+    (edges,) = (p for p in text.split("\n\n") if p.startswith("Edges: "))
+    assert "as the module says" not in edges
+    for citation in OPERATIONS[name].sources:
+        assert f"- {citation.source}: {SOURCES[citation.source].title}" in text
+
+
+def test_names_are_unlike_and_all_are_described() -> None:
+    assert len(set(names())) == len(names())
+    assert all(described(name).markup for name in names())
+
+
+def test_the_specification_begins_with_the_sources() -> None:
+    head, _, rest = specification().partition("# Operations")
+    assert [s for s in SOURCES.values() if f"- {s.key}: {s.title}\n" not in head] == []
+    assert [q for q in QUESTIONS.values() if f"`{q.normative}` (normative)" not in rest] == []
