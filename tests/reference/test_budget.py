@@ -161,3 +161,22 @@ def test_soft_arrays_refuse_what_they_have_no_rule_for() -> None:
     x = Soft(np.ones(3), 0.0, precision("softmax", "float32"), given=True)
     with pytest.raises(TypeError):
         np.arctan(x)
+
+
+def test_budgets_of_doubles_need_no_long_doubles() -> None:
+    rng = np.random.default_rng(0)
+    given = {name: rng.standard_normal((2, 5, 3)) for name in ("query", "key", "value")}
+    formula, doubles = REFERENCE["scaled_dot_product_attention"], precision("scaled_dot_product_attention", "float64")
+    narrow = judged(formula, given, doubles, np.dtype(np.float64))
+    assert narrow.value.dtype == np.float64
+    np.testing.assert_allclose(narrow.budget, judged(formula, given, doubles).budget, rtol=1e-6)
+
+
+def test_weights_through_the_logarithm_of_the_sum_are_honest() -> None:
+    scores = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32) + np.float32(1000)
+    top = scores.max(-1, keepdims=True)
+    logarithm = top + np.log(np.exp(scores - top).sum(-1, keepdims=True))
+    expected = judged(REFERENCE["softmax"], {"scores": scores}, precision("softmax", "float32"))
+    error = np.abs(np.exp(scores - logarithm) - expected.value)
+    assert error.max() > 1e-6
+    assert (error <= expected.budget).all()

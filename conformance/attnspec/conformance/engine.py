@@ -205,8 +205,8 @@ def _try(run: _Run, operation: Operation, example: Example, index: int, *, first
         judgeable = True
     for place, progress in enumerate(run.open):
         check, law = progress.check, progress.check.law.id
-        always = law == "operation.oracle" or (check.ensemble and subject.dtype in NARROW)
-        if first if check.once else judgeable and (always or (index + place) % run.effort.stride == 0):
+        always = check.ensemble and subject.dtype in NARROW
+        if first if check.once else judgeable and (always or run.effort.due(law, index, place)):
             run.mark(law, example)
             run.check(progress, arguments, example.seed)
             largest = max(largest, subject.ratio)

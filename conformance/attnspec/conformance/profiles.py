@@ -12,13 +12,23 @@ class Effort:
     """How many examples, and how large, at some dtypes.
 
     corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: a law other than the oracle's is
-    checked on every so-many-th example. work: multiply-adds of an example at the most.
+    checked on every so-many-th example. gradients: the same for the law that compares all gradients, and has no other
+    beside it. work: multiply-adds of an example at the most.
     """
 
     corners: int
     drawn: int
     stride: int
+    gradients: int
     work: float
+
+    def due(self, law: str, index: int, place: int) -> bool:
+        """Whether a law, at this place among others, is checked on the example of this number."""
+        if law == "operation.oracle":
+            return True
+        if law == "operation.gradient":
+            return index % self.gradients == 0
+        return (index + place) % self.stride == 0
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,19 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(Effort(13, 3, 3, 2.0**14), Effort(13, 2, 3, 2.0**12), Effort(9, 2, 4, 2.0**14)),
-    "full": Profile(Effort(90, 30, 2, 2.0**19), Effort(90, 30, 2, 2.0**16), Effort(90, 30, 3, 2.0**19)),
-    "release": Profile(Effort(400, 600, 1, 2.0**22), Effort(400, 600, 1, 2.0**19), Effort(400, 600, 1, 2.0**22)),
+    "quick": Profile(
+        Effort(13, 3, 3, 2, 2.0**14),
+        Effort(13, 2, 3, 3, 2.0**12),
+        Effort(9, 2, 4, 4, 2.0**14),
+    ),
+    "full": Profile(
+        Effort(90, 30, 2, 2, 2.0**19),
+        Effort(90, 30, 2, 2, 2.0**16),
+        Effort(90, 30, 3, 3, 2.0**19),
+    ),
+    "release": Profile(
+        Effort(400, 600, 1, 1, 2.0**22),
+        Effort(400, 600, 1, 1, 2.0**19),
+        Effort(400, 600, 1, 1, 2.0**22),
+    ),
 }

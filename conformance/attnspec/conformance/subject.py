@@ -230,15 +230,23 @@ class Subject:
             arguments.memo["judged"] = self._as_declared(arguments)
         return cast(Judged, arguments.memo["judged"])
 
-    def normative_oracle(self, arguments: Arguments) -> Judged:
-        """The oracle's result as the specification has it, whatever the backend declares."""
+    def budget(self, arguments: Arguments) -> Numbers:
+        """The budget of every element alone: for doubles it takes no long doubles."""
+        if "judged" not in arguments.memo and self.dtype == "float64":
+            if "budget" not in arguments.memo:
+                arguments.memo["budget"] = self._as_declared(arguments, np.dtype(np.float64)).budget
+            return cast(Numbers, arguments.memo["budget"])
+        return self.oracle(arguments).budget
+
+    def normative_oracle(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> Judged:
+        """The oracle's result as the specification has it, whatever the backend declares; computed in ``wide``."""
         if not self.operation.float_arguments and self.operation.result.kind is Kind.FLOAT:
             self.default_dtype = self.result_dtype(arguments)
-        return judged(REFERENCE[self.operation.name], dict(arguments), self.precision)
+        return judged(REFERENCE[self.operation.name], dict(arguments), self.precision, wide)
 
-    def _as_declared(self, arguments: Arguments) -> Judged:
+    def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> Judged:
         spelled = self.aligned(arguments)
-        result = self.normative_oracle(spelled)
+        result = self.normative_oracle(spelled, wide)
         if not self.operation.takes("mask"):
             return result
         open_: Numbers = np.zeros(result.value.shape, bool)

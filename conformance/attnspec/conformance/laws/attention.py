@@ -30,7 +30,7 @@ def query_permutation(subject: Subject, arguments: Arguments, rng: np.random.Gen
     """Queries, and the rows of the mask, in another order."""
     order = rng.permutation(arguments.size("n"))
     given = plain(arguments)
-    budget = np.take(subject.oracle(given).budget, order, axis=-2)
+    budget = np.take(subject.budget(given), order, axis=-2)
     expected = np.take(wide(subject.call(given)), order, axis=-2)
     permuted = given.along("n", take(order))
     subject.matches(subject.call(permuted), expected, 2 * budget, permuted, "of permuted queries, the result")
@@ -43,7 +43,7 @@ def key_permutation(subject: Subject, arguments: Arguments, rng: np.random.Gener
     order = rng.permutation(arguments.size("m"))
     given = plain(arguments)
     permuted = given.along("m", take(order))
-    budget = subject.oracle(given).budget
+    budget = subject.budget(given)
     expected = wide(subject.call(given))
     subject.matches(subject.call(permuted), expected, 2 * budget, permuted, "of permuted keys and values, the result")
     return True
@@ -55,7 +55,7 @@ def self_equivariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
     order = rng.permutation(arguments.size("n"))
     given = plain(arguments)
     permuted = given.along("n", take(order))
-    budget = np.take(subject.oracle(given).budget, order, axis=-2)
+    budget = np.take(subject.budget(given), order, axis=-2)
     expected = np.take(wide(subject.call(given)), order, axis=-2)
     subject.matches(subject.call(permuted), expected, 2 * budget, permuted, "of a permuted sequence, the result")
     return True
@@ -78,9 +78,9 @@ def single_key(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     got, what = subject.call(given), "with one attendable key, the result"
     if subject.precision.inputs:
         # The class rounds values before it multiplies them.
-        subject.matches(got, wide(expected), subject.oracle(given).budget, given, what)
+        subject.matches(got, wide(expected), subject.budget(given), given, what)
     else:
-        subject.same(got, expected, lambda: subject.oracle(given).budget, given, what)
+        subject.same(got, expected, lambda: subject.budget(given), given, what)
     return True
 
 
@@ -92,7 +92,7 @@ def duplication(subject: Subject, arguments: Arguments, rng: np.random.Generator
         return False
     given = plain(arguments)
     twice = given.along("m", lambda x, axis: np.concatenate([x, x], axis=axis))
-    budget = subject.oracle(given).budget + subject.oracle(twice).budget
+    budget = subject.budget(given) + subject.budget(twice)
     subject.matches(subject.call(twice), wide(subject.call(given)), budget, twice, "of duplicated pairs, the result")
     return True
 
@@ -116,7 +116,7 @@ def split_and_merge(subject: Subject, arguments: Arguments, rng: np.random.Gener
         # A half without attendable keys has no share, whatever a backend gives for it.
         if not live_rows(subject, part).all() and subject.semantics.fully_masked != "zero":
             return False
-    parts = [subject.oracle(x).budget for x in (given, first, second, share)]
+    parts = [subject.budget(x) for x in (given, first, second, share)]
     budget = parts[0] + np.maximum(parts[1], parts[2]) + parts[3] * (np.abs(one) + np.abs(two))
     merged = lam * one + (1 - lam) * two
     live = live_rows(subject, given)
@@ -176,9 +176,7 @@ def sign(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     """Queries and keys negated."""
     negated = arguments.with_(query=-arguments["query"], key=-arguments["key"])
     what = "of negated queries and keys, the result"
-    subject.same(
-        subject.call(negated), subject.call(arguments), lambda: subject.oracle(arguments).budget, negated, what
-    )
+    subject.same(subject.call(negated), subject.call(arguments), lambda: subject.budget(arguments), negated, what)
     return True
 
 
@@ -192,7 +190,7 @@ def scale_trade(subject: Subject, arguments: Arguments, rng: np.random.Generator
         return False
     traded = arguments.with_(query=query, key=key)
     what = "of 4q and k/4, the result"
-    subject.same(subject.call(traded), subject.call(arguments), lambda: subject.oracle(arguments).budget, traded, what)
+    subject.same(subject.call(traded), subject.call(arguments), lambda: subject.budget(arguments), traded, what)
     return True
 
 
@@ -238,7 +236,7 @@ def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generat
         inputs = subject.converted(given)
         inputs |= dict.fromkeys(names, inputs["key"])
         got = subject.numbers(subject.demanded(inputs))
-        expected, budget = wide(subject.call(given)), subject.oracle(given).budget
+        expected, budget = wide(subject.call(given)), subject.budget(given)
         subject.holds(got.shape == expected.shape, f"one array as {' and '.join(names)} changes the shape", given)
         subject.matches(got, expected, 2 * budget, given, f"with one array as {' and '.join(names)}, the result")
     return True

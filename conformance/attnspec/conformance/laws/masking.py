@@ -51,7 +51,7 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
     changed = _replaced(given, np.arange(key_axis_size(given)) > i, rng, subject, 1.0)
     before, after = subject.call(given)[..., : i + 1, :], subject.call(changed)[..., : i + 1, :]
     what = f"after a change behind position {i}, the result up to it"
-    subject.same(after, before, lambda: subject.oracle(given).budget[..., : i + 1, :], changed, what)
+    subject.same(after, before, lambda: subject.budget(given)[..., : i + 1, :], changed, what)
     return True
 
 
@@ -68,7 +68,7 @@ def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     cut = given.along("n", keep(length))
     if "m" in given.binding.sizes:
         cut = cut.along("m", keep(length))
-    expected, budget = wide(subject.call(given))[..., :length, :], subject.oracle(given).budget[..., :length, :]
+    expected, budget = wide(subject.call(given))[..., :length, :], subject.budget(given)[..., :length, :]
     subject.matches(subject.call(cut), expected, 2 * budget, given, f"the result of the first {length} alone")
     return True
 
@@ -104,7 +104,7 @@ def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Gene
     given = causal(arguments)
     bottom_right = subject.semantics.causal_alignment == "bottom-right"
     spelled = plain(given).with_(mask=attendable(given, bottom_right=bottom_right))
-    budget = subject.oracle(given).budget
+    budget = subject.budget(given)
     expected = wide(subject.call(spelled))
     subject.matches(subject.call(given), expected, 2 * budget, given, "with `causal`, the result")
     return True
@@ -127,7 +127,7 @@ def garbage(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     rows: Any = (..., ~hidden, slice(None)) if "x" in given and "memory" not in given else ...
     before, after = subject.call(given)[rows], subject.call(changed)[rows]
     what = "with other numbers under the mask, the result"
-    subject.same(after, before, lambda: subject.oracle(given).budget[rows], changed, what)
+    subject.same(after, before, lambda: subject.budget(given)[rows], changed, what)
     return True
 
 
@@ -145,7 +145,7 @@ def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     base = np.broadcast_to(True if arguments.mask is None else arguments.mask, shape)
     padded = arguments.with_(mask=base & (np.arange(m) < length))
     cut = arguments.with_(mask=np.array(base)).along("m", keep(length))
-    expected, budget = wide(subject.call(cut)), subject.oracle(padded).budget
+    expected, budget = wide(subject.call(cut)), subject.budget(padded)
     subject.matches(
         subject.call(padded), expected, 2 * budget, padded, f"with keys masked from {length} on, the result"
     )
@@ -162,7 +162,7 @@ def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Gen
         if small.shape == full.shape or not small.size:
             continue
         narrow, wide_mask = given.with_(mask=small), given.with_(mask=full)
-        budget = subject.oracle(narrow).budget
+        budget = subject.budget(narrow)
         expected = wide(subject.call(wide_mask))
         subject.matches(subject.call(narrow), expected, 2 * budget, narrow, "under a mask that broadcasts, the result")
         judged = True
@@ -206,7 +206,7 @@ def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Gener
             mask = rng.random(shape) < 0.6
             mask[..., 0] = True
             masked = given.with_(mask=mask)
-            whole, budget = subject.call(masked), subject.oracle(masked).budget
+            whole, budget = subject.call(masked), subject.budget(masked)
             for index in np.ndindex(*batch):
                 alone = subject.call(element(masked, index))
                 what = f"the result for element {index} of the batch, under its mask,"
@@ -220,7 +220,7 @@ def all_true(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     """Without a mask, and with one that allows everything."""
     none = arguments.with_(mask=None)
     full = arguments.with_(mask=np.ones(mask_shape(arguments), bool))
-    budget = subject.oracle(none).budget
+    budget = subject.budget(none)
     expected = wide(subject.call(none))
     subject.matches(subject.call(full), expected, 2 * budget, full, "under a mask that allows everything, the result")
     return True

@@ -34,7 +34,7 @@ def _scale(subject: Subject, d: int) -> float:
 def _moments(subject: Subject, given: Arguments) -> tuple[float, float, float, float]:
     """Mean and variance of the scores, and how far roundings within budget can move each."""
     scores = wide(subject.call(given))[:, 0, 0]
-    budget = subject.oracle(given).budget[:, 0, 0]
+    budget = subject.budget(given)[:, 0, 0]
     centred = scores - scores.mean()
     moved = 2 * float(np.mean(np.abs(centred) * budget)) + float(np.mean(budget**2))
     summation = 2.0**-46

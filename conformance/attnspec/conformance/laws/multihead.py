@@ -38,7 +38,7 @@ def head_permutation(subject: Subject, arguments: Arguments, rng: np.random.Gene
     if h < 2:
         return False
     permuted = arguments.along("h", take(np.roll(rng.permutation(h), 1)))
-    budget = subject.oracle(arguments).budget
+    budget = subject.budget(arguments)
     subject.matches(
         subject.call(permuted), wide(subject.call(arguments)), 2 * budget, permuted, "of permuted heads, the result"
     )
@@ -53,7 +53,7 @@ def head_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
         return False
     first = int(rng.integers(1, h))
     groups = [arguments.along("h", take(np.arange(h)[part])) for part in (slice(first), slice(first, None))]
-    budget = sum((subject.oracle(x).budget for x in (arguments, *groups)), np.zeros(()))
+    budget = sum((subject.budget(x) for x in (arguments, *groups)), np.zeros(()))
     total = wide(subject.call(groups[0])) + wide(subject.call(groups[1]))
     subject.matches(subject.call(arguments), total, budget, arguments, "against the sum over its heads, the result")
     return True

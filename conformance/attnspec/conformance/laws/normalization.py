@@ -20,7 +20,7 @@ def row_sums(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     got = np.where(live_rows(subject, arguments), wide(subject.call(arguments)), 0.0)
     sums = got.sum(-1)
     expected = np.broadcast_to(live_rows(subject, arguments)[..., 0], sums.shape).astype(np.float64)
-    budget = np.nansum(subject.oracle(arguments).budget, axis=-1).astype(np.float64)
+    budget = np.nansum(subject.budget(arguments), axis=-1).astype(np.float64)
     subject.matches(sums, expected, budget, arguments, "the sum of a row")
     return bool(expected.any())
 
@@ -55,7 +55,7 @@ def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gene
     near = arguments.with_(scores=subject.exact(coarse(arguments["scores"])))
     shift = float(rng.choice([-8.0, 4.0, 8.0]))
     far = near.with_(scores=subject.exact(near["scores"].astype(np.float64) + shift))
-    budget = subject.oracle(near).budget + subject.oracle(far).budget
+    budget = subject.budget(near) + subject.budget(far)
     subject.matches(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the weight")
     return True
 
@@ -68,7 +68,7 @@ def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
         return False
     scores = np.where(allowed, np.broadcast_to(wide(arguments.array("scores")), allowed.shape), -np.inf)
     places = np.argsort(scores, axis=-1)
-    got, budget = wide(subject.call(arguments)), subject.oracle(arguments).budget
+    got, budget = wide(subject.call(arguments)), subject.budget(arguments)
     ordered, slack = np.take_along_axis(got, places, -1), np.take_along_axis(budget, places, -1)
     ranked = np.take_along_axis(allowed, places, -1)
     rises = np.take_along_axis(scores, places, -1)
@@ -106,5 +106,5 @@ def homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Generator
     normal = np.abs(wide(result)) > smallest_normal(subject)
     got = np.where(normal, subject.call(doubled), 2 * result)
     what = "of doubled scores, the weight"
-    subject.same(got, 2 * result, lambda: 2 * subject.oracle(arguments).budget, doubled, what)
+    subject.same(got, 2 * result, lambda: 2 * subject.budget(arguments), doubled, what)
     return True

@@ -55,7 +55,7 @@ def batch_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gene
     if not arguments.batch or 0 in arguments.batch:
         return False
     index = tuple(int(rng.integers(size)) for size in arguments.batch)
-    whole, budget = subject.call(arguments), subject.oracle(arguments).budget
+    whole, budget = subject.call(arguments), subject.budget(arguments)
     what = f"the result for element {index} of the batch, computed alone,"
     subject.matches(subject.call(element(arguments, index)), wide(whole[index]), 2 * budget[index], arguments, what)
     return True
@@ -72,7 +72,7 @@ def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generato
             full[a.name] = np.ascontiguousarray(repeated)
     if not full or not subject.limits.broadcasting:
         return False
-    got, budget = subject.call(arguments), subject.oracle(arguments).budget
+    got, budget = subject.call(arguments), subject.budget(arguments)
     repeated_result = wide(subject.call(arguments.with_(**full)))
     subject.matches(got, repeated_result, 2 * budget, arguments, "the result of batches that broadcast")
     return True
@@ -121,7 +121,7 @@ def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Genera
     got = subject.outcome(strided)
     if isinstance(got, Raised):
         raise Violation(f"strided inputs raised {got.told}", reason="raised")
-    expected, budget = subject.call(arguments), subject.oracle(arguments).budget
+    expected, budget = subject.call(arguments), subject.budget(arguments)
     subject.holds(
         isinstance(got, np.ndarray) and got.shape == expected.shape, "strided inputs change the shape", arguments
     )
@@ -183,7 +183,7 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     other_raw = subject.demanded(subject.converted(other))
 
     def budget() -> Numbers:
-        return subject.oracle(arguments).budget
+        return subject.budget(arguments)
 
     subject.same(
         np.array(subject.numbers(first_raw)), first, budget, arguments, "an earlier result, after a later call,"

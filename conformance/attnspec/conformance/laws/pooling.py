@@ -86,7 +86,7 @@ def additive_in(subject: Subject, arguments: Arguments, rng: np.random.Generator
     total = subject.exact(first.astype(np.float64) + second.astype(np.float64))
     parts = [arguments.with_(**{name: x}) for x in (first, second, total)]
     one, two, both = (subject.call(p) for p in parts)
-    budget = sum((subject.oracle(p).budget for p in parts), np.zeros(()))
+    budget = sum((subject.budget(p) for p in parts), np.zeros(()))
     subject.matches(both, wide(one) + wide(two), budget, parts[2], f"the result for the sum of two {name}s")
     return True
 
@@ -103,7 +103,7 @@ def doubling(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     expected = subject.exact(factor * result.astype(np.float64)) if subject.dtype != "float64" else factor * result
     if "w_o" in arguments:
         # Projected values and heads may lie below the smallest normal number, and round more coarsely there.
-        budget = 3 * subject.oracle(arguments).budget
+        budget = 3 * subject.budget(arguments)
         subject.matches(
             subject.call(changed), wide(expected), budget, changed, f"of values times {factor:g}, the result"
         )
@@ -112,7 +112,7 @@ def doubling(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     normal = np.abs(result.astype(np.float64)) > smallest_normal(subject)
     got = np.where(normal, subject.call(changed), expected)
     what = f"of values times {factor:g}, the result"
-    subject.same(got, expected, lambda: 2 * subject.oracle(arguments).budget, changed, what)
+    subject.same(got, expected, lambda: 2 * subject.budget(arguments), changed, what)
     return True
 
 
@@ -145,7 +145,7 @@ def uniform(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     weights = attendable(given, bottom_right=bottom_right).astype(np.float64)
     live = live_rows(subject, given)
     mean = weights @ wide(given.array("value")) / np.maximum(weights.sum(-1, keepdims=True), 1)
-    budget = subject.oracle(given).budget
+    budget = subject.budget(given)
     got = np.where(live, wide(subject.call(given)), 0.0)
     subject.matches(got, np.where(live, mean, 0.0), 2 * budget, given, "for equal keys, the result")
     return True

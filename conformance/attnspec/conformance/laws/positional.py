@@ -20,7 +20,7 @@ def _encoded(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] 
     odd_refused = subject.semantics.odd_encoding == "error" and arguments["d"] % 2
     if arguments["n"] < 2 or odd_refused:
         return None
-    return wide(subject.call(arguments)), subject.oracle(arguments).budget
+    return wide(subject.call(arguments)), subject.budget(arguments)
 
 
 @proves(law.BOUNDS)

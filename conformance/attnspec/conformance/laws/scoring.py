@@ -16,7 +16,7 @@ def _additive(subject: Subject, arguments: Arguments, rng: np.random.Generator, 
     both = subject.exact(first.astype(np.float64) + second.astype(np.float64))
     parts = [arguments.with_(**{name: x}) for x in (first, second, both)]
     one, two, total = (subject.call(p) for p in parts)
-    budget = sum((subject.oracle(p).budget for p in parts), np.zeros(()))
+    budget = sum((subject.budget(p) for p in parts), np.zeros(()))
     subject.matches(total, wide(one) + wide(two), budget, parts[2], f"the scores of the sum of two {name}s")
     return True
 
@@ -37,7 +37,7 @@ def key_linearity(subject: Subject, arguments: Arguments, rng: np.random.Generat
 def symmetry(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Queries as keys and keys as queries."""
     exchanged = arguments.with_(query=arguments["key"], key=arguments["query"])
-    budget = subject.oracle(arguments).budget
+    budget = subject.budget(arguments)
     got = subject.call(exchanged).swapaxes(-1, -2)
     subject.matches(
         got, wide(subject.call(arguments)), 2 * budget, arguments, "with query and key exchanged, the score"
@@ -55,7 +55,7 @@ def rotation_invariance(subject: Subject, arguments: Arguments, rng: np.random.G
         return np.asarray(np.take(x, order, axis=axis) * signs.astype(x.dtype))
 
     rotated = arguments.along("d", rotate, "query", "key")
-    budget = subject.oracle(arguments).budget
+    budget = subject.budget(arguments)
     expected = wide(subject.call(arguments))
     subject.matches(subject.call(rotated), expected, 2 * budget, arguments, "after a rotation of both, the score")
     return True
@@ -83,7 +83,7 @@ def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         key=np.zeros((1, key.shape[-1]), key.dtype),
         w_q=np.concatenate([arguments["w_q"], arguments["w_k"]], axis=-1),
     )
-    budget = subject.oracle(arguments).budget[..., j : j + 1] + subject.oracle(joined).budget
+    budget = subject.budget(arguments)[..., j : j + 1] + subject.budget(joined)
     expected = wide(subject.call(arguments)[..., j : j + 1])
     subject.matches(subject.call(joined), expected, budget, arguments, "the score of the concatenation")
     return True
@@ -100,7 +100,7 @@ def additive_bound(subject: Subject, arguments: Arguments, rng: np.random.Genera
     for given in (arguments, saturated):
         if not subject.in_domain(given):
             continue
-        got, budget = wide(subject.call(given)), subject.oracle(given).budget
+        got, budget = wide(subject.call(given)), subject.budget(given)
         bound = float(np.abs(wide(arguments.array("w_v"))).sum())
         excess = np.abs(got) - bound
         subject.holds(
@@ -118,7 +118,7 @@ def additive_bound(subject: Subject, arguments: Arguments, rng: np.random.Genera
 def oddness(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Query and key negated."""
     negated = arguments.with_(query=-arguments["query"], key=-arguments["key"])
-    budget = subject.oracle(arguments).budget
+    budget = subject.budget(arguments)
     expected = -wide(subject.call(arguments))
     subject.matches(subject.call(negated), expected, 2 * budget, arguments, "with query and key negated, the score")
     return True
@@ -170,7 +170,7 @@ def translation_invariance(subject: Subject, arguments: Arguments, rng: np.rando
         query=subject.exact(near["query"].astype(np.float64) + shift),
         key=subject.exact(near["key"].astype(np.float64) + shift),
     )
-    budget = subject.oracle(near).budget
+    budget = subject.budget(near)
     subject.matches(subject.call(far), wide(subject.call(near)), 2 * budget, far, f"shifted by {shift}, the score")
     return True
 
@@ -186,6 +186,6 @@ def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator
         )
     got = subject.call(same)
     diagonal = np.diagonal(wide(got), axis1=-2, axis2=-1)
-    budget = np.diagonal(subject.oracle(same).budget, axis1=-2, axis2=-1)
+    budget = np.diagonal(subject.budget(same), axis1=-2, axis2=-1)
     subject.matches(diagonal, np.zeros(diagonal.shape), budget, same, "the score of a query against itself")
     return True

@@ -172,7 +172,7 @@ def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> str:
                 mask[..., -1, -1] = True
             masked = plain(given).with_(mask=mask)
             clean = subject.call(masked)
-            budget = subject.oracle(masked).budget
+            budget = subject.budget(masked)
             for i, name in enumerate((*attended(masked), *(["scores"] if "scores" in masked else []))):
                 poison = np.nan if (i + everybody) % 2 else np.inf
                 observed.append(_leak(subject, masked, mask, clean, budget, name, poison))

@@ -28,7 +28,7 @@ def context_is_attention(subject: Subject, arguments: Arguments, rng: np.random.
     )
     if not subject.in_domain(given):
         return False
-    together, budget = wide(subject.call(given)), subject.oracle(given).budget
+    together, budget = wide(subject.call(given)), subject.budget(given)
     for i, state in enumerate(states):
         got = subject.call(given.with_(state=state))
         subject.matches(got, together[i], 2 * budget[i], given, f"the context of state {i} alone")
@@ -45,7 +45,7 @@ def context_follows_content(subject: Subject, arguments: Arguments, rng: np.rand
     order[[0, -1]] = order[[-1, 0]]
     given = arguments.with_(mask=None)
     exchanged = given.along("m", take(order))
-    budget = subject.oracle(given).budget
+    budget = subject.budget(given)
     expected = wide(subject.call(given))
     subject.matches(
         subject.call(exchanged), expected, 2 * budget, exchanged, "with two annotations exchanged, the context"

@@ -44,21 +44,27 @@ def oracle_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(np.longdouble)
 
 
-def judged(formula: Callable[..., Any], arguments: Mapping[str, Any], precision: Precision) -> Judged:
-    """The oracle and the budget of ``formula(**arguments)``.
+def judged(
+    formula: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    precision: Precision,
+    wide: np.dtype[Any] | None = None,
+) -> Judged:
+    """The oracle and the budget of ``formula(**arguments)``, computed in ``wide``: :func:`oracle_dtype` if not given.
 
     ``arguments`` are NumPy arrays of the tested dtype (exact in it), numbers, flags or None; results that are not
     floating point have a budget of 0.
     """
+    wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):
         level = [0.0]
         estimate = partial(Soft, error=0.0, precision=precision, given=True, peak=level)
-        soft = _run(formula, estimate, arguments, precision)
+        soft = _run(formula, estimate, arguments, wide)
         if not isinstance(soft, Soft):
             return Judged(np.asarray(soft), np.zeros(np.shape(soft)), np.zeros(np.shape(soft)))
         peak = [0.0]
         exact = partial(Hard, error=0.0, precision=precision, given=True, peak=peak)
-        hard = _run(formula, lambda x: exact(x.astype(np.float64)), arguments, precision)
+        hard = _run(formula, lambda x: exact(x.astype(np.float64)), arguments, wide)
         magnitude = np.abs(soft.value).astype(np.float64)
         sigma = np.sqrt(soft.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
         bound = hard.error + precision.output * (magnitude + hard.error) + 4 * precision.output_smallest
@@ -67,10 +73,9 @@ def judged(formula: Callable[..., Any], arguments: Mapping[str, Any], precision:
 
 
 def _run(
-    formula: Callable[..., Any], wrap: Callable[[Numbers], Any], arguments: Mapping[str, Any], p: Precision
+    formula: Callable[..., Any], wrap: Callable[[Numbers], Any], arguments: Mapping[str, Any], wide: np.dtype[Any]
 ) -> Any:
     """The formula on wrapped arrays; formulas without float arguments count in wrapped numbers."""
-    wide = oracle_dtype(p.dtype)
     with arithmetic(lambda numbers: wrap(numbers.astype(wide))):
         return formula(**{name: wrap(x.astype(wide)) if _is_float(x) else x for name, x in arguments.items()})
 
