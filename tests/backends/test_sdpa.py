@@ -256,7 +256,8 @@ def test_the_mask_is_read_for_its_structure() -> None:
         ((torch.arange(600) < torch.tensor([[200], [200]]))[:, None, None], True, "causal: flash"),
     ],
 )
-def test_routes_are_named(mask: Tensor | None, causal: bool, path: str) -> None:
+def test_routes_are_named(mask: Tensor | None, causal: bool, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     x = torch.randn(2, 4, 600, 16, dtype=torch.bfloat16)
     mask = mask[None] if mask is not None and mask.dim() == 1 else mask
     assert path_for(x, x, x, mask=mask, causal=causal) == path

@@ -1,13 +1,10 @@
 """Running the suite for the command line: probe, workers, live progress, report."""
 
-import _thread
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +15,11 @@ from rich.console import Console
 
 from attnspec.conformance.engine import Case
 from attnspec.conformance.loading import BackendError
-from attnspec.conformance.plugin import REPORTER, Reporter
+from attnspec.conformance.plugin import REPORTER
 from attnspec.conformance.results import Result
 from attnspec.conformance.subject import Contract
 from attnspec.conformance.suite import Settings
-
-PROBE_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
-"""How long the first import of a backend may take, and how long workers may."""
-
-MOST_DEATHS = 3
-"""Worker processes that may end before they are ready."""
+from attnspec.conformance.watching import PATIENCE, Live, Startup
 
 ONE_THREAD = (
     "OMP_NUM_THREADS",
@@ -62,10 +54,10 @@ class Probe:
     def answer(self) -> dict[str, Any]:
         """The contract; :class:`BackendError` in one line if there is none."""
         try:
-            status = self.process.wait(PROBE_SECONDS)
+            status = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             raise BackendError(
-                f"backend {self.backend!r}: expected its import to end within {PROBE_SECONDS:g} s; it did not"
+                f"backend {self.backend!r}: expected its import to end within {PATIENCE:g} s; it did not"
             ) from None
         if not self._answer.exists():
             printed = self._printed.read_text(errors="replace").strip().splitlines()
@@ -95,18 +87,19 @@ class Admission:
 
 @dataclass(frozen=True)
 class Run:
-    """What became of a run: verdicts by case, why cases have none, and whether it was broken off by the user."""
+    """What became of a run: verdicts by case, why cases have none, JUnit XML, and whether the user broke it off."""
 
     admission: Admission
     results: Mapping[str, list[Result]]
     causes: Mapping[str, str]
+    junit: str | None
     interrupted: bool
 
 
 class Gate:
     """Holds the verdicts back until the backend is admitted. Workers start meanwhile, since that takes long."""
 
-    def __init__(self, admitted: Callable[[], Admission], live: "Live") -> None:
+    def __init__(self, admitted: Callable[[], Admission], live: Live) -> None:
         self.admitted, self.live = admitted, live
         self.admission: Admission | None = None
         self.refusal: BackendError | None = None
@@ -123,96 +116,11 @@ class Gate:
         return (yield)
 
 
-class Startup:
-    """Ends the run if workers die, or hang, before they have found the tests: then there is nothing to judge with."""
-
-    def __init__(self) -> None:
-        self.trouble: str | None = None
-        self._deaths = 0
-        self._collected: set[object] = set()
-        self._clock = threading.Timer(PROBE_SECONDS, self._too_late)
-        self._clock.daemon = True
-
-    def pytest_sessionstart(self) -> None:
-        """Start the clock."""
-        self._clock.start()
-
-    def pytest_sessionfinish(self) -> None:
-        """Stop it."""
-        self._clock.cancel()
-
-    def pytest_internalerror(self, excrepr: object) -> None:
-        """Remember what broke the run itself."""
-        self.trouble = self.trouble or str(excrepr).strip().splitlines()[-1]
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember why a worker found no tests."""
-        if report.failed:
-            self.trouble = self.trouble or report.longreprtext.strip().splitlines()[-1]
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: object) -> None:
-        """One worker is ready."""
-        self._clock.cancel()
-        self._collected.add(node)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: object, error: object) -> None:
-        """Workers that end before they are ready would be started anew for ever."""
-        if node in self._collected or error is None:
-            return
-        self._deaths += 1
-        if self._deaths >= MOST_DEATHS:
-            self.trouble = self.trouble or f"{self._deaths} worker processes ended while they imported the backend"
-            raise pytest.exit.Exception(self.trouble)
-
-    def _too_late(self) -> None:
-        self.trouble = f"worker processes did not import the backend within {PROBE_SECONDS:g} s"
-        _thread.interrupt_main()
-
-
-class Live:
-    """Progress, as the verdicts come in: a bar on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self.console, self.total, self.done, self.violated = console, 0, 0, 0
-        self.last = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self.task = self.bar.add_task("starting workers", total=None)
-
-    def expect(self, total: int) -> None:
-        """So many cases will be judged."""
-        self.total = total
-        self.bar.update(self.task, total=total)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """One case has been judged."""
-        if report.when != "call" and not report.failed:
-            return
-        case = Reporter.case(report.nodeid)
-        results = next((v for name, v in report.user_properties if name == "attnspec"), None)
-        if results is None:
-            return
-        self.done += 1
-        failed = [r for r in results if r["status"] == "failed"]
-        self.violated += len(failed)
-        for r in failed:
-            self.bar.console.print(f"[red]violated[/] {r['law']} by {r['operation']} ({r['dtype']})", highlight=False)
-        self.bar.update(self.task, completed=self.done, description=case)
-        if not self.console.is_terminal and time.monotonic() - self.last > 10:
-            self.last = time.monotonic()
-            self.console.print(f"{self.done} of {self.total} cases judged, {self.violated} laws violated")
-
-
 def run(
     backend: str,
     settings: Settings,
     *,
     workers: int,
-    junit: Path | None,
     console: Console,
     admitted: Callable[[], Admission],
 ) -> Run:
@@ -232,11 +140,10 @@ def run(
             grabbed.append(config)
 
     with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, live.bar:
-        page = None if junit is None else Path(folder, "junit.xml")
+        page = Path(folder, "junit.xml")
         arguments = _arguments(backend, settings, folder, workers, page)
         status = pytest.main(arguments, plugins=[Grab(), live, gate, startup])
-        if junit is not None and page is not None and page.exists():
-            junit.write_bytes(page.read_bytes())
+        junit = page.read_text(encoding="utf-8") if page.exists() else None
     if gate.refusal is not None:
         raise gate.refusal
     reporter: Any = grabbed[0].pluginmanager.getplugin(REPORTER) if grabbed else None
@@ -245,10 +152,14 @@ def run(
             f"backend {backend!r}: nothing was judged: {startup.trouble or f'pytest ended with {status}'}"
         )
     results = {case: [Result.from_json(r) for r in rs] for case, rs in reporter.results.items()}
-    return Run(gate.admission, results, reporter.causes, status == pytest.ExitCode.INTERRUPTED)
+    causes = dict(reporter.causes)
+    if startup.trouble is not None:
+        causes |= {case.id: startup.trouble for case in gate.admission.cases if case.id not in causes}
+    interrupted = status == pytest.ExitCode.INTERRUPTED and startup.trouble is None
+    return Run(gate.admission, results, causes, junit, interrupted)
 
 
-def _arguments(backend: str, settings: Settings, folder: str, workers: int, junit: Path | None) -> list[str]:
+def _arguments(backend: str, settings: Settings, folder: str, workers: int, junit: Path) -> list[str]:
     ini = Path(folder, "pytest.ini")
     ini.write_text("[pytest]\n")
     chosen = [f"--attn-operation={o}" for o in settings.operations]
@@ -265,6 +176,6 @@ def _arguments(backend: str, settings: Settings, folder: str, workers: int, juni
         f"--attn-device={settings.device}",
         f"--attn-hang-after={settings.hang_after}",
         f"--attn-crumbs={folder}",
+        f"--junitxml={junit}",
         *chosen,
-        *([] if junit is None else [f"--junitxml={junit}"]),
     ]

@@ -153,14 +153,11 @@ def _check(
             probe.backend,
             settings,
             workers=max(1, min(workers, most)),
-            junit=junit,
             console=Console(stderr=True),
             admitted=admitted,
         )
     except BackendError as error:
         _unusable(str(error))
-    except OSError as error:
-        _unusable(f"--junit: {str(junit)!r} could not be written: {error.strerror}")
     contract = done.admission.contract
     results = all_results(done.admission.cases, done.results, done.causes) + missing_results(contract, settings)
     report = document(contract, results, settings, time.monotonic() - started)
@@ -171,6 +168,8 @@ def _check(
         _write(as_text(report), json, "--json")
     if html is not None:
         _write(as_html(report), html, "--html")
+    if junit is not None and done.junit is not None:
+        _write(done.junit, junit, "--junit")
     return int(report["exit_status"])
 
 

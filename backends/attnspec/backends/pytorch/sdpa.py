@@ -5,7 +5,7 @@ sizes and a contiguous last axis, and computes every excluded pair of a boolean 
 form (views where possible), masks are read for their structure, and small sizes go where they are fastest.
 """
 
-from math import isfinite
+from math import isfinite, isnan
 
 import torch
 from torch import Tensor
@@ -36,13 +36,8 @@ def attend(
     ``TypeError`` for a mask that is not boolean, ``RuntimeError`` for batches that do not broadcast.
     """
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
-    if (mask is None and not causal) or transformed():
-        output = _dense(call)
-    else:
-        call = _structured(call)
-        output = _dense(call) if call.lengths is None else _grouped(call)
-        if output.is_cpu and _may_leak(output, call):
-            output = exact(call.query, call.key, call.value, call.allowed(), call.scale)
+    everything = mask is None and not causal
+    output = _dense(call) if everything or transformed() else _of_structure(_structured(call))
     rank = len(batch)
     return output if rank == 2 else output.squeeze(1) if rank == 1 else output.reshape(*batch, *output.shape[-2:])
 
@@ -64,7 +59,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None =
 def masked_nonfinite(device: str) -> str:
     """What becomes of NaN and infinities at excluded keys and values: ``excluded`` or ``propagates``.
 
-    On the CPU one sum over the result shows them, and the excluded terms are then left out one by one; that reads a
+    On the CPU a sum shows them, and the excluded terms are then left out one by one; that reads a
     value, so under ``torch.compile`` and ``torch.func`` it is not done. On other devices reading it would wait for the
     device in every call.
     """
@@ -95,7 +90,7 @@ def _worth_reading(call: Call, mask: Tensor) -> bool:
     if not call.query.is_cpu:
         return cuda_routes.worth_waiting(call.query, work)
     if mask.shape[-2] == 1:
-        return work >= READ_FROM and work >= 2 * b * cpu_routes.GROUP_FROM
+        return work >= READ_FROM and work >= 2 * b * cpu_routes.group_from()
     # up to 256 rows of 256 keys no kernel gains from what a mask says
     return work >= 2 * READ_FROM and 128 * n * call.key.shape[-2] >= READ_FROM
 
@@ -104,6 +99,20 @@ def _worth_grouping(call: Call, lengths: tuple[int, ...]) -> bool:
     if call.query.is_cpu:
         return cpu_routes.worth_grouping(call, lengths)
     return cuda_routes.worth_packing(call.query, call.causal, lengths)
+
+
+def _of_structure(call: Call) -> Tensor:
+    """The result, exact also where something that is not finite stands at an excluded key."""
+    if call.lengths is not None:
+        output, sums = _grouped(call), None
+    elif call.query.is_cpu and cpu_routes.kernel(call) == "flash":
+        output, sums = cpu_routes.flash(call)
+    else:
+        output, sums = _dense(call), None
+    excludes = call.mask is not None or call.causal
+    if output.is_cpu and excludes and _may_leak(output, sums, call):
+        return exact(call.query, call.key, call.value, call.allowed(), call.scale)
+    return output
 
 
 def _dense(call: Call) -> Tensor:
@@ -116,17 +125,20 @@ def _grouped(call: Call) -> Tensor:
     return cuda_routes.variable_length(call.query, call.key, call.value, call.lengths or (), call.scale)
 
 
-def _may_leak(output: Tensor, call: Call) -> bool:
+def _may_leak(output: Tensor, sums: Tensor | None, call: Call) -> bool:
     """Whether anything is not finite in the result, or, for the backward, in keys and values.
 
-    The sum is not finite then; that it also overflows for huge finite numbers only costs time.
+    A sum is not finite then; that it also overflows for huge finite numbers only costs time.
     """
     wide = torch.float32 if output.dtype in cpu_routes.HALF else None
-    causal = call.mask is None and call.lengths is None
-    # The last row attends every key of a causal call, and the fused kernel sets excluded scores, whatever they are.
-    last = causal and output.shape[-2] and cpu_routes.kernel(call) == "flash"
-    read = output.detach()[:, :, -1] if last else output.detach()
+    read = output.detach()
+    if sums is not None and output.shape[-2]:
+        # The fused kernel multiplies every value with a weight of the last row, and an excluded key that is not finite
+        # makes its score NaN, and with it a sum; under a causal mask it sets the scores, whatever they are.
+        if call.mask is not None and isnan(sums.detach().sum()):
+            return True
+        read = read[:, :, -1]
     if not call.differentiates():
         return not isfinite(read.sum(dtype=wide))
     total = read.sum(dtype=wide) + call.key.detach().sum(dtype=wide)
-    return not isfinite(total if causal else total + call.value.detach().sum(dtype=wide))
+    return not isfinite(total if call.mask is None else total + call.value.detach().sum(dtype=wide))
