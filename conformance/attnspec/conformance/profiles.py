@@ -55,9 +55,9 @@ PROFILES: Mapping[str, Profile] = {
         Effort(9, 2, 4, 4, 2.0**14),
     ),
     "full": Profile(
-        Effort(90, 30, 2, 2, 2.0**19),
-        Effort(90, 30, 2, 2, 2.0**16),
-        Effort(90, 30, 3, 3, 2.0**19),
+        Effort(76, 26, 2, 2, 2.0**19),
+        Effort(76, 26, 2, 2, 2.0**16),
+        Effort(76, 26, 3, 3, 2.0**19),
     ),
     "release": Profile(
         Effort(400, 600, 1, 1, 2.0**22),
