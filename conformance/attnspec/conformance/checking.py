@@ -31,6 +31,13 @@ ONE_THREAD = (
 )
 
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Processes do not look for modules in the current folder first, where a file may have the name of a standard module.
+
+Backends there are found all the same, after everything else.
+"""
+
+
 class Probe:
     """The first import of a backend, under way in another process while this one makes its own imports."""
 
@@ -41,7 +48,7 @@ class Probe:
         command = [sys.executable, "-m", "attnspec.conformance.probe", backend, device, str(self._answer)]
         with self._printed.open("wb") as printed:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=_safe_path()
+                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env={**os.environ, **SAFE_PATH}
             )
 
     def close(self) -> None:
@@ -67,14 +74,6 @@ class Probe:
         if "error" in answer:
             raise BackendError(str(answer["error"]))
         return answer
-
-
-def _safe_path() -> dict[str, str]:
-    """The environment of processes that do not look for modules in the current folder first.
-
-    A file there may have the name of a standard module; backends there are found all the same, after everything else.
-    """
-    return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def run(
     judged. So does this function where the workers cannot work.
     """
     os.environ.pop("PYTEST_ADDOPTS", None)
-    os.environ.update(_safe_path(), **dict.fromkeys(ONE_THREAD, "1"))
+    os.environ.update(SAFE_PATH, **dict.fromkeys(ONE_THREAD, "1"))
     live, startup = Live(console), Startup()
     gate = Gate(admitted, live)
     grabbed: list[pytest.Config] = []

@@ -34,14 +34,11 @@ def _unusable(message: str) -> NoReturn:
 
 
 def _among(what: str, given: list[str], known: list[str]) -> tuple[str, ...]:
-    import difflib
+    from attnspec.conformance.choosing import misnamed
 
     for name in given:
         if name not in known:
-            near = known if len(known) <= 6 else difflib.get_close_matches(name, known, 3, 0.4) or known[:6]
-            _unusable(
-                f"{what}: expected one of {', '.join(near)}{', …' if len(near) < len(known) else ''}; got {name!r}"
-            )
+            _unusable(misnamed(what, name, known))
     return tuple(dict.fromkeys(given))
 
 

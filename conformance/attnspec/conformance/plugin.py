@@ -54,9 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reporter(config), REPORTER)
 
 
+def _works_for_check(config: pytest.Config) -> bool:
+    """Whether this is a worker of ``attnspec check``."""
+    return hasattr(config, "workerinput") and config.getoption("--attn-crumbs") is not None
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A worker of ``attnspec check`` keeps what it has imported, and never looks through it for garbage."""
-    if hasattr(session.config, "workerinput") and session.config.getoption("--attn-crumbs"):
+    if _works_for_check(session.config):
         gc.freeze()
         # The keyboard is the controller's: an interrupt that is raised here is the backend's own.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,7 +69,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """A worker of ``attnspec check`` ends without looking for garbage, which would take it half a second."""
-    if hasattr(config, "workerinput") and config.getoption("--attn-crumbs"):
+    if _works_for_check(config):
         gc.freeze()
 
 

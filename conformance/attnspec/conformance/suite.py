@@ -6,14 +6,14 @@ A third party writes, in a test file of its own::
         backend = MyBackend()
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from attnspec.conformance.choosing import misnamed
 from attnspec.conformance.engine import Case, cases, judge
 from attnspec.conformance.isolation import HANG_AFTER, STOP_AFTER, Casualties, Watch
 from attnspec.conformance.loading import BackendError, contract_of, load
@@ -96,18 +96,16 @@ def cases_of(backend: Any, settings: Settings) -> list[Case]:
 
 def planned(contract: Contract, settings: Settings) -> list[Case]:
     """The cases to judge; :class:`BackendError` for a selection that the backend cannot meet, or that is misspelt."""
-    known: dict[str, tuple[Iterable[str], Sequence[str]]] = {
+    known: dict[str, tuple[Collection[str], Sequence[str]]] = {
         "profile": (PROFILES, (settings.profile,)),
         "operation": (OPERATIONS, settings.operations),
         "law": (LAWS, settings.laws),
         "dtype": (DEFAULTS, settings.dtypes),
     }
-    for what, (of, chosen) in known.items():
-        names = list(of)
+    for what, (names, chosen) in known.items():
         for name in chosen:
             if name not in names:
-                near = difflib.get_close_matches(name, names, 3, 0.4) or names[:6]
-                raise BackendError(f"{what}: expected one of {', '.join(near)}, …; got {name!r}")
+                raise BackendError(misnamed(what, name, names))
     has: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
         "device": (contract.limits.devices, (settings.device.partition(":")[0],), "its limits"),
         "dtype": (contract.limits.dtypes, settings.dtypes, "its limits"),

@@ -78,12 +78,7 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
         f"limits: {', '.join(limits['dtypes'])} on {report['device']}"
         + "".join(
             f", {name.replace('_', ' ')} {limits[name]}"
-            for name, default in (
-                ("head_sizes", None),
-                ("multiple_of", 1),
-                ("max_length", None),
-                ("broadcasting", True),
-            )
+            for name, default in ORDINARY.items()
             if limits[name] != default
         )
     ]

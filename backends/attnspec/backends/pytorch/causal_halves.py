@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.first_order import first_order
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
@@ -35,7 +35,7 @@ class CausalHalves(torch.autograd.Function):
         output = query.new_empty(query.shape)
         sums = query.new_empty(query.shape[:2])
         for rows, keys, causal in _parts(count):
-            pooled, total = _flash(rows(query), keys(key), keys(value), 0.0, causal, scale=scale)
+            pooled, total = fused(rows(query), keys(key), keys(value), 0.0, causal, scale=scale)
             whole, sum_ = rows(output), rows(sums)
             if causal:
                 whole.copy_(pooled)

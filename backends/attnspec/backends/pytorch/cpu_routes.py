@@ -12,10 +12,8 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.blocked import Kept, blocked
 from attnspec.backends.pytorch.call import Call
-from attnspec.backends.pytorch.causal_halves import CausalHalves, blocks
+from attnspec.backends.pytorch.causal_halves import CausalHalves, blocks, fused
 from attnspec.backends.pytorch.transforms import transformed
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 HALF = (torch.bfloat16, torch.float16)
 GROUP_FROM = 1 << 21
@@ -76,7 +74,7 @@ def flash(call: Call) -> tuple[Tensor, Tensor]:
     bias = None
     if mask is not None:
         bias, causal = _bias(call), False
-    output, sums = _flash(*_of_one_width(query, key, value), 0.0, causal, attn_mask=bias, scale=scale)
+    output, sums = fused(*_of_one_width(query, key, value), 0.0, causal, attn_mask=bias, scale=scale)
     d_v = value.shape[-1]
     return output if output.shape[-1] == d_v else output[..., :d_v], sums
 

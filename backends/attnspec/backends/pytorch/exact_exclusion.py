@@ -1,6 +1,6 @@
 """Attention that leaves excluded keys and values out also where they hold NaN or an infinity.
 
-A kernel multiplies an excluded value by the weight 0, and 0·NaN is NaN. On the CPU one sum over the result tells
+A kernel multiplies an excluded value by the weight 0, and 0·NaN is NaN. On the CPU sums over what it gives tell
 whether that happened (or whether the result is rightly not finite), and then this is computed instead.
 """
 
