@@ -166,6 +166,7 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 LONG = {
     "attnspec.backends.pytorch.additive.cpu": "one operator with its fallback, gradients and registrations",
     "attnspec.backends.pytorch.additive.cuda": "one operator with its fallback, gradients and registrations",
+    "attnspec.backends.pytorch.codegen": "the vocabulary of the kernels: one short method for each instruction",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutation": "tasks, processes and the printed matrix of one command",

@@ -53,7 +53,9 @@ precision = {
 }
 notes = {
     "additive attention": ", ".join(f"{device}: {additive.available_paths(device)[0]}" for device in devices()),
-    "scaled dot-product attention": "by PyTorch's kernels; sdpa.path_for names the one that a call takes",
+    "scaled dot-product attention": "cpu: "
+    + ("llvm" if additive.HAS_LLVMLITE else "pytorch")
+    + "; sdpa.path_for names the kernel that a call takes",
     "torch": torch.__version__,
     **{package: _version(package) for package in ("triton", "llvmlite")},
 }

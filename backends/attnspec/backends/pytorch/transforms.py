@@ -1,6 +1,7 @@
 """Whether a program runs as it is written, or PyTorch makes another of it."""
 
 import torch
+from torch.autograd import forward_ad
 
 
 def functional() -> bool:
@@ -11,3 +12,13 @@ def functional() -> bool:
 def transformed() -> bool:
     """Whether no number may be looked at, for there is none yet or many: ``torch.compile``, ``torch.func``."""
     return torch.compiler.is_compiling() or functional()
+
+
+def taken_over() -> bool:
+    """Whether operations must be PyTorch's own: transformed, traced, watched by a mode, or with tangents to carry."""
+    return (
+        transformed()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )

@@ -8,7 +8,8 @@ The first sum of dw vanishes under a softmax only; raw scores need it. Each task
 entry, all queries and keys of it, so that every sum is taken in one order whatever the number of threads.
 """
 
-from .codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
+
 from .forward_kernels import (
     CHUNK,
     KEY_TILE,
@@ -25,7 +26,7 @@ ROWS = 8 if WIDE else 4  # query rows whose scores' gradients are in registers a
 UNIT_ROWS = 4  # the same in the gradients of the units
 UNITS = 8  # hidden units of one task
 
-SHARED = ("counter", "tasks", "batches", "chunks", "n", "m", "stride")
+SHARED = ("tasks", "batches", "chunks", "n", "m", "stride")
 PRODUCT = (*SHARED, "d", "causal", "weights", "grad_output")
 SCORE_FIELDS = (*PRODUCT, "value_block", "value_index", "delta", "score_grad", "extent")
 VALUE_FIELDS = (*PRODUCT, "grad_value")
@@ -40,7 +41,7 @@ def score_gradient_kernel(bits: int) -> Kernel:
     key_blocks = (g["m"] + (width - 1)) // width
     stride, padded = g["stride"], key_blocks * width
     tiles = (g["n"] + (ROWS - 1)) // ROWS
-    with k.tasks(g["counter"], g["tasks"]) as task:
+    with k.tasks(g["tasks"]) as task:
         batch = task % g["batches"]
         chunk = g["chunks"] - (task // g["batches"]) - 1
         first = chunk * CHUNK
@@ -93,7 +94,7 @@ def value_gradient_kernel(bits: int) -> Kernel:
     k = Kernel("value_gradient", VALUE_FIELDS, bits)
     g = k.argument
     stride = g["stride"]
-    with k.tasks(g["counter"], g["tasks"]) as task:
+    with k.tasks(g["tasks"]) as task:
         batch, first = task % g["batches"], task // g["batches"] * CHUNK
         start = k.select(g["causal"].compare("!=", 0), k.minimum(first, g["n"]), k.integer(0))
         vectors = g["grad_output"] + batch * g["n"] * g["d"] * k.size
@@ -111,7 +112,7 @@ def unit_gradient_kernel(bits: int, direct: bool) -> Kernel:
     width = key_lanes(bits)
     blocks = (g["m"] + (width - 1)) // width
     stride = g["stride"]
-    with k.tasks(g["counter"], g["tasks"]) as task:
+    with k.tasks(g["tasks"]) as task:
         batch, first = task % g["batches"], task // g["batches"] * UNITS
         count = k.minimum(k.integer(UNITS), h - first)
         keys = g["scratch"] + k.thread * stride * (2 * UNITS * k.size)

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.first_order import no_second_derivative
+from attnspec.backends.pytorch.threads import compiled, run, thread_count
 
 from . import backward_kernels as backward
 from . import forward_kernels as forward
@@ -34,7 +35,6 @@ from .layout import (
     zeros,
 )
 from .operators import operator
-from .threads import compiled, run, thread_count
 
 GROUP_BYTES = 2**21
 

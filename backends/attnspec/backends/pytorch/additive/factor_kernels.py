@@ -1,6 +1,7 @@
 """exp(2a) of queries and exp(2b) of keys as the kernels read them, with what decides where they serve."""
 
-from .codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
+
 from .forward_kernels import KEY_TILE, UNFIT, key_lanes
 
 # exp(2a) is taken at the bound for |a| beyond it: right together with |b| up to FIT, where tanh is 1 to the last bit.
@@ -9,9 +10,9 @@ BOUND = {32: 34.5, 64: 334.0}
 FIT = {32: 25.0, 64: 314.0}
 ROWS = 32  # query rows of one task
 
-QUERY_FIELDS = ("counter", "tasks", "rows", "h", "raw", "ratio", "factor", "flag", "largest")
-BLOCK_FIELDS = ("counter", "tasks", "m", "h", "raw", "block")
-KEY_FIELDS = ("counter", "tasks", "m", "h", "raw", "factor", "flag", "largest")
+QUERY_FIELDS = ("tasks", "rows", "h", "raw", "ratio", "factor", "flag", "largest")
+BLOCK_FIELDS = ("tasks", "m", "h", "raw", "block")
+KEY_FIELDS = ("tasks", "m", "h", "raw", "factor", "flag", "largest")
 
 
 def largest_factor(bits: int) -> float:
@@ -37,7 +38,7 @@ def query_factor_kernel(bits: int) -> Kernel:
     k = Kernel("query_factors", QUERY_FIELDS, bits)
     g, h = k.argument, k.argument["h"]
     zero = k.full(0.0)
-    with k.tasks(g["counter"], g["tasks"]) as task:
+    with k.tasks(g["tasks"]) as task:
         with k.loop(0, h) as u:
             k.store_first(zero, g["largest"], task * h + u)
         with k.loop(task * ROWS, k.minimum(g["rows"], task * ROWS + ROWS)) as row:
@@ -66,7 +67,7 @@ def key_factor_kernel(bits: int) -> Kernel:
     g, h, width = k.argument, k.argument["h"], key_lanes(bits)
     blocks = (g["m"] + (width - 1)) // width
     zero = k.full(0.0)
-    with k.tasks(g["counter"], g["tasks"]) as task:
+    with k.tasks(g["tasks"]) as task:
         entry, first = task // blocks, task % blocks * width
         numbers = [entry * g["m"] + k.minimum(first + lane, g["m"] - 1) for lane in range(width)]
         tops = [Variable(k, zero) for _ in range(KEY_TILE)]
@@ -91,7 +92,7 @@ def block_kernel(bits: int) -> Kernel:
     k = Kernel("blocks", BLOCK_FIELDS, bits)
     g, h, width = k.argument, k.argument["h"], key_lanes(bits)
     blocks = (g["m"] + (width - 1)) // width
-    with k.tasks(g["counter"], g["tasks"]) as task:
+    with k.tasks(g["tasks"]) as task:
         entry, first = task // blocks, task % blocks * width
         numbers = [entry * g["m"] + k.minimum(first + lane, g["m"] - 1) for lane in range(width)]
         with k.loop(0, h) as u:

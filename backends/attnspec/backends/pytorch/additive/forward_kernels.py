@@ -13,7 +13,8 @@ clamp skips it and computes the same bits. A pair (query, key) in which both |a|
 the kernel takes exp(2(a+b)) itself ("direct"), lane by lane, so that no result depends on another query or key.
 """
 
-from .codegen import Kernel, Value, Variable, register_bytes
+from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.machine_code import register_bytes
 
 WIDE = register_bytes() == 64
 ROW_TILE = 4  # query rows and vectors of keys whose scores are in registers at once
@@ -25,7 +26,7 @@ AHEAD_IN_VALUES = 16384  # the same for values
 UNFIT = 3  # a query and a key whose flags sum to this have no factors together
 CHUNK = 24  # query rows of one task, a multiple of both
 
-SHARED = ("counter", "tasks", "batches", "chunks", "n", "m", "h", "causal", "stride", "scratch", "scratch_size")
+SHARED = ("tasks", "batches", "chunks", "n", "m", "h", "causal", "stride", "scratch", "scratch_size")
 SCORING = ("a_index", "b_index", "query_factor", "key_factor", "scale", "offset", "minus_two_scale", "clamp_tiles",
            "direct", "query_raw", "key_raw", "weight", "query_flag", "key_flag")  # fmt: skip
 ATTENDING = ("mask", "mask_index", "mask_row", "value_index", "value", "d", "output", "weights")
@@ -249,7 +250,7 @@ def scores_kernel(bits: int) -> Kernel:
     """Raw scores, (batch, n, m)."""
     k = Kernel("scores", SCORES_FIELDS, bits)
     g = k.argument
-    with k.tasks(g["counter"], g["tasks"]) as task:
+    with k.tasks(g["tasks"]) as task:
         block = Block(k, task, CHUNK)
         emit_scores(k, block, ROW_TILE, masked=False)
         with k.loop(0, block.rows) as i, k.loop(0, g["m"], k.lanes) as j:
@@ -263,7 +264,7 @@ def attend_kernel(bits: int, single: bool) -> Kernel:
     k = Kernel("attend_single" if single else "attend", ATTEND_FIELDS, bits)
     g = k.argument
     rows, row_tile, product_rows = (1, 1, 1) if single else (CHUNK, ROW_TILE, PRODUCT_ROWS)
-    with k.tasks(g["counter"], g["tasks"]) as task:
+    with k.tasks(g["tasks"]) as task:
         block = Block(k, task, rows)
         emit_scores(k, block, row_tile, masked=True)
         inverse = block.scratch + block.stride * (rows * k.size)

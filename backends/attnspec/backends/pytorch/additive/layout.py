@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.codegen import Kernel
+from attnspec.backends.pytorch.machine_code import Compiled, register_bytes
+from attnspec.backends.pytorch.threads import compiled, run, thread_count
+
 from . import factor_kernels, pages
-from .codegen import Compiled, Kernel, register_bytes
 from .forward_kernels import UNFIT, capacity, key_lanes
-from .threads import compiled, run, thread_count
 
 Arguments = dict[str, int | Tensor | None]
 

@@ -1,8 +1,9 @@
 """Vector kernels written in Python and compiled by LLVM in a tenth of a second (llvmlite; no compiler is needed).
 
 `Kernel` builds one function of LLVM IR. A `Value` is an SSA value with arithmetic: a 64-bit integer, a vector of as
-many reals as a register holds, or a vector of booleans. A kernel takes the address of an array of 64-bit integers
-(sizes and addresses, by name) and the number of the calling thread; ctypes releases the interpreter lock for the call.
+many reals as a register holds, or a vector of booleans. A kernel takes the address of an array of 64-bit words
+(``LEADING`` of its own, then sizes, addresses and reals, by name), and any number of threads may run it on the same
+words; ctypes releases the interpreter lock for the call.
 
 Why explicit vectors and not loops for an automatic vectoriser (numba): register tiles share each load among rows,
 which LLVM's loop vectoriser does not do. Scores alone, one Zen 4 core, n=m=512, one unit per reciprocal: 14.5 G
@@ -12,16 +13,15 @@ read-only. torch.compile and an extension built on the spot need a compiler; the
 took 20 times as long forward, 33 times with backward.
 """
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
 
-import llvmlite.binding as llvm
 import llvmlite.ir as ir
+
+from attnspec.backends.pytorch.machine_code import Compiled, register_bytes
 
 INT = ir.IntType(64)
 INT32 = ir.IntType(32)
@@ -29,16 +29,8 @@ BYTE = ir.IntType(8)
 BIT = ir.IntType(1)
 POINTER = ir.PointerType()
 
-Function = Callable[[int, int], None]
-
-
-@lru_cache(maxsize=1)
-def register_bytes() -> int:
-    """Width in bytes of the widest vector register of this machine."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f") and features.get("avx512bw") and features.get("avx512vl"):
-        return 64
-    return 32 if features.get("avx2") else 16
+LEADING = 16
+"""Words in front of the arguments, 0 at first: the tasks given out, and, eight words on, the threads begun."""
 
 
 class Value:
@@ -119,25 +111,29 @@ class Variable:
 
 
 class Kernel:
-    """Builder of one function `name(arguments, thread)`; `fields` names the 64-bit words at `arguments`."""
+    """Builder of one function `name(words)`; `fields` names the 64-bit words behind the leading ones."""
 
     def __init__(self, name: str, fields: Sequence[str], bits: int):
         self.name, self.fields, self.bits = name, tuple(fields), bits
         self.size = bits // 8
         self.lanes = register_bytes() // self.size
-        self.real = ir.FloatType() if bits == 32 else ir.DoubleType()
-        self.vector = ir.VectorType(self.real, self.lanes)
+        self.scalar = ir.FloatType() if bits == 32 else ir.DoubleType()
+        self.vector = ir.VectorType(self.scalar, self.lanes)
         self.word = ir.VectorType(ir.IntType(bits), self.lanes)
         self.suffix = f"v{self.lanes}f{bits}"
         self.module = ir.Module()
-        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [INT, INT]), name)
+        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [INT]), name)
         self.builder = ir.IRBuilder(self.function.append_basic_block())
-        self.thread = Value(self, self.function.args[1])
-        arguments = Value(self, self.function.args[0])
-        self.argument = {field: self.load_int(arguments, i) for i, field in enumerate(self.fields)}
+        self.words = Value(self, self.function.args[0])
+        self.thread = self._next_number(8)
+        self.argument = {field: self.load_int(self.words, LEADING + i) for i, field in enumerate(self.fields)}
         body = self.function.append_basic_block()
         self.builder.branch(body)
         self.builder.position_at_end(body)
+
+    def _next_number(self, word: int) -> Value:
+        """A number that no other thread gets, from a leading word."""
+        return Value(self, self.builder.atomic_rmw("add", self._address(self.words, word, 8), INT(1), "monotonic"))
 
     # values
     def integer(self, value: int) -> Value:
@@ -164,10 +160,14 @@ class Kernel:
         count32 = b.trunc(self.minimum(count, self.integer(self.lanes)).ssa, INT32)
         return Value(self, b.icmp_signed("<", self.lane_numbers().ssa, self._splat(count32)))
 
+    def lanes_from(self, count: Value) -> Value:
+        """Booleans: lane number >= count."""
+        return self.negation(self.lanes_below(count))
+
     def _splat(self, scalar: Any) -> Any:
         kind = ir.VectorType(scalar.type, self.lanes)
         one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, INT32(0))
-        zeros = ir.Constant(ir.VectorType(INT32, self.lanes), [0] * self.lanes)
+        zeros = ir.Constant(ir.VectorType(INT32, self.lanes), None)
         return self.builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
 
     # memory: a base address in bytes and an offset in elements
@@ -177,6 +177,12 @@ class Kernel:
     def load_int(self, base: Value, offset: "Value | int") -> Value:
         """A 64-bit integer at base + 8*offset."""
         return Value(self, self.builder.load(self._address(base, offset, 8), typ=INT, align=8))
+
+    def real(self, field: str) -> Value:
+        """An argument that is a real (a double among the words), in every lane."""
+        word = self._address(self.words, LEADING + self.fields.index(field), 8)
+        double = self.builder.load(word, typ=ir.DoubleType(), align=8)
+        return Value(self, self._splat(double if self.bits == 64 else self.builder.fptrunc(double, self.scalar)))
 
     def store_int(self, value: Value, base: Value, offset: "Value | int") -> None:
         """Store a 64-bit integer at base + 8*offset."""
@@ -192,7 +198,7 @@ class Kernel:
 
     def broadcast(self, base: Value, offset: "Value | int") -> Value:
         """One real in every lane."""
-        scalar = self.builder.load(self._address(base, offset, self.size), typ=self.real, align=self.size)
+        scalar = self.builder.load(self._address(base, offset, self.size), typ=self.scalar, align=self.size)
         return Value(self, self._splat(scalar))
 
     def store(self, value: Value, base: Value, offset: "Value | int") -> None:
@@ -214,7 +220,7 @@ class Kernel:
         """A vector of the elements at `offsets`, one for each lane."""
         vector = ir.Constant(self.vector, ir.Undefined)
         for lane, offset in enumerate(offsets):
-            scalar = self.builder.load(self._address(base, offset, self.size), typ=self.real, align=self.size)
+            scalar = self.builder.load(self._address(base, offset, self.size), typ=self.scalar, align=self.size)
             vector = self.builder.insert_element(vector, scalar, INT32(lane))
         return Value(self, vector)
 
@@ -230,6 +236,44 @@ class Kernel:
         signature = ir.FunctionType(ir.VoidType(), [self.vector, POINTER, INT32, ir.VectorType(BIT, self.lanes)])
         address = self._address(base, offset, self.size)
         self._call(f"llvm.masked.store.{self.suffix}.p0", signature, [value.ssa, address, INT32(self.size), inside.ssa])
+
+    def bits_of_bytes(self, base: Value, offset: "Value | int", count: Value) -> Value:
+        """One integer: bit i tells whether byte i from `offset` on is not 0, for i < count, and below 64."""
+        bytes_, bits = ir.VectorType(BYTE, 64), ir.VectorType(BIT, 64)
+        number = ir.Constant(bytes_, list(range(64)))
+        b = self.builder
+        limit = b.trunc(self.minimum(count, self.integer(64)).ssa, BYTE)
+        one = b.insert_element(ir.Constant(bytes_, ir.Undefined), limit, INT32(0))
+        zeros = ir.Constant(ir.VectorType(INT32, 64), [0] * 64)
+        inside = b.icmp_unsigned("<", number, b.shuffle_vector(one, ir.Constant(bytes_, ir.Undefined), zeros))
+        nothing = ir.Constant(bytes_, [0] * 64)
+        signature = ir.FunctionType(bytes_, [POINTER, INT32, bits, bytes_])
+        arguments = [self._address(base, offset, 1), INT32(1), inside, nothing]
+        loaded = self._call("llvm.masked.load.v64i8.p0", signature, arguments)
+        return Value(self, b.bitcast(b.icmp_unsigned("!=", loaded.ssa, nothing), INT))
+
+    def store_words(self, bits: Value, base: Value, offset: "Value | int", step: int) -> None:
+        """64 bits in words as wide as a real, the low ones first, `step` words apart."""
+        for i in range(64 // self.bits):
+            word = self.builder.lshr(bits.ssa, INT(i * self.bits))
+            word = self.builder.trunc(word, ir.IntType(self.bits)) if self.bits < 64 else word
+            address = self._address(base, self.constant(offset, base) + i * step, self.size)
+            self.builder.store(word, address, align=self.size)
+
+    def lanes_with_bit(self, base: Value, offset: "Value | int", bit: Value) -> Value:
+        """Booleans: whether the lane's word, from `offset` on, has the bit."""
+        b = self.builder
+        words = b.load(self._address(base, offset, self.size), typ=self.word, align=self.size)
+        chosen = b.shl(ir.IntType(self.bits)(1), bit.ssa if self.bits == 64 else b.trunc(bit.ssa, INT32))
+        return Value(self, b.icmp_unsigned("!=", b.and_(words, self._splat(chosen)), ir.Constant(self.word, None)))
+
+    def lowest_bit(self, bits: Value) -> Value:
+        """The number of the lowest bit that is set; 64 if none is."""
+        return self._call("llvm.cttz.i64", ir.FunctionType(INT, [INT, BIT]), [bits.ssa, BIT(0)])
+
+    def bit_length(self, bits: Value) -> Value:
+        """One more than the number of the highest bit that is set; 0 if none is."""
+        return self._call("llvm.ctlz.i64", ir.FunctionType(INT, [INT, BIT]), [bits.ssa, BIT(0)]) * -1 + 64
 
     def load_bytes(self, base: Value, offset: Value, inside: Value) -> Value:
         """Booleans (byte != 0) of the lanes marked in `inside`; other lanes are false and their bytes are not read."""
@@ -253,6 +297,10 @@ class Kernel:
     def select(self, condition: Value, yes: Value, no: Value) -> Value:
         """`yes` where the condition holds, else `no`."""
         return Value(self, self.builder.select(condition.ssa, yes.ssa, no.ssa))
+
+    def negation(self, booleans: Value) -> Value:
+        """True where false."""
+        return Value(self, self.builder.not_(booleans.ssa))
 
     def minimum(self, x: Value, y: Value) -> Value:
         """x where x < y, else y (also where x is NaN)."""
@@ -308,6 +356,37 @@ class Kernel:
         result = self.select(x.compare("!=", x), x, result)
         return self.select(x.compare("<", lowest), self.full(0.0), result)
 
+    def transposed(self, rows: "Sequence[Value]") -> "list[Value]":
+        """Lane r of result c is lane c of row r, for as many rows as lanes."""
+        vectors, step = [row.ssa for row in rows], 1
+        while step < self.lanes:
+            lanes = range(self.lanes)
+            low = [j if not j & step else self.lanes + j - step for j in lanes]
+            high = [j + step if not j & step else self.lanes + j for j in lanes]
+            kind = ir.VectorType(INT32, self.lanes)
+            for i in lanes:
+                if not i & step:
+                    x, y = vectors[i], vectors[i + step]
+                    vectors[i] = self.builder.shuffle_vector(x, y, ir.Constant(kind, low))
+                    vectors[i + step] = self.builder.shuffle_vector(x, y, ir.Constant(kind, high))
+            step *= 2
+        return [Value(self, vector) for vector in vectors]
+
+    def exp2(self, x: Value) -> Value:
+        """2**x for x <= 1 to about one unit in the last place; 0 below the smallest normal, NaN for NaN."""
+        mantissa, bias, degree = (23, 127, 7) if self.bits == 32 else (52, 1023, 13)
+        # an integer and the exponent's bias, in the low bits of a real
+        magic = 1.5 * 2.0**mantissa + bias
+        clamped = self.maximum(self.full(-bias), x)
+        rounded = clamped + magic
+        rest = clamped - (rounded - magic)
+        series, *others = (self.full(math.log(2.0) ** i / math.factorial(i)) for i in reversed(range(degree + 1)))
+        for coefficient in others:
+            series = self.fma(series, rest, coefficient)
+        b = self.builder
+        shift = ir.Constant(self.word, [mantissa] * self.lanes)
+        return series * Value(self, b.bitcast(b.shl(b.bitcast(rounded.ssa, self.word), shift), self.vector))
+
     # control
     @contextmanager
     def loop(self, start: "Value | int", stop: Value, step: int = 1) -> Iterator[Value]:
@@ -332,46 +411,38 @@ class Kernel:
             yield
 
     @contextmanager
-    def tasks(self, counter: Value, count: Value) -> Iterator[Value]:
-        """The numbers 0..count-1, each given to one of the threads that run the kernel, by a shared counter."""
+    def subroutine(self, name: str, count: int) -> Iterator[list[Value]]:
+        """The body becomes a function of integers, for `call`: what is needed twice is compiled once."""
+        outside = self.function, self.builder
+        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [INT] * count), name)
+        self.function.linkage = "internal"
+        self.builder = ir.IRBuilder(self.function.append_basic_block())
+        body = self.function.append_basic_block()
+        self.builder.branch(body)
+        self.builder.position_at_end(body)
+        yield [Value(self, argument) for argument in self.function.args]
+        self.builder.ret_void()
+        self.function, self.builder = outside
+
+    def call(self, name: str, *arguments: Value) -> None:
+        """Call a subroutine."""
+        self.builder.call(self.module.globals[name], [argument.ssa for argument in arguments])
+
+    @contextmanager
+    def tasks(self, count: Value) -> Iterator[Value]:
+        """The numbers 0..count-1, each given to one of the threads that run the kernel."""
         b = self.builder
         test, body, end = (self.function.append_basic_block() for _ in range(3))
         b.branch(test)
         b.position_at_end(test)
-        task = Value(self, b.atomic_rmw("add", self._address(counter, 0, 8), INT(1), "monotonic"))
+        task = self._next_number(0)
         b.cbranch(task.compare("<", count).ssa, body, end)
         b.position_at_end(body)
         yield task
         b.branch(test)
         b.position_at_end(end)
 
-    def compile(self) -> "Compiled":
+    def compile(self) -> Compiled:
         """The machine code of the finished function."""
         self.builder.ret_void()
-        return Compiled(self)
-
-
-class Compiled:
-    """A kernel in machine code: call with the address of its arguments and a thread number."""
-
-    def __init__(self, kernel: Kernel):
-        self.fields = kernel.fields
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        # vectors are written at the machine's full width; without this some targets split them in halves
-        features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
-        target = llvm.Target.from_default_triple()
-        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
-        module = llvm.parse_assembly(str(kernel.module))
-        module.verify()
-        # variables into registers; the other passes take twice as long as the rest and find nothing to do here
-        passes = llvm.create_new_function_pass_manager()
-        passes.add_sroa_pass()
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
-        for function in module.functions:
-            if not function.is_declaration:
-                passes.run(function, builder)
-        self.engine = llvm.create_mcjit_compiler(module, machine)
-        self.engine.finalize_object()
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
-        self.call = signature(self.engine.get_function_address(kernel.name))
+        return Compiled(self.name, self.fields, str(self.module))

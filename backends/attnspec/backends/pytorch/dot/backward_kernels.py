@@ -1,0 +1,137 @@
+"""Gradients of scaled dot-product attention for one head and a range of its keys, without n*m numbers in memory.
+
+With the weights P = exp(score - top)*inverse, which are computed again, and D = sum over columns of gradient*output:
+
+    dV = P'G,   dP = GV',   dS = scale * P*(dP - D),   dQ = dS K,   dK = dS'Q.
+
+All five products run on the tiles of the forward pass: scores, weights and their gradients with one query in each lane,
+gradients of keys and values with one column in each. A task owns its keys' gradients; the gradient of the queries is a
+sum over the ranges, each of which writes its own.
+"""
+
+from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
+
+from .forward_kernels import KEYS, SHARED, KeyBlock, Rows, Task, pool, store_tile, turn_back, values_of
+from .tiles import TILE_ROWS, TILE_VECTORS, add_product, add_tile_product, define_turn, width, zeros
+
+BACKWARD_FIELDS = (*SHARED, "range", "ranges", "m_whole", "slope",
+                   "gradient", "gradient_batch", "gradient_head", "gradient_row",
+                   "query_gradient", "key_gradient", "value_gradient")  # fmt: skip
+
+
+def _copy(k: Kernel, task: Task, rows: Rows, whole: Value, target: Value) -> None:
+    """The rows as they lie, with zeros for columns and rows that there are not."""
+    with k.loop(0, k.integer(task.lanes)) as i:
+        address, exists = rows.base + task.row_of(i) * rows.step * k.size, i.compare("<", task.rows)
+        with k.loop(0, whole, k.lanes) as column:
+            inside = k.lanes_below(k.select(exists, rows.columns - column, k.integer(0)))
+            k.store(k.load_lanes(inside, address, column), target, i * whole + column)
+
+
+def _dot_rows(k: Kernel, task: Task, gradient: Value, target: Value) -> None:
+    """For each query the sum of gradient*output."""
+    g, base = k.argument, task.base("output")
+    with k.loop(0, k.integer(task.lanes)) as i:
+        total = Variable(k, k.full(0.0))
+        row = base + task.row_of(i) * g["output_row"] * k.size
+        with k.loop(0, g["d_v"], k.lanes) as c:
+            output = k.load_lanes(k.lanes_below(g["d_v"] - c), row, c)
+            total.set(k.fma(k.load(gradient, i * g["v_whole"] + c), output, total.get()))
+        k.store_first(k.sum(total.get()), target, i)
+
+
+def _add_outer(k: Kernel, block: KeyBlock, weights: Value, rows: Value, columns: Value, target: Value) -> None:
+    """target[key] += the sum over queries of weights[key, query]*rows[query]."""
+    lanes, first_row = width(k.bits), block.task.entry * k.argument["m_whole"]
+    with k.loop(block.low, block.high, TILE_ROWS) as key, k.loop(0, columns, lanes) as column:
+        own = weights + (key - block.first) * (lanes * k.size)
+        at = [(first_row + key + r) * columns + column for r in range(TILE_ROWS)]
+        sums = [[Variable(k, k.load(target, row + c * k.lanes)) for c in range(TILE_VECTORS)] for row in at]
+        scalars = [(own, r * lanes) for r in range(TILE_ROWS)]
+        add_product(k, sums, scalars, 1, rows + column * k.size, columns, (0, block.task.rows))
+        for row, values in zip(at, values_of(sums), strict=True):
+            for c, value in enumerate(values):
+                k.store(value, target, row + c * k.lanes)
+
+
+def backward_kernel(bits: int) -> Kernel:
+    """Gradients of queries, keys and values, of the last two added to what is there; 0 for one that nobody wants."""
+    k = Kernel("dot_backward", BACKWARD_FIELDS, bits)
+    define_turn(k)
+    g, lanes = k.argument, width(bits)
+    size = lanes * k.size
+    columns = range(TILE_VECTORS)
+    with k.tasks(g["tasks"]) as number:
+        entry, range_ = number // g["ranges"], number % g["ranges"]
+        start = range_ * g["range"]
+        end = k.minimum(start + g["range"], g["m"])
+        queries = g["scratch"] + k.thread * g["scratch_size"] * k.size
+        gradients = queries + g["d_whole"] * size
+        query_rows = gradients + g["v_whole"] * size
+        gradient_rows = query_rows + g["d_whole"] * size
+        totals = gradient_rows + g["v_whole"] * size
+        weights = totals + g["d_whole"] * size
+        slopes = weights + KEYS * size
+        deltas = slopes + KEYS * size
+        words = deltas + size
+        scale, slope = k.real("scale"), k.real("slope")
+        earliest = k.select(g["causal"].compare("!=", 0), start // lanes * lanes, k.integer(0))
+        with k.loop(earliest, g["n"], lanes) as first:
+            task = Task(k, entry, first)
+            own = task.rows_like("query", "d", queries), task.rows_like("gradient", "d_v", gradients)
+            with k.loop(0, k.integer(2)) as which:
+                of_query = which.compare("==", 0)
+                rows = Rows(*(k.select(of_query, x, y) for x, y in zip(*own, strict=True)))
+                task.pack(rows)
+                whole = k.select(of_query, g["d_whole"], g["v_whole"])
+                _copy(k, task, rows, whole, k.select(of_query, query_rows, gradient_rows))
+            _dot_rows(k, task, gradient_rows, deltas)
+            with k.loop(0, g["d_whole"] * lanes, k.lanes) as i:
+                k.store(k.full(0.0), totals, i)
+            shift, inverse = [], []
+            for c in columns:
+                inside = k.lanes_below(task.rows - c * k.lanes)
+                at = entry * g["n"] + first + c * k.lanes
+                shift.append(k.load_lanes(inside, g["top"], at) * scale)
+                inverse.append(k.load_lanes(inside, g["inverse"], at))
+            keys, values = task.base("key"), task.base("value")
+            with k.loop(start, k.minimum(end, task.stop), KEYS) as first_key:
+                block = KeyBlock(task, first_key, words)
+                with k.when(block.any()):
+                    with k.loop(block.low, block.high, TILE_ROWS) as key:
+                        at = (key - first_key) * lanes
+                        sums = zeros(k, TILE_ROWS, TILE_VECTORS)
+                        scalars = block.rows_of(keys, g["key_row"], key)
+                        add_tile_product(k, task.narrow, sums, scalars, 1, queries, lanes, (0, g["d"]))
+                        store_tile(k, values_of(sums), weights, at, lanes)
+                        sums = zeros(k, TILE_ROWS, TILE_VECTORS)
+                        scalars = block.rows_of(values, g["value_row"], key)
+                        add_tile_product(k, task.narrow, sums, scalars, 1, gradients, lanes, (0, g["d_v"]))
+                        store_tile(k, values_of(sums), slopes, at, lanes)
+                        plain = block.plain(key)
+                        with k.loop(0, k.integer(TILE_ROWS)) as r:
+                            for c in columns:
+                                place = at + r * lanes + c * k.lanes
+                                score = k.load(weights, place)
+                                weight = Variable(k, k.exp2(score * scale - shift[c]) * inverse[c])
+                                with k.when(k.negation(plain)):
+                                    weight.set(k.select(block.allowed(key + r, c), weight.get(), k.full(0.0)))
+                                share = weight.get()
+                                change = share * (k.load(slopes, place) - k.load(deltas, c * k.lanes)) * slope
+                                k.store(share, weights, place)
+                                k.store(k.select(share.compare("==", 0.0), share, change), slopes, place)
+                    with k.when(g["query_gradient"].compare("!=", 0)):
+                        pool(k, keys, g["key_row"], g["d"], slopes - first_key * size, totals, block)
+                    with k.loop(0, k.integer(2)) as which:
+                        of_key = which.compare("==", 0)
+                        target = k.select(of_key, g["key_gradient"], g["value_gradient"])
+                        with k.when(target.compare("!=", 0)):
+                            factors = k.select(of_key, slopes, weights)
+                            vectors = k.select(of_key, query_rows, gradient_rows)
+                            whole = k.select(of_key, g["d_whole"], g["v_whole"])
+                            _add_outer(k, block, factors, vectors, whole, target)
+            with k.when(g["query_gradient"].compare("!=", 0)):
+                row = (range_ * (g["tasks"] // g["ranges"]) + entry) * g["n"]
+                target = g["query_gradient"] + row * g["d"] * k.size
+                turn_back(k, task, totals, g["d"], target, g["d"])
+    return k

@@ -1,0 +1,41 @@
+"""Machine code of kernels for this processor, made by LLVM in memory."""
+
+import ctypes
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+
+
+@lru_cache(maxsize=1)
+def register_bytes() -> int:
+    """Width in bytes of the widest vector register of this machine."""
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f") and features.get("avx512bw") and features.get("avx512vl"):
+        return 64
+    return 32 if features.get("avx2") else 16
+
+
+class Compiled:
+    """A kernel in machine code: call with the address of its words."""
+
+    def __init__(self, name: str, fields: tuple[str, ...], assembly: str):
+        self.fields = fields
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        # vectors are written at the machine's full width; without this some targets split them in halves
+        features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+        target = llvm.Target.from_default_triple()
+        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+        module = llvm.parse_assembly(assembly)
+        module.verify()
+        # variables into registers; the other passes take twice as long as the rest and find nothing to do here
+        passes = llvm.create_new_function_pass_manager()
+        passes.add_sroa_pass()
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+        for function in module.functions:
+            if not function.is_declaration:
+                passes.run(function, builder)
+        self.engine = llvm.create_mcjit_compiler(module, machine)
+        self.engine.finalize_object()
+        self.address = self.engine.get_function_address(name)
+        self.call = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)

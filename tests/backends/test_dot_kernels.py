@@ -1,0 +1,236 @@
+"""The compiled kernels of scaled dot-product attention, and what they are built from."""
+
+import multiprocessing
+from collections.abc import Iterator
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch import cpu_routes, threads
+from attnspec.backends.pytorch.codegen import Kernel
+from attnspec.backends.pytorch.dot import backward_kernels, cpu, forward_kernels
+from attnspec.backends.pytorch.dot.tiles import TILE_ROWS, Square, define_turn, turn, width
+from attnspec.backends.pytorch.machine_code import register_bytes
+from attnspec.backends.pytorch.sdpa import attend
+from attnspec.backends.pytorch.threads import launch
+
+
+@pytest.fixture(autouse=True)
+def at_every_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels even where PyTorch's are faster; and all threads again afterwards."""
+    monkeypatch.setattr(cpu_routes, "FEW", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def formula(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, scale: float) -> Tensor:
+    """softmax(scale·QKᵀ)V in float64, zeros for rows without a key; differentiable."""
+    scores = (scale * (query.double() @ key.double().mT)).masked_fill(~allowed, -1e300)
+    return (torch.softmax(scores, -1) * allowed) @ value.double()
+
+
+def lower(n: int, m: int) -> Tensor:
+    """Key j is attendable for query i where j ≤ i."""
+    return torch.ones(n, m, dtype=torch.bool).tril()
+
+
+SIZES = [
+    (1, 1, 1, 1), (3, 2, 5, 4), (16, 16, 16, 16), (17, 9, 8, 24), (31, 64, 33, 7), (32, 65, 64, 64), (33, 63, 3, 70),
+    (48, 130, 40, 1), (64, 64, 64, 64), (100, 257, 20, 13), (257, 100, 9, 40), (70, 7, 100, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["none", "pairs", "heads", "keys", "queries", "sparse", "band"])
+def test_output_and_gradients_are_the_formula(bits: int, sizes: tuple[int, ...], causal: bool, kind: str) -> None:
+    n, m, d, d_v = sizes
+    generator = torch.Generator().manual_seed(n * m + d)
+    mask = None
+    if kind != "none":
+        shapes = {"pairs": (2, 1, n, m), "heads": (1, 3, n, m), "keys": (2, 1, 1, m), "queries": (n, 1)}
+        mask = torch.rand(shapes.get(kind, (n, m)), generator=generator) > (0.97 if kind == "sparse" else 0.4)
+        if kind == "band":
+            mask = lower(n, m) & ~lower(n, m).roll(5, 0)
+    dtype = torch.float32 if bits == 32 else torch.float64
+    query, key, value = leaves = [
+        torch.randn(2, 3, *shape, generator=generator, dtype=dtype, requires_grad=True)
+        for shape in ((n, d), (m, d), (m, d_v))
+    ]
+    allowed = (torch.ones(n, m, dtype=torch.bool) if mask is None else mask).expand(2, 3, n, m)
+    allowed = allowed & lower(n, m) if causal else allowed
+    got = attend(query, key, value, mask=mask, causal=causal)
+    expected = formula(query, key, value, allowed, d**-0.5)
+    tolerance = 2e-5 if bits == 32 else 1e-13 * (n + m)
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=tolerance)
+    assert not got[~allowed.any(-1)].any()
+    cotangent = torch.randn(got.shape, generator=generator, dtype=dtype)
+    wanted = torch.autograd.grad(expected, leaves, cotangent.double())
+    for one, other in zip(torch.autograd.grad(got, leaves, cotangent), wanted, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_dtypes_are_rounded_once(dtype: torch.dtype) -> None:
+    leaves = [torch.randn(2, 40, 24).to(dtype).requires_grad_() for _ in range(3)]
+    got = attend(*leaves, causal=True)
+    wide = [x.detach().float().requires_grad_() for x in leaves]
+    plain = attend(*wide, causal=True)
+    assert torch.equal(got, plain.to(dtype))
+    cotangent = torch.randn(got.shape).to(dtype)
+    for one, other in zip(
+        torch.autograd.grad(got, leaves, cotangent), torch.autograd.grad(plain, wide, cotangent.float()), strict=True
+    ):
+        assert torch.equal(one, other.to(dtype))
+
+
+def test_layouts() -> None:
+    """Steps of any size, also 0, in operands, masks and gradients; and heads that join without a copy."""
+    base = torch.randn(2, 40, 3, 16, requires_grad=True)
+    query, key = base.transpose(1, 2), base.transpose(1, 2).flip(-1)
+    value = torch.randn(1, 1, 8, 40).mT.expand(2, 3, 40, 8)
+    mask = (torch.rand(40, 80) > 0.4)[:, ::2]
+    for chosen in (mask, mask.T, mask[:, :1].expand(40, 40), mask.expand(2, 1, 40, 40)):
+        got = attend(query, key, value, mask=chosen)
+        plain = [x.detach().contiguous().requires_grad_() for x in (query, key)]
+        expected = attend(plain[0], plain[1], value.contiguous(), mask=chosen.contiguous())
+        assert torch.equal(got, expected)
+        assert got.transpose(1, 2).is_contiguous()
+        (found,) = torch.autograd.grad(got.sum(), base)
+        by_query, by_key = torch.autograd.grad(expected.sum(), plain)
+        torch.testing.assert_close(found, (by_query + by_key.flip(-1)).transpose(1, 2))
+
+
+def test_gradients_that_nobody_wants_are_not_computed() -> None:
+    operands = [torch.randn(2, 20, 8) for _ in range(3)]
+    every = torch.autograd.grad(attend(*[x.requires_grad_() for x in operands]).sum(), operands)
+    for i in range(3):
+        own = [x.detach().requires_grad_(i == j) for j, x in enumerate(operands)]
+        (found,) = torch.autograd.grad(attend(*own).sum(), own[i])
+        assert torch.equal(found, every[i])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("entries", [1, 3])
+def test_few_heads_are_divided_among_threads(entries: int, causal: bool) -> None:
+    """Then the gradient of the queries is a sum over ranges of keys."""
+    leaves = [torch.randn(entries, 300, 64, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    found = []
+    for count in (1, 4):
+        torch.set_num_threads(count)
+        found.append(torch.autograd.grad(attend(*leaves, causal=causal).square().sum(), leaves))
+    assert cpu._range(entries, 300, 4) < 300 <= cpu._range(entries, 300, 1)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_odd_numbers_are_the_formula_s() -> None:
+    """NaN where it is attended, zeros where nothing is, whatever is stored at excluded keys."""
+    query, key, value = torch.randn(40, 4), torch.randn(70, 4), torch.randn(70, 4)
+    clean = attend(query, key, value, causal=True)
+    for bad in (nan, inf, -inf):
+        spoiled = key.clone(), value.clone()
+        for x in spoiled:
+            x[39:] = bad
+        got = attend(query, *spoiled, causal=True)
+        torch.testing.assert_close(got[:39], clean[:39])
+        assert not got[39].isfinite().any()
+        assert not attend(query, *spoiled, mask=torch.zeros(1, 1, dtype=torch.bool)).any()
+    assert attend(query, torch.full((70, 4), nan), value).isnan().all()
+    lowest = torch.full((70, 4), -inf)
+    assert attend(query.abs(), lowest, value).isnan().all()
+    assert attend(query.abs(), lowest, value, mask=torch.rand(1, 70) > 0.5).isnan().all()
+    huge = attend(query, 1e30 * key, value)
+    assert torch.equal(huge, value[(query @ key.T).argmax(-1)])
+
+
+def test_a_result_that_is_exactly_one_value() -> None:
+    """A single attendable key has weight 1, not 1 to rounding."""
+    query, key, value = (100 * torch.randn(3, 50, 7) for _ in range(3))
+    mask = torch.eye(50, dtype=torch.bool)
+    assert torch.equal(attend(query, key, value, mask=mask), value)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_exp2(bits: int) -> None:
+    k = Kernel("exponentials", ("count", "x", "out"), bits)
+    with k.loop(0, k.argument["count"], k.lanes) as i:
+        k.store(k.exp2(k.load(k.argument["x"], i)), k.argument["out"], i)
+    dtype = torch.float32 if bits == 32 else torch.float64
+    lowest = -126 if bits == 32 else -1022
+    special = torch.tensor([0.0, 1.0, -1.0, lowest, lowest - 1.0, 3.0 * lowest, -inf, nan], dtype=dtype)
+    x = torch.cat([special, torch.linspace(lowest, 1, (1 << 14) - 8, dtype=torch.float64).to(dtype)])
+    out = torch.empty_like(x)
+    assert len(x) % k.lanes == 0
+    launch(k.compile(), 1, [len(x), x.data_ptr(), out.data_ptr()])
+    assert out[:7].tolist() == [1.0, 2.0, 0.5, 2.0**lowest, 0.0, 0.0, 0.0]
+    assert out[7].isnan()
+    exact = torch.exp2(x[8:].double())
+    assert ((out[8:].double() - exact).abs() / exact).max() <= 1.5 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_turning_writes_what_exists_and_nothing_else(rows: int) -> None:
+    k = Kernel("turning", ("source", "rows", "columns", "target", "target_rows", "target_columns"), 32)
+    define_turn(k)
+    g = k.argument
+    source = Square(g["source"], k.integer(k.lanes), g["rows"], g["columns"])
+    turn(k, source, Square(g["target"], k.integer(k.lanes), g["target_rows"], g["target_columns"]))
+    lanes = register_bytes() // 4
+    x = torch.arange(lanes * lanes, dtype=torch.float32).reshape(lanes, lanes) + 1
+    out = torch.full((lanes, lanes), -1.0)
+    launch(k.compile(), 1, [x.data_ptr(), rows, 2, out.data_ptr(), 3, lanes - 1])
+    existing = x[torch.arange(lanes).clamp(max=rows - 1)]
+    existing[:, 2:] = 0
+    assert torch.equal(out[:3, :-1], existing.T[:3, :-1])
+    assert (out[3:] == -1).all()
+    assert (out[:, -1] == -1).all()
+
+
+def _attended(n: int) -> Tensor:
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(4, n, 32, generator=generator)
+    return attend(x, x, x, causal=True)
+
+
+def _child(connection: "multiprocessing.connection.Connection") -> None:
+    connection.send(_attended(300).tolist())
+    connection.close()
+
+
+def test_threads_of_pytorch_of_python_and_of_a_fork_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    expected = _attended(300)
+    torch.set_num_threads(4)
+    assert torch.equal(_attended(300), expected)
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "_team", lambda: None)
+        assert torch.equal(_attended(300), expected)
+    if "fork" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        child = context.Process(target=_child, args=(there,))
+        child.start()
+        assert here.poll(60), "the child does not answer"
+        assert here.recv() == expected.tolist()
+        child.join()
+        assert child.exitcode == 0
+
+
+def test_few_tasks_or_little_work_wake_nobody() -> None:
+    torch.set_num_threads(4)
+    assert threads.thread_count(1, 1e12) == 1
+    assert threads.thread_count(8, threads.WORTH_WAKING - 1) == 1
+    assert threads.thread_count(2, threads.WORTH_WAKING) == 4
+
+
+def test_fields_that_both_kernels_share_are_in_both() -> None:
+    for fields in (forward_kernels.FORWARD_FIELDS, backward_kernels.BACKWARD_FIELDS):
+        assert set(forward_kernels.SHARED) < set(fields)
+        assert len(set(fields)) == len(fields)
+    assert width(32) % TILE_ROWS == 0 or TILE_ROWS % width(32) == 0
