@@ -378,6 +378,31 @@ def test_step_is_attention_of_one_query(dtype, path) -> None:  # type: ignore[no
     assert torch.equal(additive.step(cache, draw(2, 4)), torch.zeros(2, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ordinary_steps_take_one_call_and_others_are_left_to_the_kernels(dtype: torch.dtype) -> None:
+    a, b, w_v, value = operands((3,), 1, 70, 20, 11, dtype)
+    query, mask = a[:, 0].contiguous(), draw(3, 70, seed=9) > 0
+    cache = additive.prepare_keys(b, w_v, value)
+    for chosen in (None, mask):
+        row = None if chosen is None else chosen.unsqueeze(-2)
+        assert torch.equal(cache.at_once(query, chosen), additive.attention(a, b, w_v, value, mask=row)[:, 0])
+    for other in (query[:2], query.bfloat16(), query.clone().requires_grad_(), draw(20, 3).mT.to(dtype)):
+        assert cache.at_once(other, None) is None
+    assert cache.at_once(query, mask[:, :1]) is None
+    assert cache.at_once(query, mask.T.contiguous().T) is None
+    with torch.autocast("cpu"):
+        assert cache.at_once(query, None) is None
+    assert cache.at_once.useful
+    # scores that factors cannot give, alone and with these keys: the general kernels from then on
+    for far in (300.0 * torch.ones_like(query), torch.full_like(query, torch.nan)):
+        cache = additive.prepare_keys(b, w_v, value)
+        got = additive.step(cache, far)
+        assert torch.equal(got.nan_to_num(), additive.attention(far[:, None], b, w_v, value)[:, 0].nan_to_num())
+        assert not cache.at_once.useful
+    assert additive.prepare_keys(b.bfloat16(), w_v.bfloat16(), value.bfloat16()).at_once is None
+    assert additive.prepare_keys(b, w_v, value[0]).at_once is None
+
+
 def test_step_excludes_nonfinite_values_and_tracks_gradients() -> None:
     a, b, w_v, value = operands((2,), 1, 50, 8, 6)
     mask = torch.ones(2, 50, dtype=torch.bool)

@@ -178,13 +178,17 @@ def scores(
 
 @dataclass(frozen=True)
 class KeyCache:
-    """Keys and values of source sentences, prepared once for every decoding step, and the path that prepared them."""
+    """Keys and values of source sentences, prepared once for every decoding step, and the path that prepared them.
+
+    ``at_once``, where there is one, takes the ordinary steps in a single call of a kernel.
+    """
 
     path: str
     b: Tensor
     w_v: Tensor
     value: Tensor
     prepared: Any
+    at_once: Any = None
 
 
 def prepare_keys(
@@ -199,15 +203,20 @@ def prepare_keys(
     b, w_v, value = _operands(b, w_v, value)
     chosen = path_for(b, w_v, value, path=path)
     prepared: Any = None
+    at_once: Any = None
     if chosen == "llvm" and b.numel() and value.numel():
         from . import cpu_step
 
         prepared = cpu_step.prepare(b, w_v, value)
+        one_batch = b.shape[:-2] == value.shape[:-2]
+        if one_batch and not prepared.nonfinite.numel() and prepared.raw.dtype is b.dtype:
+            tracked = any(x.requires_grad for x in (b, w_v, value))
+            at_once = cpu_step.Step(prepared, b.shape[:-2], value.shape[-1], tracked)
     if chosen == "triton":
         from . import cuda
 
         prepared = cuda.cache(b, w_v, value)
-    return KeyCache(chosen, b, w_v, value, prepared)
+    return KeyCache(chosen, b, w_v, value, prepared, at_once)
 
 
 def step(
@@ -218,6 +227,10 @@ def step(
     If gradients are needed, the step is `attention` with a single query, from the keys themselves; inside torch.func
     on the plain path.
     """
+    if cache.at_once is not None and not torch.compiler.is_compiling():
+        found: Tensor | None = cache.at_once(a, mask)
+        if found is not None:
+            return found
     if mask is not None:
         _require(mask.dim() >= 1, "mask", "rank >= 1", tuple(mask.shape))
     row = None if mask is None else mask.unsqueeze(-2)

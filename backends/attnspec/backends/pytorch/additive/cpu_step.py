@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.broadcasting import broadcast
+from attnspec.backends.pytorch.threads import compiled, launch, thread_count
+from attnspec.backends.pytorch.transforms import taken_over
 
 from . import pages
 from .cpu import MaskRows, add_nonfinite, attend, compute_type, whole_registers
-from .layout import Factors, Weight, entry_index, finite, flatten, row_stride
+from .layout import Factors, Weight, bits, entry_index, finite, flatten, row_stride
 from .operators import operator
+from .step_kernel import step_kernel
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,63 @@ def step(prepared: Prepared, key_batch: torch.Size, value_batch: torch.Size, d: 
     tensors = [getattr(prepared, field) for field in Prepared.__dataclass_fields__]
     output: Tensor = step_op(a, tensors, list(key_batch), list(value_batch), d, mask)
     return output
+
+
+class Step:
+    """Steps of a cache whose sources have one batch, in one call of a kernel, as long as nothing asks for more.
+
+    Raises nothing: ``__call__`` gives None for what is left to `step`.
+    """
+
+    def __init__(self, prepared: Prepared, batch: torch.Size, d: int, tracked: bool) -> None:
+        entries, m, h = prepared.raw.shape
+        own, wide = prepared.raw.new_empty(0), prepared.value.shape[2]
+        self.shape, self.output, self.mask = (*batch, h), (entries, 1, wide), (*batch, m)
+        self.final, self.dtype, self.tracked = (*batch, d), own.dtype, tracked
+        self.kernel = compiled(step_kernel, bits(own))
+        self.threads_of = entries, entries * m * (h + wide)
+        self.scratch = row_stride(m, own) + 64 + wide
+        index = entry_index(batch, batch)
+        # kept alive with the words that hold their addresses
+        self.tensors = prepared, index, index * m
+        self.useful = True
+        values = {
+            "tasks": entries, "batches": entries, "chunks": 1, "n": 1, "m": m, "h": h, "causal": 0,
+            "stride": row_stride(m, own), "scratch_size": self.scratch, "d": wide,
+            "a_index": index.data_ptr(), "b_index": index.data_ptr(), "value_index": index.data_ptr(),
+            "mask_index": self.tensors[2].data_ptr(), "key_factor": prepared.factor.data_ptr(),
+            "scale": prepared.ratio.data_ptr(), "offset": prepared.offset.data_ptr(),
+            "minus_two_scale": prepared.minus_two_scale.data_ptr(), "value": prepared.value.data_ptr(),
+            "key_top": prepared.top.data_ptr(), "key_top_flag": prepared.top_flag.data_ptr(),
+        }  # fmt: skip
+        self.words = [values.get(field, 0) for field in self.kernel.fields]
+        self.place = {field: i for i, field in enumerate(self.kernel.fields)}
+
+    def __call__(self, a: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Context (*batch, d) of one query (*batch, h) for each source; mask (*batch, m)."""
+        fits = (
+            self.useful
+            and a.shape == self.shape
+            and a.dtype is self.dtype
+            and a.is_cpu
+            and a.is_contiguous()
+            and (mask is None or (mask.shape == self.mask and mask.dtype is torch.bool and mask.is_contiguous()))
+            and not (torch.is_grad_enabled() and (self.tracked or a.requires_grad))
+            and not torch.is_autocast_enabled("cpu")
+            and not taken_over()
+        )
+        if not fits:
+            return None
+        threads = thread_count(*self.threads_of)
+        output, factor = a.new_empty(self.output), torch.empty_like(a)
+        scratch, redo = a.new_empty(threads * self.scratch), torch.zeros(1, dtype=torch.int64)
+        words, place = self.words.copy(), self.place
+        words[place["query_raw"]], words[place["query_factor"]] = a.data_ptr(), factor.data_ptr()
+        words[place["output"]], words[place["scratch"]] = output.data_ptr(), scratch.data_ptr()
+        words[place["redo"]] = redo.data_ptr()
+        words[place["mask"]] = 0 if mask is None else mask.data_ptr()
+        launch(self.kernel, threads, words)
+        if redo:
+            self.useful = False
+            return None
+        return output.view(*self.final[:-1], -1)[..., : self.final[-1]].contiguous()

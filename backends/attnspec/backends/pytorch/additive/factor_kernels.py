@@ -26,7 +26,13 @@ def _exponential(k: Kernel, x: Value) -> Value:
     return k.exp(k.maximum(k.minimum(x, top), k.full(-BOUND[k.bits])) * 2.0)
 
 
-def _flag(k: Kernel, largest: Value, nan: Value) -> Value:
+def query_factor(k: Kernel, x: Value, ratio: Value) -> Value:
+    """ratio * exp(2x), bounded."""
+    bound = k.full(largest_factor(k.bits))
+    return k.maximum(k.minimum(_exponential(k, x) * ratio, bound), k.full(0.0) - bound)
+
+
+def row_flag(k: Kernel, largest: Value, nan: Value) -> Value:
     """0: all within FIT; 1: within BOUND; 2: beyond; 3: holds a NaN."""
     flag = k.select(largest.compare(">", FIT[k.bits]), k.full(1.0), k.full(0.0))
     flag = k.select(largest.compare(">", BOUND[k.bits]), k.full(2.0), flag)
@@ -48,13 +54,11 @@ def query_factor_kernel(bits: int) -> Kernel:
                 x = k.load_lanes(inside, g["raw"], row * h + u)
                 top.set(k.maximum(k.maximum(x, zero - x), top.get()))
                 nan.set(k.select(x.compare("!=", x), k.full(1.0), nan.get()))
-                bound = k.full(largest_factor(bits))
-                factor = _exponential(k, x) * k.load_lanes(inside, g["ratio"], u)
-                factor = k.maximum(k.minimum(factor, bound), zero - bound)
+                factor = query_factor(k, x, k.load_lanes(inside, g["ratio"], u))
                 k.store_lanes(factor, inside, g["factor"], row * h + u)
                 before = k.load_lanes(inside, g["largest"], task * h + u)
                 k.store_lanes(k.maximum(before, k.maximum(factor, zero - factor)), inside, g["largest"], task * h + u)
-            k.store_first(_flag(k, k.max(top.get()), k.max(nan.get())), g["flag"], row)
+            k.store_first(row_flag(k, k.max(top.get()), k.max(nan.get())), g["flag"], row)
     return k
 
 
@@ -83,7 +87,7 @@ def key_factor_kernel(bits: int) -> Kernel:
                 k.store(factor, g["factor"], (task * h + u) * width + t * k.lanes)
             k.store_first(k.max(largest), g["largest"], task * h + u)
         for t in range(KEY_TILE):
-            k.store(_flag(k, tops[t].get(), nans[t].get()), g["flag"], task * width + t * k.lanes)
+            k.store(row_flag(k, tops[t].get(), nans[t].get()), g["flag"], task * width + t * k.lanes)
     return k
 
 

@@ -262,28 +262,32 @@ def scores_kernel(bits: int) -> Kernel:
 def attend_kernel(bits: int, single: bool) -> Kernel:
     """Attention output, (batch, n, d), and on request the weights, (batch, n, m rounded up); `single` for one query."""
     k = Kernel("attend_single" if single else "attend", ATTEND_FIELDS, bits)
+    with k.tasks(k.argument["tasks"]) as task:
+        emit_attention(k, Block(k, task, 1 if single else CHUNK), single)
+    return k
+
+
+def emit_attention(k: Kernel, block: Block, single: bool) -> None:
+    """Scores, weights and pooled values of a block; `single` for one of one row."""
     g = k.argument
     rows, row_tile, product_rows = (1, 1, 1) if single else (CHUNK, ROW_TILE, PRODUCT_ROWS)
-    with k.tasks(g["tasks"]) as task:
-        block = Block(k, task, rows)
-        emit_scores(k, block, row_tile, masked=True)
-        inverse = block.scratch + block.stride * (rows * k.size)
-        unmasked = g["mask"].compare("==", 0)
-        low = Variable(k, k.select(unmasked, k.integer(0), block.keys))
-        high = Variable(k, k.select(unmasked, block.keys, k.integer(0)))
-        with k.loop(0, block.rows) as i:
-            _softmax_row(k, block, i, inverse, low, high)
-        value = g["value"] + k.load_int(g["value_index"], block.batch) * g["m"] * g["d"] * k.size
-        with k.loop(0, block.rows, product_rows) as i:
-            output = (block.batch * g["n"] + block.first + i) * g["d"]
-            finish = Finish(k, g["output"], output, g["d"], block.rows - i, inverse + i * k.size)
-            inner = low.get(), high.get()
-            if single:
-                emit_row_product(k, block.scratch, inner, value, g["d"], inverse + 64, finish)
-            else:
-                scores = [(i + r) * block.stride for r in range(product_rows)]
-                emit_product(k, block.scratch, scores, k.integer(1), inner, value, g["d"], finish)
-    return k
+    emit_scores(k, block, row_tile, masked=True)
+    inverse = block.scratch + block.stride * (rows * k.size)
+    unmasked = g["mask"].compare("==", 0)
+    low = Variable(k, k.select(unmasked, k.integer(0), block.keys))
+    high = Variable(k, k.select(unmasked, block.keys, k.integer(0)))
+    with k.loop(0, block.rows) as i:
+        _softmax_row(k, block, i, inverse, low, high)
+    value = g["value"] + k.load_int(g["value_index"], block.batch) * g["m"] * g["d"] * k.size
+    with k.loop(0, block.rows, product_rows) as i:
+        output = (block.batch * g["n"] + block.first + i) * g["d"]
+        finish = Finish(k, g["output"], output, g["d"], block.rows - i, inverse + i * k.size)
+        inner = low.get(), high.get()
+        if single:
+            emit_row_product(k, block.scratch, inner, value, g["d"], inverse + 64, finish)
+        else:
+            scores = [(i + r) * block.stride for r in range(product_rows)]
+            emit_product(k, block.scratch, scores, k.integer(1), inner, value, g["d"], finish)
 
 
 def _softmax_row(k: Kernel, block: Block, i: Value, inverse: Value, low: Variable, high: Variable) -> None:
