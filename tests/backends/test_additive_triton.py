@@ -459,7 +459,8 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(capability: int, tmp_path: 
             continue
         for name, report in reports.items():
             assert all(loop["spills"] <= 0.06 * loop["terms"] for loop in report["loops"].values()), name
-            assert report["spills"] == 0 or name.startswith(("forward", "gradient")), name
+            # between the loops, where the paths of a tile's pairs are joined, two totals are held at a time
+            assert report["spills"] == 0 or name.startswith(("forward", "gradient", "scores")), name
         for name in ("forward", "gradient queries", "gradient keys", "scores"):
             # three terms to a reciprocal: 8 operations and one reciprocal for three, and few instructions besides
             shared = reports[name]["loops"]["shared"]

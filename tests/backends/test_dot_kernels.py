@@ -1,12 +1,13 @@
 """The compiled kernels of scaled dot-product attention, and what they are built from."""
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf, nan
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnspec.backends.pytorch import cpu_routes, threads
 from attnspec.backends.pytorch.codegen import Kernel
@@ -154,6 +155,96 @@ def test_a_result_that_is_exactly_one_value() -> None:
     query, key, value = (100 * torch.randn(3, 50, 7) for _ in range(3))
     mask = torch.eye(50, dtype=torch.bool)
     assert torch.equal(attend(query, key, value, mask=mask), value)
+
+
+def test_scores_up_to_the_largest_number_and_scales_down_to_the_smallest() -> None:
+    key = torch.ones(20, 1)
+    key[1] = 2.8e38
+    value = torch.randn(20, 1)
+    assert torch.equal(attend(torch.ones(20, 1), key, value, scale=1.0), value[1].expand(20, 1))
+    low = attend(torch.ones(20, 1), torch.full((20, 1), -2.8e38), value, scale=1.0)
+    torch.testing.assert_close(low, value.mean().expand(20, 1))
+    for scale in (1e-50, 2.0**-126, 0.0, -1.0, 1e37):
+        got = attend(key[:3] / 1e38, key / 1e38, value, scale=scale)
+        expected = formula(key[:3] / 1e38, key / 1e38, value, torch.ones(3, 20, dtype=torch.bool), scale)
+        torch.testing.assert_close(got.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_tensors_that_are_not_just_numbers_in_memory() -> None:
+    """A wrong address would end the process; a sign kept aside would be lost."""
+    query, key, value = (torch.randn(2, 20, 4) for _ in range(3))
+    expected = attend(query, key, value, causal=True)
+    with torch.device("meta"):
+        assert torch.equal(attend(query, key, value, causal=True), expected)
+    for operands in ((query, key.to("meta"), value), (query, key, value.to("meta"))):
+        with pytest.raises(ValueError, match="one device, cpu; got"):
+            attend(*operands)
+    with pytest.raises(ValueError, match="one device, cpu; got cpu, cpu, meta"):
+        attend(query, key, value, mask=torch.ones(20, 20, dtype=torch.bool, device="meta"))
+    negative = torch.complex(query, query).conj().imag
+    assert negative.is_neg()
+    torch.testing.assert_close(attend(negative, key, value), attend(-query, key, value))
+    fake = FakeTensorMode().from_tensor(query)
+    assert attend(fake, fake, fake, causal=True).shape == query.shape
+    zero = torch._efficientzerotensor((2, 20, 4))
+    torch.testing.assert_close(attend(zero, key, value), value.mean(-2, keepdim=True).expand(2, 20, 4))
+
+
+def test_gradients_that_are_not_just_numbers_in_memory() -> None:
+    query, key, value = leaves = [torch.randn(2, 20, 4, requires_grad=True) for _ in range(3)]
+    mask = torch.rand(20, 20) > 0.3
+    mask[3] = False
+    weight = torch.randn(2, 20, 4)
+    expected = torch.autograd.grad(attend(query, key, value, mask=mask), leaves, weight)
+    negative = torch.complex(weight, -weight).conj().imag
+    assert negative.is_neg()
+    for gradient in (negative, weight.mT.contiguous().mT):
+        found = torch.autograd.grad(attend(query, key, value, mask=mask), leaves, gradient)
+        assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    zero = torch._efficientzerotensor((2, 20, 4))
+    assert not any(x.any() for x in torch.autograd.grad(attend(query, key, value), leaves, zero))
+    batch = torch.stack([weight, 2 * weight])
+    output = attend(query, key, value, mask=mask)
+    for one, other in zip(torch.autograd.grad(output, leaves, batch, is_grads_batched=True), expected, strict=True):
+        torch.testing.assert_close(one, torch.stack([other, 2 * other]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "store", [lambda x: x.mT.contiguous().mT if x.dim() > 1 else x, lambda x: torch.stack([x, x], -1)[..., 0]]
+)
+def test_what_hooks_store_elsewhere_is_read_as_it_lies(store: Callable[[Tensor], Tensor]) -> None:
+    leaves = [torch.randn(2, 3, 20, 4, requires_grad=True) for _ in range(3)]
+    expected = torch.autograd.grad(attend(*leaves, causal=True).sum(), leaves)
+    with torch.autograd.graph.saved_tensors_hooks(store, lambda x: x):
+        output = attend(*leaves, causal=True)
+    for one, other in zip(torch.autograd.grad(output.sum(), leaves), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_query_that_attends_nothing_gives_keys_no_gradient() -> None:
+    query, key, value = (torch.randn(20, 4, requires_grad=True) for _ in range(3))
+    mask = torch.ones(20, 20, dtype=torch.bool)
+    mask[7] = False
+    with torch.no_grad():
+        query[7] = nan
+    output = attend(query, key, value, mask=mask)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(output.sum(), (key, value)))
+
+
+@pytest.mark.parametrize("llvm", [True, False])
+def test_autocast_decides_the_dtype_on_either_kernel(llvm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_routes, "HAS_LLVMLITE", llvm)
+    x, y = torch.randn(2, 20, 4), torch.randn(2, 20, 4, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(x, x, x).dtype is torch.bfloat16
+        assert attend(y, y, y).dtype is torch.float64
+
+
+def test_no_features_are_refused_unless_there_is_a_scale() -> None:
+    nothing, value = torch.empty(20, 0), torch.randn(20, 3)
+    with pytest.raises(ValueError, match="query: expected at least one feature, or a scale; got 0"):
+        attend(nothing, nothing, value)
+    torch.testing.assert_close(attend(nothing, nothing, value, scale=1.0), value.mean(0).expand(20, 3))
 
 
 @pytest.mark.parametrize("bits", [32, 64])

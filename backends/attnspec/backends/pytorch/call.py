@@ -56,6 +56,11 @@ def four_dimensional(
         _refuse("key", f"{q[-1]} features as the query", k[-1])
     if v[-2] != k[-2]:
         _refuse("value", f"{k[-2]} rows as the key", v[-2])
+    if scale is None and not q[-1]:
+        _refuse("query", "at least one feature, or a scale", 0)
+    others = (key, value) if mask is None else (key, value, mask)
+    if any(x.device != query.device for x in others):
+        _refuse("every argument", f"one device, {query.device}", ", ".join(str(x.device) for x in others))
     batch = q[:-2]
     equal = batch == k[:-2] == v[:-2]
     if mask is not None:

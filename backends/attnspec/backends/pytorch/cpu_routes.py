@@ -1,8 +1,8 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
 ``llvm`` are the kernels of this package (``dot``). ``pytorch`` is what PyTorch takes by itself: inside
-``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, for empty operands and
-for scales that are not positive.
+``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, for empty operands, for
+scales that are not positive, and for tensors that are not just numbers in memory.
 """
 
 from math import isfinite
@@ -14,36 +14,43 @@ from torch import Tensor
 from attnspec.backends.pytorch.additive import HAS_LLVMLITE
 from attnspec.backends.pytorch.call import Call
 from attnspec.backends.pytorch.exact_exclusion import exact
-from attnspec.backends.pytorch.transforms import taken_over
+from attnspec.backends.pytorch.transforms import ordinary, taken_over, transformed
 
 FEW = 16
 """Queries up to which lanes of the kernels are empty while every key is read: PyTorch's own products then do less."""
 SOON_DONE = 1 << 19
 """Multiply-adds, those of empty lanes too, with which a call is done in some 10 microseconds anyway."""
+SCALES = 2.0**-126, 2.0**126
+"""Normal numbers of float32."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def kernel(call: Call) -> str:
     """``llvm`` or ``pytorch``."""
-    query, key, value = call[:3]
+    query, key, value, mask, _, scale, _ = call
     b, h, n, d = query.shape
     few = n <= FEW and b * h * FEW * key.shape[-2] * (d + value.shape[-1]) > SOON_DONE
     served = (
         HAS_LLVMLITE
         and query.dtype in DTYPES
         and query.dtype == key.dtype == value.dtype
-        and 0 < call.scale < torch.inf
+        and SCALES[0] <= scale <= SCALES[1]
         and query.numel() > 0
         and key.numel() > 0
         and value.numel() > 0
         and not few
         and not taken_over()
+        and all(map(ordinary, (query, key, value) if mask is None else (query, key, value, mask)))
     )
     return "llvm" if served else "pytorch"
 
 
 def attend(call: Call) -> Tensor:
     """The output, exact also where something that is not finite stands at an excluded key."""
+    if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
+        call = _resolved(call)
+    if torch.is_autocast_enabled("cpu"):
+        call = _autocast(call)
     excludes = call.mask is not None or call.causal
     if kernel(call) == "llvm":
         from attnspec.backends.pytorch.dot import cpu
@@ -52,8 +59,21 @@ def attend(call: Call) -> Tensor:
         leaks = excludes and (odd or (call.differentiates() and not _finite(call.key, call.value)))
     else:
         output = _by_pytorch(call)
-        leaks = excludes and not taken_over() and not _finite(output, *_differentiated(call))
+        leaks = excludes and not taken_over() and ordinary(output) and not _finite(output, *_differentiated(call))
     return exact(call.query, call.key, call.value, call.allowed(), call.scale) if leaks else output
+
+
+def _resolved(call: Call) -> Call:
+    """Signs and zeros that are kept aside of the memory written into it: PyTorch's fused kernel overlooks zeros."""
+    query, key, value = (x.clone() if x._is_zerotensor() else x.resolve_neg() for x in call[:3])
+    return call._replace(query=query, key=key, value=value)
+
+
+def _autocast(call: Call) -> Call:
+    """Operands in autocast's dtype, as for PyTorch's own; float64 stays."""
+    low = torch.get_autocast_dtype("cpu")
+    query, key, value = (x if x.dtype is torch.float64 else x.to(low) for x in call[:3])
+    return call._replace(query=query, key=key, value=value)
 
 
 def _by_pytorch(call: Call) -> Tensor:

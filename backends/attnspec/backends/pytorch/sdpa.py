@@ -35,9 +35,20 @@ def attend(
     return output if rank == 2 else output.squeeze(1) if rank == 1 else output.reshape(*batch, *output.shape[-2:])
 
 
-def path_for(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> str:
-    """The route that ``attend`` takes for these arguments, as ``structure: kernel``."""
-    call = four_dimensional(query, key, value, mask, causal, None)[0]
+def path_for(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> str:
+    """The route that ``attend`` takes for these arguments, as ``structure: kernel``.
+
+    Where something excluded is not finite, the CPU then computes again, with the scores in memory.
+    """
+    call = four_dimensional(query, key, value, mask, causal, scale)[0]
     if query.is_cpu:
         return f"{_keys(call)}: {cpu_routes.kernel(call)}"
     call = _structured(call)

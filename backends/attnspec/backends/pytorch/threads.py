@@ -2,7 +2,8 @@
 
 Where PyTorch's own threads can be had (OpenMP of GNU, as in its builds for Linux), they run the kernels too: they are
 awake after the call before, and nobody else's threads spin beside them. Elsewhere, and in a forked child, where they
-do not exist, threads of Python do.
+do not exist, threads of Python do. (A child that forks from a parent with several threads must still set PyTorch to one
+thread: PyTorch's own operations around the kernels wait for theirs.)
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """Whether a program runs as it is written, or PyTorch makes another of it."""
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 
@@ -21,4 +22,17 @@ def taken_over() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
+    )
+
+
+def ordinary(x: Tensor) -> bool:
+    """Whether x is numbers in this machine's memory, as its strides say, and nothing that only behaves like them."""
+    return (
+        x.is_cpu
+        and x.layout is torch.strided
+        and type(x).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        and not x.is_neg()
+        and not x.is_nested
+        and not x._is_zerotensor()
+        and torch._C._has_storage(x)
     )

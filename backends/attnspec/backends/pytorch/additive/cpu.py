@@ -117,7 +117,7 @@ def add_nonfinite(output: Tensor, weights: Tensor, value: Tensor, value_index: T
 
 
 def _attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: int) -> Tensor:
-    allowed = torch.ones(n, m, dtype=torch.bool)
+    allowed = torch.ones(n, m, dtype=torch.bool, device="cpu")
     if causal:
         allowed = allowed.tril()
     if mask is not None:
@@ -170,7 +170,7 @@ def _extent(used: Tensor, width: int) -> Tensor:
     """For each tile of query rows the range of key blocks that hold a True of `used` (entries, n and m rounded up)."""
     entries, n, whole = used.shape
     tiles = used.reshape(entries, n // backward.ROWS, backward.ROWS, whole // width, width).any(-1).any(2)
-    number = torch.arange(whole // width)
+    number = torch.arange(whole // width, device=used.device)
     low = torch.where(tiles, number, whole // width).amin(-1)
     return torch.stack((low, torch.where(tiles, number + 1, 0).amax(-1)), -1).contiguous()
 
@@ -249,10 +249,10 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     g3, v3 = whole_registers(g3), whole_registers(v3 if finite(v3) else torch.where(v3.isfinite(), v3, 0.0))
     whole, entries, wide = weights.shape[2], batch.numel(), v3.shape[2]
     tiles = -(-n // backward.ROWS)
-    extent = torch.empty(entries, tiles, 2, dtype=torch.int64)
+    extent = weights.new_empty(entries, tiles, 2, dtype=torch.int64)
     grad_value = a3.new_empty(entries, m, wide)
     common: Arguments = {"n": n, "m": m, "d": wide, "causal": int(causal), "stride": whole, "value_block": blocked(v3)}
-    threads = torch.get_num_threads()
+    threads, weights = torch.get_num_threads(), weights.contiguous()
     units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
     # the gradient of the scores exists for a few entries at a time, in memory that stays in the cache
     group = max(GROUP_BYTES // (n * whole * a3.element_size()), -(-2 * threads * backward.UNITS // a3.shape[2]), 1)
@@ -356,7 +356,7 @@ def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple
     tiles, whole = -(-n // backward.ROWS), row_stride(m, a3)
     slopes = grad.to(compute).reshape(batch.numel(), n, m)
     slopes = pad(slopes, (0, whole - m, 0, tiles * backward.ROWS - n)).contiguous()
-    every = torch.tensor([0, padded(m, a3) // forward.key_lanes(bits(a3))])
+    every = torch.tensor([0, padded(m, a3) // forward.key_lanes(bits(a3))], device="cpu")
     extent = every.expand(batch.numel(), tiles, 2).contiguous()
     units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
     units.add(0, slopes, extent)

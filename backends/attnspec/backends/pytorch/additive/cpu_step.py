@@ -3,6 +3,7 @@
 A step reads each key factor and value once, in the order of memory; blocks without an attendable key are not read.
 """
 
+from array import array
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.threads import compiled, launch, thread_count
-from attnspec.backends.pytorch.transforms import taken_over
+from attnspec.backends.pytorch.transforms import ordinary, taken_over
 
 from . import pages
 from .cpu import MaskRows, add_nonfinite, attend, compute_type, whole_registers
@@ -64,7 +65,7 @@ def step_op(a: Tensor, prepared: list[Tensor], key_batch: list[int], value_batch
     weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.nonfinite.numel() else None
     output = attend(query, keys, weight, source.value, a_index, b_index, value_index, rows, False, weights)[..., :d]
     if weights is not None:
-        allowed = torch.ones(1, m, dtype=torch.bool) if mask is None else mask.unsqueeze(-2)
+        allowed = torch.ones(1, m, dtype=torch.bool, device="cpu") if mask is None else mask.unsqueeze(-2)
         allowed = allowed.expand(*batch, 1, m).reshape(batch.numel(), 1, m)
         add_nonfinite(output, weights, source.nonfinite, value_index, allowed)
     return output.to(a.dtype).reshape(*batch, d).contiguous()
@@ -121,9 +122,12 @@ class Step:
             self.useful
             and a.shape == self.shape
             and a.dtype is self.dtype
-            and a.is_cpu
             and a.is_contiguous()
-            and (mask is None or (mask.shape == self.mask and mask.dtype is torch.bool and mask.is_contiguous()))
+            and ordinary(a)
+            and (
+                mask is None
+                or (mask.shape == self.mask and mask.dtype is torch.bool and ordinary(mask) and mask.is_contiguous())
+            )
             and not (torch.is_grad_enabled() and (self.tracked or a.requires_grad))
             and not torch.is_autocast_enabled("cpu")
             and not taken_over()
@@ -132,14 +136,14 @@ class Step:
             return None
         threads = thread_count(*self.threads_of)
         output, factor = a.new_empty(self.output), torch.empty_like(a)
-        scratch, redo = a.new_empty(threads * self.scratch), torch.zeros(1, dtype=torch.int64)
+        scratch, redo = a.new_empty(threads * self.scratch), array("q", [0])
         words, place = self.words.copy(), self.place
         words[place["query_raw"]], words[place["query_factor"]] = a.data_ptr(), factor.data_ptr()
         words[place["output"]], words[place["scratch"]] = output.data_ptr(), scratch.data_ptr()
-        words[place["redo"]] = redo.data_ptr()
+        words[place["redo"]] = redo.buffer_info()[0]
         words[place["mask"]] = 0 if mask is None else mask.data_ptr()
         launch(self.kernel, threads, words)
-        if redo:
+        if redo[0]:
             self.useful = False
             return None
         return output.view(*self.final[:-1], -1)[..., : self.final[-1]].contiguous()

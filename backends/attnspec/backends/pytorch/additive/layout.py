@@ -50,7 +50,7 @@ def row_stride(m: int, x: Tensor) -> int:
 @lru_cache(maxsize=64)
 def entry_index(own: torch.Size, batch: torch.Size) -> Tensor:
     """For each entry of the flattened `batch`, the entry of a flattened operand whose batch is `own`."""
-    return torch.arange(own.numel()).reshape(own).expand(batch).reshape(-1).contiguous()
+    return torch.arange(own.numel(), device="cpu").reshape(own).expand(batch).reshape(-1).contiguous()
 
 
 def flatten(x: Tensor, batch: torch.Size, compute: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from attnspec.backends.pytorch.additive.triton_terms import (
     product_terms,
     raw_sum,
     reciprocal,
+    row_range,
     score_total,
 )
 
@@ -177,9 +178,9 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
     key_raw += batch64 * m * hidden
     grad += batch64 * hidden_stored * wide_padded + wide_first
     r_sum += batch64 * hidden_stored * wide_padded + wide_first
-    query_range += batch * query_blocks
+    query_range += batch * n_padded
     query_top += batch * query_blocks
-    key_range += batch * key_blocks
+    key_range += batch * m_padded
     key_top += batch * key_blocks
     lse += batch64 * n
     delta += batch64 * n
@@ -192,7 +193,8 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
     wide_plain = (query_plain if OWN_QUERY else key_plain) + wide_first
     wide_scaled = (query_scaled if OWN_QUERY else key_plain) + wide_first
     wide_raw = (query_raw if OWN_QUERY else key_raw) + tl.cast(wide_first, tl.int64) * hidden
-    wide_range = block_range((query_range if OWN_QUERY else key_range) + wide_first // BLOCK, WIDE // BLOCK)
+    wide_ranges = (query_range if OWN_QUERY else key_range) + wide_first
+    wide_range = row_range(wide_ranges, WIDE)
     wide_top = block_range((query_top if OWN_QUERY else key_top) + wide_first // BLOCK, WIDE // BLOCK)
     scale = -2.0 * LOG2_E * tl.load(constants)
     start = 0
@@ -217,7 +219,8 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
             narrow_plain = (key_plain if OWN_QUERY else query_plain) + first64
             narrow_scaled = (key_plain if OWN_QUERY else query_scaled) + first64
             narrow_raw = (key_raw if OWN_QUERY else query_raw) + first64 * hidden
-            bound = wide_range + tl.load((key_range if OWN_QUERY else query_range) + narrow_first // BLOCK)
+            narrow_ranges = (key_range if OWN_QUERY else query_range) + narrow_first
+            bound = wide_range + row_range(narrow_ranges, BLOCK)
             top = wide_top + tl.load((key_top if OWN_QUERY else query_top) + narrow_first // BLOCK)
             narrow_row = narrow_first + tl.arange(0, BLOCK)[:, None]
             wide_row = wide_first + tl.arange(0, WIDE)[None, :]
@@ -230,7 +233,7 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
                 total = score_total(
                     narrow_scaled, wide_scaled, narrow_padded, wide_padded, narrow_raw, wide_raw,
                     narrow_length - narrow_first, wide_length - wide_first, inverse, flip, hidden, hidden_groups * 3,
-                    bound, BLOCK, WIDE, INTERPRET,
+                    narrow_ranges, wide_ranges, BLOCK, WIDE, INTERPRET,
                 )  # fmt: skip
                 row_log = tl.load(lse + query, mask=query < n, other=0.0)
                 row_delta = tl.load(delta + query, mask=query < n, other=0.0)

@@ -89,9 +89,9 @@ def factors_kernel(raw, inverse, flip, scaled, plain, ranges, tops, value, parts
                    SCALED: tl.constexpr, PLAIN: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """One block of 16 rows: raw (B, rows, hidden) to transposed factors (B, hidden_stored, rows_padded).
 
-    ranges (B, blocks) bounds log2|XYZ| of the shared path and is infinite where the factors leave the normal numbers;
-    tops bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0, NaN and infinity as 0, which
-    `flawed` then says: 1 as they are, or the 3 bfloat16 numbers that sum to a float32.
+    ranges (B, rows_padded) bounds log2|XYZ| of the shared path and is infinite where the factors leave the normal
+    numbers; tops (B, blocks) bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0, NaN and
+    infinity as 0, which `flawed` then says: 1 as they are, or the 3 bfloat16 numbers that sum to a float32.
     """
     blocks = rows_padded // BLOCK
     batch = tl.program_id(0) // blocks
@@ -122,8 +122,9 @@ def factors_kernel(raw, inverse, flip, scaled, plain, ranges, tops, value, parts
             largest_top = tl.maximum(largest_top, top)
             largest_size = tl.maximum(largest_size, tl.where(stored, size, 0.0))
         bound = tl.maximum(bound, group_bound)
-    reach = tl.max(tl.max(largest_size, 1), 0)
-    tl.store(ranges + tl.program_id(0), tl.where(reach <= LARGEST_EXPONENT, tl.max(tl.max(bound, 1), 0), float("inf")))
+    reach = tl.max(largest_size, 1)
+    own = tl.where(reach <= LARGEST_EXPONENT, tl.max(bound, 1), float("inf"))
+    tl.store(ranges + batch.to(tl.int64) * rows_padded + at, own)
     tl.store(tops + tl.program_id(0), tl.max(tl.max(largest_top, 1), 0))
     if PARTS > 0:
         flaw = tl.zeros((BLOCK, BV), tl.int32)

@@ -99,11 +99,12 @@ def flawed_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexpr):
 
 @triton.jit
 def scaled_scores(query_scaled, key_plain, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, inverse, flip,
-                  hidden, hidden_groups, bound, bits, scale, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+                  hidden, hidden_groups, query_range, key_range, bits, scale,
+                  WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """log2(e) times the tile's scores up to a constant, -inf where the pair takes no part."""
     total = score_total(
         query_scaled, key_plain, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, inverse, flip, hidden,
-        hidden_groups * 3, bound, BLOCK, WIDE, INTERPRET,
+        hidden_groups * 3, query_range, key_range, BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
     return tl.where(is_allowed(bits), total * scale, -float("inf"))
 
@@ -123,7 +124,7 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
     batch64 = batch.to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)[None, :]
     scale = -2.0 * LOG2_E * tl.load(constants)
-    narrow_range = tl.load(query_range + batch * blocks + block)
+    query_range += batch * n_padded + block * BLOCK
     largest = tl.full((BLOCK,), -float("inf"), tl.float32)
     denominator = tl.zeros((BLOCK,), tl.float32)
     acc = tl.zeros((BLOCK, BD), tl.float32)
@@ -133,7 +134,7 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
     query_raw += (batch64 * n + block * BLOCK) * hidden
     key_plain += batch64 * hidden_stored * m_padded
     key_raw += batch64 * m * hidden
-    key_range += batch * (m_padded // BLOCK)
+    key_range += batch * m_padded
     key_flawed += batch * (m_padded // BLOCK)
     if MASK:
         mask = mask_start(mask, batch, inner, mask_outer, mask_inner)
@@ -147,10 +148,10 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
             alive = tl.max(tl.max(bits, 1), 0) > 0
         if alive:
             first64 = tl.cast(first, tl.int64)
-            bound = narrow_range + block_range(key_range + first // BLOCK, WIDE // BLOCK)
             score = scaled_scores(
                 query_scaled, key_plain + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
-                n - block * BLOCK, m - first, inverse, flip, hidden, hidden_groups, bound, bits, scale, WIDE, INTERPRET,
+                n - block * BLOCK, m - first, inverse, flip, hidden, hidden_groups, query_range, key_range + first,
+                bits, scale, WIDE, INTERPRET,
             )  # fmt: skip
             new = tl.maximum(largest, tl.max(score, 1))
             shift = tl.where(new == -float("inf"), 0.0, new)
@@ -174,10 +175,10 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
         if block_range(key_flawed + first // BLOCK, WIDE // BLOCK) > 0.0:
             bits = allowed_bits(mask, mask_query, mask_key, block * BLOCK, first, n, m, WIDE, CAUSAL, MASK, True)
             first64 = tl.cast(first, tl.int64)
-            bound = narrow_range + block_range(key_range + first // BLOCK, WIDE // BLOCK)
             score = scaled_scores(
                 query_scaled, key_plain + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
-                n - block * BLOCK, m - first, inverse, flip, hidden, hidden_groups, bound, bits, scale, WIDE, INTERPRET,
+                n - block * BLOCK, m - first, inverse, flip, hidden, hidden_groups, query_range, key_range + first,
+                bits, scale, WIDE, INTERPRET,
             )  # fmt: skip
             acc = flawed_values(
                 acc, tl.exp2(score - total[:, None]), is_allowed(bits), value, first, m, d, d_v, WIDE
@@ -201,13 +202,13 @@ def scores_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key_
     batch64 = batch.to(tl.int64)
     rows = block * BLOCK + tl.arange(0, BLOCK)
     columns = tile * WIDE + tl.arange(0, WIDE)
-    bound = tl.load(query_range + batch * blocks + block)
-    bound += block_range(key_range + batch * (m_padded // BLOCK) + tile * (WIDE // BLOCK), WIDE // BLOCK)
     total = score_total(
         query_scaled + (batch64 * hidden_stored * n_padded + block * BLOCK),
         key_plain + (batch64 * hidden_stored * m_padded + tile * WIDE), n_padded, m_padded,
         query_raw + (batch64 * n + block * BLOCK) * hidden, key_raw + (batch64 * m + tile * WIDE) * hidden,
-        n - block * BLOCK, m - tile * WIDE, inverse, flip, hidden, hidden_groups * 3, bound, BLOCK, WIDE, INTERPRET,
+        n - block * BLOCK, m - tile * WIDE, inverse, flip, hidden, hidden_groups * 3,
+        query_range + (batch * n_padded + block * BLOCK), key_range + (batch * m_padded + tile * WIDE),
+        BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
     score = tl.load(constants + 1) - 2.0 * tl.load(constants) * total
     at = (batch64 * n + rows[:, None]) * m + columns[None, :]

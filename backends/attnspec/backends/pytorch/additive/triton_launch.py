@@ -127,7 +127,7 @@ def factors(
     result = Factors(
         scaled=x.new_empty(shape, dtype=torch.float32) if scaled else empty,
         plain=x.new_empty(shape, dtype=torch.float32) if plain else empty,
-        ranges=x.new_empty((batch, blocks), dtype=torch.float32),
+        ranges=x.new_empty((batch, size), dtype=torch.float32),
         tops=x.new_empty((batch, blocks), dtype=torch.float32),
         flawed=x.new_empty((batch, blocks), dtype=torch.float32) if value is not None else empty,
         parts=empty if value is None else value_parts(value, size),

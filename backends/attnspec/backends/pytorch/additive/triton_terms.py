@@ -9,7 +9,7 @@ says):
   1/X + 1/Y + 1/Z is ((X + Y) Z + XY)/(XYZ): 8 operations and one reciprocal for three terms. On Hopper the issue rate
   (4 warp instructions per clock and multiprocessor) then allows 1/3.0 terms per slot, and the reciprocal unit (16 lanes
   per clock) is used to 89 %; with two terms per reciprocal that unit would be the limit, 4.0 slots per term. Valid
-  while the product XYZ stays below 2^125, which `factors` bounds per block of rows.
+  while the product XYZ stays below 2^125, which `factors` bounds for each row.
 - single: one reciprocal per term; an overflow of EF to infinity is right (r = 0). Valid while E, F, E/u are normal.
 - direct: the logistic function of -2(a + b) from exp(-2|a + b|), which neither overflows nor cancels. Any input.
 
@@ -106,22 +106,32 @@ def direct_total(narrow, narrow_length, wide, wide_length, inverse, flip, hidden
 
 @triton.jit
 def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, narrow_length, wide_length,
-                inverse, flip, hidden, hidden_padded, bound,
+                inverse, flip, hidden, hidden_padded, narrow_range, wide_range,
                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """`total` for the tile, by the cheapest path that `bound` allows, the sum of both sides' ranges.
+    """`total` for the tile, for each pair by the cheapest path that the sum of its own two ranges allows.
 
-    All pointers are at the tile's first rows; the lengths count from there.
+    What a pair gives so depends on no other row, not to the last bit. All pointers are at the tile's first rows; the
+    lengths count from there.
     """
+    low = tl.load(narrow_range + tl.arange(0, NARROW)[:, None])
+    high = tl.load(wide_range + tl.arange(0, WIDE)[None, :])
+    largest = tl.max(low) + tl.max(high)
     total = tl.zeros((NARROW, WIDE), tl.float32)
-    if bound <= LIMIT_SHARED:
+    if largest <= LIMIT_SHARED:
         total = shared_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden_padded, NARROW, WIDE, INTERPRET)
     else:
-        if bound < float("inf"):
-            total = single_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden, NARROW, WIDE, INTERPRET)
-        else:
-            total = direct_total(
+        bound = low + high
+        if tl.min(low) + tl.min(high) <= LIMIT_SHARED:
+            total = shared_total(
+                narrow, narrow_stride, wide, wide_stride, inverse, hidden_padded, NARROW, WIDE, INTERPRET
+            )
+        single = single_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden, NARROW, WIDE, INTERPRET)
+        total = tl.where(bound <= LIMIT_SHARED, total, single)
+        if largest == float("inf"):
+            direct = direct_total(
                 narrow_raw, narrow_length, wide_raw, wide_length, inverse, flip, hidden, NARROW, WIDE, INTERPRET
             )
+            total = tl.where(bound < float("inf"), total, direct)
     return total
 
 
@@ -138,5 +148,11 @@ def fixed_layout(x, NARROW: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def block_range(ranges, BLOCKS: tl.constexpr):
-    """The largest of the ranges of BLOCKS consecutive blocks of 16 rows."""
+    """The largest of the numbers of BLOCKS consecutive blocks of 16 rows."""
     return tl.max(tl.load(ranges + tl.arange(0, BLOCKS)), 0)
+
+
+@triton.jit
+def row_range(ranges, ROWS: tl.constexpr):
+    """The largest of the ranges of ROWS consecutive rows."""
+    return tl.max(tl.load(ranges + tl.arange(0, ROWS)), 0)

@@ -20,9 +20,11 @@ BACKWARD_FIELDS = (*SHARED, "range", "ranges", "m_whole", "slope",
 
 
 def _copy(k: Kernel, task: Task, rows: Rows, whole: Value, target: Value) -> None:
-    """The rows as they lie, with zeros for columns and rows that there are not."""
+    """The rows as they lie, with zeros for columns and rows that there are not, and for rows that attend nothing."""
     with k.loop(0, k.integer(task.lanes)) as i:
-        address, exists = rows.base + task.row_of(i) * rows.step * k.size, i.compare("<", task.rows)
+        address = rows.base + task.row_of(i) * rows.step * k.size
+        inverse = k.broadcast(k.argument["inverse"], task.entry * k.argument["n"] + task.row_of(i))
+        exists = i.compare("<", task.rows) & k.any(inverse.compare("!=", 0.0))
         with k.loop(0, whole, k.lanes) as column:
             inside = k.lanes_below(k.select(exists, rows.columns - column, k.integer(0)))
             k.store(k.load_lanes(inside, address, column), target, i * whole + column)
@@ -92,7 +94,7 @@ def backward_kernel(bits: int) -> Kernel:
             for c in columns:
                 inside = k.lanes_below(task.rows - c * k.lanes)
                 at = entry * g["n"] + first + c * k.lanes
-                shift.append(k.load_lanes(inside, g["top"], at) * scale)
+                shift.append(k.load_lanes(inside, g["top"], at))
                 inverse.append(k.load_lanes(inside, g["inverse"], at))
             keys, values = task.base("key"), task.base("value")
             with k.loop(start, k.minimum(end, task.stop), KEYS) as first_key:
@@ -113,7 +115,7 @@ def backward_kernel(bits: int) -> Kernel:
                             for c in columns:
                                 place = at + r * lanes + c * k.lanes
                                 score = k.load(weights, place)
-                                weight = Variable(k, k.exp2(score * scale - shift[c]) * inverse[c])
+                                weight = Variable(k, k.exp2((score - shift[c]) * scale) * inverse[c])
                                 with k.when(k.negation(plain)):
                                     weight.set(k.select(block.allowed(key + r, c), weight.get(), k.full(0.0)))
                                 share = weight.get()

@@ -1,9 +1,11 @@
 """Scaled dot-product attention on the CPU by the compiled kernels, differentiable once.
 
 Half dtypes are computed in float32 and rounded at the end. Nothing of size n*m is in memory, forward or backward.
+A weight below the smallest normal number is 0.
 """
 
 import struct
+from array import array
 from math import e, log2
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.call import Call
 from attnspec.backends.pytorch.first_order import first_order
 from attnspec.backends.pytorch.threads import compiled, launch, thread_count
+from attnspec.backends.pytorch.transforms import ordinary, taken_over
 
 from .backward_kernels import backward_kernel
 from .forward_kernels import KEYS, forward_kernel
@@ -54,6 +57,9 @@ class DotAttention(torch.autograd.Function):
             gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, pooled: Tensor, top: Tensor, inverse: Tensor
         ) -> tuple[Tensor | None, ...]:
             call = Call(query, key, value, mask, ctx.causal, ctx.scale)
+            gradient = gradient.resolve_neg()
+            if taken_over() or not all(map(ordinary, (gradient, query, key, value, pooled, top, inverse))):
+                return _plain_gradients(call, gradient, pooled, wanted)
             return _backward(call, gradient, pooled, top, inverse, wanted)
 
         tensors = gradient, *operands, pooled, top, inverse
@@ -104,17 +110,17 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cau
     # rows of one query side by side: heads are then joined without a copy
     output = query.new_empty(b, n, h, d_v).transpose(1, 2)
     top, inverse = query.new_empty(2, b, h, n)
-    odd = torch.zeros(1, dtype=torch.int64)
+    odd = array("q", [0])
     values = _arguments(query, key, value, mask, causal, scale, output, top, inverse)
     tasks = b * h * values["chunks"]
     threads = thread_count(tasks, b * h * n * m * (d + d_v) / 2)
     lanes = width(query.element_size() * 8)
     size = (values["d_whole"] + values["v_whole"] + KEYS) * lanes + _words(query)
     scratch = query.new_empty(threads * size)
-    values |= {"tasks": tasks, "scratch": scratch.data_ptr(), "scratch_size": size, "flag": odd.data_ptr()}
+    values |= {"tasks": tasks, "scratch": scratch.data_ptr(), "scratch_size": size, "flag": odd.buffer_info()[0]}
     kernel = compiled(forward_kernel, query.element_size() * 8)
     launch(kernel, threads, [values[field] for field in kernel.fields])
-    return output, top, inverse, bool(odd)
+    return output, top, inverse, odd[0] != 0
 
 
 def _words(x: Tensor) -> int:
@@ -125,7 +131,9 @@ def _words(x: Tensor) -> int:
 def _backward(call: Call, gradient: Tensor, pooled: Tensor, top: Tensor, inverse: Tensor,
               wanted: tuple[bool, bool, bool]) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of those operands that are wanted, in their dtypes."""
-    query, key, value, gradient = (_rows(x) for x in (*call[:3], gradient))
+    # whatever stored them for the backward may have moved them
+    query, key, value, gradient, pooled = (_rows(x) for x in (*call[:3], gradient, pooled))
+    top, inverse = top.contiguous(), inverse.contiguous()
     mask = call.mask
     if mask is not None and mask.stride(-1) != 1:
         mask = mask.contiguous()
@@ -162,6 +170,20 @@ def _backward(call: Call, gradient: Tensor, pooled: Tensor, top: Tensor, inverse
         None if by_key is None else by_key[:, :, :m, :d].to(call.key.dtype),
         None if by_value is None else by_value[:, :, :m, :d_v].to(call.value.dtype),
     )
+
+
+def _plain_gradients(call: Call, gradient: Tensor, pooled: Tensor,
+                     wanted: tuple[bool, bool, bool]) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The same by PyTorch's operations, for what kernels cannot read: batches of gradients, modes, odd tensors."""
+    query, key, value = (x.float() if x.dtype in HALF else x for x in call[:3])
+    gradient, allowed = gradient.to(query.dtype), call.allowed()
+    attends = allowed.any(-1, keepdim=True)
+    scores = (call.scale * (query @ key.mT)).masked_fill(~allowed, -torch.inf).masked_fill(~attends, 0)
+    weights = torch.softmax(scores, -1).masked_fill(~(allowed & attends), 0)
+    slopes = gradient @ value.mT - (gradient * pooled).sum(-1, keepdim=True)
+    slopes = call.scale * weights * slopes.masked_fill(~allowed, 0)
+    found = slopes @ key, slopes.mT @ query, weights.mT @ gradient
+    return tuple(x.to(own.dtype) if w else None for x, own, w in zip(found, call[:3], wanted, strict=True))
 
 
 def _range(entries: int, m: int, threads: int) -> int:

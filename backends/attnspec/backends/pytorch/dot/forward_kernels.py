@@ -180,13 +180,13 @@ def forward_kernel(bits: int) -> Kernel:
                 for c in columns:
                     new = largest[c].get()
                     new = k.select(new.compare("==", nothing), k.full(0.0), new)
-                    shift.append(new * scale)
-                    shrink.append(k.exp2(top[c].get() * scale - shift[c]))
+                    shift.append(new)
+                    shrink.append(k.exp2((top[c].get() - new) * scale))
                     top[c].set(largest[c].get())
                     total[c].set(total[c].get() * shrink[c])
                 with k.loop((block.low - first) * lanes, (block.high - first) * lanes, lanes) as at:
                     for c in columns:
-                        weight = k.exp2(k.load(weights, at + c * k.lanes) * scale - shift[c])
+                        weight = k.exp2((k.load(weights, at + c * k.lanes) - shift[c]) * scale)
                         k.store(weight, weights, at + c * k.lanes)
                         total[c].add(weight)
                 from_zero = weights - first * (lanes * k.size)
