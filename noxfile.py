@@ -57,6 +57,15 @@ def conformance(session: nox.Session) -> None:
 
 
 @nox.session
+def interpreted(session: nox.Session) -> None:
+    """Judge Triton's kernels for additive attention on the CPU, in Triton's interpreter (some ten minutes)."""
+    install_project(session, extras="cpu,triton")
+    operations = ("additive_scores", "additive_attention", "bahdanau_context")
+    chosen = session.posargs or [argument for name in operations for argument in ("--operation", name)]
+    session.run("attnspec", "check", "tests/backends/interpreted_triton.py", "--hang-after", "120", *chosen)
+
+
+@nox.session
 def typing(session: nox.Session) -> None:
     """Check types with mypy --strict, over the whole tree."""
     install_project(session, *group("typing"), extras="cpu,triton")

@@ -93,3 +93,9 @@ def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) ->
     command = [sys.executable, "-m", "attnspec.conformance.cli", "check", f"{name}.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_example_of_paths_prints_what_its_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", read("docs/pytorch.md"), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"  # (.*)", code)

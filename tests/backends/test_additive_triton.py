@@ -227,6 +227,20 @@ def test_mask_that_alternates_over_batch_dimensions_and_broadcast_batches() -> N
     assert [x.grad is not None and x.grad.shape == x.shape for x in leaves] == [True] * 4
 
 
+@pytest.mark.parametrize("size", [3.0, 20.0, 60.0, 1e6])
+def test_numbers_under_a_mask_change_no_bit(size: float) -> None:
+    """Not even by the path that their tile takes."""
+    a, b, w_v, value = draw((), 20, 130, 3, 4, torch.float32)
+    mask = torch.rand((1, 130), generator=torch.Generator().manual_seed(5)).to(DEVICE) > 0.5
+    expected = cuda.attention(a, b, w_v, value, mask=mask)
+    garbage = torch.where(mask.mT, b, size * b)
+    assert torch.equal(cuda.attention(a, garbage, w_v, value, mask=mask), expected)
+    future = torch.where(torch.arange(130, device=b.device)[:, None] >= 20, size * b, b)
+    assert torch.equal(
+        cuda.attention(a, future, w_v, value, causal=True), cuda.attention(a, b, w_v, value, causal=True)
+    )
+
+
 def test_wholly_masked_key_tiles_are_skipped_without_effect() -> None:
     arguments = draw((), 20, 600, 3, 4, torch.float32)
     mask = torch.zeros(20, 600, dtype=torch.bool, device=DEVICE)
