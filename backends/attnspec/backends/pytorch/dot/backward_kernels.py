@@ -56,84 +56,103 @@ def _add_outer(k: Kernel, block: KeyBlock, weights: Value, rows: Value, columns:
                 k.store(value, target, row + c * k.lanes)
 
 
+class Scratch:
+    """Addresses of what one task writes down: operands of its block of queries, sums, weights and their gradients."""
+
+    def __init__(self, k: Kernel) -> None:
+        g, size = k.argument, width(k.bits) * k.size
+        d_whole, v_whole = g["d_whole"] * size, g["v_whole"] * size
+        self.queries = g["scratch"] + k.thread * g["scratch_size"] * k.size
+        self.gradients = self.queries + d_whole
+        self.query_rows = self.gradients + v_whole
+        self.gradient_rows = self.query_rows + d_whole
+        self.totals = self.gradient_rows + v_whole
+        self.weights = self.totals + d_whole
+        self.slopes = self.weights + KEYS * size
+        self.deltas = self.slopes + KEYS * size
+        self.words = self.deltas + size
+
+
+def _prepare(k: Kernel, task: Task, s: Scratch) -> None:
+    """Queries and gradients, turned and as rows; D; zeros for the sums."""
+    g = k.argument
+    own = task.rows_like("query", "d", s.queries), task.rows_like("gradient", "d_v", s.gradients)
+    with k.loop(0, k.integer(2)) as which:
+        of_query = which.compare("==", 0)
+        rows = Rows(*(k.select(of_query, x, y) for x, y in zip(*own, strict=True)))
+        task.pack(rows)
+        whole = k.select(of_query, g["d_whole"], g["v_whole"])
+        _copy(k, task, rows, whole, k.select(of_query, s.query_rows, s.gradient_rows))
+    _dot_rows(k, task, s.gradient_rows, s.deltas)
+    with k.loop(0, g["d_whole"] * task.lanes, k.lanes) as i:
+        k.store(k.full(0.0), s.totals, i)
+
+
+def _weights_and_slopes(k: Kernel, block: KeyBlock, s: Scratch, rows: tuple[Value, Value], top: list[Value],
+                        inverse: list[Value]) -> None:  # fmt: skip
+    """P and dS of the block; `rows` are the head's keys and values."""
+    g, task, lanes = k.argument, block.task, block.task.lanes
+    scale, slope = k.real("scale"), k.real("slope")
+    with k.loop(block.low, block.high, TILE_ROWS) as key:
+        at, plain = (key - block.first) * lanes, block.plain(key)
+        for own, operand, columns, packed, target in (
+            (rows[0], "key_row", "d", s.queries, s.weights), (rows[1], "value_row", "d_v", s.gradients, s.slopes)
+        ):  # fmt: skip
+            sums = zeros(k, TILE_ROWS, TILE_VECTORS)
+            scalars = block.rows_of(own, g[operand], key)
+            add_tile_product(k, task.narrow, sums, scalars, 1, packed, lanes, (0, g[columns]))
+            store_tile(k, values_of(sums), target, at, lanes)
+        with k.loop(0, k.integer(TILE_ROWS)) as r:
+            for c in range(TILE_VECTORS):
+                place = at + r * lanes + c * k.lanes
+                weight = Variable(k, k.exp2((k.load(s.weights, place) - top[c]) * scale) * inverse[c])
+                with k.when(k.negation(plain)):
+                    weight.set(k.select(block.allowed(key + r, c), weight.get(), k.full(0.0)))
+                share = weight.get()
+                change = share * (k.load(s.slopes, place) - k.load(s.deltas, c * k.lanes)) * slope
+                k.store(share, s.weights, place)
+                k.store(k.select(share.compare("==", 0.0), share, change), s.slopes, place)
+
+
+def _add_to_keys(k: Kernel, block: KeyBlock, s: Scratch) -> None:
+    """dK and dV of the block's keys."""
+    g = k.argument
+    with k.loop(0, k.integer(2)) as which:
+        of_key = which.compare("==", 0)
+        target = k.select(of_key, g["key_gradient"], g["value_gradient"])
+        with k.when(target.compare("!=", 0)):
+            factors, vectors = k.select(of_key, s.slopes, s.weights), k.select(of_key, s.query_rows, s.gradient_rows)
+            _add_outer(k, block, factors, vectors, k.select(of_key, g["d_whole"], g["v_whole"]), target)
+
+
 def backward_kernel(bits: int) -> Kernel:
     """Gradients of queries, keys and values, of the last two added to what is there; 0 for one that nobody wants."""
     k = Kernel("dot_backward", BACKWARD_FIELDS, bits)
     define_turn(k)
     g, lanes = k.argument, width(bits)
-    size = lanes * k.size
-    columns = range(TILE_VECTORS)
     with k.tasks(g["tasks"]) as number:
-        entry, range_ = number // g["ranges"], number % g["ranges"]
+        entry, range_, s = number // g["ranges"], number % g["ranges"], Scratch(k)
         start = range_ * g["range"]
         end = k.minimum(start + g["range"], g["m"])
-        queries = g["scratch"] + k.thread * g["scratch_size"] * k.size
-        gradients = queries + g["d_whole"] * size
-        query_rows = gradients + g["v_whole"] * size
-        gradient_rows = query_rows + g["d_whole"] * size
-        totals = gradient_rows + g["v_whole"] * size
-        weights = totals + g["d_whole"] * size
-        slopes = weights + KEYS * size
-        deltas = slopes + KEYS * size
-        words = deltas + size
-        scale, slope = k.real("scale"), k.real("slope")
         earliest = k.select(g["causal"].compare("!=", 0), start // lanes * lanes, k.integer(0))
         with k.loop(earliest, g["n"], lanes) as first:
             task = Task(k, entry, first)
-            own = task.rows_like("query", "d", queries), task.rows_like("gradient", "d_v", gradients)
-            with k.loop(0, k.integer(2)) as which:
-                of_query = which.compare("==", 0)
-                rows = Rows(*(k.select(of_query, x, y) for x, y in zip(*own, strict=True)))
-                task.pack(rows)
-                whole = k.select(of_query, g["d_whole"], g["v_whole"])
-                _copy(k, task, rows, whole, k.select(of_query, query_rows, gradient_rows))
-            _dot_rows(k, task, gradient_rows, deltas)
-            with k.loop(0, g["d_whole"] * lanes, k.lanes) as i:
-                k.store(k.full(0.0), totals, i)
-            shift, inverse = [], []
-            for c in columns:
-                inside = k.lanes_below(task.rows - c * k.lanes)
-                at = entry * g["n"] + first + c * k.lanes
-                shift.append(k.load_lanes(inside, g["top"], at))
-                inverse.append(k.load_lanes(inside, g["inverse"], at))
+            _prepare(k, task, s)
+            rows = [(k.lanes_below(task.rows - c * k.lanes), c * k.lanes) for c in range(TILE_VECTORS)]
+            top, inverse = (
+                [k.load_lanes(inside, g[field], entry * g["n"] + first + c) for inside, c in rows]
+                for field in ("top", "inverse")
+            )
             keys, values = task.base("key"), task.base("value")
             with k.loop(start, k.minimum(end, task.stop), KEYS) as first_key:
-                block = KeyBlock(task, first_key, words)
+                block = KeyBlock(task, first_key, s.words)
                 with k.when(block.any()):
-                    with k.loop(block.low, block.high, TILE_ROWS) as key:
-                        at = (key - first_key) * lanes
-                        sums = zeros(k, TILE_ROWS, TILE_VECTORS)
-                        scalars = block.rows_of(keys, g["key_row"], key)
-                        add_tile_product(k, task.narrow, sums, scalars, 1, queries, lanes, (0, g["d"]))
-                        store_tile(k, values_of(sums), weights, at, lanes)
-                        sums = zeros(k, TILE_ROWS, TILE_VECTORS)
-                        scalars = block.rows_of(values, g["value_row"], key)
-                        add_tile_product(k, task.narrow, sums, scalars, 1, gradients, lanes, (0, g["d_v"]))
-                        store_tile(k, values_of(sums), slopes, at, lanes)
-                        plain = block.plain(key)
-                        with k.loop(0, k.integer(TILE_ROWS)) as r:
-                            for c in columns:
-                                place = at + r * lanes + c * k.lanes
-                                score = k.load(weights, place)
-                                weight = Variable(k, k.exp2((score - shift[c]) * scale) * inverse[c])
-                                with k.when(k.negation(plain)):
-                                    weight.set(k.select(block.allowed(key + r, c), weight.get(), k.full(0.0)))
-                                share = weight.get()
-                                change = share * (k.load(slopes, place) - k.load(deltas, c * k.lanes)) * slope
-                                k.store(share, weights, place)
-                                k.store(k.select(share.compare("==", 0.0), share, change), slopes, place)
+                    _weights_and_slopes(k, block, s, (keys, values), top, inverse)
                     with k.when(g["query_gradient"].compare("!=", 0)):
-                        pool(k, keys, g["key_row"], g["d"], slopes - first_key * size, totals, block)
-                    with k.loop(0, k.integer(2)) as which:
-                        of_key = which.compare("==", 0)
-                        target = k.select(of_key, g["key_gradient"], g["value_gradient"])
-                        with k.when(target.compare("!=", 0)):
-                            factors = k.select(of_key, slopes, weights)
-                            vectors = k.select(of_key, query_rows, gradient_rows)
-                            whole = k.select(of_key, g["d_whole"], g["v_whole"])
-                            _add_outer(k, block, factors, vectors, whole, target)
+                        slopes = s.slopes - first_key * (lanes * k.size)
+                        pool(k, keys, g["key_row"], g["d"], slopes, s.totals, block)
+                    _add_to_keys(k, block, s)
             with k.when(g["query_gradient"].compare("!=", 0)):
                 row = (range_ * (g["tasks"] // g["ranges"]) + entry) * g["n"]
-                target = g["query_gradient"] + row * g["d"] * k.size
-                turn_back(k, task, totals, g["d"], target, g["d"])
+                turn_back(k, task, s.totals, g["d"], g["query_gradient"] + row * g["d"] * k.size, g["d"])
     return k
