@@ -16,7 +16,7 @@ from attnspec.backends.pytorch.call import Call
 from attnspec.backends.pytorch.exact_exclusion import exact
 from attnspec.backends.pytorch.transforms import ordinary, taken_over, transformed
 
-FEW = 16
+FEW = 20
 """Queries up to which lanes of the kernels are empty while every key is read: PyTorch's own products then do less."""
 SOON_DONE = 1 << 19
 """Multiply-adds, those of empty lanes too, with which a call is done in some 10 microseconds anyway."""
