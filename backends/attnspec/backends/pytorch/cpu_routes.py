@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnspec.backends.pytorch.additive import HAS_LLVMLITE
+from attnspec.backends.pytorch.additive import HAS_LLVMLITE, LLVM_DTYPES
 from attnspec.backends.pytorch.call import Call
 from attnspec.backends.pytorch.exact_exclusion import exact
 from attnspec.backends.pytorch.transforms import ordinary, taken_over, transformed
@@ -22,7 +22,6 @@ SOON_DONE = 1 << 19
 """Multiply-adds, those of empty lanes too, with which a call is done in some 10 microseconds anyway."""
 SCALES = 2.0**-126, 2.0**126
 """Normal numbers of float32."""
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def kernel(call: Call) -> str:
@@ -32,7 +31,7 @@ def kernel(call: Call) -> str:
     few = n <= FEW and b * h * FEW * key.shape[-2] * (d + value.shape[-1]) > SOON_DONE
     served = (
         HAS_LLVMLITE
-        and query.dtype in DTYPES
+        and query.dtype in LLVM_DTYPES
         and query.dtype == key.dtype == value.dtype
         and SCALES[0] <= scale <= SCALES[1]
         and query.numel() > 0

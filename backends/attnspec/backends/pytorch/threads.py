@@ -9,7 +9,7 @@ thread: PyTorch's own operations around the kernels wait for theirs.)
 import ctypes
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -47,7 +47,7 @@ def thread_count(tasks: int, work: float) -> int:
     return 1 if tasks < 2 or work < WORTH_WAKING else torch.get_num_threads()
 
 
-def run(kernel: Compiled, threads: int, values: dict[str, int | Tensor | None]) -> None:
+def run(kernel: Compiled, threads: int, values: Mapping[str, int | Tensor | None]) -> None:
     """Call the kernel with sizes and the addresses of tensors, by name; returns when every thread is done."""
     words = []
     for field in kernel.fields:

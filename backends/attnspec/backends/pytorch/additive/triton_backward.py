@@ -15,13 +15,12 @@ from attnspec.backends.pytorch.additive.triton_forward import allowed_bits, is_a
 from attnspec.backends.pytorch.additive.triton_terms import (
     LIMIT_PAIR,
     LOG2_E,
-    block_range,
     fixed_layout,
+    largest_of,
     logistic,
     product_terms,
     raw_sum,
     reciprocal,
-    row_range,
     score_total,
 )
 
@@ -194,8 +193,8 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
     wide_scaled = (query_scaled if OWN_QUERY else key_plain) + wide_first
     wide_raw = (query_raw if OWN_QUERY else key_raw) + tl.cast(wide_first, tl.int64) * hidden
     wide_ranges = (query_range if OWN_QUERY else key_range) + wide_first
-    wide_range = row_range(wide_ranges, WIDE)
-    wide_top = block_range((query_top if OWN_QUERY else key_top) + wide_first // BLOCK, WIDE // BLOCK)
+    wide_range = largest_of(wide_ranges, WIDE)
+    wide_top = largest_of((query_top if OWN_QUERY else key_top) + wide_first // BLOCK, WIDE // BLOCK)
     scale = -2.0 * LOG2_E * tl.load(constants)
     start = 0
     end = narrow_length
@@ -220,7 +219,7 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
             narrow_scaled = (key_plain if OWN_QUERY else query_scaled) + first64
             narrow_raw = (key_raw if OWN_QUERY else query_raw) + first64 * hidden
             narrow_ranges = (key_range if OWN_QUERY else query_range) + narrow_first
-            bound = wide_range + row_range(narrow_ranges, BLOCK)
+            bound = wide_range + largest_of(narrow_ranges, BLOCK)
             top = wide_top + tl.load((key_top if OWN_QUERY else query_top) + narrow_first // BLOCK)
             narrow_row = narrow_first + tl.arange(0, BLOCK)[:, None]
             wide_row = wide_first + tl.arange(0, WIDE)[None, :]

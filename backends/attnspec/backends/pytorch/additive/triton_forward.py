@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.pytorch.additive.triton_factors import BLOCK, three_parts
-from attnspec.backends.pytorch.additive.triton_terms import LOG2_E, block_range, score_total
+from attnspec.backends.pytorch.additive.triton_terms import LOG2_E, largest_of, score_total
 
 
 @triton.jit
@@ -172,7 +172,7 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
     # +inf for an empty row, so that exp2(score - total) is 0 there
     total = tl.where(empty, float("inf"), largest + tl.log2(tl.where(empty, 1.0, denominator)))
     for first in range(0, end, WIDE):
-        if block_range(key_flawed + first // BLOCK, WIDE // BLOCK) > 0.0:
+        if largest_of(key_flawed + first // BLOCK, WIDE // BLOCK) > 0.0:
             bits = allowed_bits(mask, mask_query, mask_key, block * BLOCK, first, n, m, WIDE, CAUSAL, MASK, True)
             first64 = tl.cast(first, tl.int64)
             score = scaled_scores(

@@ -147,12 +147,6 @@ def fixed_layout(x, NARROW: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def block_range(ranges, BLOCKS: tl.constexpr):
-    """The largest of the numbers of BLOCKS consecutive blocks of 16 rows."""
-    return tl.max(tl.load(ranges + tl.arange(0, BLOCKS)), 0)
-
-
-@triton.jit
-def row_range(ranges, ROWS: tl.constexpr):
-    """The largest of the ranges of ROWS consecutive rows."""
-    return tl.max(tl.load(ranges + tl.arange(0, ROWS)), 0)
+def largest_of(numbers, COUNT: tl.constexpr):
+    """The largest of COUNT consecutive numbers, of blocks or of rows."""
+    return tl.max(tl.load(numbers + tl.arange(0, COUNT)), 0)

@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.accumulation import widened
 from attnspec.backends.pytorch.call import Call
 from attnspec.backends.pytorch.first_order import first_order
-from attnspec.backends.pytorch.threads import compiled, launch, thread_count
+from attnspec.backends.pytorch.threads import compiled, run, thread_count
 from attnspec.backends.pytorch.transforms import ordinary, taken_over
 
 from .backward_kernels import backward_kernel
 from .forward_kernels import KEYS, forward_kernel
 from .tiles import TILE_ROWS, width
-
-HALF = (torch.bfloat16, torch.float16)
 
 
 def attend(call: Call) -> tuple[Tensor, bool]:
@@ -69,7 +68,10 @@ class DotAttention(torch.autograd.Function):
 
 def _rows(x: Tensor) -> Tensor:
     """x with rows that lie side by side, in the type of the kernels."""
-    x = x.float() if x.dtype in HALF else x
+    return _side_by_side(widened(x))
+
+
+def _side_by_side(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -104,8 +106,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cau
              scale: float) -> tuple[Tensor, Tensor, Tensor, bool]:  # fmt: skip
     """Output in the type of the kernels, for each query the largest score and one over the sum, and whether NaN."""
     query, key, value = _rows(query), _rows(key), _rows(value)
-    if mask is not None and mask.stride(-1) != 1:
-        mask = mask.contiguous()
+    mask = None if mask is None else _side_by_side(mask)
     (b, h, n, d), (m, d_v) = query.shape, value.shape[-2:]
     # rows of one query side by side: heads are then joined without a copy
     output = query.new_empty(b, n, h, d_v).transpose(1, 2)
@@ -118,8 +119,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cau
     size = (values["d_whole"] + values["v_whole"] + KEYS) * lanes + _words(query)
     scratch = query.new_empty(threads * size)
     values |= {"tasks": tasks, "scratch": scratch.data_ptr(), "scratch_size": size, "flag": odd.buffer_info()[0]}
-    kernel = compiled(forward_kernel, query.element_size() * 8)
-    launch(kernel, threads, [values[field] for field in kernel.fields])
+    run(compiled(forward_kernel, query.element_size() * 8), threads, values)
     return output, top, inverse, odd[0] != 0
 
 
@@ -134,9 +134,7 @@ def _backward(call: Call, gradient: Tensor, pooled: Tensor, top: Tensor, inverse
     # whatever stored them for the backward may have moved them
     query, key, value, gradient, pooled = (_rows(x) for x in (*call[:3], gradient, pooled))
     top, inverse = top.contiguous(), inverse.contiguous()
-    mask = call.mask
-    if mask is not None and mask.stride(-1) != 1:
-        mask = mask.contiguous()
+    mask = None if call.mask is None else _side_by_side(call.mask)
     (b, h, n, d), (m, d_v) = query.shape, value.shape[-2:]
     values = _arguments(query, key, value, mask, call.causal, call.scale, pooled, top, inverse)
     d_whole, v_whole, m_whole = values["d_whole"], values["v_whole"], -(-m // TILE_ROWS) * TILE_ROWS
@@ -163,8 +161,7 @@ def _backward(call: Call, gradient: Tensor, pooled: Tensor, top: Tensor, inverse
         "key_gradient": 0 if by_key is None else by_key.data_ptr(),
         "value_gradient": 0 if by_value is None else by_value.data_ptr(),
     }  # fmt: skip
-    kernel = compiled(backward_kernel, query.element_size() * 8)
-    launch(kernel, threads, [values[field] for field in kernel.fields])
+    run(compiled(backward_kernel, query.element_size() * 8), threads, values)
     return (
         None if by_query is None else (by_query[0] if ranges == 1 else by_query.sum(0)).to(call.query.dtype),
         None if by_key is None else by_key[:, :, :m, :d].to(call.key.dtype),
@@ -175,7 +172,7 @@ def _backward(call: Call, gradient: Tensor, pooled: Tensor, top: Tensor, inverse
 def _plain_gradients(call: Call, gradient: Tensor, pooled: Tensor,
                      wanted: tuple[bool, bool, bool]) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The same by PyTorch's operations, for what kernels cannot read: batches of gradients, modes, odd tensors."""
-    query, key, value = (x.float() if x.dtype in HALF else x for x in call[:3])
+    query, key, value = map(widened, call[:3])
     gradient, allowed = gradient.to(query.dtype), call.allowed()
     attends = allowed.any(-1, keepdim=True)
     scores = (call.scale * (query @ key.mT)).masked_fill(~allowed, -torch.inf).masked_fill(~attends, 0)
