@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnspec.backends.pytorch.additive import cuda, triton_launch
+from attnspec.backends.pytorch.additive import cuda, cuda_step, triton_launch
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {
@@ -41,8 +41,9 @@ def record(dtype: torch.dtype, size: str, masked: bool) -> list[Launch]:
         launches.append((kernel, arguments, options))
 
     triton_launch.launch = take
-    cuda.launch = take  # type: ignore[attr-defined]
-    cuda._splits = lambda *_: 4
+    for module in (cuda, cuda_step):
+        module.launch = take  # type: ignore[attr-defined]
+    cuda_step._splits = lambda *_: 4
     batch, n, m, h, d_v = SIZES[size]
     shapes = ((batch, n, h), (batch, m, h), (h,), (batch, m, d_v))
     a, b, w_v, value = (torch.zeros(shape, dtype=dtype) for shape in shapes)
@@ -52,7 +53,7 @@ def record(dtype: torch.dtype, size: str, masked: bool) -> list[Launch]:
     torch.autograd.backward(cuda.scores(*leaves[:3]).sum())
     row = None if mask is None else mask[:, 0]
     with torch.no_grad():
-        cuda.step(cuda.cache(b, w_v, value), a[:, 0], row)
+        cuda_step.step(cuda_step.cache(b, w_v, value), a[:, 0], row)
     return launches
 
 

@@ -32,18 +32,18 @@ DTYPES = tuple(UNIT)
 Arguments = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def load() -> ModuleType:
-    """The module, under the interpreter where there is no GPU; the variable is read when Triton's functions are
+def load(name: str) -> ModuleType:
+    """A module, under the interpreter where there is no GPU; the variable is read when Triton's functions are
     built."""
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
             patch.setenv("TRITON_INTERPRET", "1")
-        return importlib.import_module("attnspec.backends.pytorch.additive.cuda")
+        return importlib.import_module(f"attnspec.backends.pytorch.additive.{name}")
 
 
 if DEVICE == "cpu" and "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton was imported without its interpreter earlier in this process", allow_module_level=True)
-cuda = load()
+cuda, cuda_step = load("cuda"), load("cuda_step")
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_empty(n: int, m: int) -> None:
     assert not output.any()
     assert all(x.grad is not None and not x.grad.any() for x in arguments)
     assert cuda.scores(*arguments[:3]).shape == (2, n, m)
-    step = cuda.step(cuda.cache(*(x.detach() for x in arguments[1:])), torch.ones(2, 3, device=DEVICE))
+    step = cuda_step.step(cuda_step.cache(*(x.detach() for x in arguments[1:])), torch.ones(2, 3, device=DEVICE))
     assert m > 0 or not step.any()
 
 
@@ -297,7 +297,7 @@ def test_nonfinite_values_and_keys_reach_only_queries_that_may_attend() -> None:
     bound = Bound(tuple(x.double() for x in (a, b, w_v, value)), weights, torch.float32)  # type: ignore[arg-type]
     compare(got[:12], wanted[:12], bound.output()[:12], torch.float32)
     assert bool(got[12:].isnan().all())
-    step = cuda.step(cuda.cache(bad_b, w_v, bad_value), a[0], mask[0])
+    step = cuda_step.step(cuda_step.cache(bad_b, w_v, bad_value), a[0], mask[0])
     compare(step[None], wanted[:1], bound.output()[:1], torch.float32)
 
 
@@ -350,7 +350,7 @@ def test_second_derivatives_raise() -> None:
 def test_step(dtype: torch.dtype, masked: bool) -> None:
     a, b, w_v, value = draw((3,), 1, 150, 37, 20, dtype)
     mask = torch.arange(150, device=DEVICE) < torch.tensor([[150], [40], [0]], device=DEVICE) if masked else None
-    got = cuda.step(cuda.cache(b, w_v, value), a[:, 0], mask)
+    got = cuda_step.step(cuda_step.cache(b, w_v, value), a[:, 0], mask)
     double: Any = tuple(x.double() for x in (a, b, w_v, value))
     wanted, weights = exact(double, None if mask is None else mask[:, None], False)
     limit = Bound(double, weights, dtype).output()
@@ -362,10 +362,10 @@ def test_step_at_large_magnitudes_and_with_gradients() -> None:
     for magnitude in (1e-3, 44.0, 1e6):
         double: Any = tuple(x.double() for x in (a * magnitude, b * magnitude, w_v, value))
         wanted, weights = exact(double, None, False)
-        got = cuda.step(cuda.cache(b * magnitude, w_v, value), a[:, 0] * magnitude)
+        got = cuda_step.step(cuda_step.cache(b * magnitude, w_v, value), a[:, 0] * magnitude)
         compare(got, wanted[:, 0], Bound(double, weights, torch.float32).output()[:, 0], torch.float32)
     leaf = a[:, 0].clone().requires_grad_()
-    cuda.step(cuda.cache(b, w_v, value), leaf).sum().backward()
+    cuda_step.step(cuda_step.cache(b, w_v, value), leaf).sum().backward()
     assert leaf.grad is not None
     assert bool(leaf.grad.any())
 

@@ -13,10 +13,8 @@ read-only. torch.compile and an extension built on the spot need a compiler; the
 took 20 times as long forward, 33 times with backward.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from typing import Any
 
 import llvmlite.ir as ir
@@ -310,6 +308,10 @@ class Kernel:
         """x where x > y, else y (also where x is NaN)."""
         return self.select(x.compare(">", y), x, y)
 
+    def magnitude(self, x: Value) -> Value:
+        """|x|; NaN stays."""
+        return self.maximum(x, self.full(0.0) - x)
+
     def any(self, booleans: Value) -> Value:
         """Whether any lane is true."""
         packed = self.builder.bitcast(booleans.ssa, ir.IntType(self.lanes))
@@ -331,61 +333,6 @@ class Kernel:
     def max(self, value: Value) -> Value:
         """The largest lane, in every lane."""
         return self._fold(value, self.maximum)
-
-    def exp(self, x: Value) -> Value:
-        """exp(x) to about one unit in the last place; 0 below the smallest normal, NaN for NaN; x must not overflow."""
-        mantissa, bias = (23, 127) if self.bits == 32 else (52, 1023)
-        lowest = -(bias - 1.5) * math.log(2.0)
-        # 2**mantissa * 1.5 rounds a small real to an integer that its low bits then hold
-        magic = 1.5 * 2.0**mantissa
-        kept = 11 if self.bits == 32 else 32  # bits of the head of ln 2: its product with a power is exact
-        high = math.floor(math.ldexp(math.log(2.0), kept)) / 2.0**kept
-        low = float(Decimal(2).ln() - Decimal(high))
-        clamped = self.select(x.compare("<", lowest), self.full(lowest), x)
-        rounded = self.fma(clamped, self.full(1.0 / math.log(2.0)), self.full(magic))
-        power = rounded - magic
-        rest = self.fma(power, self.full(-low), self.fma(power, self.full(-high), clamped))
-        degree = 7 if self.bits == 32 else 13
-        series = self.full(1.0 / math.factorial(degree))
-        for k in reversed(range(degree)):
-            series = self.fma(series, rest, self.full(1.0 / math.factorial(k)))
-        b = self.builder
-        shift = ir.Constant(self.word, [mantissa] * self.lanes)
-        scaled = b.add(b.bitcast(series.ssa, self.word), b.shl(b.bitcast(rounded.ssa, self.word), shift))
-        result = Value(self, b.bitcast(scaled, self.vector))
-        result = self.select(x.compare("!=", x), x, result)
-        return self.select(x.compare("<", lowest), self.full(0.0), result)
-
-    def transposed(self, rows: "Sequence[Value]") -> "list[Value]":
-        """Lane r of result c is lane c of row r, for as many rows as lanes."""
-        vectors, step = [row.ssa for row in rows], 1
-        while step < self.lanes:
-            lanes = range(self.lanes)
-            low = [j if not j & step else self.lanes + j - step for j in lanes]
-            high = [j + step if not j & step else self.lanes + j for j in lanes]
-            kind = ir.VectorType(INT32, self.lanes)
-            for i in lanes:
-                if not i & step:
-                    x, y = vectors[i], vectors[i + step]
-                    vectors[i] = self.builder.shuffle_vector(x, y, ir.Constant(kind, low))
-                    vectors[i + step] = self.builder.shuffle_vector(x, y, ir.Constant(kind, high))
-            step *= 2
-        return [Value(self, vector) for vector in vectors]
-
-    def exp2(self, x: Value) -> Value:
-        """2**x for x <= 1 to about one unit in the last place; 0 below the smallest normal, NaN for NaN."""
-        mantissa, bias, degree = (23, 127, 7) if self.bits == 32 else (52, 1023, 13)
-        # an integer and the exponent's bias, in the low bits of a real
-        magic = 1.5 * 2.0**mantissa + bias
-        clamped = self.maximum(self.full(-bias), x)
-        rounded = clamped + magic
-        rest = clamped - (rounded - magic)
-        series, *others = (self.full(math.log(2.0) ** i / math.factorial(i)) for i in reversed(range(degree + 1)))
-        for coefficient in others:
-            series = self.fma(series, rest, coefficient)
-        b = self.builder
-        shift = ir.Constant(self.word, [mantissa] * self.lanes)
-        return series * Value(self, b.bitcast(b.shl(b.bitcast(rounded.ssa, self.word), shift), self.vector))
 
     # control
     @contextmanager

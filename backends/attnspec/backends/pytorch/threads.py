@@ -49,11 +49,12 @@ def thread_count(tasks: int, work: float) -> int:
 
 def run(kernel: Compiled, threads: int, values: Mapping[str, int | Tensor | None]) -> None:
     """Call the kernel with sizes and the addresses of tensors, by name; returns when every thread is done."""
-    words = []
-    for field in kernel.fields:
-        value = values[field]
-        words.append(0 if value is None else value.data_ptr() if isinstance(value, Tensor) else value)
-    launch(kernel, threads, words)
+    launch(kernel, threads, [word(values[field]) for field in kernel.fields])
+
+
+def word(value: int | Tensor | None) -> int:
+    """An argument as a kernel reads it: a size, or the address of a tensor, which must outlive the call; None is 0."""
+    return 0 if value is None else value.data_ptr() if isinstance(value, Tensor) else value
 
 
 def launch(kernel: Compiled, threads: int, words: Sequence[int]) -> None:

@@ -213,9 +213,9 @@ def prepare_keys(
             tracked = any(x.requires_grad for x in (b, w_v, value))
             at_once = cpu_step.Step(prepared, b.shape[:-2], value.shape[-1], tracked)
     if chosen == "triton":
-        from . import cuda
+        from . import cuda_step
 
-        prepared = cuda.cache(b, w_v, value)
+        prepared = cuda_step.cache(b, w_v, value)
     return KeyCache(chosen, b, w_v, value, prepared, at_once)
 
 
@@ -247,9 +247,9 @@ def step(
         whole = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=path)
         return whole.squeeze(-2)
     if cache.path == "triton":
-        from . import cuda
+        from . import cuda_step
 
-        return cuda.step(cache.prepared, a, mask)
+        return cuda_step.step(cache.prepared, a, mask)
     from . import cpu_step
 
     batches = cache.b.shape[:-2], cache.value.shape[:-2]

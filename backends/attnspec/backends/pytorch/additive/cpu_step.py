@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.broadcasting import broadcast
-from attnspec.backends.pytorch.threads import compiled, launch, thread_count
+from attnspec.backends.pytorch.threads import compiled, launch, thread_count, word
 from attnspec.backends.pytorch.transforms import ordinary, taken_over
 
 from . import pages
 from .cpu import MaskRows, add_nonfinite, attend, compute_type, whole_registers
-from .layout import Factors, Weight, bits, entry_index, finite, flatten, row_stride
+from .layout import Arguments, Factors, Weight, bits, entry_index, finite, flatten, row_stride
 from .operators import operator
 from .step_kernel import step_kernel
 
@@ -101,19 +101,18 @@ class Step:
         self.threads_of = entries, entries * m * (h + wide)
         self.scratch = row_stride(m, own) + 64 + wide
         index = entry_index(batch, batch)
-        # kept alive with the words that hold their addresses
-        self.tensors = prepared, index, index * m
         self.useful = True
-        values = {
+        values: Arguments = {
             "tasks": entries, "batches": entries, "chunks": 1, "n": 1, "m": m, "h": h, "causal": 0,
             "stride": row_stride(m, own), "scratch_size": self.scratch, "d": wide,
-            "a_index": index.data_ptr(), "b_index": index.data_ptr(), "value_index": index.data_ptr(),
-            "mask_index": self.tensors[2].data_ptr(), "key_factor": prepared.factor.data_ptr(),
-            "scale": prepared.ratio.data_ptr(), "offset": prepared.offset.data_ptr(),
-            "minus_two_scale": prepared.minus_two_scale.data_ptr(), "value": prepared.value.data_ptr(),
-            "key_top": prepared.top.data_ptr(), "key_top_flag": prepared.top_flag.data_ptr(),
+            "a_index": index, "b_index": index, "value_index": index, "mask_index": index * m,
+            "key_factor": prepared.factor, "scale": prepared.ratio, "offset": prepared.offset,
+            "minus_two_scale": prepared.minus_two_scale, "value": prepared.value,
+            "key_top": prepared.top, "key_top_flag": prepared.top_flag,
         }  # fmt: skip
-        self.words = [values.get(field, 0) for field in self.kernel.fields]
+        # which keeps the tensors alive whose addresses are among the words
+        self.values = values
+        self.words = [word(values.get(field)) for field in self.kernel.fields]
         self.place = {field: i for i, field in enumerate(self.kernel.fields)}
 
     def __call__(self, a: Tensor, mask: Tensor | None) -> Tensor | None:

@@ -1,6 +1,7 @@
 """exp(2a) of queries and exp(2b) of keys as the kernels read them, with what decides where they serve."""
 
 from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.vector_functions import exp
 
 from .forward_kernels import KEY_TILE, UNFIT, key_lanes
 
@@ -23,7 +24,7 @@ def largest_factor(bits: int) -> float:
 def _exponential(k: Kernel, x: Value) -> Value:
     """exp(2x), never 0, infinite or NaN."""
     top = k.full(BOUND[k.bits])
-    return k.exp(k.maximum(k.minimum(x, top), k.full(-BOUND[k.bits])) * 2.0)
+    return exp(k, k.maximum(k.minimum(x, top), k.full(-BOUND[k.bits])) * 2.0)
 
 
 def query_factor(k: Kernel, x: Value, ratio: Value) -> Value:
@@ -32,11 +33,32 @@ def query_factor(k: Kernel, x: Value, ratio: Value) -> Value:
     return k.maximum(k.minimum(_exponential(k, x) * ratio, bound), k.full(0.0) - bound)
 
 
-def row_flag(k: Kernel, largest: Value, nan: Value) -> Value:
-    """0: all within FIT; 1: within BOUND; 2: beyond; 3: holds a NaN."""
-    flag = k.select(largest.compare(">", FIT[k.bits]), k.full(1.0), k.full(0.0))
-    flag = k.select(largest.compare(">", BOUND[k.bits]), k.full(2.0), flag)
-    return k.select(nan.compare("!=", 0.0), k.full(float(UNFIT)), flag)
+class RowFlag:
+    """Which path serves a row: 0 if all of it is within FIT, 1 within BOUND, 2 beyond, 3 if it holds a NaN."""
+
+    def __init__(self, k: Kernel):
+        self.k = k
+        self.largest, self.nan = Variable(k, k.full(0.0)), Variable(k, k.full(0.0))
+
+    def see(self, x: Value) -> None:
+        """Take part of the row into account: of one row, or of as many as there are lanes."""
+        k = self.k
+        self.largest.set(k.maximum(k.magnitude(x), self.largest.get()))
+        self.nan.set(k.select(x.compare("!=", x), k.full(1.0), self.nan.get()))
+
+    def of_lanes(self) -> Value:
+        """The flags of as many rows as there are lanes."""
+        return self._flag(self.largest.get(), self.nan.get())
+
+    def of_all(self) -> Value:
+        """The flag of one row whose parts went through all lanes, in every lane."""
+        return self._flag(self.k.max(self.largest.get()), self.k.max(self.nan.get()))
+
+    def _flag(self, largest: Value, nan: Value) -> Value:
+        k = self.k
+        flag = k.select(largest.compare(">", FIT[k.bits]), k.full(1.0), k.full(0.0))
+        flag = k.select(largest.compare(">", BOUND[k.bits]), k.full(2.0), flag)
+        return k.select(nan.compare("!=", 0.0), k.full(float(UNFIT)), flag)
 
 
 def query_factor_kernel(bits: int) -> Kernel:
@@ -48,17 +70,16 @@ def query_factor_kernel(bits: int) -> Kernel:
         with k.loop(0, h) as u:
             k.store_first(zero, g["largest"], task * h + u)
         with k.loop(task * ROWS, k.minimum(g["rows"], task * ROWS + ROWS)) as row:
-            top, nan = Variable(k, zero), Variable(k, zero)
+            flag = RowFlag(k)
             with k.loop(0, h, k.lanes) as u:
                 inside = k.lanes_below(h - u)
                 x = k.load_lanes(inside, g["raw"], row * h + u)
-                top.set(k.maximum(k.maximum(x, zero - x), top.get()))
-                nan.set(k.select(x.compare("!=", x), k.full(1.0), nan.get()))
+                flag.see(x)
                 factor = query_factor(k, x, k.load_lanes(inside, g["ratio"], u))
                 k.store_lanes(factor, inside, g["factor"], row * h + u)
                 before = k.load_lanes(inside, g["largest"], task * h + u)
-                k.store_lanes(k.maximum(before, k.maximum(factor, zero - factor)), inside, g["largest"], task * h + u)
-            k.store_first(row_flag(k, k.max(top.get()), k.max(nan.get())), g["flag"], row)
+                k.store_lanes(k.maximum(before, k.magnitude(factor)), inside, g["largest"], task * h + u)
+            k.store_first(flag.of_all(), g["flag"], row)
     return k
 
 
@@ -74,20 +95,18 @@ def key_factor_kernel(bits: int) -> Kernel:
     with k.tasks(g["tasks"]) as task:
         entry, first = task // blocks, task % blocks * width
         numbers = [entry * g["m"] + k.minimum(first + lane, g["m"] - 1) for lane in range(width)]
-        tops = [Variable(k, zero) for _ in range(KEY_TILE)]
-        nans = [Variable(k, zero) for _ in range(KEY_TILE)]
+        flags = [RowFlag(k) for _ in range(KEY_TILE)]
         with k.loop(0, h) as u:
             largest = zero
             for t in range(KEY_TILE):
                 x = k.gather(g["raw"], [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]])
-                tops[t].set(k.maximum(k.maximum(x, zero - x), tops[t].get()))
-                nans[t].set(k.select(x.compare("!=", x), k.full(1.0), nans[t].get()))
+                flags[t].see(x)
                 factor = _exponential(k, x)
                 largest = k.maximum(factor, largest)
                 k.store(factor, g["factor"], (task * h + u) * width + t * k.lanes)
             k.store_first(k.max(largest), g["largest"], task * h + u)
-        for t in range(KEY_TILE):
-            k.store(row_flag(k, tops[t].get(), nans[t].get()), g["flag"], task * width + t * k.lanes)
+        for t, flag in enumerate(flags):
+            k.store(flag.of_lanes(), g["flag"], task * width + t * k.lanes)
     return k
 
 

@@ -15,6 +15,7 @@ the kernel takes exp(2(a+b)) itself ("direct"), lane by lane, so that no result 
 
 from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
 from attnspec.backends.pytorch.machine_code import register_bytes
+from attnspec.backends.pytorch.vector_functions import exp
 
 WIDE = register_bytes() == 64
 ROW_TILE = 4  # query rows and vectors of keys whose scores are in registers at once
@@ -122,7 +123,7 @@ def _direct(k: Kernel, rows: list[Value], keys: Value) -> list[list[Value]]:
 def direct_exponential(k: Kernel, x: Value) -> Value:
     """exp(2x), finite unless x is NaN."""
     top = k.full(40.0 if k.bits == 32 else 300.0)
-    return k.exp(k.select(x.compare(">", top), top, x) * 2.0)
+    return exp(k, k.select(x.compare(">", top), top, x) * 2.0)
 
 
 def emit_scores(k: Kernel, block: Block, row_tile: int, masked: bool) -> None:
@@ -316,7 +317,7 @@ def _softmax_row(k: Kernel, block: Block, i: Value, inverse: Value, low: Variabl
     largest = k.select(largest.compare("==", lowest), k.full(0.0), largest)
     total = Variable(k, k.full(0.0))
     with k.loop(0, end, k.lanes) as j:
-        weight = k.exp(k.load(row, j) - largest)
+        weight = exp(k, k.load(row, j) - largest)
         k.store(weight, row, j)
         total.add(weight)
     whole = k.sum(total.get())

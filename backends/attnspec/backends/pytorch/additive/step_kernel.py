@@ -6,7 +6,7 @@ kernels would take half as long as the reading. Queries that need more than fact
 
 from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
 
-from .factor_kernels import query_factor, row_flag
+from .factor_kernels import RowFlag, query_factor
 from .forward_kernels import ATTEND_FIELDS, UNFIT, Block, capacity, emit_attention
 
 STEP_FIELDS = (*ATTEND_FIELDS, "key_top", "key_top_flag", "redo")
@@ -31,20 +31,16 @@ def step_kernel(bits: int) -> Kernel:
 
 def _make_factors(k: Kernel, block: Block) -> Value:
     """Factors of the block's query in place, and whether they serve with every key, without a clamp."""
-    g, h, zero = k.argument, k.argument["h"], k.full(0.0)
+    g, h = k.argument, k.argument["h"]
     row = k.load_int(g["a_index"], block.batch) * h
-    top, nan, beyond = (Variable(k, zero) for _ in range(3))
+    row_flag, beyond = RowFlag(k), Variable(k, k.full(0.0))
     with k.loop(0, h, k.lanes) as u:
         inside = k.lanes_below(h - u)
         x, ratio = k.load_lanes(inside, g["query_raw"], row + u), k.load_lanes(inside, g["scale"], u)
         factor = query_factor(k, x, ratio)
         k.store_lanes(factor, inside, g["query_factor"], row + u)
-        top.set(k.maximum(k.maximum(x, zero - x), top.get()))
-        nan.set(k.select(x.compare("!=", x), k.full(1.0), nan.get()))
-        reach = k.maximum(factor, zero - factor) * k.load_lanes(inside, g["key_top"], u) + k.maximum(
-            ratio, zero - ratio
-        )
+        row_flag.see(x)
+        reach = k.magnitude(factor) * k.load_lanes(inside, g["key_top"], u) + k.magnitude(ratio)
         beyond.set(k.select(reach.compare("<=", capacity(k.bits, 3)), beyond.get(), k.full(1.0)))
-    flag = row_flag(k, k.max(top.get()), k.max(nan.get()))
-    served = (flag + k.broadcast(g["key_top_flag"], 0)).compare("<", UNFIT) & k.max(beyond.get()).compare("==", 0.0)
-    return k.any(served)
+    fits = (row_flag.of_all() + k.broadcast(g["key_top_flag"], 0)).compare("<", UNFIT)
+    return k.any(fits & k.max(beyond.get()).compare("==", 0.0))

@@ -10,6 +10,7 @@ sum over the ranges, each of which writes its own.
 """
 
 from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.vector_functions import exp2
 
 from .forward_kernels import KEYS, SHARED, KeyBlock, Rows, Task, pool, store_tile, turn_back, values_of
 from .tiles import TILE_ROWS, TILE_VECTORS, add_product, add_tile_product, define_turn, width, zeros
@@ -105,7 +106,7 @@ def _weights_and_slopes(k: Kernel, block: KeyBlock, s: Scratch, rows: tuple[Valu
         with k.loop(0, k.integer(TILE_ROWS)) as r:
             for c in range(TILE_VECTORS):
                 place = at + r * lanes + c * k.lanes
-                weight = Variable(k, k.exp2((k.load(s.weights, place) - top[c]) * scale) * inverse[c])
+                weight = Variable(k, exp2(k, (k.load(s.weights, place) - top[c]) * scale) * inverse[c])
                 with k.when(k.negation(plain)):
                     weight.set(k.select(block.allowed(key + r, c), weight.get(), k.full(0.0)))
                 share = weight.get()

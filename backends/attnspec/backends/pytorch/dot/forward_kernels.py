@@ -10,6 +10,7 @@ a value of an excluded key may have caused, raises a flag.
 from typing import NamedTuple
 
 from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.vector_functions import exp2
 
 from .tiles import TILE_ROWS, TILE_VECTORS, Square, Sums, add_tile_product, define_turn, turn, width, zeros
 
@@ -181,12 +182,12 @@ def forward_kernel(bits: int) -> Kernel:
                     new = largest[c].get()
                     new = k.select(new.compare("==", nothing), k.full(0.0), new)
                     shift.append(new)
-                    shrink.append(k.exp2((top[c].get() - new) * scale))
+                    shrink.append(exp2(k, (top[c].get() - new) * scale))
                     top[c].set(largest[c].get())
                     total[c].set(total[c].get() * shrink[c])
                 with k.loop((block.low - first) * lanes, (block.high - first) * lanes, lanes) as at:
                     for c in columns:
-                        weight = k.exp2((k.load(weights, at + c * k.lanes) - shift[c]) * scale)
+                        weight = exp2(k, (k.load(weights, at + c * k.lanes) - shift[c]) * scale)
                         k.store(weight, weights, at + c * k.lanes)
                         total[c].add(weight)
                 from_zero = weights - first * (lanes * k.size)

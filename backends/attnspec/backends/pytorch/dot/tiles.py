@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from attnspec.backends.pytorch.codegen import Kernel, Value, Variable
 from attnspec.backends.pytorch.machine_code import register_bytes
+from attnspec.backends.pytorch.vector_functions import transposed
 
 TILE_ROWS = 8 if register_bytes() == 64 else 4
 TILE_VECTORS = 2
@@ -68,7 +69,7 @@ def define_turn(k: Kernel) -> None:
         inside = k.lanes_below(source.columns)
         numbers = [k.minimum(k.integer(i), source.rows - 1) for i in range(k.lanes)]
         loaded = [k.load_lanes(inside, source.base + number * source.step * k.size, 0) for number in numbers]
-        for i, row in enumerate(k.transposed(loaded)):
+        for i, row in enumerate(transposed(k, loaded)):
             written = k.lanes_below(k.select(target.rows.compare(">", i), target.columns, k.integer(0)))
             k.store_lanes(row, written, target.base + target.step * (i * k.size), 0)
 
