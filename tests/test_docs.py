@@ -95,7 +95,9 @@ def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_example_of_paths_prints_what_its_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", read("docs/pytorch.md"), re.DOTALL)
-    exec(code, {})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"  # (.*)", code)
+def test_the_examples_of_the_pytorch_backend_print_what_their_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = re.findall(r"```python\n(.*?)```", read("docs/pytorch.md"), re.DOTALL)
+    assert len(examples) == 3
+    for code in examples:
+        exec(code, {})
+        assert capsys.readouterr().out.splitlines() == re.findall(r"  # (.*)", code)

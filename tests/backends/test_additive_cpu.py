@@ -390,9 +390,11 @@ def test_ordinary_steps_take_one_call_and_others_are_left_to_the_kernels(dtype: 
         assert cache.at_once(other, None) is None
     assert cache.at_once(query, mask[:, :1]) is None
     assert cache.at_once(query, mask.T.contiguous().T) is None
-    with torch.autocast("cpu"):
-        assert cache.at_once(query, None) is None
     assert cache.at_once.useful
+    tracked = additive.prepare_keys(b.clone().requires_grad_(), w_v, value)
+    assert tracked.at_once(query, None) is None
+    with torch.no_grad():
+        assert tracked.at_once(query, None) is not None
     # scores that factors cannot give, alone and with these keys: the general kernels from then on
     for far in (300.0 * torch.ones_like(query), torch.full_like(query, torch.nan)):
         cache = additive.prepare_keys(b, w_v, value)

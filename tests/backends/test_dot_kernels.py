@@ -178,9 +178,9 @@ def test_tensors_that_are_not_just_numbers_in_memory() -> None:
     with torch.device("meta"):
         assert torch.equal(attend(query, key, value, causal=True), expected)
     for operands in ((query, key.to("meta"), value), (query, key, value.to("meta"))):
-        with pytest.raises(ValueError, match="one device, cpu; got"):
+        with pytest.raises(ValueError, match="query, key, value, mask: expected one device; got cpu"):
             attend(*operands)
-    with pytest.raises(ValueError, match="one device, cpu; got cpu, cpu, meta"):
+    with pytest.raises(ValueError, match="one device; got cpu, cpu, cpu, meta"):
         attend(query, key, value, mask=torch.ones(20, 20, dtype=torch.bool, device="meta"))
     negative = torch.complex(query, query).conj().imag
     assert negative.is_neg()

@@ -4,10 +4,11 @@ Only ``name`` is required. The optional attributes are ``from_numpy``, ``to_nump
 ``precision``, ``limits`` and ``notes`` (a mapping of strings that reports print: which kernels run, what is missing).
 """
 
+import inspect
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, get_origin, runtime_checkable
 
 import numpy as np
 from typing_extensions import TypeForm
@@ -122,13 +123,20 @@ def _integer(field: str, value: Any, least: int) -> int:
 
 
 class _Implements(Generic[F]):
+    def __init__(self, protocol: Any) -> None:
+        self.protocol = get_origin(protocol) or protocol
+
     def __call__(self, function: F) -> F:
+        own, contract = inspect.getdoc(function) or "", inspect.getdoc(self.protocol) or ""
+        if "Where:" not in own:
+            function.__doc__ = f"{own}\n\n{contract}".strip()
         return function
 
 
 def implements(protocol: TypeForm[F]) -> _Implements[F]:
     """Check at type-checking time that a function has an operation's signature: ``@implements(DotScores[Tensor])``.
 
-    Returns the function unchanged. mypy reports a wrong argument name, a missing keyword or a wrong array type.
+    Returns the function; the Protocol's shapes, edges and errors join its docstring unless that has its own. mypy
+    reports a wrong argument name, a missing keyword or a wrong array type.
     """
-    return _Implements()
+    return _Implements(protocol)

@@ -1,13 +1,15 @@
-"""Shapes of tensors checked against the Protocols, at the cost of one look-up for shapes that were seen before."""
+"""Tensors checked against the Protocols: shapes (by one look-up for those that were seen before), dtypes, devices."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from attnspec.spec import OPERATIONS, Kind
+from attnspec.spec.operation import Argument
 from attnspec.spec.shapes import Shape, bind
 
 
@@ -20,7 +22,6 @@ class Check:
     def __init__(self, operation: str) -> None:
         self.operation = OPERATIONS[operation]
         self.arguments = tuple(a for a in self.operation.arguments if a.kind is not Kind.FLAG)
-        self.masked = self.arguments[-1].name == "mask"
         self._remembered = lru_cache(maxsize=4096)(self._bound)
         self._plan = tuple(
             (a.name, a.batched, tuple((d.name, d.factors, d.broadcast) for d in a.core)) for a in self.arguments
@@ -29,15 +30,37 @@ class Check:
     def __call__(self, *arguments: Tensor | int | None) -> Shape:
         """Take the arguments in the Protocol's order, flags left out.
 
-        ``ShapeError`` names the first shape that does not fit; ``TypeError`` a mask that is not boolean.
+        ``ShapeError`` names the first shape that does not fit; ``TypeError`` what is no tensor, floats that are not of
+        one dtype (outside of autocast) and a mask that is not boolean; ``ValueError`` a tensor on another device.
         """
-        mask = arguments[-1]
-        if self.masked and isinstance(mask, Tensor) and mask.dtype is not torch.bool:
-            raise TypeError(f"{self.operation.name}: mask: expected torch.bool, True = may attend; got {mask.dtype}")
+        self._check_tensors(arguments)
         shapes = [a.shape if isinstance(a, Tensor) else a for a in arguments]
         if torch.compiler.is_compiling():
             return self._traced(shapes)
         return self._remembered(*shapes)
+
+    def _check_tensors(self, arguments: Sequence[Tensor | int | None]) -> None:
+        device = dtype = None
+        for declared, given in zip(self.arguments, arguments, strict=True):
+            if isinstance(given, Tensor):
+                kind = given.dtype
+                if device is None:
+                    device = given.device
+                elif given.device != device:
+                    self._refuse(ValueError, declared, f"a tensor on {device} as the others", given.device)
+                if declared.kind is Kind.FLOAT and kind is not dtype:
+                    if not kind.is_floating_point:
+                        self._refuse(TypeError, declared, "a floating dtype", kind)
+                    if dtype is not None and not torch._C._is_any_autocast_enabled():
+                        self._refuse(TypeError, declared, f"{dtype} as the others", kind)
+                    dtype = kind
+                elif declared.kind is Kind.BOOL and kind is not torch.bool:
+                    self._refuse(TypeError, declared, "torch.bool, True = may attend", kind)
+            elif declared.is_array and not (given is None and declared.optional):
+                self._refuse(TypeError, declared, "a torch.Tensor", type(given).__name__)
+
+    def _refuse(self, error: type[Exception], argument: Argument, expected: str, got: object) -> NoReturn:
+        raise error(f"{self.operation.name}: {argument.name}: expected {expected}; got {got}")
 
     def _bound(self, *shapes: Shape | int | None) -> Shape:
         values = {a.name: shape for a, shape in zip(self.arguments, shapes, strict=True)}

@@ -6,6 +6,7 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch import additive
 from attnspec.backends.pytorch.accumulation import product, widened
+from attnspec.backends.pytorch.autocast import lowers
 from attnspec.backends.pytorch.normalization import masked_softmax
 from attnspec.backends.pytorch.scoring import projections, query_first
 from attnspec.backends.pytorch.sdpa import attend
@@ -41,6 +42,7 @@ def dot_attention(
 
 
 @implements(DotProductAttention[Tensor])
+@lowers
 def dot_product_attention(
     query: Float[Tensor, "*#batch n d"],
     key: Float[Tensor, "*#batch m d"],
@@ -55,6 +57,7 @@ def dot_product_attention(
 
 
 @implements(ScaledDotProductAttention[Tensor])
+@lowers
 def scaled_dot_product_attention(
     query: Float[Tensor, "*#batch n d"],
     key: Float[Tensor, "*#batch m d"],
@@ -69,6 +72,7 @@ def scaled_dot_product_attention(
 
 
 @implements(GeneralAttention[Tensor])
+@lowers
 def general_attention(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -86,6 +90,7 @@ def general_attention(
 
 
 @implements(AdditiveAttention[Tensor])
+@lowers
 def additive_attention(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -104,6 +109,7 @@ def additive_attention(
 
 
 @implements(SelfAttention[Tensor])
+@lowers
 def self_attention(
     x: Float[Tensor, "*#batch n d"], *, mask: Bool[Tensor, "*#batch #n #n"] | None = None, causal: bool = False
 ) -> Float[Tensor, "*batch n d"]:
@@ -113,6 +119,7 @@ def self_attention(
 
 
 @implements(ProjectedSelfAttention[Tensor])
+@lowers
 def projected_self_attention(
     x: Float[Tensor, "*#batch n d_x"],
     w_q: Float[Tensor, "d_k d_x"],
@@ -128,6 +135,7 @@ def projected_self_attention(
 
 
 @implements(CrossAttention[Tensor])
+@lowers
 def cross_attention(
     x: Float[Tensor, "*#batch n d_x"],
     memory: Float[Tensor, "*#batch m d_m"],

@@ -6,6 +6,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch import autocast
 from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.mask_structure import top_left
 
@@ -56,18 +57,26 @@ def four_dimensional(
         _refuse("key", f"{q[-1]} features as the query", k[-1])
     if v[-2] != k[-2]:
         _refuse("value", f"{k[-2]} rows as the key", v[-2])
+    if not (query.dtype is key.dtype is value.dtype and query.is_floating_point()) and not autocast.is_on(query):
+        got = ", ".join(str(x.dtype) for x in (query, key, value))
+        raise TypeError(f"{NAME}: query, key, value: expected one floating dtype; got {got}")
     if scale is None and not q[-1]:
         _refuse("query", "at least one feature, or a scale", 0)
     others = (key, value) if mask is None else (key, value, mask)
     if any(x.device != query.device for x in others):
-        _refuse("every argument", f"one device, {query.device}", ", ".join(str(x.device) for x in others))
+        got = ", ".join(str(x.device) for x in (query, *others))
+        _refuse("query, key, value, mask", "one device", got)
     batch = q[:-2]
     equal = batch == k[:-2] == v[:-2]
     if mask is not None:
         over = _batch_of_mask(mask, batch, q[-2], k[-2])
         equal = equal and (len(over) == 0 or over == batch or _fits(over, batch))
     if not equal:
-        batch = broadcast(batch, k[:-2], v[:-2], () if mask is None else over)
+        shapes = (batch, k[:-2], v[:-2]) if mask is None else (batch, k[:-2], v[:-2], over)
+        try:
+            batch = broadcast(*shapes)
+        except RuntimeError:
+            _refuse("query, key, value, mask", "batches that broadcast", ", ".join(str(tuple(s)) for s in shapes))
         query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
     rank = len(batch)
     if rank == 1:

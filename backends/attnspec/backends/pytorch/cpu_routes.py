@@ -2,19 +2,23 @@
 
 ``llvm`` are the kernels of this package (``dot``). ``pytorch`` is what PyTorch takes by itself: inside
 ``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, for empty operands, for
-scales that are not positive, and for tensors that are not just numbers in memory.
+scales that are not positive, for tensors that are not just numbers in memory, and wherever fused kernels are switched
+off (``torch.nn.attention.sdpa_kernel``). Tangents go through its formula, for its fused kernel has none.
 """
 
+from contextlib import nullcontext
 from math import isfinite
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attnspec.backends.pytorch import autocast
 from attnspec.backends.pytorch.additive import HAS_LLVMLITE, LLVM_DTYPES
 from attnspec.backends.pytorch.call import Call
 from attnspec.backends.pytorch.exact_exclusion import exact
-from attnspec.backends.pytorch.transforms import ordinary, taken_over, transformed
+from attnspec.backends.pytorch.transforms import has_tangents, ordinary, taken_over, transformed
 
 FEW = 20
 """Queries up to which lanes of the kernels are empty while every key is read: PyTorch's own products then do less."""
@@ -26,11 +30,14 @@ SCALES = 2.0**-126, 2.0**126
 
 def kernel(call: Call) -> str:
     """``llvm`` or ``pytorch``."""
+    if taken_over():  # before a size is looked at: under torch.export it would be a constraint
+        return "pytorch"
     query, key, value, mask, _, scale, _ = call
     b, h, n, d = query.shape
     few = n <= FEW and b * h * FEW * key.shape[-2] * (d + value.shape[-1]) > SOON_DONE
     served = (
         HAS_LLVMLITE
+        and torch._C._get_flash_sdp_enabled()  # on the CPU too
         and query.dtype in LLVM_DTYPES
         and query.dtype == key.dtype == value.dtype
         and SCALES[0] <= scale <= SCALES[1]
@@ -38,7 +45,6 @@ def kernel(call: Call) -> str:
         and key.numel() > 0
         and value.numel() > 0
         and not few
-        and not taken_over()
         and all(map(ordinary, (query, key, value) if mask is None else (query, key, value, mask)))
     )
     return "llvm" if served else "pytorch"
@@ -48,8 +54,8 @@ def attend(call: Call) -> Tensor:
     """The output, exact also where something that is not finite stands at an excluded key."""
     if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
         call = _resolved(call)
-    if torch.is_autocast_enabled("cpu"):
-        call = _autocast(call)
+    query, key, value = autocast.taken(*call[:3])
+    call = call._replace(query=query, key=key, value=value) if query is not call.query else call
     excludes = call.mask is not None or call.causal
     if kernel(call) == "llvm":
         from attnspec.backends.pytorch.dot import cpu
@@ -68,13 +74,6 @@ def _resolved(call: Call) -> Call:
     return call._replace(query=query, key=key, value=value)
 
 
-def _autocast(call: Call) -> Call:
-    """Operands in autocast's dtype, as for PyTorch's own; float64 stays."""
-    low = torch.get_autocast_dtype("cpu")
-    query, key, value = (x if x.dtype is torch.float64 else x.to(low) for x in call[:3])
-    return call._replace(query=query, key=key, value=value)
-
-
 def _by_pytorch(call: Call) -> Tensor:
     query, key, value, mask, causal, scale, _ = call
     if mask is not None and causal:
@@ -83,11 +82,16 @@ def _by_pytorch(call: Call) -> Tensor:
     if d != d_v and query.numel() and value.numel():
         # PyTorch's fused kernel wants one width; zeros at the end change neither scores nor the columns returned
         query, key, value = (F.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)[..., :d_v]
+    with sdpa_kernel(SDPBackend.MATH) if has_tangents() else nullcontext():
+        output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)[..., :d_v]
+    if mask is None or not call.differentiates():
+        return output
+    # so that a gradient given for an empty row, were it NaN, ends here
+    return output.masked_fill(~mask.any(-1, keepdim=True), 0)
 
 
 def _differentiated(call: Call) -> tuple[Tensor, ...]:
-    return (call.key, call.value) if call.differentiates() else ()
+    return call[:3] if call.differentiates() else ()
 
 
 def _finite(*tensors: Tensor) -> bool:

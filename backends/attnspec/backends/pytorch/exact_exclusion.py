@@ -7,22 +7,29 @@ whether that happened (or whether the result is rightly not finite), and then th
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.accumulation import widened
+
 
 def exact(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, scale: float) -> Tensor:
     """softmax(scale·QKᵀ)V over the allowed keys; with the scores in memory, and no term of an excluded key anywhere."""
     dtype = query.dtype
-    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-    query, key, value = query.to(wide), key.to(wide), value.to(wide)
+    with torch.autocast(query.device.type, enabled=False):
+        return _exact(widened(query), widened(key), widened(value), allowed, scale).to(dtype)
+
+
+def _exact(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, scale: float) -> Tensor:
+    attended = allowed.any(-1, keepdim=True)
+    query = query.masked_fill(~attended, 0)
     sound = key.isfinite().all(-1)
     scores = scale * (query @ key.masked_fill(~sound.unsqueeze(-1), 0).mT)
     with torch.no_grad():
         raw = scale * (query @ key.mT)
     scores = torch.where(sound.unsqueeze(-2), scores, raw).masked_fill(~allowed, -torch.inf)
-    attended = allowed.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(~attended, 0), -1).masked_fill(~(allowed & attended), 0)
     odd = ~value.isfinite()
     pooled = weights @ value.masked_fill(odd, 0)
-    return (pooled + of_odd_values(weights.detach(), value.detach(), allowed)).to(dtype)
+    pooled = pooled + of_odd_values(weights.detach(), value.detach(), allowed)
+    return pooled.masked_fill(~attended, 0)
 
 
 def of_odd_values(weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 
-def no_second_derivative(operation: str, path: str) -> Callable[..., NoReturn]:
-    """A backward of a backward, that raises."""
+def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[..., NoReturn]:
+    """A backward of a backward, that raises and says where there is one."""
 
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        raise NotImplementedError(f"{operation}: second derivatives are not implemented on the path {path}")
+        raise NotImplementedError(
+            f"{operation}: second derivatives are not implemented on the path {path}; {elsewhere} has them"
+        )
 
     return backward
 
@@ -36,11 +38,10 @@ class _FirstOrder(torch.autograd.Function):
 
 
 def first_order(
-    operation: str, path: str, compute: Callable[..., tuple[Tensor | None, ...]], *tensors: Tensor
+    refuse: Callable[..., NoReturn], compute: Callable[..., tuple[Tensor | None, ...]], *tensors: Tensor
 ) -> tuple[Tensor | None, ...]:
     """compute(*tensors), the gradients of a backward, where autograd does not record it; else the same, that raises."""
     if not torch.is_grad_enabled():
         return compute(*tensors)
-    refuse = no_second_derivative(operation, path)
     gradients: tuple[Tensor | None, ...] = _FirstOrder.apply(refuse, compute, *tensors)  # type: ignore[no-untyped-call]
     return gradients

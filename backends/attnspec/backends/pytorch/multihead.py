@@ -6,6 +6,7 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.accumulation import product
 from attnspec.backends.pytorch.attention import dot_attention
+from attnspec.backends.pytorch.autocast import lowers
 from attnspec.spec import MultiHeadAttention, implements
 
 _multi_head = Check("multi_head_attention")
@@ -19,6 +20,7 @@ def per_head(x: Tensor, w: Tensor) -> Tensor:
 
 
 @implements(MultiHeadAttention[Tensor])
+@lowers
 def multi_head_attention(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.accumulation import product, widened
+from attnspec.backends.pytorch.autocast import keeps, lowers
 from attnspec.backends.pytorch.exact_exclusion import of_odd_values
 from attnspec.backends.pytorch.normalization import masked_softmax
 from attnspec.backends.pytorch.scoring import half_squared_distances
-from attnspec.backends.pytorch.transforms import transformed
+from attnspec.backends.pytorch.transforms import taken_over
 from attnspec.spec import AttentionPooling, AveragePooling, NadarayaWatson, implements
 
 _attention = Check("attention_pooling")
@@ -22,7 +23,7 @@ def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
     if mask is None:
         return weights @ value
     finite = torch.isfinite(value)
-    if not transformed() and value.device.type == "cpu" and bool(finite.all()):
+    if not taken_over() and value.device.type == "cpu" and bool(finite.all()):
         return weights @ value
     # The rest runs without looking at the numbers, so that nothing waits for a GPU.
     allowed = mask.expand(*mask.shape[:-1], value.shape[-2])
@@ -30,6 +31,7 @@ def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
 
 
 @implements(AttentionPooling[Tensor])
+@lowers
 def attention_pooling(
     weights: Float[Tensor, "*#batch n m"], value: Float[Tensor, "*#batch m d_v"]
 ) -> Float[Tensor, "*batch n d_v"]:
@@ -52,6 +54,7 @@ def average_pooling(
 
 
 @implements(NadarayaWatson[Tensor])
+@keeps
 def nadaraya_watson(
     query: Float[Tensor, "*#batch n d"],
     key: Float[Tensor, "*#batch m d"],

@@ -10,8 +10,9 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch import additive
 from attnspec.backends.pytorch.accumulation import widened
+from attnspec.backends.pytorch.autocast import keeps, lowers
 from attnspec.backends.pytorch.broadcasting import broadcast
-from attnspec.backends.pytorch.transforms import functional, transformed
+from attnspec.backends.pytorch.transforms import functional, has_tangents, taken_over
 from attnspec.spec import (
     AdditiveScores,
     DotScores,
@@ -31,6 +32,7 @@ _gaussian = Check("gaussian_scores")
 
 
 @implements(DotScores[Tensor])
+@lowers
 def dot_scores(query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]) -> Float[Tensor, "*batch n m"]:
     """q·k for every query and key."""
     _dot(query, key)
@@ -38,6 +40,7 @@ def dot_scores(query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch 
 
 
 @implements(ScaledDotScores[Tensor])
+@lowers
 def scaled_dot_scores(
     query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]
 ) -> Float[Tensor, "*batch n m"]:
@@ -47,6 +50,7 @@ def scaled_dot_scores(
 
 
 @implements(AdditiveScores[Tensor])
+@lowers
 def additive_scores(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -71,6 +75,7 @@ def query_first(query: Tensor, key: Tensor) -> bool:
 
 
 @implements(GeneralScores[Tensor])
+@lowers
 def general_scores(
     query: Float[Tensor, "*#batch n d_q"], key: Float[Tensor, "*#batch m d_k"], w: Float[Tensor, "d_q d_k"]
 ) -> Float[Tensor, "*batch n m"]:
@@ -82,6 +87,7 @@ def general_scores(
 
 
 @implements(LocationScores[Tensor])
+@lowers
 def location_scores(query: Float[Tensor, "*batch n d_q"], w: Float[Tensor, "m d_q"]) -> Float[Tensor, "*batch n m"]:
     """Wq for every query."""
     _location(query, w)
@@ -133,10 +139,13 @@ def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
 
     q·k − ½‖q‖² − ½‖k‖² would be faster, but where points lie close together far from 0 it cancels to noise.
     """
+    if has_tangents():
+        difference = query.unsqueeze(-2) - key.unsqueeze(-3)
+        return -0.5 * (difference * difference).sum(-1)
     differentiates = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
     if not functional() and not differentiates:
         return _half_squared_distances(query, key)
-    if not transformed() and query.is_cpu:
+    if not taken_over() and query.is_cpu:
         # PyTorch's own derivative is right wherever no score overflows, and has less to call
         scores = _half_squared_distances(query, key)
         if isfinite(scores.detach().sum()):
@@ -149,6 +158,7 @@ def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
 
 
 @implements(GaussianScores[Tensor])
+@keeps
 def gaussian_scores(
     query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]
 ) -> Float[Tensor, "*batch n m"]:

@@ -26,8 +26,8 @@ def attend(
     """softmax(scale·QKᵀ)V over the attendable keys; ``scale`` is 1/√d unless given.
 
     query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask boolean (*batch, n, m) with True = attend;
-    batches broadcast, and so do all dimensions of the mask. Raises ``ValueError`` for sizes that do not agree,
-    ``TypeError`` for a mask that is not boolean, ``RuntimeError`` for batches that do not broadcast.
+    batches broadcast, and so do all dimensions of the mask. Raises ``ValueError`` for sizes and devices that do not
+    agree and batches that do not broadcast, ``TypeError`` for dtypes that differ and a mask that is not boolean.
     """
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
     output = cpu_routes.attend(call) if query.is_cpu else _on_accelerator(call)

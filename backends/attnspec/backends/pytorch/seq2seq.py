@@ -5,12 +5,14 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention
+from attnspec.backends.pytorch.autocast import lowers
 from attnspec.spec import BahdanauContext, implements
 
 _bahdanau = Check("bahdanau_context")
 
 
 @implements(BahdanauContext[Tensor])
+@lowers
 def bahdanau_context(
     state: Float[Tensor, "*#batch d_s"],
     annotations: Float[Tensor, "*#batch m d_h"],

@@ -8,6 +8,7 @@ thread: PyTorch's own operations around the kernels wait for theirs.)
 
 import ctypes
 import os
+import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +24,13 @@ from attnspec.backends.pytorch.machine_code import Compiled
 WORTH_WAKING = 200_000
 """Terms of additive scores, or as much work of another kind, from which threads are woken: some 10 microseconds."""
 
-_pool: ThreadPoolExecutor | None = None
+_pools = threading.local()
 _forked = False
 
 
 def _after_fork() -> None:
-    global _pool, _forked
-    _pool, _forked = None, True
+    global _pools, _forked
+    _pools, _forked = threading.local(), True
 
 
 if hasattr(os, "register_at_fork"):
@@ -59,7 +60,6 @@ def word(value: int | Tensor | None) -> int:
 
 def launch(kernel: Compiled, threads: int, words: Sequence[int]) -> None:
     """Call the kernel with the words of its fields, in their order."""
-    global _pool
     memory = array("q", bytes(8 * LEADING))
     memory.extend(words)
     address = memory.buffer_info()[0]
@@ -70,12 +70,36 @@ def launch(kernel: Compiled, threads: int, words: Sequence[int]) -> None:
     if parallel is not None:
         parallel(kernel.address, address, threads, 0)
         return
-    if _pool is None:
-        _pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="attnspec")
-    others = [_pool.submit(kernel.call, address) for _ in range(1, threads)]
-    kernel.call(address)
-    for other in others:
-        other.result()
+    _on_python_threads(kernel, address, threads)
+
+
+def _on_python_threads(kernel: Compiled, address: int, threads: int) -> None:
+    """On threads of the caller's own. If it is interrupted, they end first: they write to memory that it frees."""
+    if not hasattr(_pools, "own"):
+        _pools.own = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="attnspec")
+    pool: ThreadPoolExecutor = _pools.own
+    ended = False
+    try:
+        others = [pool.submit(kernel.call, address) for _ in range(1, threads)]
+        kernel.call(address)
+        for other in others:
+            other.result()
+        ended = True
+    finally:
+        if not ended:
+            _pools.__dict__.clear()
+            _end(pool)
+
+
+def _end(pool: ThreadPoolExecutor) -> None:
+    """Wait for all threads of the pool, also when interrupted once more."""
+    ended = False
+    try:
+        pool.shutdown()
+        ended = True
+    finally:
+        if not ended:
+            _end(pool)
 
 
 @cache

@@ -15,13 +15,18 @@ def transformed() -> bool:
     return torch.compiler.is_compiling() or functional()
 
 
+def has_tangents() -> bool:
+    """Whether the program is in forward mode, of ``torch.func`` or of dual numbers."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
 def taken_over() -> bool:
     """Whether operations must be PyTorch's own: transformed, traced, watched by a mode, or with tangents to carry."""
     return (
         transformed()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
+        or has_tangents()
     )
 
 

@@ -13,6 +13,7 @@ Sources: S0, equation (4); Bahdanau 2015.
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from attnspec.backends.pytorch import autocast
 from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.transforms import functional
 
@@ -48,12 +50,13 @@ def available_paths(device_type: str) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def path_for(*operands: Tensor, path: str | None = None) -> str:
+def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
     """The path that a call with these operands takes; `path` asks for one.
 
     ValueError if that one is unknown or does not serve the operands.
     """
-    device, dtype = operands[0].device.type, operands[0].dtype
+    operands = first, *others
+    device, dtype = first.device.type, first.dtype
     possible = [name for name in available_paths(device) if _serves(name, operands)]
     if path is None:
         return possible[0]
@@ -90,6 +93,10 @@ def _require(condition: bool, argument: str, expected: str, got: object) -> None
 
 def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor | None) -> None:
     _require(w_v.dim() == 1 and w_v.shape[0] >= 1, "w_v", "shape (h,), h >= 1", tuple(w_v.shape))
+    others = [x for x in (b, w_v, value, mask) if x is not None]
+    if any(x.device != a.device for x in others):
+        devices = ", ".join(str(x.device) for x in (a, *others))
+        raise ValueError(f"additive attention: expected all tensors on one device; got {devices}")
     h = w_v.shape[0]
     _require(a.dim() >= 2 and a.shape[-1] == h, "a", f"shape (*batch, n, {h})", tuple(a.shape))
     _require(b.dim() >= 2 and b.shape[-1] == h, "b", f"shape (*batch, m, {h})", tuple(b.shape))
@@ -102,7 +109,9 @@ def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor
     if mask is not None:
         if mask.dtype != torch.bool:
             raise TypeError(f"additive attention: mask: expected torch.bool; got {mask.dtype}")
-        fits = mask.dim() >= 2 and mask.shape[-2] in (1, n) and mask.shape[-1] in (1, m)
+        # not `in (1, n)`: torch.compile denies that a size that it does not know is in there
+        rows = mask.dim() >= 2 and (mask.shape[-2] == n or mask.shape[-2] == 1)
+        fits = rows and (mask.shape[-1] == m or mask.shape[-1] == 1)
         _require(fits, "mask", f"shape broadcastable to (*batch, {n}, {m}), rank >= 2", tuple(mask.shape))
         shapes.append(mask.shape[:-2])
     try:
@@ -112,15 +121,12 @@ def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor
         raise ValueError(f"additive attention: expected batch dimensions that broadcast; got {got}") from None
 
 
-def _operands(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _operands(names: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The operands in autocast's dtype where it is on; they must then agree."""
-    kind = tensors[0].device.type
-    if torch.is_autocast_enabled(kind):
-        low = torch.get_autocast_dtype(kind)
-        tensors = tuple(x if x.dtype == torch.float64 else x.to(low) for x in tensors)
+    tensors = autocast.taken(*tensors)
     if any(x.dtype != tensors[0].dtype for x in tensors) or not tensors[0].is_floating_point():
         kinds = ", ".join(str(x.dtype) for x in tensors)
-        raise TypeError(f"additive attention: expected operands of one floating dtype; got {kinds}")
+        raise TypeError(f"additive attention: {names}: expected one floating dtype; got {kinds}")
     return tensors
 
 
@@ -141,7 +147,7 @@ def attention(
     paths, TypeError for dtypes.
     """
     _check(a, b, w_v, value, mask)
-    a, b, w_v, value = _operands(a, b, w_v, value)
+    a, b, w_v, value = _operands("a, b, w_v, value", a, b, w_v, value)
     chosen = path_for(a, b, w_v, value, path=path)
     if chosen == "llvm":
         from . import cpu
@@ -163,7 +169,7 @@ def scores(
 ) -> Float[Tensor, "*batch n m"]:
     """sum_h w_v tanh(a_i + b_j), with gradients that are right whether or not a softmax follows."""
     _check(a, b, w_v, None, None)
-    a, b, w_v = _operands(a, b, w_v)
+    a, b, w_v = _operands("a, b, w_v", a, b, w_v)
     chosen = path_for(a, b, w_v, path=path)
     if chosen == "llvm":
         from . import cpu
@@ -190,6 +196,10 @@ class KeyCache:
     prepared: Any
     at_once: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or what is unpickled, prepares its own."""
+        return partial(prepare_keys, path=self.path), (self.b, self.w_v, self.value)
+
 
 def prepare_keys(
     b: Float[Tensor, "*#batch m h"],
@@ -199,8 +209,9 @@ def prepare_keys(
     path: str | None = None,
 ) -> KeyCache:
     """What `step` needs of projected keys b and their values. It keeps these tensors: they must not change any more."""
+    _require(b.dim() >= 2, "b", "shape (*batch, m, h)", tuple(b.shape))
     _check(b[..., :1, :], b, w_v, value, None)
-    b, w_v, value = _operands(b, w_v, value)
+    b, w_v, value = _operands("b, w_v, value", b, w_v, value)
     chosen = path_for(b, w_v, value, path=path)
     prepared: Any = None
     at_once: Any = None
@@ -210,8 +221,7 @@ def prepare_keys(
         prepared = cpu_step.prepare(b, w_v, value)
         one_batch = b.shape[:-2] == value.shape[:-2]
         if one_batch and not prepared.nonfinite.numel() and prepared.raw.dtype is b.dtype:
-            tracked = any(x.requires_grad for x in (b, w_v, value))
-            at_once = cpu_step.Step(prepared, b.shape[:-2], value.shape[-1], tracked)
+            at_once = cpu_step.Step(prepared, b, w_v, value)
     if chosen == "triton":
         from . import cuda_step
 
@@ -224,19 +234,24 @@ def step(
 ) -> Float[Tensor, "*batch d_v"]:
     """One decoding step: the context of one projected query a for each source; mask (*batch, m) or without batch.
 
-    If gradients are needed, the step is `attention` with a single query, from the keys themselves; inside torch.func
-    on the plain path.
+    Batches broadcast, so that a query that kept its axis, (B, 1, h), has B sources of its own: squeeze it. If gradients
+    are needed, the step is `attention` with a single query, from the keys themselves; inside torch.func on the plain
+    path. Under autocast a step stays in the dtype of the cache.
     """
     if cache.at_once is not None and not torch.compiler.is_compiling():
         found: Tensor | None = cache.at_once(a, mask)
         if found is not None:
             return found
+    if autocast.is_on(a):
+        with torch.autocast(a.device.type, enabled=False):
+            return step(cache, a if a.dtype is torch.float64 else a.to(cache.b.dtype), mask=mask)
+    (m, h), row = cache.b.shape[-2:], None
+    _require(a.dim() >= 1 and a.shape[-1] == h, "a", f"shape (*batch, {h})", tuple(a.shape))
     if mask is not None:
-        _require(mask.dim() >= 1, "mask", "rank >= 1", tuple(mask.shape))
-    row = None if mask is None else mask.unsqueeze(-2)
-    _require(a.dim() >= 1, "a", "rank >= 1", tuple(a.shape))
+        fits = mask.dim() >= 1 and (mask.shape[-1] == m or mask.shape[-1] == 1)
+        _require(fits, "mask", f"shape broadcastable to (*batch, {m}), rank >= 1", tuple(mask.shape))
+        row = mask.unsqueeze(-2)
     _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, row)
-    (a,) = _operands(a)
     if a.dtype != cache.b.dtype:
         raise TypeError(f"additive attention: a: expected {cache.b.dtype} as the keys; got {a.dtype}")
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, cache.b, cache.w_v, cache.value))

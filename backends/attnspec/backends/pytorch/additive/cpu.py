@@ -183,6 +183,8 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     b3, b_index = flatten(b, batch, compute)
     v3, value_index = flatten(value, batch, compute)
     g3 = grad.to(compute).expand(*batch, n, d).reshape(batch.numel(), n, d)
+    if not finite(g3):  # what is given for a row without an attendable key has no effect
+        g3 = torch.where(weights.any(-1, keepdim=True), g3, 0.0)
     delta = torch.from_numpy(np.einsum("bnd,bnd->bn", g3.numpy(), output.to(compute).reshape(g3.shape).numpy()))
     g3, v3 = whole_registers(g3), whole_registers(v3 if finite(v3) else torch.where(v3.isfinite(), v3, 0.0))
     whole, entries, wide = weights.shape[2], batch.numel(), v3.shape[2]
@@ -229,8 +231,9 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
             "grad_value": grad_value,
         },
     )
+    grad_a, grad_b = units.projection_gradients()
     grad_w = units.weight_gradient().to(w_v.dtype)
-    return (_like(units.a, batch, a), _like(units.b, batch, b), grad_w, _like(grad_value[..., :d], batch, value))
+    return _like(grad_a, batch, a), _like(grad_b, batch, b), grad_w, _like(grad_value[..., :d], batch, value)
 
 
 @attention_backward_op.register_fake
@@ -299,7 +302,8 @@ def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple
     units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
     units.add(0, slopes, extent)
     grad_w = units.weight_gradient() + float(slopes.numpy().sum(-1).sum(dtype=np.float64))
-    return _like(units.a, batch, a), _like(units.b, batch, b), grad_w.to(w_v.dtype)
+    grad_a, grad_b = units.projection_gradients()
+    return _like(grad_a, batch, a), _like(grad_b, batch, b), grad_w.to(w_v.dtype)
 
 
 @scores_backward_op.register_fake
@@ -334,7 +338,9 @@ def _scores_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
 attention_op.register_autograd(_attention_backward, setup_context=_save_attention)
 scores_op.register_autograd(_scores_backward, setup_context=_save_scores)
 for gradients_op in (attention_backward_op, scores_backward_op):
-    gradients_op.register_autograd(no_second_derivative("additive attention", "llvm; path='plain' has them"))
+    gradients_op.register_autograd(
+        no_second_derivative("additive attention", "llvm", "additive.attention(..., path='plain')")
+    )
 
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None,

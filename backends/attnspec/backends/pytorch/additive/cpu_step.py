@@ -34,6 +34,7 @@ class Prepared:
     ratio: Tensor
     offset: Tensor
     minus_two_scale: Tensor
+    unit: Tensor
     value: Tensor
     nonfinite: Tensor
 
@@ -47,7 +48,7 @@ def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
     nonfinite = values.new_empty(0) if finite(values) else values
     clean = pages.copy(whole_registers(torch.where(values.isfinite(), values, 0.0) if nonfinite.numel() else values))
     return Prepared(keys.raw, keys.factor, keys.flag, keys.top_flag, keys.largest, keys.top, weight.raw, weight.ratio,
-                    weight.offset, weight.minus_two_scale, clean, nonfinite)  # fmt: skip
+                    weight.offset, weight.minus_two_scale, weight.unit, clean, nonfinite)  # fmt: skip
 
 
 @operator("additive_step_cpu")
@@ -56,7 +57,7 @@ def step_op(a: Tensor, prepared: list[Tensor], key_batch: list[int], value_batch
     """Context (*batch, d) of one query (*batch, h) for each source; mask (*batch, m)."""
     source = Prepared(*prepared)
     keys = Factors(source.raw, source.factor, source.flag, source.top_flag, source.largest, source.top)
-    weight = Weight(source.w_v, source.ratio, source.offset, source.minus_two_scale)
+    weight = Weight(source.w_v, source.ratio, source.offset, source.minus_two_scale, source.unit)
     (m, _), compute = source.raw.shape[1:], source.raw.dtype
     batch = broadcast(a.shape[:-1], key_batch, value_batch, mask.shape[:-1] if mask is not None else ())
     query, a_index = flatten(a.unsqueeze(-2), batch, compute)
@@ -92,27 +93,28 @@ class Step:
     Raises nothing: ``__call__`` gives None for what is left to `step`.
     """
 
-    def __init__(self, prepared: Prepared, batch: torch.Size, d: int, tracked: bool) -> None:
+    def __init__(self, prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> None:
+        batch, d = b.shape[:-2], value.shape[-1]
         entries, m, h = prepared.raw.shape
         own, wide = prepared.raw.new_empty(0), prepared.value.shape[2]
         self.shape, self.output, self.mask = (*batch, h), (entries, 1, wide), (*batch, m)
-        self.final, self.dtype, self.tracked = (*batch, d), own.dtype, tracked
+        self.final, self.dtype, self.given = (*batch, d), own.dtype, (b, w_v, value)
         self.kernel = compiled(step_kernel, bits(own))
         self.threads_of = entries, entries * m * (h + wide)
         self.scratch = row_stride(m, own) + 64 + wide
         index = entry_index(batch, batch)
         self.useful = True
-        values: Arguments = {
+        arguments: Arguments = {
             "tasks": entries, "batches": entries, "chunks": 1, "n": 1, "m": m, "h": h, "causal": 0,
             "stride": row_stride(m, own), "scratch_size": self.scratch, "d": wide,
             "a_index": index, "b_index": index, "value_index": index, "mask_index": index * m,
             "key_factor": prepared.factor, "scale": prepared.ratio, "offset": prepared.offset,
-            "minus_two_scale": prepared.minus_two_scale, "value": prepared.value,
+            "minus_two_scale": prepared.minus_two_scale, "unit": prepared.unit, "value": prepared.value,
             "key_top": prepared.top, "key_top_flag": prepared.top_flag,
         }  # fmt: skip
         # which keeps the tensors alive whose addresses are among the words
-        self.values = values
-        self.words = [word(values.get(field)) for field in self.kernel.fields]
+        self.arguments = arguments
+        self.words = [word(arguments.get(field)) for field in self.kernel.fields]
         self.place = {field: i for i, field in enumerate(self.kernel.fields)}
 
     def __call__(self, a: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -127,8 +129,7 @@ class Step:
                 mask is None
                 or (mask.shape == self.mask and mask.dtype is torch.bool and ordinary(mask) and mask.is_contiguous())
             )
-            and not (torch.is_grad_enabled() and (self.tracked or a.requires_grad))
-            and not torch.is_autocast_enabled("cpu")
+            and not (torch.is_grad_enabled() and (a.requires_grad or any(x.requires_grad for x in self.given)))
             and not taken_over()
         )
         if not fits:

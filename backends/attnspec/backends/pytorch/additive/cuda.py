@@ -20,6 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("additive attention on CUDA needs Triton: install triton, or attnspec[triton]") from error
 
+from attnspec.backends.pytorch import autocast
 from attnspec.backends.pytorch.additive.operators import operator
 from attnspec.backends.pytorch.additive.triton_backward import delta_kernel, gradient_kernel
 from attnspec.backends.pytorch.additive.triton_forward import forward_kernel, scores_kernel
@@ -225,7 +226,9 @@ def _scores_gradients(ctx, grad):  # type: ignore[no-untyped-def]
 
 _scores.register_autograd(_scores_gradients, setup_context=_save_scores)
 for _gradients in (_attention_backward, _scores_backward):
-    _gradients.register_autograd(no_second_derivative("additive attention", "triton; path='plain' has them"))
+    _gradients.register_autograd(
+        no_second_derivative("additive attention", "triton", "additive.attention(..., path='plain')")
+    )
 
 
 def check(condition: bool, message: str) -> None:
@@ -236,10 +239,7 @@ def check(condition: bool, message: str) -> None:
 
 def lower(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype where autocast is on, as PyTorch's own attention does."""
-    kind = tensors[0].device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        tensors = tuple(x.to(dtype) for x in tensors)
+    tensors = autocast.taken(*tensors)
     if len({x.dtype for x in tensors}) > 1 or tensors[0].dtype not in DTYPES:
         raise TypeError(f"dtypes must be one of float32, bfloat16, float16, got {[x.dtype for x in tensors]}")
     return tensors

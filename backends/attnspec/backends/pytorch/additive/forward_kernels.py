@@ -28,8 +28,8 @@ UNFIT = 3  # a query and a key whose flags sum to this have no factors together
 CHUNK = 24  # query rows of one task, a multiple of both
 
 SHARED = ("tasks", "batches", "chunks", "n", "m", "h", "causal", "stride", "scratch", "scratch_size")
-SCORING = ("a_index", "b_index", "query_factor", "key_factor", "scale", "offset", "minus_two_scale", "clamp_tiles",
-           "direct", "query_raw", "key_raw", "weight", "query_flag", "key_flag")  # fmt: skip
+SCORING = ("a_index", "b_index", "query_factor", "key_factor", "scale", "offset", "minus_two_scale", "unit",
+           "clamp_tiles", "direct", "query_raw", "key_raw", "weight", "query_flag", "key_flag")  # fmt: skip
 ATTENDING = ("mask", "mask_index", "mask_row", "value_index", "value", "d", "output", "weights")
 SCORES_FIELDS = (*SHARED, *SCORING, "output")
 ATTEND_FIELDS = (*SHARED, *SCORING, *ATTENDING)
@@ -127,7 +127,7 @@ def direct_exponential(k: Kernel, x: Value) -> Value:
 
 
 def emit_scores(k: Kernel, block: Block, row_tile: int, masked: bool) -> None:
-    """Scores of the block into its scratch rows; tiles without an attendable key are left as they are."""
+    """Scores of the block, in units, into its scratch rows; tiles without an attendable key are left as they are."""
     g, lanes, h = k.argument, k.lanes, k.argument["h"]
     a_batch = k.load_int(g["a_index"], block.batch)
     b_batch = k.load_int(g["b_index"], block.batch)
@@ -256,7 +256,8 @@ def scores_kernel(bits: int) -> Kernel:
         emit_scores(k, block, ROW_TILE, masked=False)
         with k.loop(0, block.rows) as i, k.loop(0, g["m"], k.lanes) as j:
             row = (block.batch * g["n"] + block.first + i) * g["m"]
-            k.store_lanes(k.load(block.scratch, i * block.stride + j), k.lanes_below(g["m"] - j), g["output"], row + j)
+            score = k.load(block.scratch, i * block.stride + j) * k.broadcast(g["unit"], 0)
+            k.store_lanes(score, k.lanes_below(g["m"] - j), g["output"], row + j)
     return k
 
 
@@ -315,9 +316,9 @@ def _softmax_row(k: Kernel, block: Block, i: Value, inverse: Value, low: Variabl
         top.set(k.maximum(score, top.get()))  # in this order a NaN is passed over
     largest = k.max(top.get())
     largest = k.select(largest.compare("==", lowest), k.full(0.0), largest)
-    total = Variable(k, k.full(0.0))
+    total, unit = Variable(k, k.full(0.0)), k.broadcast(g["unit"], 0)
     with k.loop(0, end, k.lanes) as j:
-        weight = exp(k, k.load(row, j) - largest)
+        weight = exp(k, (k.load(row, j) - largest) * unit)
         k.store(weight, row, j)
         total.add(weight)
     whole = k.sum(total.get())

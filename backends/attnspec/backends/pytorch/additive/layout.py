@@ -44,7 +44,9 @@ def padded(m: int, x: Tensor) -> int:
 def row_stride(m: int, x: Tensor) -> int:
     """Distance between rows of m scores: whole key blocks, and never such that a column falls on a few cache sets."""
     whole = padded(m, x)
-    return whole + key_lanes(bits(x)) if whole * x.element_size() % 1024 == 0 else whole
+    # without a condition, which torch.export would make one of m
+    some = (whole * x.element_size() % 1024 + 1023) // 1024
+    return whole + (1 - some) * key_lanes(bits(x))
 
 
 @lru_cache(maxsize=64)
@@ -85,23 +87,32 @@ def blocked(x: Tensor) -> Tensor:
 
 @dataclass
 class Weight:
-    """w_v as the forward kernel takes it: scores are offset + minus_two_scale sum_h 1/(E'F + ratio), E' = E ratio."""
+    """w_v as the kernels take it: scores are unit (offset + minus_two_scale sum_h 1/(E'F + ratio)), E' = E ratio.
+
+    ``unit`` is a power of two, 1 unless sums of weights might overflow; ``raw`` is w_v / unit.
+    """
 
     raw: Tensor
     ratio: Tensor
     offset: Tensor
     minus_two_scale: Tensor
+    unit: Tensor
 
     @classmethod
     def of(cls, w: Tensor) -> "Weight":
         """w (h)."""
         limit = 2.0**36 if w.dtype == torch.float32 else 2.0**200
         raw = w.detach().numpy()
+        room = 124 if w.dtype == torch.float32 else 1020
+        # max|w| h < 2**(room + excess), and for what is infinite frexp gives 0
+        excess = int(np.frexp(np.abs(raw).max())[1]) + len(raw).bit_length() - room
+        unit = raw.dtype.type(2.0 ** max(excess, 0))
+        raw = raw / unit
         scale = np.abs(raw).max()
         with np.errstate(all="ignore"):
             ratio = np.clip(np.where(raw == 0, limit, scale / raw), -limit, limit).astype(raw.dtype)
         offset = raw.sum(dtype=np.float64).astype(raw.dtype)
-        return cls(w, *(torch.from_numpy(np.atleast_1d(x)) for x in (ratio, offset, -2 * scale)))
+        return cls(*(torch.from_numpy(np.atleast_1d(x)) for x in (raw, ratio, offset, -2 * scale, unit)))
 
 
 @dataclass
@@ -174,6 +185,7 @@ def scoring(queries: Factors, keys: Factors, weight: Weight) -> Arguments:
         "scale": weight.ratio,
         "offset": weight.offset,
         "minus_two_scale": weight.minus_two_scale,
+        "unit": weight.unit,
         "clamp_tiles": tiles,
         "direct": int(unfit),
         "query_raw": queries.raw,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.pytorch.broadcasting import broadcast
-from attnspec.backends.pytorch.transforms import functional, transformed
+from attnspec.backends.pytorch.transforms import functional, taken_over
 
 # reals of the largest intermediate, (batch, rows, m, h), where one row is not larger
 CHUNK = 2**22
@@ -40,10 +40,12 @@ def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: 
     # a row without an attendable key has weights 0 and gradients 0
     empty = ~allowed.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(~allowed, 0.0)
-    if not careful:
-        return weights @ value
-    shares = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0)
-    return shares.sum(-2)
+    if careful:
+        pooled = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0).sum(-2)
+    else:
+        pooled = weights @ value
+    # so that a gradient given for an empty row, were it NaN, ends here
+    return pooled.masked_fill(empty, 0.0)
 
 
 def _checkpointed(compute: Callable[..., Tensor], *operands: Tensor | bool | None) -> Tensor:
@@ -71,8 +73,8 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
         if mask is not None:
             allowed = allowed & mask
         careful = mask is not None or causal
-        if careful and not transformed():
-            careful = not bool(b.isfinite().all() & value.isfinite().all())
+        if careful and not taken_over():
+            careful = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
         rows = _rows(batch.numel(), m, max(b.shape[-1], d) if careful else b.shape[-1])
         parts = []
         for first in range(0, n, rows):

@@ -9,7 +9,7 @@ from attnspec.backends.pytorch.threads import compiled, run, thread_count
 
 from . import backward_kernels as backward
 from . import forward_kernels as forward
-from .layout import Arguments, Factors, bits, blocked, direct
+from .layout import Arguments, Factors, Weight, bits, blocked, direct
 
 
 def _extent(used: Tensor, width: int) -> Tensor:
@@ -25,7 +25,8 @@ class UnitGradients:
     """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they serve."""
 
     def __init__(self, a: Tensor, b: Tensor, w: Tensor, a_index: Tensor, b_index: Tensor):
-        self.w, self.index = w, (a_index, b_index)
+        weight = Weight.of(w)
+        self.w, self.unit, self.index = weight.raw, float(weight.unit), (a_index, b_index)
         self.queries, self.keys = Factors.of_queries(a, torch.ones_like(w)), Factors.of_keys(b)
         limit = forward.capacity(bits(a), 2) / 2
         with np.errstate(over="ignore"):
@@ -67,6 +68,10 @@ class UnitGradients:
             "grad_query": self.a[first:stop], "grad_key": self.b[first:stop], "grad_weight": self.weight[first:stop],
         }  # fmt: skip
         run(compiled(backward.unit_gradient_kernel, bits(self.w), direct), threads, arguments)
+
+    def projection_gradients(self) -> tuple[Tensor, Tensor]:
+        """da (entries, n, h) and db (entries, m, h)."""
+        return (self.a, self.b) if self.unit == 1.0 else (self.a * self.unit, self.b * self.unit)
 
     def weight_gradient(self) -> Tensor:
         """dw_v but for sum(score_grad), 0 under a softmax; NumPy sums in one order for any number of threads."""

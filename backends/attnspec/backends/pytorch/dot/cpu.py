@@ -14,13 +14,15 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.accumulation import widened
 from attnspec.backends.pytorch.call import Call
-from attnspec.backends.pytorch.first_order import first_order
+from attnspec.backends.pytorch.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.threads import compiled, run, thread_count
 from attnspec.backends.pytorch.transforms import ordinary, taken_over
 
 from .backward_kernels import backward_kernel
 from .forward_kernels import KEYS, forward_kernel
 from .tiles import TILE_ROWS, width
+
+_once = no_second_derivative("scaled dot-product attention", "llvm", "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
 
 
 def attend(call: Call) -> tuple[Tensor, bool]:
@@ -62,7 +64,7 @@ class DotAttention(torch.autograd.Function):
             return _backward(call, gradient, pooled, top, inverse, wanted)
 
         tensors = gradient, *operands, pooled, top, inverse
-        found = first_order("scaled dot-product attention", "llvm", gradients, *tensors)
+        found = first_order(_once, gradients, *tensors)
         return *found, None, None, None
 
 

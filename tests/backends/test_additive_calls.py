@@ -1,0 +1,154 @@
+"""Additive attention: what a call refuses and how, copies of a cache, weights and gradients at the edge of numbers."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch import additive, sdpa
+
+PATHS = additive.available_paths("cpu")[:2]
+
+
+def operands(n: int = 5, m: int = 7, h: int = 4, d: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, n, h), (2, m, h), (h,), (2, m, d))
+    a, b, w_v, value = (torch.randn(shape, generator=generator) for shape in shapes)
+    return a, b, w_v, value
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_another_device_is_refused_before_its_memory_is_read(place: int) -> None:
+    given: list[Any] = [*operands(), torch.ones(5, 7, dtype=torch.bool)]
+    given[place] = given[place].to("meta")
+    with pytest.raises(ValueError, match=r"^additive attention: expected all tensors on one device; got .*meta"):
+        additive.attention(*given[:4], mask=given[4])
+    if place < 3:
+        with pytest.raises(ValueError, match="one device"):
+            additive.scores(*given[:3])
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_step_refuses_another_device(mask: bool) -> None:
+    a, b, w_v, value = operands()
+    cache = additive.prepare_keys(b, w_v, value)
+    query, row = a[:, 0], torch.ones(2, 7, dtype=torch.bool)
+    with pytest.raises(ValueError, match="one device"):
+        additive.step(cache, query if mask else query.to("meta"), mask=row.to("meta") if mask else None)
+
+
+def test_the_contract_refuses_another_device_by_name() -> None:
+    x, w = torch.randn(5, 4), torch.randn(4, 4)
+    mask = torch.ones(5, 5, dtype=torch.bool, device="meta")
+    with pytest.raises(
+        ValueError, match=r"^additive_attention: mask: expected a tensor on cpu as the others; got meta$"
+    ):
+        pytorch.additive_attention(x, x, x, w, w, w[0], mask=mask)
+    with pytest.raises(ValueError, match=r"^multi_head_attention: mask: "):
+        pytorch.multi_head_attention(x, x, x, w[None], w[None], w[None], w, mask=mask)
+
+
+MESSAGES: list[tuple[Callable[..., Any], type[Exception], str]] = [
+    (lambda a, b, w, v: additive.attention(a, b, w.double(), v), TypeError,
+     "a, b, w_v, value: expected one floating dtype; got torch.float32, torch.float32, torch.float64, torch.float32"),
+    (lambda a, b, w, v: additive.prepare_keys(b[0, 0], w, v), ValueError,
+     r"b: expected shape \(\*batch, m, h\); got \(4,\)"),
+    (lambda a, b, w, v: additive.step(additive.prepare_keys(b, w, v), a[:, 0, :3]), ValueError,
+     r"a: expected shape \(\*batch, 4\); got \(2, 3\)"),
+    (lambda a, b, w, v: additive.step(additive.prepare_keys(b, w, v), a[:, 0], mask=torch.ones(2, 8) > 0), ValueError,
+     r"mask: expected shape broadcastable to \(\*batch, 7\), rank >= 1; got \(2, 8\)"),
+    (lambda a, b, w, v: pytorch.dot_scores(a.numpy(), b), TypeError,
+     "dot_scores: query: expected a torch.Tensor; got ndarray"),
+    (lambda a, b, w, v: pytorch.dot_scores(a, None), TypeError,  # type: ignore[arg-type]
+     "dot_scores: key: expected a torch.Tensor; got NoneType"),
+    (lambda a, b, w, v: pytorch.softmax(a, mask=[[True]]), TypeError,  # type: ignore[arg-type]
+     "softmax: mask: expected a torch.Tensor; got list"),
+    (lambda a, b, w, v: pytorch.gaussian_scores(a, b.double()), TypeError,
+     "gaussian_scores: key: expected torch.float32 as the others; got torch.float64"),
+    (lambda a, b, w, v: pytorch.self_attention(a.long()), TypeError,
+     "self_attention: x: expected a floating dtype; got torch.int64"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MESSAGES)
+def test_messages_name_who_expected_and_got(call: Callable[..., Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"{message}$"):
+        call(*operands())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_cache_can_be_copied_and_stored(path: str, duplicate: Callable[[Any], Any]) -> None:
+    a, b, w_v, value = operands()
+    cache = additive.prepare_keys(b, w_v, value, path=path)
+    expected = additive.step(cache, a[:, 0])
+    other = duplicate(cache)
+    assert other.path == path
+    assert torch.equal(additive.step(other, a[:, 0]), expected)
+    if duplicate is not copy.copy:
+        other.value.zero_()
+        assert torch.equal(additive.step(cache, a[:, 0]), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_largest_weights(dtype: torch.dtype) -> None:
+    """Sums of weights that overflow, where scores and differences of scores do not."""
+    largest = torch.finfo(dtype).max
+    a = torch.tensor([[0.5, -0.4], [1e-3, 0.2]], dtype=dtype)
+    b = torch.tensor([[0.1, 0.3], [-1.0, 2.0], [0.0, -0.1]], dtype=dtype)
+    w_v = torch.tensor([0.8, 0.9], dtype=dtype)
+    value = torch.tensor([[1.0], [2.0], [4.0]], dtype=dtype)
+    sums = torch.tanh(a[:, None] + b)
+    terms = (sums @ w_v).double()
+    huge = w_v * largest
+    scores = additive.scores(a, b, huge)
+    spread = 16 * torch.finfo(dtype).eps * largest
+    assert scores.isfinite().all()
+    np.testing.assert_allclose(scores.double() / spread, terms * largest / spread, rtol=0, atol=1)
+    chosen = value[terms.argmax(-1)]
+    assert torch.equal(additive.attention(a, b, huge, value), chosen)
+    assert torch.equal(additive.step(additive.prepare_keys(b, huge, value), a), chosen)
+    leaf = a.clone().requires_grad_()
+    (found,) = torch.autograd.grad(additive.scores(leaf, b, huge).sum(), leaf)
+    expected = ((1 - sums * sums) * w_v).sum(1) * largest
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def masked_row(query: Tensor, key: Tensor, value: Tensor) -> tuple[list[Tensor], Tensor]:
+    leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+    mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
+    mask[1] = False
+    return leaves, mask
+
+
+@pytest.mark.parametrize("what", ["query", "gradient"])
+@pytest.mark.parametrize("route", ["llvm", "few queries", "exact", "additive llvm", "additive plain"])
+def test_a_query_that_attends_nothing_reaches_no_gradient(route: str, what: str) -> None:
+    """NaN in its features, or in what is asked of its result."""
+    n, m = (3, 5000) if route == "few queries" else (30, 40)
+    query, key, value = (torch.randn(size, 16, generator=torch.Generator().manual_seed(size)) for size in (n, m, m))
+    if what == "query":
+        query[1] = torch.nan
+    if route == "exact":
+        key[2] = torch.nan
+    leaves, mask = masked_row(query, key, value)
+    if route == "exact":
+        mask[:, 2] = False
+    if route.startswith("additive"):
+        a, b, values = leaves
+        output = additive.attention(a, b, torch.ones(16), values, mask=mask, path=route.split()[1])
+    else:
+        output = sdpa.attend(*leaves, mask=mask)
+    assert torch.equal(output[1], torch.zeros(16))
+    gradient = torch.ones_like(output)
+    if what == "gradient":
+        gradient[1] = torch.nan
+    found = torch.autograd.grad(output, leaves, gradient)
+    assert all(x.isfinite().all() for x in found)
+    assert torch.equal(found[0][1], torch.zeros(16))

@@ -1,0 +1,82 @@
+"""Autocast: operations of products take and give its dtype, differences and exponentials keep theirs."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch import additive
+from attnspec.spec import OPERATIONS, Kind
+
+SIZES = {"n": 3, "m": 5, "d": 4, "h": 2, "h*p_v": 8}
+KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson"}
+FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.result.kind is Kind.FLOAT and any(
+    argument.kind is Kind.FLOAT for argument in operation.arguments) and hasattr(pytorch, name))  # fmt: skip
+
+
+def arguments(operation: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A float for every argument that has to be given."""
+    generator = torch.Generator().manual_seed(0)
+    given = {}
+    for argument in OPERATIONS[operation].arguments:
+        if argument.kind is Kind.FLOAT:
+            shape = [SIZES.get(size.name, 4) for size in argument.core]
+            given[argument.name] = torch.randn(2, *shape, generator=generator)[0 if not argument.batched else ...]
+    return {name: x.to(dtype) for name, x in given.items()}
+
+
+@pytest.mark.parametrize("operation", FLOATING)
+def test_results_are_those_of_operands_in_its_dtype(operation: str) -> None:
+    compute = getattr(pytorch, operation)
+    given = arguments(operation, torch.float32)
+    taken = torch.float32 if operation in KEPT else torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        got = compute(**given)
+    assert got.dtype is taken
+    assert torch.equal(got, compute(**{name: x.to(taken) for name, x in given.items()}))
+
+
+@pytest.mark.parametrize("operation", FLOATING)
+def test_float64_stays(operation: str) -> None:
+    compute, given = getattr(pytorch, operation), arguments(operation, torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(compute(**given), compute(**given))
+        assert compute(**given).dtype is torch.float64
+
+
+def test_operands_may_differ_under_autocast_alone() -> None:
+    query, key = torch.randn(3, 4), torch.randn(5, 4).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pytorch.dot_scores(query, key).dtype is torch.bfloat16
+    with pytest.raises(TypeError, match=r"^dot_scores: key: expected torch.float32 as the others; got torch.bfloat16$"):
+        pytorch.dot_scores(query, key)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_stays_in_the_dtype_of_its_cache(dtype: torch.dtype, tracked: bool) -> None:
+    b, w_v, value, query = torch.randn(2, 7, 4), torch.randn(4), torch.randn(2, 7, 3), torch.randn(2, 4)
+    cache = additive.prepare_keys(b, w_v, value)
+    query = query.to(dtype).requires_grad_(tracked)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = additive.step(cache, query)
+    assert got.dtype is torch.float32
+    assert torch.equal(got, additive.step(cache, query.float()))
+    assert got.requires_grad is tracked
+
+
+def test_the_gradient_of_a_float32_leaf_is_float32() -> None:
+    leaf = torch.randn(2, 5, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        total = pytorch.self_attention(leaf, causal=True).float().sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
+    assert gradient.dtype is torch.float32
+    assert gradient.isfinite().all()
+
+
+def test_torch_compile_sees_autocast() -> None:
+    x = torch.randn(2, 5, 4)
+    compiled = torch.compile(pytorch.scaled_dot_product_attention, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiled(x, x, x).dtype is torch.bfloat16
+    assert compiled(x, x, x).dtype is torch.float32

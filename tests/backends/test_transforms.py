@@ -1,0 +1,95 @@
+"""Derivatives of every order and direction, torch.compile with sizes it does not know, and torch.export."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
+from torch.export import Dim, export
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch import additive, sdpa
+
+Operation = Callable[..., Tensor]
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by PyTorch's own forward mode
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def attention(x: Tensor) -> Tensor:
+    mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool)
+    mask[1] = False
+    return sdpa.attend(x, x.flip(-1), x * x, mask=mask, causal=True)
+
+
+def regression(x: Tensor) -> Tensor:
+    return pytorch.nadaraya_watson(x, x.flip(-2), x * x)
+
+
+@pytest.mark.parametrize("operation", [attention, regression])
+def test_forward_mode(operation: Operation) -> None:
+    x, direction = draw(3, 4), draw(4, 3).mT
+    step = 1e-6
+    expected = (operation(x + step * direction) - operation(x - step * direction)) / (2 * step)
+    tangent = torch.func.jvp(operation, (x,), (direction,))[1]
+    torch.testing.assert_close(tangent, expected, rtol=1e-6, atol=1e-8)
+    with dual_level():
+        dual = make_dual(x, direction)  # type: ignore[no-untyped-call]
+        found = unpack_dual(operation(dual)).tangent  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found, tangent)
+
+
+def test_hessian() -> None:
+    x = draw(3, 4)
+    hessian = torch.func.hessian(lambda x: attention(x).sum())(x)
+    with sdpa_kernel(SDPBackend.MATH):
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(attention(leaf).sum(), leaf, create_graph=True)
+        rows = [torch.autograd.grad(g, leaf, retain_graph=True)[0] for g in gradient.flatten()]
+    torch.testing.assert_close(hessian.reshape(12, 3, 4), torch.stack(rows))
+
+
+def test_second_derivatives_are_refused_with_the_place_that_has_them() -> None:
+    x = draw(3, 4).requires_grad_()
+    (gradient,) = torch.autograd.grad(sdpa.attend(x, x, x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"on the path llvm; .*sdpa_kernel\(SDPBackend.MATH\) has them$"):
+        torch.autograd.grad(gradient.sum(), x)
+    (gradient,) = torch.autograd.grad(additive.attention(x, x, x[0], x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"llvm; additive.attention\(..., path='plain'\) has them$"):
+        torch.autograd.grad(gradient.sum(), x)
+
+
+@pytest.mark.parametrize("row", [(5, 7), (2, 1, 7), (1, 7)])
+def test_compiled_with_sizes_that_are_not_known(row: tuple[int, ...]) -> None:
+    mask = draw(*row) > -0.5
+    operands = draw(2, 5, 8), draw(2, 7, 8), draw(8), draw(2, 7, 4)
+    compiled = torch.compile(additive.attention, fullgraph=True, dynamic=True, backend="eager")
+    torch.testing.assert_close(compiled(*operands, mask=mask), additive.attention(*operands, mask=mask))
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return pytorch.scaled_dot_product_attention(query, key, key)
+
+
+class Additive(torch.nn.Module):
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return additive.attention(query, key, key[0, 0], key)
+
+
+@pytest.mark.parametrize("module", [Scaled, Additive])
+@pytest.mark.parametrize("dynamic", [{0: "b"}, {1: "n"}, {1: "m"}])
+def test_export_takes_other_sizes(module: type[torch.nn.Module], dynamic: dict[int, str]) -> None:
+    axis, name = next(iter(dynamic.items()))
+    size: Any = {axis: Dim(name)}
+    shapes = {"b": (size, size), "n": (size, None), "m": (None, size)}[name]
+    query, key = draw(2, 33, 4), draw(2, 70, 4)
+    exported = export(module(), (query, key), dynamic_shapes=shapes).module()
+    for factor in (1, 3):
+        wide = [x.repeat_interleave(factor, axis) if s else x for x, s in zip((query, key), shapes, strict=True)]
+        torch.testing.assert_close(exported(*wide), module()(*wide))
