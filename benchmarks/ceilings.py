@@ -11,6 +11,20 @@ from benchmarks.timing import interleaved, timed
 RATES = {"tanh": "tanh/s", "memory": "B/s", "matmul": "FLOP/s"}
 """The rates, with their units."""
 
+LIMITS = {
+    "additive": "the rate of PyTorch's tanh, one for each term and two with backward; what gets by without it exceeds "
+    "100%, as attnspec does with exponentials of queries and keys alone.",
+    "step": "the rate at which PyTorch's sum reads 256 MiB (1 GiB on CUDA); another kernel can read faster than that "
+    "sum, and what the caches keep between calls need not be read again, so that more than 100% is possible.",
+    "sdpa": "the rate of one large matrix product, for every pair of query and key; masked pairs count as work, so "
+    "that who skips them exceeds 100%, and who multiplies faster than that product does so a little.",
+    "multihead": "the rate of one large matrix product, for every pair of query and key; pairs that a causal mask "
+    "excludes count as work, so that who skips them can exceed 100%.",
+    "scorers": "the rate of one large matrix product; products of other shapes can be faster than that one, and so "
+    "exceed 100%.",
+}
+"""What `of ceiling` is a part of in each suite, and why more than all of it is possible."""
+
 CHAIN = 16
 """How often tanh is applied to a number between reading and writing it, where caches are slower than tanh."""
 

@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn, cast
@@ -11,21 +11,28 @@ from typing import Annotated, NoReturn, cast
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from benchmarks import ceilings, floors, table
-from benchmarks.case import Case
+from benchmarks import ceilings, floors, page, table
 from benchmarks.machine import described, load, usable_cores
 from benchmarks.measuring import measure
-from benchmarks.results import FILE, Measurement, Run, read
+from benchmarks.progress import Announced
+from benchmarks.reading import read
+from benchmarks.results import FILE, Measurement, Run, in_words
 from benchmarks.suites import SUITES, Settings
 
 app = typer.Typer(
-    help="Measure the PyTorch backend against PyTorch's own ways.", add_completion=False, pretty_exceptions_enable=False
+    help="Measure the PyTorch backend against PyTorch's own ways, in the root of a clone.\n\n"
+    "All suites take 25 to 40 minutes on 4 cores, one suite at one size about a minute; --suite, --sizes, --threads, "
+    "--seconds and --no-memory restrict a run, and --quick tries everything once.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 WIDTH = 140
 """Columns of output that goes into a file."""
+
+INTERRUPTED = 130
+"""The exit status of a run that was broken off with Ctrl-C."""
 
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """Every complaint about arguments; Typer exports this class under no name of its own."""
@@ -54,7 +61,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() and int(part) for part in found):
         unusable(f"{option}: expected positive integers separated by commas; got {text!r}")
-    return tuple(map(int, found))
+    return tuple(dict.fromkeys(map(int, found)))
 
 
 @app.callback(invoke_without_command=True)
@@ -68,7 +75,10 @@ def run(
     seconds: Annotated[float, typer.Option(min=0, help="end a case after these seconds and at least 3 rounds")] = 20,
     memory: Annotated[bool, typer.Option(help="measure peak memory, each in a process of its own")] = True,
     quick: Annotated[bool, typer.Option(help="small sizes and few rounds, to see that everything runs")] = False,
-    output: Annotated[Path | None, typer.Option(help="folder for results.json, README.md and plots")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="folder for results.json, README.md and plots; keeps earlier cases"),
+    ] = None,
     require: Annotated[bool, typer.Option(help="end with status 1 if a floor is missed")] = False,
 ) -> None:
     """Measure."""
@@ -82,30 +92,50 @@ def run(
     if device == "cuda" and not torch.cuda.is_available():
         unusable("--device: expected a CUDA device on this machine; there is none: not measured on a GPU")
     settings = Settings(device, numbers("--sizes", sizes), quick)
-    counts = numbers("--threads", threads) or ((1,) if quick else tuple(sorted({1, usable_cores()})))
-    before = None
-    if output is not None:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            unusable(f"--output: expected a folder that can be written; {error}")
-        if (output / FILE).exists():
-            before = earlier(output, device)
+    most = usable_cores()
+    counts = numbers("--threads", threads) or ((1,) if quick else tuple(sorted({1, most})))
+    if max(counts) > most:
+        unusable(f"--threads: expected at most {most}, the cores that this process may use; got {max(counts)}")
+    before = None if output is None else earlier(output, device)
     console = Console(stderr=True)
-    found = measured(
-        suite or list(SUITES), settings, counts if device == "cpu" else (0,),
-        3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, before, output, console,
-    )  # fmt: skip
-    shown(found)
-    if output is not None:
-        pictured(found, output, console)
-    finish(found, require)
-
-
-def earlier(folder: Path, device: str) -> Run:
-    """Results that are in the folder already, to which new ones are added."""
+    progress, found, broken_off = Announced(console), None, False
     try:
-        before = read(folder / FILE)
+        with progress:
+            for found in measured(
+                tuple(dict.fromkeys(suite or SUITES)), settings, counts if device == "cpu" else (0,),
+                3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, before, progress,
+            ):  # fmt: skip
+                if output is not None:
+                    found.written(output / FILE)
+    except KeyboardInterrupt:
+        broken_off = True
+    if found is not None:
+        found = replace(found, machine={**found.machine, "load_after": load()})
+        if output is not None:
+            found.written(output / FILE)
+            page.written(found, output, console)
+        shown(found)
+    if broken_off:
+        sys.stderr.write(f"benchmarks: {going_on(progress, found, output)}\n")
+        raise typer.Exit(INTERRUPTED)
+    if found is not None:
+        finish(found, require)
+
+
+def earlier(folder: Path, device: str) -> Run | None:
+    """Results that are in the folder already, to which new ones are added; the folder is made if there is none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        unusable(f"--output: expected a folder that can be written; got {folder}, where a file is in the way")
+    except OSError as error:
+        unusable(f"--output: expected a folder that can be written; got {folder}: {error.strerror}")
+    if not os.access(folder, os.W_OK):
+        unusable(f"--output: expected a folder that can be written; got {folder}, which is read-only")
+    if not (folder / FILE).exists():
+        return None
+    try:
+        before = read(folder)
         Run(described(device), device).after(before)
     except ValueError as error:
         unusable(f"--output: expected an empty folder or results of this machine; {error}")
@@ -120,44 +150,40 @@ def measured(
     seconds: float,
     memory: bool,
     before: Run | None,
-    output: Path | None,
-    console: Console,
-) -> Run:
-    """All cases of the suites, and those of an earlier run besides; written after every case."""
+    progress: Announced,
+) -> Iterator[Run]:
+    """After every case what has been measured so far, and the cases of an earlier run besides."""
     found = Run(described(settings.device) | {"load_before": load()}, settings.device)
     results: list[Measurement] = []
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as progress:
-        planned = [(count, name) for count in threads for name in suites]
-        task = progress.add_task("", total=len(planned))
-        for count, name in planned:
-            if count:
-                torch.set_num_threads(count)
-            if str(count) not in found.ceilings:
-                rates = ceilings.measured(settings.device, quick=settings.quick)
-                found = replace(found, ceilings={**found.ceilings, str(count): rates})
+    progress.preparation("inputs")
+    progress.expect(len(threads) * sum(1 for name in suites for _ in SUITES[name](settings)))
+    for count in threads:
+        if count:
+            torch.set_num_threads(count)
+        progress.preparation("rates of the machine" + in_words(count))
+        rates = ceilings.measured(settings.device, quick=settings.quick)
+        found = replace(found, ceilings={**found.ceilings, str(count): rates})
+        for name in suites:
             for case in SUITES[name](settings):
-                results += _case(case, settings, rounds, seconds, memory, progress, task)
+                progress.case(f"{name}: {case.key}{in_words(count)}")
+                results += measure(
+                    case, settings, rounds=rounds, seconds=seconds, memory=memory, note=progress.note
+                )  # fmt: skip
                 found = replace(found, measurements=tuple(results))
-                if output is not None:
-                    (found if before is None else found.after(before)).written(output / FILE)
-            progress.advance(task)
-    found = replace(found, machine={**found.machine, "load_after": load()})
-    found = found if before is None else found.after(before)
-    if output is not None:
-        found.written(output / FILE)
-    return found
+                yield found if before is None else found.after(before)
 
 
-def _case(
-    case: Case, settings: Settings, rounds: int, seconds: float, memory: bool, progress: Progress, task: TaskID
-) -> list[Measurement]:
-    def note(text: str) -> None:
-        progress.update(task, description=text)
-        if not progress.console.is_terminal:
-            progress.console.print(text, highlight=False)
-
-    return measure(case, settings, rounds=rounds, seconds=seconds, memory=memory, note=note)
+def going_on(progress: Announced, found: Run | None, folder: Path | None) -> str:
+    """What there is of a run that was broken off, and how the rest is measured."""
+    where = f"broken off in case {progress.begun} of {progress.total}" if progress.begun else "broken off"
+    if found is None:
+        return f"{where}; no case was measured, and the same command begins again"
+    if folder is None:
+        return f"{where}; the cases before it are kept only with --output FOLDER"
+    return (
+        f"{where}; {folder} keeps the cases before it (python -m benchmarks report {folder}), and the same command "
+        "measures all of them anew, or only the rest with --suite, --sizes and --threads"
+    )
 
 
 def shown(run: Run) -> None:
@@ -165,19 +191,8 @@ def shown(run: Run) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    for one in table.printed(run):
+    for one in table.printed(run, console.width):
         console.print(one)
-
-
-def pictured(run: Run, folder: Path, console: Console) -> None:
-    """The page and the plots beside the results."""
-    (folder / "README.md").write_text(table.markdown(run))
-    try:
-        from benchmarks.plot import drawn
-
-        drawn(run, folder)
-    except ImportError as error:
-        console.print(f"no plots: {error.name} is not installed (the extra `bench` has it)", highlight=False)
 
 
 def finish(run: Run, require: bool) -> None:
@@ -199,9 +214,9 @@ def report(
 ) -> None:
     """Print and draw results that were measured before."""
     try:
-        found = read(folder / FILE)
-    except (OSError, ValueError) as error:
+        found = read(folder)
+    except ValueError as error:
         unusable(f"{folder}: expected a folder with {FILE}; {error}")
     shown(found)
-    pictured(found, folder, Console(stderr=True))
+    page.written(found, folder, Console(stderr=True))
     finish(found, require)

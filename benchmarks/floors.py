@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.case import BOTH, FORWARD, OURS
-from benchmarks.growth import FROM, growths
-from benchmarks.results import Measurement, Run, best_of_others, in_words, ratio
+from benchmarks.growth import FROM, Growth, growths
+from benchmarks.results import Measurement, Run, best_of_others, brief, in_words, ratio
 from benchmarks.suites.scaled_dot_product import PLAIN
 
 Group = Sequence[Measurement]
@@ -50,12 +50,14 @@ FLOORS = (
     Floor("times torch.compile", "additive", lambda c: _one_thread(c, BOTH, 512), _against("torch.compile"), 10),
     Floor("110 MiB over the peak", "additive", lambda c: _one_thread(c, BOTH, 1024), _peak_below(110), 1),
     Floor("step, times eager", "step", lambda c: _one_thread(c, FORWARD, 512), _against("eager"), 30),
-    Floor("times PyTorch's best", "sdpa", lambda c: True, _against_best, 0.97),
+    Floor("times PyTorch's best", "sdpa", lambda c: 64 <= c.size <= 4096, _against_best, 0.97),
     Floor(
         "boolean causal mask, times F.sdpa", "sdpa", lambda c: c.case == "boolean causal" and c.size == 2048,
         _against(PLAIN), 1.8,
     ),
-    Floor("padding, times F.sdpa", "sdpa", lambda c: c.case == "padding" and c.size >= 512, _against(PLAIN), 1.3),
+    Floor(
+        "padding, times F.sdpa", "sdpa", lambda c: c.case == "padding" and 512 <= c.size <= 4096, _against(PLAIN), 1.3
+    ),
 )  # fmt: skip
 
 
@@ -66,15 +68,15 @@ STEEPEST = 1.1
 def missed(run: Run) -> list[str]:
     """One line for every floor that is not reached by a case of the run, and for every case we do not compute."""
     lines = [
-        f"{title(m)}: {m.subject} is {m.why_not}"
+        f"{title(m)}: {m.subject} is {brief(m.why_not)}"
         for m in run.measurements
         if m.why_not.startswith("wrong") or (m.subject == OURS and m.why_not)
     ]
     for group, floor, number in _applied(run):
         if number is not None and number < floor.least:
             lines.append(f"{title(group[0])}: {floor.what}: expected at least {floor.least:g}, got {number:.3g}")
-    for g in growths(run):
-        if (g.suite, g.subject) == ("additive", OURS) and g.exponent > STEEPEST:
+    for g in _additive_growths(run):
+        if g.exponent > STEEPEST:
             case = f"additive: {g.case}, {g.mode}, from {FROM} on{in_words(g.threads)}"
             lines.append(f"{case}: time grows as (n·m)^{g.exponent:.2f}, expected at most {STEEPEST:g}")
     return lines
@@ -89,7 +91,13 @@ def unchecked(run: Run) -> list[str]:
             lines.append(f"{floor.suite}: {floor.what}: no such case in this run")
         elif any(f is floor and number is None for f, number in number_of):
             lines.append(f"{floor.suite}: {floor.what}: not everything was measured")
+    if not _additive_growths(run):
+        lines.append(f"additive: growth of time: no two sizes from {FROM} on in this run")
     return lines
+
+
+def _additive_growths(run: Run) -> list[Growth]:
+    return [g for g in growths(run) if (g.suite, g.subject) == ("additive", OURS)]
 
 
 def _applied(run: Run) -> list[tuple[Group, Floor, float | None]]:

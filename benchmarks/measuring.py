@@ -41,10 +41,11 @@ def measure(
     """One measurement for every subject of a case; who is absent, wrong or fails is not timed, and says why."""
     threads = torch.get_num_threads() if settings.device == "cpu" else 0
     examined = examine(case, settings.device, note)
+    note(f"timing {len(examined.calls)} in turns")
     times = interleaved(examined.calls, examined.firsts, rounds=rounds, seconds=seconds, device=settings.device)
     peaks: dict[str, int | str] = {}
     for name, call in examined.calls.items() if memory and case.memory else ():
-        note(f"{case.key}: memory of {name}")
+        note(f"memory of {name}")
         if settings.device == "cpu":
             peaks[name] = peak_on_cpu(case.suite, case.key, name, threads, {"sizes": [case.size]})
         else:
@@ -55,7 +56,7 @@ def measure(
 def examine(case: Case, device: str, note: Callable[[str], None] = lambda text: None) -> Examined:
     """The first call of every subject, compared with the formula in double precision."""
     torch._dynamo.reset()
-    note(f"{case.key}: formula")
+    note("formula")
     exact = case.formula(torch.float64)
     eps = torch.finfo(torch.float32).eps
     off = errors(case.formula(torch.float32), exact)
@@ -65,18 +66,18 @@ def examine(case: Case, device: str, note: Callable[[str], None] = lambda text: 
     found = Examined()
     for subject in case.subjects:
         name = subject.name
-        note(f"{case.key}: {name}")
         if subject.absent:
             found.why_not[name] = f"absent: {subject.absent}"
             continue
+        note(f"first call of {name}")
         try:
             call, found.firsts[name], results = _first(subject, device)
             off = errors(case.part(results), exact)
         except NotImplementedError as error:
-            found.why_not[name] = f"absent: {_line(error)}"
+            found.why_not[name] = f"absent: {str(error) or type(error).__name__}"
             continue
         except (RuntimeError, ValueError, TypeError, ImportError) as error:
-            found.why_not[name] = f"failed: {_line(error)}"
+            found.why_not[name] = f"failed: {type(error).__name__}: {error}"
             continue
         del results
         found.errors[name] = max(off)
@@ -87,10 +88,6 @@ def examine(case: Case, device: str, note: Callable[[str], None] = lambda text: 
         else:
             found.calls[name] = call
     return found
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _first(subject: Subject, device: str) -> tuple[Thunk, float, list[Tensor]]:

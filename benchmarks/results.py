@@ -1,4 +1,4 @@
-"""Results as they are written and read: one document for a run."""
+"""Results as they are written: one document for a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,13 @@ from typing import Any
 SCHEMA = "attnspec-benchmarks/1"
 FILE = "results.json"
 
+REASON = 60
+"""Characters of a reason where it is shown; the document has all of it."""
+
 
 @dataclass(frozen=True)
 class Measurement:
-    """One subject of one case. ``why_not`` says why it has no time: absent, wrong or failed."""
+    """One subject of one case. ``why_not`` says why it has no time: absent, wrong or failed, with the whole message."""
 
     suite: str
     case: str
@@ -60,7 +63,10 @@ class Run:
         """This run with what an earlier one measured besides; ``ValueError`` if its machine or versions were others."""
         same = ("device", "versions")
         if any(self.machine[k] != before.machine[k] for k in same):
-            raise ValueError(f"results of another machine or other versions: {[before.machine[k] for k in same]}")
+            versions = ", ".join(f"{name} {version}" for name, version in before.machine["versions"].items())
+            raise ValueError(
+                f"got results of another machine or other versions: {before.machine['device']}, {versions}"
+            )
         anew = {m.group for m in self.measurements}
         kept = [m for m in before.measurements if m.group not in anew]
         return replace(
@@ -68,8 +74,10 @@ class Run:
         )
 
     def written(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
+        """Write it as JSON, whole or not at all."""
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
 
 
 def _ordered(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -81,21 +89,6 @@ def _ordered(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
     )
 
 
-def read(path: Path) -> Run:
-    """A run from JSON; ``ValueError`` for what is none."""
-    document = json.loads(path.read_text())
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"expected results with schema {SCHEMA!r}")
-    try:
-        measurements = tuple(
-            Measurement(**{**m, "quartiles": tuple(m["quartiles"]) if m["quartiles"] else None})
-            for m in document["measurements"]
-        )
-        return Run(document["machine"], document["device"], document["ceilings"], measurements)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"expected results as they are written; {type(error).__name__}: {error}") from error
-
-
 def share(run: Run, m: Measurement) -> float | None:
     """The part of the limiting rate that a subject reaches; None if one of them is not known."""
     rate = run.ceilings.get(str(m.threads), {}).get(m.ceiling)
@@ -105,6 +98,12 @@ def share(run: Run, m: Measurement) -> float | None:
 def in_words(threads: int) -> str:
     """What follows a case in a line; nothing on a GPU."""
     return f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+
+
+def brief(why_not: str) -> str:
+    """A reason in a line: the first of it, cut where it is long."""
+    line = (why_not.splitlines() or [""])[0].rstrip()
+    return line if len(line) <= REASON else line[: REASON - 1].rstrip() + "…"
 
 
 def ratio(group: Sequence[Measurement], subject: str, to: str) -> float | None:

@@ -1,24 +1,31 @@
-"""The benchmarks: turns, ratios, growth, who is wrong or absent, documents, floors, bad arguments."""
+"""The benchmarks: turns, who is wrong or absent, progress, runs from the command line, bad arguments."""
 
+import io
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
+from rich.console import Console
 
-from benchmarks import ceilings, floors, table
+from benchmarks import ceilings, page
 from benchmarks.case import OURS, Case, Subject, differentiated, forward
 from benchmarks.cli import main
-from benchmarks.growth import growths, slope
+from benchmarks.machine import usable_cores
 from benchmarks.measuring import examine, measure
 from benchmarks.memory import peak_on_cpu
-from benchmarks.results import FILE, Measurement, Run, best_of_others, ratio, read
+from benchmarks.progress import Announced
+from benchmarks.reading import read
+from benchmarks.results import FILE
 from benchmarks.suites import SUITES, Settings, keras_layers
 from benchmarks.timing import interleaved
+
+from .samples import case, doubled, measurement, run
 
 SLOW = ("torch.compile", "flex_attention")
 """Subjects that compile, which takes seconds."""
@@ -29,33 +36,6 @@ def _threads() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-
-
-def case(*subjects: Subject) -> Case:
-    x = torch.arange(8.0)
-    return Case(
-        "toy", "double", "forward", {"n": 8}, 8, 8.0, "terms", "tanh", subjects,
-        lambda dtype: (2 * x.to(dtype),), lambda found: found, baseline="right",
-    )  # fmt: skip
-
-
-def doubled(factor: float) -> Subject:
-    x = torch.arange(8.0)
-    return Subject("right" if factor == 2 else "wrong", lambda: forward(lambda y: factor * y, (x,)))
-
-
-def measurement(subject: str, seconds: float | None, **more: object) -> Measurement:
-    made = Measurement(
-        "additive", "additive attention", "forward", {"n": 512}, 512, 1, subject, "eager", 1e6, "terms", "tanh",
-        seconds=seconds, quartiles=None if seconds is None else (seconds, seconds), rounds=5,
-    )  # fmt: skip
-    return replace(made, **more)  # type: ignore[arg-type]  # fields by name
-
-
-def run(*measurements: Measurement) -> Run:
-    machine = {"device": "a machine", "cores": 4, "instructions": "AVX", "system": "s", "python": "3", "versions": {},
-               "time": "now"}  # fmt: skip
-    return Run(machine, "cpu", {"1": dict.fromkeys(ceilings.RATES, 1e9)}, measurements)
 
 
 def test_subjects_take_turns() -> None:
@@ -75,14 +55,6 @@ def test_subjects_take_turns() -> None:
     assert low <= times["a"].median <= high
 
 
-def test_growth_is_an_exponent() -> None:
-    assert slope([64, 128, 256], [3 * 64**2, 3 * 128**2, 3 * 256**2]) == pytest.approx(2)
-    points = [measurement(OURS, n**3.0, size=n, sizes={"n": n}, work=n**2.0) for n in (64, 512, 1024)]
-    (growth,) = growths(run(*points, measurement("eager", 1.0)))
-    assert (growth.subject, growth.sizes) == (OURS, (512, 1024))
-    assert growth.exponent == pytest.approx(1.5)
-
-
 def test_who_is_wrong_is_not_timed_and_who_is_absent_is_named() -> None:
     absent = Subject("absent", lambda: forward(lambda x: x, ()), "it is not installed")
     failing = Subject("failing", lambda: forward(torch.linalg.inv, (torch.zeros(2, 2),)))
@@ -94,7 +66,7 @@ def test_who_is_wrong_is_not_timed_and_who_is_absent_is_named() -> None:
     assert by["wrong"].seconds is None
     assert by["wrong"].why_not.startswith("wrong: output: error 5.0e-04, allowed")
     assert by["absent"].why_not == "absent: it is not installed"
-    assert by["failing"].why_not.startswith("failed: ")
+    assert by["failing"].why_not.startswith("failed: _LinAlgError: linalg.inv")
 
 
 def test_who_is_wrong_in_a_gradient_is_caught_even_if_it_is_the_baseline() -> None:
@@ -132,27 +104,6 @@ def test_keras_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> N
     assert keras_layers.absent() == "KERAS_BACKEND is jax"
 
 
-def test_ratios_are_of_medians_in_one_group() -> None:
-    group = [measurement("eager", 1.0), measurement("torch.compile", 0.1), measurement(OURS, 0.02)]
-    assert ratio(group, OURS, "eager") == pytest.approx(50)
-    best = best_of_others(group, OURS)
-    assert best is not None
-    assert best.subject == "torch.compile"
-    assert ratio([measurement("eager", None)], OURS, "eager") is None
-
-
-def test_documents_are_read_as_they_were_written(tmp_path: Path) -> None:
-    written = run(measurement("eager", 1.0), measurement("keras", None, why_not="absent: keras is not installed"))
-    written.written(tmp_path / FILE)
-    assert read(tmp_path / FILE) == written
-    (tmp_path / FILE).write_text("{}")
-    with pytest.raises(ValueError, match="expected results with schema"):
-        read(tmp_path / FILE)
-    (tmp_path / FILE).write_text('{"schema": "attnspec-benchmarks/1"}')
-    with pytest.raises(ValueError, match="KeyError: 'measurements'"):
-        read(tmp_path / FILE)
-
-
 def test_cases_measured_again_take_the_place_of_earlier_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,27 +118,27 @@ def test_cases_measured_again_take_the_place_of_earlier_ones(
     assert capsys.readouterr().err.startswith(complaint)
 
 
-def test_the_page_names_machine_ratios_and_who_is_absent() -> None:
-    page = table.markdown(run(measurement("eager", 1.0), measurement(OURS, 0.01, first=2.0),
-                              measurement("keras", None, why_not="absent: keras is not installed")))  # fmt: skip
-    assert "a machine" in page
-    assert "| attnspec | 10 ms | 2 s | 100 | 100 | 100 Mterms/s | 10% |" in page
-    assert "absent: keras is not installed" in page
+def announced(*, terminal: bool) -> tuple[str, Announced]:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    present = doubled(2)
+    absent = Subject("missing", present.make, "it is not installed")
+    with console.capture() as capture, Announced(console) as progress:
+        progress.expect(40)
+        for _ in range(3):
+            progress.case("toy")
+            measure(case(present, absent), Settings(), rounds=3, seconds=1, memory=False, note=progress.note)
+            progress.progress.refresh()
+    return capture.get(), progress
 
 
-def test_floors_are_missed_by_name() -> None:
-    assert floors.missed(run(measurement("eager", 1.0), measurement(OURS, 0.01))) == []
-    (line,) = floors.missed(run(measurement("eager", 1.0), measurement(OURS, 0.05)))
-    assert line == (
-        "additive: additive attention, forward, n=512, 1 thread: forward, times eager: expected at least 50, got 20"
-    )
-    grown = [measurement(OURS, s, size=n, sizes={"n": n}) for n, s in ((512, 1.0), (1024, 4.0), (2048, 32.0))]
-    grown = [replace(m, work=float(m.size**2)) for m in grown]
-    assert any("grows as (n·m)^1.25" in line for line in floors.missed(run(*grown)))
-    failing = measurement(OURS, None, why_not="failed: no")
-    assert floors.missed(run(failing)) == [f"{floors.title(failing)}: {OURS} is failed: no"]
-    assert "additive: forward, times eager: not everything was measured" in floors.unchecked(run(failing))
-    assert "step: step, times eager: no such case in this run" in floors.unchecked(run(failing))
+def test_cases_are_counted_and_who_is_absent_is_not_announced() -> None:
+    text, progress = announced(terminal=False)
+    assert text == "[1/40] toy\n[2/40] toy\n[3/40] toy\n"
+    assert (progress.begun, progress.total) == (3, 40)
+    text, _ = announced(terminal=True)
+    assert "2/40" in text
+    assert "timing 1 in turns · toy" in text
+    assert "missing" not in text
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -224,24 +175,62 @@ def test_a_run_from_the_command_line(
     assert main(order) == 0
     assert "gaussian" in capsys.readouterr().out
     assert json.loads((tmp_path / FILE).read_text())["measurements"]
-    page = (tmp_path / "README.md").read_text()
-    assert "## scorers" in page
+    text = (tmp_path / "README.md").read_text()
+    assert "## scorers" in text
     (tmp_path / "README.md").unlink()
     assert main(["report", str(tmp_path)]) == 0
     assert "gaussian" in capsys.readouterr().out
-    assert (tmp_path / "README.md").read_text() == page
+    assert (tmp_path / "README.md").read_text() == text
+
+
+def interrupted(settings: Settings) -> Iterator[Case]:
+    """Two cases of which the second, when its turn comes, is broken off as with Ctrl-C."""
+
+    def broken_off() -> NoReturn:
+        raise KeyboardInterrupt
+
+    yield case(doubled(2))
+    yield replace(case(Subject("right", broken_off)), sizes={"n": 9}, size=9)
+
+
+def test_a_run_that_is_broken_off_leaves_page_picture_and_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.cli.SUITES", {"toy": interrupted})
+    monkeypatch.setattr(ceilings, "measured", lambda device, quick: dict.fromkeys(ceilings.RATES, 1e9))
+    order = ["--quick", "--suite", "toy", "--threads", "1"]
+    assert main([*order, "--output", str(tmp_path)]) == 130
+    said = capsys.readouterr()
+    assert "double, forward, n=8, 1 thread" in said.out
+    last = said.err.splitlines()[-1]
+    assert last.startswith(f"benchmarks: broken off in case 2 of 2; {tmp_path} keeps the cases before it (python -m ")
+    assert [m.size for m in read(tmp_path).measurements] == [8]
+    assert "load_after" in read(tmp_path).machine
+    assert "## toy" in (tmp_path / page.PAGE).read_text()
+    assert main(order) == 130
+    assert capsys.readouterr().err.endswith("the cases before it are kept only with --output FOLDER\n")
+    before = (tmp_path / FILE).read_text()
+    monkeypatch.setattr(ceilings, "measured", interrupting)
+    assert main([*order, "--output", str(tmp_path)]) == 130
+    assert "broken off; no case was measured" in capsys.readouterr().err
+    assert (tmp_path / FILE).read_text() == before
+
+
+def interrupting(device: str, quick: bool) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--threads", "9999"], f"--threads: expected at most {usable_cores()}, the cores that this process may use; "),
         (["--suite", "no"], "--suite: expected one of additive, step, sdpa, multihead, scorers; got 'no'"),
         (["--sizes", "big"], "--sizes: expected positive integers separated by commas; got 'big'"),
         (["--device", "tpu"], "--device: expected cpu or cuda; got 'tpu'"),
         (["--no-such-option"], "No such option: --no-such-option"),
-        (["--output", __file__], "--output: expected a folder that can be written; "),
+        (["--output", __file__], f"--output: expected a folder that can be written; got {__file__}, where a file is"),
         (["report"], "Missing argument 'folder'"),
-        (["report", "nowhere"], "nowhere: expected a folder with results.json; "),
+        (["report", "nowhere"], "nowhere: expected a folder with results.json; there is no such folder"),
     ],
 )  # fmt: skip
 def test_bad_arguments_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,36 @@
+"""A toy case, a measurement and a run, for the tests of the benchmarks."""
+
+from dataclasses import replace
+
+import torch
+
+from benchmarks import ceilings
+from benchmarks.case import Case, Subject, forward
+from benchmarks.results import Measurement, Run
+
+
+def case(*subjects: Subject) -> Case:
+    x = torch.arange(8.0)
+    return Case(
+        "toy", "double", "forward", {"n": 8}, 8, 8.0, "terms", "tanh", subjects,
+        lambda dtype: (2 * x.to(dtype),), lambda found: found, baseline="right",
+    )  # fmt: skip
+
+
+def doubled(factor: float) -> Subject:
+    x = torch.arange(8.0)
+    return Subject("right" if factor == 2 else "wrong", lambda: forward(lambda y: factor * y, (x,)))
+
+
+def measurement(subject: str, seconds: float | None, **more: object) -> Measurement:
+    made = Measurement(
+        "additive", "additive attention", "forward", {"n": 512}, 512, 1, subject, "eager", 1e6, "terms", "tanh",
+        seconds=seconds, quartiles=None if seconds is None else (seconds, seconds), rounds=5,
+    )  # fmt: skip
+    return replace(made, **more)  # type: ignore[arg-type]  # fields by name
+
+
+def run(*measurements: Measurement) -> Run:
+    machine = {"device": "a machine", "cores": 4, "instructions": "AVX", "system": "s", "python": "3", "versions": {},
+               "time": "now"}  # fmt: skip
+    return Run(machine, "cpu", {"1": dict.fromkeys(ceilings.RATES, 1e9)}, measurements)

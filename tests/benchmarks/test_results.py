@@ -1,0 +1,158 @@
+"""Results of benchmarks: ratios, growth, documents, the page, the table, floors."""
+
+import io
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import ceilings, floors, page, table
+from benchmarks.case import OURS
+from benchmarks.cli import main
+from benchmarks.growth import growths, slope
+from benchmarks.reading import read
+from benchmarks.results import FILE, REASON, SCHEMA, Run, best_of_others, brief, ratio
+from benchmarks.suites import SUITES
+
+from .samples import measurement, run
+
+
+def test_growth_is_an_exponent() -> None:
+    assert slope([64, 128, 256], [3 * 64**2, 3 * 128**2, 3 * 256**2]) == pytest.approx(2)
+    points = [measurement(OURS, n**3.0, size=n, sizes={"n": n}, work=n**2.0) for n in (64, 512, 1024)]
+    (growth,) = growths(run(*points, measurement("eager", 1.0)))
+    assert (growth.subject, growth.sizes) == (OURS, (512, 1024))
+    assert growth.exponent == pytest.approx(1.5)
+
+
+def test_ratios_are_of_medians_in_one_group() -> None:
+    group = [measurement("eager", 1.0), measurement("torch.compile", 0.1), measurement(OURS, 0.02)]
+    assert ratio(group, OURS, "eager") == pytest.approx(50)
+    best = best_of_others(group, OURS)
+    assert best is not None
+    assert best.subject == "torch.compile"
+    assert ratio([measurement("eager", None)], OURS, "eager") is None
+
+
+def test_documents_are_read_as_they_were_written(tmp_path: Path) -> None:
+    written = run(measurement("eager", 1.0), measurement("keras", None, why_not="absent: keras is not installed"))
+    written.written(tmp_path / FILE)
+    assert read(tmp_path) == written
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def changed(entry: dict[str, Any]) -> str:
+    """A document with one measurement that has something else than it should."""
+    document = json.loads(json.dumps({"schema": SCHEMA, **asdict(run(measurement("eager", 1.0)))}))
+    document["measurements"][0] |= entry
+    document["measurements"][0] = {k: v for k, v in document["measurements"][0].items() if v != "none"}
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (None, f"got a folder without {FILE}"),
+        (b"\xff", f"got a {FILE} that is no text"),
+        (b'{"schema": 1 2}', f"got a {FILE} that is no JSON from line 1, column 14 on"),
+        (b"[]", f"got a {FILE} with schema None instead of '{SCHEMA}'"),
+        (json.dumps({"schema": SCHEMA}).encode(), f"got a {FILE} without 'machine'"),
+        (json.dumps({"schema": SCHEMA, **asdict(Run({}, "cpu"))}).encode(), "got a machine without 'time'"),
+        (changed({"work": "none"}).encode(), "got measurement 0 without 'work'"),
+        (changed({"speed": 1}).encode(), "got measurement 0 with 'speed', which is unknown"),
+    ],
+)
+def test_what_is_no_document_is_refused_in_words(
+    document: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if document is not None:
+        (tmp_path / FILE).write_bytes(document)
+    assert main(["report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"benchmarks: {tmp_path}: expected a folder with {FILE}; {message}\n"
+
+
+def test_the_page_names_machine_ratios_and_who_is_absent() -> None:
+    text = page.markdown(run(measurement("eager", 1.0), measurement(OURS, 0.01, first=2.0),
+                             measurement("keras", None, why_not="absent: keras is not installed")))  # fmt: skip
+    assert "a machine" in text
+    assert "| attnspec | 10 ms | 2 s | 100 | 100 | 100 Mterms/s | 10% |" in text
+    assert "absent: keras is not installed" in text
+    assert f"The ceiling is {ceilings.LIMITS['additive']}" in text
+
+
+def test_the_page_links_only_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page.link(page.ROOT / "somewhere") == "../docs/benchmarks.md"
+    assert page.link(page.ROOT / "benchmarks" / "results" / "cpu") == "../../../docs/benchmarks.md"
+    assert page.link(tmp_path) == ""
+    one = run(measurement("eager", 1.0))
+    text = page.markdown(one, docs="../docs/benchmarks.md", pictures=["additive.svg"])
+    assert "[How it is measured](../docs/benchmarks.md)." in text
+    assert "![additive](additive.svg)" in text
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page.written(one, tmp_path, Console(file=io.StringIO()))
+    text = (tmp_path / page.PAGE).read_text()
+    assert "![" not in text
+    assert "](" not in text
+
+
+def test_the_load_is_said_as_far_as_it_is_known() -> None:
+    def loads(**known: float | None) -> str:
+        one = run()
+        return page.loads(replace(one, machine={**one.machine, **known}))
+
+    assert loads() == loads(load_before=None) == ""
+    assert loads(load_before=2.5) == ", load 2.5 before"
+    assert loads(load_before=2.5, load_after=3.0) == ", load 2.5 before and 3.0 after"
+
+
+def test_every_suite_says_what_its_ceiling_is() -> None:
+    assert set(ceilings.LIMITS) == set(SUITES)
+    (one, *_) = table.printed(run(measurement("eager", 1.0)), 120)
+    assert one.caption == f"of ceiling: {ceilings.LIMITS['additive']}"
+
+
+@pytest.mark.parametrize("width", [80, 120, 140])
+def test_a_failure_takes_one_line_of_the_table_and_keeps_its_text(width: int) -> None:
+    why = "failed: InductorError: " + "very long " * 20 + "\nand more | lines\n" * 12
+    assert brief(why).startswith("failed: InductorError: very long")
+    assert len(brief(why)) == REASON
+    failing = run(measurement("eager", 1.0), measurement("flex_attention", None, why_not=why))
+    console = Console(file=io.StringIO(), width=width)
+    with console.capture() as capture:
+        console.print(next(iter(table.printed(failing, width))))
+    lines = capture.get().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if "flex_attention" in line]
+    assert lines[at + 1].startswith("└")
+    assert any("eager" in line for line in lines)
+    (row,) = [line for line in page.markdown(failing).splitlines() if "flex_attention" in line]
+    assert row.count("|") == len(table.COLUMNS) + 1
+
+
+def test_floors_are_missed_by_name() -> None:
+    assert floors.missed(run(measurement("eager", 1.0), measurement(OURS, 0.01))) == []
+    (line,) = floors.missed(run(measurement("eager", 1.0), measurement(OURS, 0.05)))
+    assert line == (
+        "additive: additive attention, forward, n=512, 1 thread: forward, times eager: expected at least 50, got 20"
+    )
+    grown = [measurement(OURS, s, size=n, sizes={"n": n}) for n, s in ((512, 1.0), (1024, 4.0), (2048, 32.0))]
+    grown = [replace(m, work=float(m.size**2)) for m in grown]
+    assert any("grows as (n·m)^1.25" in line for line in floors.missed(run(*grown)))
+    failing = measurement(OURS, None, why_not="failed: no")
+    assert floors.missed(run(failing)) == [f"{floors.title(failing)}: {OURS} is failed: no"]
+    assert "additive: forward, times eager: not everything was measured" in floors.unchecked(run(failing))
+    assert "step: step, times eager: no such case in this run" in floors.unchecked(run(failing))
+    assert "additive: growth of time: no two sizes from 512 on in this run" in floors.unchecked(run(failing))
+
+
+@pytest.mark.parametrize(("size", "asked"), [(32, False), (64, True), (4096, True), (8192, False)])
+def test_floors_are_asked_for_the_sizes_they_are_stated_for(size: int, asked: bool) -> None:
+    slow = {"suite": "sdpa", "case": "padding", "sizes": {"n": size}, "size": size, "baseline": "F.sdpa"}
+    one = run(measurement("F.sdpa", 1.0, **slow), measurement(OURS, 2.0, **slow))
+    best = "sdpa: times PyTorch's best: no such case in this run"
+    assert any("times PyTorch's best" in line for line in floors.missed(one)) is asked
+    assert (best in floors.unchecked(one)) is not asked
+    assert any("padding, times F.sdpa" in line for line in floors.missed(one)) is (size == 4096)
