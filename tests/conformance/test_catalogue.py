@@ -1,8 +1,13 @@
 """What `attnspec show` and `attnspec spec` print."""
 
+import os
+from pathlib import Path
+
 import pytest
+from rich.console import Console
 
 from attnspec.conformance.catalogue import described, names, specification
+from attnspec.conformance.cli import PAGE
 from attnspec.spec import LAWS, OPERATIONS, QUESTIONS
 from attnspec.spec.semantics import DeclaredSemantics
 from attnspec.spec.sources import SOURCES
@@ -49,6 +54,15 @@ def test_an_operation_shows_its_edges_and_what_it_cites(name: str) -> None:
 def test_names_are_unlike_and_all_are_described() -> None:
     assert len(set(names())) == len(names())
     assert all(described(name).markup for name in names())
+
+
+def test_pages_lose_nothing_at_their_width() -> None:
+    with Path(os.devnull).open("w") as sink:
+        for name in names():
+            page = described(name)
+            console = Console(record=True, width=PAGE, file=sink)
+            console.print(page)
+            assert console.export_text().count("…") == page.markup.count("…"), name
 
 
 def test_the_specification_begins_with_the_sources() -> None:

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+
+from attnspec import reference
+from attnspec.conformance.arguments import Arguments
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.results import Result, Status
+from attnspec.conformance.snippet import snippet
+from attnspec.conformance.subject import Contract, Subject, Violation
+from attnspec.conformance.telling import consequences, ordered
+from attnspec.spec.operation import OPERATIONS, Kind
 
 SCHEMA = json.loads(resources.files("attnspec.conformance").joinpath("report.schema.json").read_text())
 
@@ -102,6 +112,62 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
         _, report = checked(tmp_path, ATTENTION, "--workers", workers, "--operation", "scaled_dot_product_attention")
         reports.append(report["results"])
     assert reports[0] == reports[1]
+
+
+def test_what_may_follow_from_the_formula_comes_last(tmp_path: Path) -> None:
+    done = attnspec("check", written(tmp_path, ATTENTION), "--workers", "2", folder=tmp_path)
+    heads = [
+        "operation.oracle is violated",
+        "What follows may be a consequence",
+        "failed: attention.scale",
+        "wrong violates",
+    ]
+    places = [done.stdout.index(head) for head in heads]
+    assert places == sorted(places)
+    assert done.stdout.index("operation.rejection") < places[1]
+    assert done.stdout.index("failed: semantics.causal_alignment") > places[1]
+    assert " is violated by" not in done.stdout[places[1] :]
+    alone = attnspec("check", "backend.py", "--law", "attention.scale", "--workers", "2", folder=tmp_path)
+    assert "attention.scale is violated" in alone.stdout
+    assert "consequence" not in alone.stdout
+
+
+def test_a_choice_that_wants_declaring_is_no_consequence() -> None:
+    def failed(law: str, reason: str, observed: str | None = None, operation: str = "softmax") -> Result:
+        return Result(operation, law, "float64", Status.FAILED, reason, observed=observed)
+
+    oracle, scale = failed("operation.oracle", "value"), failed("attention.scale", "value")
+    chosen = failed("semantics.fully_masked", "declared", "uniform")
+    odd = failed("semantics.no_keys", "declared", "something else")
+    accepted, other = failed("operation.rejection", "accepted"), failed("attention.scale", "value", operation="x")
+    assert ordered([odd, scale, other, accepted, chosen, oracle]) == [oracle, chosen, other, accepted, odd, scale]
+    assert consequences([odd, scale, accepted, chosen]) == []
+    raised = failed("operation.oracle", "raised")
+    assert consequences([raised, failed("operation.shape", "raised")]) == [failed("operation.shape", "raised")]
+
+
+def test_what_is_no_terminal_cuts_nothing(tmp_path: Path) -> None:
+    written(tmp_path, ATTENTION)
+    call = ("check", "backend.py", "--law", "operation.oracle", "--law", "operation.rejection", "--workers", "2")
+    uncut, narrow = (attnspec(*call, folder=tmp_path, COLUMNS=columns) for columns in ("", "60"))
+    (row,) = [line for line in uncut.stdout.splitlines() if line.startswith("  attention ")]
+    assert row.split()[:2] == ["attention", "scaled_dot_product_attention"]
+    assert "…" not in uncut.stdout[: uncut.stdout.index("limits:")] + uncut.stderr
+    tables = narrow.stdout[: narrow.stdout.index("limits:")]
+    assert max(map(len, tables.splitlines())) <= 60
+    assert "…" not in tables
+    listed = attnspec("list", "operations", folder=tmp_path, COLUMNS="")
+    assert all(o.name in listed.stdout and o.statement in listed.stdout for o in OPERATIONS.values())
+
+
+def test_one_mutant_alone(tmp_path: Path) -> None:
+    done = attnspec("mutants", "--only", "base 1*", "--workers", "1", "--json", "m.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 killed" in done.stdout
+    assert "variants" not in done.stdout
+    report = json.loads((tmp_path / "m.json").read_text())
+    assert [m["name"] for m in report["mutants"]] == ["base 1000"]
+    assert report["variants"] == []
 
 
 def test_every_kind_of_report(tmp_path: Path) -> None:
@@ -263,10 +329,45 @@ def test_a_lost_case_says_why(tmp_path: Path) -> None:
     assert lost == ["ZeroDivisionError: division by zero"] * 2
 
 
+@pytest.mark.parametrize("law", ["operation.fewer-dimensions", "operation.rejection", "semantics.causal_alignment"])
+def test_a_snippet_prints_the_inputs_of_the_report(tmp_path: Path, law: str) -> None:
+    _, report = checked(tmp_path, ATTENTION, "--law", law, "--dtype", "float64")
+    (found,) = [r["counterexample"] for r in report["results"] if r["status"] == "failed"]
+    assert "# The law makes its inputs of these and the seed" in found["snippet"]
+    (tmp_path / "snippet.py").write_text(found["snippet"])
+    done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    for name in ("query", "mask", "causal"):
+        value = found["arguments"][name]
+        shown = np.array(value) if isinstance(value, list) else value
+        assert f"\n{name} = {shown}\n" in done.stdout
+    if law == "semantics.causal_alignment":
+        assert found["arguments"]["causal"] is True
+        assert len(found["arguments"]["query"]) != len(found["arguments"]["key"])
+
+
+@pytest.mark.parametrize(
+    ("operation", "budget", "plain"),
+    [("dot_scores", [[1e-6, 1e-6]], True), ("dot_scores", [[1.0, 1e-6]], False), ("causal_mask", [[0, 0]], False)],
+)
+def test_a_snippet_compares_only_where_that_shows_it(operation: str, budget: list[list[float]], plain: bool) -> None:
+    chosen = OPERATIONS[operation]
+    values = {"query": np.ones((1, 1)), "key": np.ones((2, 1)), "n": 1, "m": 2}
+    given = Arguments(chosen, values)
+    subject = Subject(reference, Contract.of(reference, "reference"), chosen, "float64", "cpu")
+    kind = bool if chosen.result.kind is Kind.BOOL else float
+    expected, got = np.zeros((1, 2), kind), np.array([[0, 0.1]]).astype(kind)
+    violation = Violation("", expected=expected, got=got, budget=np.array(budget), index=(0, 1), arguments=given)
+    text = snippet(subject, CHECKS["operation.oracle"], given, violation, 0)
+    assert ("replay(" not in text) == plain
+    assert "# The law" not in text
+
+
 def test_snippets_blame_whoever_is_wrong(tmp_path: Path) -> None:
     _, report = checked(tmp_path, ATTENTION, "--law", "pooling.uniform", "--law", "attention.single-key",
                         "--law", "operation.batch-invariance", "--law", "operation.oracle", "--law", "masking.garbage",
-                        "--law", "operation.rejection", "--law", "attention.scale")  # fmt: skip
+                        "--law", "operation.rejection", "--law", "attention.scale",
+                        "--law", "semantics.causal_alignment")  # fmt: skip
     found = [r for r in report["results"] if r["status"] == "failed"]
     assert {r["law"] for r in found} >= {"operation.oracle", "operation.rejection", "attention.scale"}
     for r in found:
@@ -299,6 +400,8 @@ UNUSABLE = {
     ("check", "fails.py"): "nothing was judged: ",
     ("check", "waits.py"): "nothing was judged: worker processes did not import the backend within 6 s",
     ("check", "backend.py", "--json", "no/such/folder.json"): "--json: expected a file that can be written",
+    ("mutants", "--only", "base 100"): "--only: expected one of base 1000, ",
+    ("mutants", "--only", "nosuch*"): "; got 'nosuch*'",
     ("show", "softmaxx"): "show: expected one of softmax",
     ("list", "things"): "list: expected one of operations, laws, backends, mutants; got 'things'",
 }

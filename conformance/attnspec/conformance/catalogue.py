@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import RenderableType
 from rich.markdown import Markdown
-from rich.table import Table
+from rich.table import Column, Table
 
 from attnspec.spec import SPEC_VERSION
 from attnspec.spec.errata import ERRATA
@@ -16,9 +16,14 @@ from attnspec.spec.semantics import QUESTIONS, Question
 from attnspec.spec.sources import SOURCES, Citation
 
 
+def _table(*titles: str) -> Table:
+    """A table on any terminal: what does not fit goes on in the next line."""
+    return Table(*(Column(title, overflow="fold") for title in titles))
+
+
 def operations() -> Table:
     """All operations by chapter."""
-    table = Table("chapter", "operation", "what it computes", "laws")
+    table = _table("chapter", "operation", "what it computes", "laws")
     for o in OPERATIONS.values():
         count = "reference only" if o.reference_only else str(sum(o in x.operations for x in LAWS.values()))
         table.add_row(o.chapter, o.name, o.statement, count)
@@ -27,7 +32,7 @@ def operations() -> Table:
 
 def laws() -> Table:
     """All laws."""
-    table = Table("law", "statement", "operations")
+    table = _table("law", "statement", "operations")
     for x in LAWS.values():
         table.add_row(x.id, x.statement, str(len(x.operations)))
     return table
@@ -37,7 +42,7 @@ def backends() -> Table:
     """All registered backends."""
     from attnspec.conformance.loading import registered
 
-    table = Table("name", "module")
+    table = _table("name", "module")
     for name, module in registered().items():
         table.add_row(name, module)
     return table
@@ -48,7 +53,7 @@ def mutants() -> Table:
     from attnspec.conformance.mutants import MUTANTS
     from attnspec.conformance.variants import VARIANTS
 
-    table = Table("kind", "name", "operations")
+    table = _table("kind", "name", "operations")
     for mutant in MUTANTS.values():
         table.add_row("mutant", mutant.name, ", ".join(mutant.operations))
     for variant in VARIANTS.values():

@@ -24,6 +24,12 @@ LONGEST_CHECK = 86_400
 
 WORKERS_PER_CORE = 4
 
+UNCUT = 10_000
+"""Columns of what is no terminal: no table is as wide, so that nothing is cut in a file or a pipe."""
+
+PAGE = 110
+"""Columns of running text there, and on the page of ``attnspec spec --html``."""
+
 EXITS = "Exit status: 0 conforms, 1 violates, 2 the call or the backend cannot be used."
 
 
@@ -31,6 +37,14 @@ def _unusable(message: str) -> NoReturn:
     """End with status 2 and one line that names the cause."""
     sys.stderr.write(f"attnspec: {message}\n")
     raise typer.Exit(2)
+
+
+def _console(elsewhere: int = UNCUT, *, stderr: bool = False) -> Console:
+    """Where people read: as wide as the terminal, or as COLUMNS says; elsewhere of this width."""
+    console = Console(stderr=stderr)
+    if not console.file.isatty() and not os.environ.get("COLUMNS", "").isdigit():
+        console.width = elsewhere
+    return console
 
 
 def _among(what: str, given: list[str], known: list[str]) -> tuple[str, ...]:
@@ -150,7 +164,7 @@ def _check(
             probe.backend,
             settings,
             workers=max(1, min(workers, most)),
-            console=Console(stderr=True),
+            console=_console(stderr=True),
             admitted=admitted,
         )
     except BackendError as error:
@@ -158,7 +172,7 @@ def _check(
     contract = done.admission.contract
     results = all_results(done.admission.cases, done.results, done.causes) + missing_results(contract, settings)
     report = document(contract, results, settings, time.monotonic() - started)
-    print_report(report, Console())
+    print_report(report, _console())
     if done.interrupted:
         sys.stderr.write("attnspec: interrupted; laws without a verdict are lost\n")
     if json is not None:
@@ -178,7 +192,7 @@ def list_(
     from attnspec.conformance.catalogue import CATALOGUES
 
     _among("list", [what], list(CATALOGUES))
-    Console().print(CATALOGUES[what]())
+    _console().print(CATALOGUES[what]())
 
 
 @app.command()
@@ -191,7 +205,7 @@ def show(
     from attnspec.conformance.catalogue import described, names
 
     _among("show", [name], names())
-    Console().print(described(name))
+    _console(PAGE).print(described(name))
 
 
 @app.command()
@@ -211,27 +225,43 @@ def spec(
         _write(text, markdown, "--markdown")
     if html is not None:
         with Path(os.devnull).open("w") as sink:
-            console = Console(record=True, width=110, file=sink)
+            console = Console(record=True, width=PAGE, file=sink)
             console.print(Markdown(text))
             _write(console.export_html(), html, "--html")
     if markdown is None and html is None:
-        Console().print(Markdown(text))
+        _console(PAGE).print(Markdown(text))
 
 
 @app.command(help="Judge the suite itself: every mutant must be killed, no honest variant harmed.")
 def mutants(
     profile: Annotated[str, typer.Option(help="quick, full or release")] = "quick",
     seeds: Annotated[int, typer.Option(min=1, help="how many seeds, from 0")] = 1,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="only this mutant or honest variant, or those of a pattern: 'base *'; may be repeated"),
+    ] = None,
     matrix: Annotated[bool, typer.Option(help="run every law against every mutant")] = False,
     workers: Annotated[int | None, typer.Option(help="worker processes; one for each core if not given")] = None,
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
 ) -> None:
     """Print the kill matrix."""
+    from attnspec.conformance.choosing import matching
+    from attnspec.conformance.mutants import MUTANTS
     from attnspec.conformance.mutation import main_mutants
+    from attnspec.conformance.variants import VARIANTS
 
     _among("--profile", [profile], ["quick", "full", "release"])
     _writable(json, "--json")
-    raise typer.Exit(main_mutants(profile, seeds, matrix, workers, json, Console()))
+    known = [*MUTANTS, *VARIANTS]
+    patterns = only or ["*"]
+    for pattern in patterns:
+        if not matching([pattern], known):
+            _among("--only", [pattern], known)
+    chosen = matching(patterns, known)
+    judged = {name: m for name, m in MUTANTS.items() if name in chosen}
+    spared = {name: v for name, v in VARIANTS.items() if name in chosen}
+    status = main_mutants(profile, seeds, matrix, workers, json, _console(), mutants=judged, variants=spared)
+    raise typer.Exit(status)
 
 
 def main() -> None:

@@ -282,10 +282,12 @@ def main_mutants(
         by_name.setdefault(task.subject.name, []).append(outcome)
     killed = [Row(m, by_name[name]) for name, m in mutants.items()]
     harmed = [Row(v, by_name[name]) for name, v in variants.items()]
-    _print_mutants(killed, seeds, console)
-    if matrix:
-        _print_matrix(killed, seeds, console)
-    _print_variants(harmed, seeds, console)
+    if killed:
+        _print_mutants(killed, seeds, console)
+        if matrix:
+            _print_matrix(killed, seeds, console)
+    if harmed:
+        _print_variants(harmed, seeds, console)
     well = all(row.kills == seeds for row in killed) and not any(row.kills for row in harmed)
     if json_path is not None:
         json_path.write_text(json.dumps(_report(profile, seeds, matrix, killed, harmed, well), indent=1) + "\n")
@@ -323,9 +325,9 @@ def _with_progress(tasks: Sequence[Task], workers: int, limit: float, console: C
 def _print_mutants(rows: Sequence[Row], seeds: int, console: Console) -> None:
     table = Table(title=f"Mutants: {sum(row.kills == seeds for row in rows)} of {len(rows)} killed at {seeds} seeds")
     for column in ("mutant", "chapter"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     table.add_column("killed", justify="right")
-    table.add_column("by (seeds)")
+    table.add_column("by (seeds)", overflow="fold")
     table.add_column("checks", justify="right")
     for row in sorted(rows, key=lambda row: (row.kills, row.subject.chapter, row.subject.name)):
         style = "red" if row.kills < seeds else None
@@ -337,8 +339,8 @@ def _print_mutants(rows: Sequence[Row], seeds: int, console: Console) -> None:
 
 def _print_matrix(rows: Sequence[Row], seeds: int, console: Console) -> None:
     table = Table(title=f"Which laws kill which mutant, in how many of {seeds} seeds (* assigned)")
-    table.add_column("mutant")
-    table.add_column("laws")
+    table.add_column("mutant", overflow="fold")
+    table.add_column("laws", overflow="fold")
     for row in rows:
         assigned = row.subject.breaks if isinstance(row.subject, Mutant) else ()
         counts = dict.fromkeys(assigned, 0) | row.laws
@@ -353,10 +355,10 @@ def _print_variants(rows: Sequence[Row], seeds: int, console: Console) -> None:
     table = Table(
         title=f"Honest variants: {sum(bool(row.kills) for row in rows)} of {len(rows)} harmed at {seeds} seeds"
     )
-    table.add_column("variant")
+    table.add_column("variant", overflow="fold")
     for column in ("checks", "harmed", "largest ratio"):
         table.add_column(column, justify="right")
-    table.add_column("by")
+    table.add_column("by", overflow="fold")
     for row in sorted(rows, key=lambda row: (-row.kills, row.subject.name)):
         by = ", ".join(f"{law} ({n})" for law, n in row.laws.items())
         table.add_row(

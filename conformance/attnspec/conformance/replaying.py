@@ -24,17 +24,23 @@ def replay(
 ) -> int:
     """Check a law on these arguments and print what became of it: 1 if it is violated, 0 if it holds.
 
-    ``backend`` is a backend, or the name of one.
+    ``backend`` is a backend, or the name of one. What a law draws, the seed decides; the inputs that are printed are
+    those that it handed to the backend, which are others than ``arguments`` where the law changes them or brings its
+    own.
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
     loaded = load(backend) if isinstance(backend, str) else backend
     subject = Subject(loaded, contract_of(loaded, origin), OPERATIONS[operation], dtype, device)
-    violation, *_ = attempt(subject, CHECKS[law], Arguments(OPERATIONS[operation], arguments), seed)
+    given = Arguments(OPERATIONS[operation], arguments)
+    violation, *_ = attempt(subject, CHECKS[law], given, seed)
     print(f"{law}: {LAWS[law].statement}")
     if violation is None:
         print(f"{operation} of {origin} ({dtype}) satisfies it here.")
         return 0
     print(f"{operation} of {origin} ({dtype}) violates it: {violation.message}")
+    shown = violation.arguments or given
+    for name in shown:
+        print(f"{name} = {shown[name]}")
     if violation.expected is not None:
         print("expected", violation.expected, "got", violation.got, sep="\n")
     return 1

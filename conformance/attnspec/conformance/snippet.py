@@ -15,6 +15,11 @@ from attnspec.conformance.subject import Subject, Violation, is_default
 SHOWN = 400
 """Arrays of more elements are summed up by shape and dtype."""
 
+DERIVED = (
+    "# The law makes its inputs of these and the seed, or of the seed alone; replay makes the same and prints them."
+)
+"""What a snippet says whose arguments are not those that the report shows."""
+
 
 def counterexample(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int
@@ -80,8 +85,7 @@ def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Vio
     imports += ["", "import ml_dtypes"] if "ml_dtypes." in code else [""]
     imports += ["import numpy as np"] if "np." in code else []
     backend = subject.contract.origin
-    plain = check.law.id == "operation.oracle" and violation.reason == "value" and violation.budget is not None
-    if plain and all(not is_float(x) or x.dtype.name != "bfloat16" for x in arguments.arrays.values()):
+    if _plain(check, arguments, violation):
         imports += ["from attnspec import reference", "from attnspec.conformance import call, load"]
         body = f"""
 got = call(load({backend!r}), {operation.name!r}, {named})
@@ -93,13 +97,33 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)})))
             body = body.replace(f"{operation.name!r}, ", f"{operation.name!r}, device={subject.device!r}, ", 1)
     else:
         imports += ["from attnspec.conformance import replay"]
-        body = textwrap.dedent(f"""
+        derived = not _same(violation.arguments or arguments, arguments)
+        body = f"\n{DERIVED}" if derived else ""
+        body += textwrap.dedent(f"""
             sys.exit(
                 replay({backend!r}, {check.law.id!r}, {operation.name!r}, {subject.dtype!r},
                        dict({named}), seed={seed}, device={subject.device!r})
             )
             """)
     return "\n".join([*imports, "", code]) + body
+
+
+def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
+    """Whether a comparison with the reference shows it: by more than two budgets, since the reference rounds too."""
+    if check.law.id != "operation.oracle" or violation.reason != "value" or violation.budget is None:
+        return False
+    if any(is_float(x) and x.dtype.name == "bfloat16" for x in arguments.arrays.values()):
+        return False
+    if np.asarray(violation.got).dtype == bool:
+        return False
+    got, expected = (np.asarray(x, np.float64)[violation.index or ()] for x in (violation.got, violation.expected))
+    with np.errstate(invalid="ignore"):
+        return not abs(got - expected) <= 2 * np.max(violation.budget)
+
+
+def _same(one: Arguments, other: Arguments) -> bool:
+    """Whether the arguments are equal, shapes and numbers."""
+    return all(np.array_equal(one[name], other[name], equal_nan=is_float(np.asarray(one[name]))) for name in one)
 
 
 def _largest(budget: Numbers) -> str:

@@ -20,7 +20,7 @@ from attnspec.conformance.loading import BackendError, contract_of, load
 from attnspec.conformance.profiles import PROFILES
 from attnspec.conformance.results import Result, Status
 from attnspec.conformance.subject import Contract
-from attnspec.conformance.telling import told, urgency
+from attnspec.conformance.telling import consequences, ordered, repair, told
 from attnspec.spec.law import LAWS
 from attnspec.spec.operation import OPERATIONS
 from attnspec.spec.precision import DEFAULTS
@@ -131,9 +131,12 @@ def run_case(
     """Judge a case, hand its verdicts on as a property of the test, and fail it if a law is violated."""
     results = _judged(backend, contract, case, settings)
     record_property("attnspec", [r.as_json() for r in results])
-    failed = sorted((r for r in results if r.status is Status.FAILED), key=urgency)
+    failed = ordered(r for r in results if r.status is Status.FAILED)
     if failed:
-        pytest.fail("\n\n".join(told(r) for r in failed), pytrace=False)
+        later = consequences(failed)
+        parts = [told(r) for r in failed if r not in later]
+        parts += [repair(later), *map(told, later)] if later else []
+        pytest.fail("\n\n".join(parts), pytrace=False)
 
 
 def _judged(backend: Any, contract: Contract, case: Case, settings: Settings) -> list[Result]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attnspec.conformance.report import deviations
 from attnspec.conformance.results import Result
-from attnspec.conformance.telling import told, urgency
+from attnspec.conformance.telling import consequences, ordered, repair, told
 from attnspec.spec.operation import CHAPTERS, OPERATIONS
 
 ORDINARY = {"head_sizes": None, "multiple_of": 1, "max_length": None, "broadcasting": True}
@@ -20,7 +20,7 @@ ORDINARY = {"head_sizes": None, "multiple_of": 1, "max_length": None, "broadcast
 
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
 SHOWN = 4
-"""Violations that are shown in full; the others are listed by name, and all are in the JSON report."""
+"""Violations that are shown in full, none of them a consequence; the others are listed by name."""
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
@@ -45,10 +45,10 @@ def chapters(report: Mapping[str, Any]) -> Table:
         box=SIMPLE_HEAD,
     )
     not_judged = any(r["not_judged"] for r in report["results"])
-    table.add_column("chapter")
+    table.add_column("chapter", overflow="fold")
     table.add_column("operation", min_width=max(map(len, by_operation), default=0), no_wrap=True)
     for title in ("laws", "failed", "examples", *(["not judged"] if not_judged else []), "budget used"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", overflow="fold")
     for chapter in CHAPTERS:
         first = True
         for name in (n for n, o in OPERATIONS.items() if o.chapter == chapter and n in by_operation):
@@ -95,12 +95,12 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
 
 
 def violations(report: Mapping[str, Any]) -> list[Text]:
-    """Every violation; the first few in full, each law of an operation once."""
-    bad = [Result.from_json(r) for r in report["results"] if r["status"] in ("failed", "lost")]
-    bad.sort(key=lambda r: (urgency(r), r.counterexample is None))
+    """Every violation; the first few in full, each law of an operation once, and what may follow from them last."""
+    bad = ordered(Result.from_json(r) for r in report["results"] if r["status"] in ("failed", "lost"))
+    later = consequences(bad)
     shown: dict[tuple[str, str], Result] = {}
     for r in bad:
-        if len(shown) < SHOWN:
+        if len(shown) < SHOWN and r not in later:
             shown.setdefault((r.operation, r.law), r)
     parts = []
     for r in shown.values():
@@ -108,9 +108,15 @@ def violations(report: Mapping[str, Any]) -> list[Text]:
         parts.append(Text("\n" + head, style="red"))
         if snippet:
             parts.append(Text("\n" + snippet))
-    others = [r for r in bad if not any(r is s for s in shown.values())]
-    parts += [Text(f"{r.status}: {r.law} by {r.operation} ({r.dtype}): {r.message}", style="red") for r in others]
+    others = [r for r in bad if r not in later and not any(r is s for s in shown.values())]
+    parts += [_named(r) for r in others]
+    if later:
+        parts += [Text(f"\n{repair(later)}"), *map(_named, later)]
     return parts
+
+
+def _named(r: Result) -> Text:
+    return Text(f"{r.status}: {r.law} by {r.operation} ({r.dtype}): {r.message}", style="red")
 
 
 def closing(report: Mapping[str, Any]) -> str:

@@ -15,7 +15,10 @@ from attnspec.reference import REFERENCE
 from attnspec.spec.laws.semantics import SEMANTICS
 from attnspec.spec.semantics import QUESTIONS
 
-Probe = Callable[[Subject, np.random.Generator], str]
+Seen = list[tuple[str, Arguments]]
+"""What was observed, each with the call that shows it; empty where there is nothing to observe."""
+
+Probe = Callable[[Subject, np.random.Generator], Seen]
 
 SIZES: tuple[tuple[tuple[int, ...], dict[str, int]], ...] = (
     ((), {"n": 2, "m": 3}),
@@ -38,14 +41,15 @@ def probes(question: str) -> Callable[[Probe], Probe]:
     def register(probe: Probe) -> Probe:
         def check(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
             declared = getattr(subject.semantics, question)
-            observed = probe(subject, rng)
+            seen = probe(subject, rng)
+            observed = " and ".join(dict.fromkeys(word for word, _ in seen)) or declared
             subject.observed[question] = observed
             if observed != declared:
                 known = observed in QUESTIONS[question].choices
                 meant = f'; if that is meant, declare semantics = {{"{question}": "{observed}"}}' if known else ""
                 raise Violation(
                     f"{question}: declared {declared}, observed {observed}{meant}", reason="declared",
-                    arguments=_smallest(subject, rng), expected=declared, got=observed,
+                    arguments=next(given for word, given in seen if word != declared), expected=declared, got=observed,
                 )  # fmt: skip
             return True
 
@@ -57,19 +61,10 @@ def probes(question: str) -> Callable[[Probe], Probe]:
     return register
 
 
-def _smallest(subject: Subject, rng: np.random.Generator) -> Arguments:
-    return next(_samples(subject, rng))
-
-
-def _agreed(observed: list[str]) -> str:
-    """One word for what was observed everywhere, or all of them."""
-    return " and ".join(dict.fromkeys(observed))
-
-
 @probes("fully_masked")
-def fully_masked(subject: Subject, rng: np.random.Generator) -> str:
+def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
     """Rows without attendable keys, some among others and all together."""
-    observed = []
+    seen: Seen = []
     for given in _samples(subject, rng):
         shape = mask_shape(given)
         some = rng.random(shape) < 0.6
@@ -79,8 +74,8 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> str:
             got = wide(subject.call(masked))
             dead = np.broadcast_to(~live_rows(subject, masked), got.shape)
             even = _even(masked, got.shape)
-            observed.append(_classified(got[dead], even[dead], subject))
-    return _agreed(observed)
+            seen.append((_classified(got[dead], even[dead], subject), masked))
+    return seen
 
 
 def _even(given: Arguments, shape: tuple[int, ...]) -> Numbers:
@@ -109,32 +104,33 @@ def _classified(got: Numbers, even: Numbers, subject: Subject) -> str:
 
 
 @probes("no_keys")
-def no_keys(subject: Subject, rng: np.random.Generator) -> str:
+def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
     """Attention over no keys at all."""
-    observed = []
+    seen: Seen = []
     for given in _samples(subject, rng):
         name = "m" if "m" in given.binding.sizes else "n"
         empty = given.along(name, lambda x, axis: np.take(x, [], axis=axis))
         got = subject.outcome(subject.converted(empty))
         if isinstance(got, Raised):
-            observed.append("error")
+            seen.append(("error", empty))
             continue
         got = np.asarray(got)
         if name == "n":
-            return subject.semantics.no_keys  # no keys means no queries either: there is nothing to observe
+            return []  # no keys means no queries either: there is nothing to observe
         expected = empty.binding.shape(subject.operation.result.dims)
         if got.shape != expected:
             raise Violation(
                 f"with no keys the result has shape {got.shape}, expected {expected}", reason="shape", arguments=empty
             )
-        observed.append("zero" if (got == 0).all() else "nan" if np.isnan(wide(got)).all() else "something else")
-    return _agreed(observed)
+        word = "zero" if (got == 0).all() else "nan" if np.isnan(wide(got)).all() else "something else"
+        seen.append((word, empty))
+    return seen
 
 
 @probes("causal_alignment")
-def causal_alignment(subject: Subject, rng: np.random.Generator) -> str:
+def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
     """More keys than queries, and more queries than keys, under `causal`."""
-    observed = []
+    seen: Seen = []
     for batch, sizes in (
         ((), {"n": 2, "m": 5}),
         ((2,), {"n": 5, "m": 3}),
@@ -143,24 +139,25 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> str:
         given = sample(subject, rng, batch if len(batch) <= subject.limits.max_batch_dims else (), **sizes)
         if given.size("n") == given.size("m"):
             continue
-        got = subject.call(given.with_(causal=True))
+        given = given.with_(causal=True)
+        got = subject.call(given)
         matching = []
         for name, bottom_right in (("top-left", False), ("bottom-right", True)):
-            mask = attendable(given.with_(causal=True), bottom_right=bottom_right)
-            spelled = given.with_(mask=mask)
+            mask = attendable(given, bottom_right=bottom_right)
+            spelled = plain(given).with_(mask=mask)
             oracle = subject.normative_oracle(spelled)
             live = np.broadcast_to(np.expand_dims(mask.any(-1), -1), got.shape)
             error = np.abs(wide(got) - oracle.value)
             if (error <= oracle.budget)[live].all():
                 matching.append(name)
-        observed.append(matching[0] if matching else "something else")
-    return _agreed(observed) if observed else subject.semantics.causal_alignment
+        seen.append((matching[0] if matching else "something else", given))
+    return seen
 
 
 @probes("masked_nonfinite")
-def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> str:
+def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
     """NaN and infinities at keys that nobody may attend to, and at keys that some may."""
-    observed = []
+    seen: Seen = []
     for given in _samples(subject, rng):
         shape = mask_shape(given)
         if not shape[-1]:
@@ -175,13 +172,13 @@ def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> str:
             budget = subject.budget(masked)
             for i, name in enumerate((*attended(masked), *(["scores"] if "scores" in masked else []))):
                 poison = np.nan if (i + everybody) % 2 else np.inf
-                observed.append(_leak(subject, masked, mask, clean, budget, name, poison))
-    return "propagates" if "propagates" in observed else "excluded"
+                seen.append(_leak(subject, masked, mask, clean, budget, name, poison))
+    return [found for found in seen if found[0] == "propagates"] or seen
 
 
 def _leak(
     subject: Subject, masked: Arguments, mask: Numbers, clean: Numbers, budget: Numbers, name: str, poison: float
-) -> str:
+) -> tuple[str, Arguments]:
     """Whether a number that is not finite, at the last key, reaches a row that may not attend to it."""
     x = masked.array(name).copy()
     if name == "scores":
@@ -189,38 +186,39 @@ def _leak(
         x[..., -1] = poison
     else:
         x[..., -1, :] = poison
-    got = np.asarray(subject.call(masked.with_(**{name: x})))
+    poisoned = masked.with_(**{name: x})
+    got = np.asarray(subject.call(poisoned))
     rows = ~mask[..., -1][..., None]
     if name == "x" and "memory" not in masked:
         rows = rows & (np.arange(mask.shape[-2])[:, None] < mask.shape[-2] - 1)
     rows = np.broadcast_to(rows, got.shape)
     with np.errstate(invalid="ignore"):
         kept = np.abs(wide(got)[rows] - wide(clean)[rows]) <= 2 * np.broadcast_to(budget, got.shape)[rows]
-    return "excluded" if kept.all() else "propagates"
+    return "excluded" if kept.all() else "propagates", poisoned
 
 
 @probes("odd_encoding")
-def odd_encoding(subject: Subject, rng: np.random.Generator) -> str:
+def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
     """Encodings of odd width."""
-    observed = []
+    seen: Seen = []
     for n, d in ((3, 5), (4, 1), (2, 7)):
         given = Arguments(subject.operation, {"n": n, "d": d})
         got = subject.outcome(subject.converted(given))
         if isinstance(got, Raised):
-            observed.append("error")
+            seen.append(("error", given))
             continue
         got = np.asarray(got)
         if got.shape != (n, d):
-            observed.append("something else")
+            seen.append(("something else", given))
             continue
         oracle = subject.oracle(given)
         near = np.abs(wide(got) - oracle.value) <= oracle.budget
-        observed.append("unpaired-sine" if near.all() else "something else")
-    return _agreed(observed)
+        seen.append(("unpaired-sine" if near.all() else "something else", given))
+    return seen
 
 
 @probes("repeatability")
-def repeatability(subject: Subject, rng: np.random.Generator) -> str:
+def repeatability(subject: Subject, rng: np.random.Generator) -> Seen:
     """The same call several times. Equal bits never refute a declaration of `within-budget`."""
     given = list(_repeated(subject, rng))
     for arguments in given:
@@ -228,8 +226,8 @@ def repeatability(subject: Subject, rng: np.random.Generator) -> str:
         for _ in range(4):
             again = subject.call_anew(arguments)
             if not np.array_equal(again, first, equal_nan=first.dtype != bool):
-                return "within-budget"
-    return subject.semantics.repeatability
+                return [("within-budget", arguments)]
+    return []
 
 
 def _repeated(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
