@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnspec.conformance.choosing import matching
 from attnspec.conformance.engine import cases
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.right import Formulas, Library, Numbers
@@ -68,10 +69,24 @@ def test_names_are_taken_once() -> None:
         mutant("x", replaces="sofmax", operations=("softmax",), breaks=(), source="", register=False)(harmless.wrong)
 
 
+def powerless(m: Mutant) -> list[str]:
+    """What is wrong with the laws that a mutant claims to break, in words."""
+    return [
+        f"law {law} does not kill mutant {m.name!r}"
+        for law in m.breaks
+        if not any(perform(Task(m, "quick", seed, law=law)).failures for seed in SEEDS)
+    ]
+
+
 @pytest.mark.parametrize("m", MUTANTS.values(), ids=MUTANTS)
 def test_assigned_laws_kill_alone(m: Mutant) -> None:
-    for law in m.breaks:
-        assert any(perform(Task(m, "quick", seed, law=law)).failures for seed in SEEDS), law
+    complaints = powerless(m)
+    if complaints:
+        pytest.fail("\n".join(complaints), pytrace=False)
+
+
+def test_a_law_that_is_wrongly_claimed_is_named() -> None:
+    assert powerless(harmless) == ["law operation.oracle does not kill mutant 'harmless'"]
 
 
 @pytest.mark.parametrize("v", VARIANTS.values(), ids=VARIANTS)
@@ -97,6 +112,19 @@ def test_the_right_library_is_right() -> None:
         up, down = (right.call(OPERATIONS["self_attention"], x).astype(np.float64).sum() for x in moved)
         assert found["x"][index] == pytest.approx((up - down) / (2 * float(step)), abs=1e-3)
     np.testing.assert_allclose(right.call(OPERATIONS["self_attention"], q), weights @ q, rtol=1e-5)
+
+
+def test_the_right_library_leaves_nan_under_the_mask_out_of_gradients() -> None:
+    right, rng = Library("right"), np.random.default_rng(2)
+    q, k, v = (rng.standard_normal((5, 4)).astype(np.float32) for _ in range(3))
+    given = {"query": q, "key": k, "value": v, "mask": np.arange(5) < np.array([0, 3, 4, 4, 4])[:, None]}
+    q[0] = k[4] = v[4] = 0.0
+    clean = right.vjp("scaled_dot_product_attention", given, np.ones((5, 4), np.float32))
+    q[0] = k[4] = v[4] = np.nan
+    found = right.vjp("scaled_dot_product_attention", given, np.ones((5, 4), np.float32))
+    for name, gradient in clean.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-6)
+        assert np.abs(gradient).max() > 0.01
 
 
 def run(tmp_path: Path, **subjects: Any) -> tuple[int, dict[str, Any], str]:
@@ -133,6 +161,19 @@ def test_a_variant_that_is_harmed_fails_the_run(tmp_path: Path) -> None:
     status, report, _ = run(tmp_path, variants={"wrong": wrong})
     assert status == 1
     assert report["false_alarm_bound"] is None
+
+
+@pytest.mark.parametrize(
+    ("patterns", "chosen"),
+    [
+        (["base 1000"], ["base 1000"]),
+        (["base*", "exp(−e)"], ["base 1000", "exp(−e)"]),
+        (["a[b]"], ["a[b]"]),
+        (["base"], []),
+    ],
+)
+def test_names_are_chosen_as_they_are_or_by_patterns(patterns: list[str], chosen: list[str]) -> None:
+    assert matching(patterns, ["base 1000", "exp(−e)", "a[b]", "ab"]) == chosen
 
 
 @pytest.mark.parametrize("lost", ["dies", "hangs"])

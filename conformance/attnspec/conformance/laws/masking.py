@@ -7,8 +7,19 @@ import numpy as np
 
 from attnspec.conformance.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.attendance import attendable, mask_shape
-from attnspec.conformance.laws.common import aligned, causal, element, key_axis_size, live_rows, plain, sample, wide
+from attnspec.conformance.laws.common import (
+    aligned,
+    batched,
+    causal,
+    element,
+    key_axis_size,
+    live_rows,
+    plain,
+    sample,
+    wide,
+)
 from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.profiles import NARROW
 from attnspec.conformance.strangers import Raised
 from attnspec.conformance.subject import Subject, Violation
 from attnspec.spec.laws import masking as law
@@ -129,6 +140,52 @@ def garbage(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     what = "with other numbers under the mask, the result"
     subject.same(after, before, lambda: subject.budget(given)[rows], changed, what)
     return True
+
+
+@proves(law.NONFINITE_GRADIENT, once=True)
+def nonfinite_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Gradients with NaN and infinities where nobody may attend to, and in queries that attend to nothing."""
+    if subject.semantics.masked_nonfinite != "excluded":
+        return False
+    for given, left_out in _left_out(subject, rng):
+        cotangent = subject.exact(rng.standard_normal(given.binding.shape(subject.operation.result.dims)))
+        expected = subject.gradients(given, cotangent)
+        for name, rows in left_out.items():
+            x = wide(given.array(name))
+            poison = rng.choice([np.nan, np.inf, -np.inf], x.shape)
+            poisoned = given.with_(**{name: subject.exact(np.where(rows[..., None], poison, x))})
+            found = subject.vjp(poisoned, cotangent)
+            for other in (a.name for a in batched(given) if a.name in expected):
+                what = f"with NaN or infinities in rows of {name} that are left out, the gradient of {other}"
+                subject.matches(found[other], *expected[other], poisoned, what)
+    return True
+
+
+def _left_out(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[Arguments, dict[str, Numbers]]]:
+    """Arguments, and for some of them the rows on which nothing may depend. Kernels differ by size."""
+    small, hidden, idle = _masked(subject, rng, n=3, m=5)
+    asking = [name for name in ("query", "state", "x") if name in small]
+    yield small, dict.fromkeys(attended(small), hidden) | dict.fromkeys(asking, idle)
+    if subject.dtype in NARROW:
+        return
+    few, hidden, idle = _masked(subject, rng, n=2, m=420, d=16, d_k=16, d_v=16)
+    yield few, {attended(few)[0]: hidden} | dict.fromkeys(asking, idle)
+    if few.operation.takes("causal") and aligned(subject, few):
+        more, _, _ = _masked(subject, rng, n=17, m=33)
+        behind = np.arange(key_axis_size(more)) >= more.size("n")
+        yield more.with_(mask=None, causal=True), {attended(more)[0]: behind}
+
+
+def _masked(subject: Subject, rng: np.random.Generator, **sizes: int) -> tuple[Arguments, Numbers, Numbers]:
+    """Arguments under a mask, which keys nobody may attend to, and which queries attend to nothing."""
+    given = sample(subject, rng, (2,) if subject.limits.max_batch_dims else (), **sizes)
+    *rows, m = mask_shape(given)
+    hidden = rng.random(m) < 0.4
+    hidden[[0, -1]] = False, True
+    idle = np.arange(np.prod(rows, dtype=int)).reshape(rows) % 5 == 1
+    idle &= subject.semantics.fully_masked == "zero"
+    mask = (rng.random((*rows, m)) < 0.7) | (np.arange(m) == 0)
+    return given.with_(mask=mask & ~hidden & ~idle[..., None]), hidden, idle
 
 
 @proves(law.TRUNCATION)

@@ -129,12 +129,10 @@ def saturation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     """Identity projections of numbers from 10⁻³ to 10⁶, also with keys that all but cancel the queries."""
     largest = min(1e6, subject.precision.largest / 4)
     magnitudes = [x for x in (1e-3, 0.1, 1.0, 9.0, 20.0, 43.0, 60.0, 88.0, 89.0, 200.0, 1e3, 1e4, 1e6) if x <= largest]
-    query_name = "state" if "state" in arguments else "query"
-    key_name = "annotations" if "annotations" in arguments else "key"
     count = len(magnitudes)
     for offset in (0.0, 0.5, -1.0, 3.0, None):
-        base = sample(subject, rng, (count,) if query_name == "state" else (), n=count, m=count, h=8,
-                      d_q=8, d_k=8, d_s=8, d_h=8)  # fmt: skip
+        batch = (count,) if "state" in arguments else ()
+        base = sample(subject, rng, batch, n=count, m=count, **WIDTHS)
         width = base.size("h")
         if base.array("w_q").shape != (width, width) or base.array("w_k").shape != (width, width):
             return False
@@ -144,20 +142,75 @@ def saturation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
             key = subject.exact(np.array(magnitudes)[::-1, None] * rng.choice([-1.0, 1.0], (count, width)))
         else:
             key = subject.exact(offset - query.astype(np.float64))
-        identity = subject.exact(np.eye(width))
+        query_name, key_name = _projected(base)
         shaped = base.array(query_name).shape[-2]
-        given = base.with_(
-            **{query_name: query[:shaped], key_name: key[: base.size("m")], "w_q": identity, "w_k": identity}
-        )
+        given = _unprojected(subject, base, query[:shaped], key[: base.size("m")])
         if key_name == "annotations":
             given = given.with_(
                 annotations=np.broadcast_to(given["annotations"], (shaped, *given["annotations"].shape)).copy()
             )
-        got, expected = subject.call(given), subject.oracle(given)
-        subject.holds(
-            bool(np.isfinite(wide(got)).all()), "the result is not finite", given, got=got, expected=expected.value
-        )
-        subject.matches(got, expected.value, expected.budget, given)
+        _within_budget(subject, given)
+    _within_budget(subject, _opposed(subject, rng))
+    return True
+
+
+WIDTHS = dict.fromkeys(("h", "d_q", "d_k", "d_s", "d_h"), 8)
+"""Sizes with which projections can be identities."""
+
+
+def _projected(arguments: Arguments) -> tuple[str, str]:
+    """The names of what W_q and of what W_k projects."""
+    return ("state", "annotations") if "state" in arguments else ("query", "key")
+
+
+def _unprojected(subject: Subject, base: Arguments, query: Numbers, key: Numbers) -> Arguments:
+    """Arguments whose projections are the query and the key themselves."""
+    names = _projected(base)
+    identities = {name: subject.exact(np.eye(*base.array(name).shape)) for name in ("w_q", "w_k")}
+    return base.with_(**{names[0]: query, names[1]: key}, **identities)
+
+
+def _within_budget(subject: Subject, given: Arguments) -> None:
+    got, expected = subject.call(given), subject.oracle(given)
+    subject.holds(
+        bool(np.isfinite(wide(got)).all()), "the result is not finite", given, got=got, expected=expected.value
+    )
+    subject.matches(got, expected.value, expected.budget, given)
+
+
+def _opposed(subject: Subject, rng: np.random.Generator) -> Arguments:
+    """Queries of every magnitude up to where exponentials overflow, beside keys that cancel them to about ±8.
+
+    Kernels take other paths from some magnitude on, which differs from kernel to kernel, and for queries from that for
+    keys: with a step between magnitudes that is smaller than what is left, some pair lies on both sides of it. In a
+    quarter of the hidden units of a key both add up instead.
+    """
+    batches = subject.limits.max_batch_dims > 0
+    base = sample(subject, rng, (128,), n=2 if batches else 64, m=8 if batches else 64, **WIDTHS)
+    of_query, of_key = (base.array(name).shape for name in _projected(base))
+    reach = 1.2 * np.log(np.finfo(np.float64 if subject.dtype == "float64" else np.float32).max)
+
+    def magnitudes(shape: tuple[int, ...]) -> Numbers:
+        count = int(np.prod(shape[:-1]))
+        return np.asarray(reach * (np.arange(count) + rng.random(count)) / count).reshape(*shape[:-1], 1)
+
+    signs = rng.choice([-1.0, 1.0], (*base.batch, 1, max(of_query[-1], of_key[-1])))
+    of_queries = signs[..., 0, : of_query[-1]] if "state" in base else signs[..., : of_query[-1]]
+    left = rng.uniform(-7, 7, (*of_key[:-1], 1)) + rng.uniform(-1, 1, of_key)
+    against = rng.choice([-1.0, -1.0, -1.0, 1.0], of_key) * signs[..., : of_key[-1]]
+    query, key = of_queries * magnitudes(of_query), against * (magnitudes(of_key) + left)
+    return _unprojected(subject, base, subject.exact(query), subject.exact(key))
+
+
+@proves(law.SATURATION_GRADIENT, once=True)
+def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Identity projections of every magnitude, of keys that all but cancel the queries or add up with them."""
+    given = _opposed(subject, rng)
+    cotangent = subject.exact(rng.standard_normal(subject.call(given).shape))
+    expected, found = subject.gradients(given, cotangent), subject.vjp(given, cotangent)
+    for name, (value, budget) in expected.items():
+        if np.abs(value).max(initial=0.0) <= subject.precision.largest / 16:
+            subject.matches(found[name], value, budget, given, f"the gradient of {name}")
     return True
 
 

@@ -11,6 +11,7 @@ from attnspec.conformance.mutants.right.tape import Tape, plain
 from attnspec.spec.operation import Operation
 
 ATTENTION = "scaled_dot_product_attention"
+ADDITIVE = ("additive_scores", "additive_attention", "bahdanau_context")
 
 
 def _detached(x: Any) -> Any:
@@ -62,6 +63,52 @@ def forgets_causal(
 
 
 @mutant(
+    "NaN under the mask in the gradient",
+    replaces="differentiated",
+    operations=(ATTENTION, "additive_attention", "nadaraya_watson"),
+    breaks=("masking.nonfinite-gradient",),
+    source="pytorch/pytorch#101967",
+)
+def zero_times_nan(
+    right: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Numbers
+) -> dict[str, Numbers]:
+    """dQ = dS·K, in which the gradient 0 of a masked score multiplies its key."""
+    found = Library.differentiated(right, operation, arguments, cotangent)
+    return {**found, "query": found["query"] + 0 * np.sum(arguments["key"])}
+
+
+@mutant(
+    "NaN under the mask in the gradient of the softmax",
+    replaces="pooled",
+    operations=(ATTENTION, "cross_attention", "bahdanau_context"),
+    breaks=("masking.nonfinite-gradient",),
+    source="pytorch/pytorch#101967",
+)
+def odd_weights(right: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """dα = dO·V of masked keys too, which their weights of 0 then multiply in Σ α dα."""
+    if not isinstance(weights, Tape):
+        return Formulas.pooled(right, weights, value, mask)
+    extra = 0 * np.sum(plain(value), axis=-1)[..., None, :]
+    passed = Tape(weights.value, [weights], lambda g: [g + extra])
+    return Formulas.pooled(right, passed, value, mask)
+
+
+@mutant(
+    "NaN of a query without keys in the gradient",
+    replaces="differentiated",
+    operations=(ATTENTION, "multi_head_attention"),
+    breaks=("masking.nonfinite-gradient",),
+    source="pytorch/pytorch#103963",
+)
+def idle_query(
+    right: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Numbers
+) -> dict[str, Numbers]:
+    """dK = dSᵀ·Q, in which the gradient 0 of a row without keys multiplies its query."""
+    found = Library.differentiated(right, operation, arguments, cotangent)
+    return {**found, "key": found["key"] + 0 * np.sum(arguments["query"])}
+
+
+@mutant(
     "backward pass forgets the mask",
     replaces="differentiated",
     operations=(ATTENTION, "bahdanau_context", "softmax"),
@@ -82,7 +129,7 @@ def forgets_mask(
 @mutant(
     "tanh′ without its square",
     replaces="activation",
-    operations=("additive_scores", "additive_attention", "bahdanau_context"),
+    operations=ADDITIVE,
     breaks=("operation.gradient",),
     source="1 − tanh for 1 − tanh²",
 )
@@ -92,6 +139,35 @@ def wrong_slope(right: Formulas, x: Numbers) -> Numbers:
         return np.tanh(x)
     value = np.tanh(x.value)
     return Tape(value, [x], lambda g: [g * (1 - value)])
+
+
+@mutant(
+    "no slope where exponentials would overflow",
+    replaces="hidden",
+    operations=ADDITIVE,
+    breaks=("scoring.saturation-gradient",),
+    source="the exact path forgotten in the backward pass",
+)
+def no_slope_beyond(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
+    """tanh′ is taken to be 0 where either projection is large, also where both cancel."""
+    x = Formulas.hidden(right, of_query, of_key)
+    beyond = (np.abs(plain(of_query)) > 34.5) | (np.abs(plain(of_key)) > 34.5)
+    return np.where(beyond, plain(x), x)
+
+
+@mutant(
+    "slope from exponentials that overflow",
+    replaces="activation",
+    operations=ADDITIVE,
+    breaks=("scoring.saturation-gradient",),
+    source="a clamp left out in the backward pass",
+)
+def overflowing_slope(right: Formulas, x: Numbers) -> Numbers:
+    """tanh′ as 4E/(1 + E)² with E = e^2x: ∞/∞ for large sums."""
+    if not isinstance(x, Tape):
+        return np.tanh(x)
+    power = np.exp(2 * x.value)
+    return Tape(np.tanh(x.value), [x], lambda g: [g * (4 * power / (1 + power) ** 2)])
 
 
 @mutant(

@@ -5,6 +5,7 @@ import numpy as np
 from attnspec.conformance.mutants.frame import mutant
 from attnspec.conformance.mutants.right import Formulas, Numbers
 from attnspec.conformance.mutants.right.library import rounded
+from attnspec.conformance.mutants.right.tape import plain
 
 DOTS = ("dot_scores", "scaled_dot_scores", "general_scores")
 
@@ -209,6 +210,22 @@ def tight_clamps(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers
     low, high = of_query.dtype.type(-5), of_query.dtype.type(5)
     clamped = (np.minimum(np.maximum(x, low), high) for x in (of_query, of_key))
     return Formulas.hidden(right, *clamped)
+
+
+@mutant(
+    "clamped exponentials where one side fits",
+    replaces="hidden",
+    operations=("additive_scores", "additive_attention", "bahdanau_context"),
+    breaks=("scoring.saturation", "scoring.saturation-gradient"),
+    source="a condition on both sides for one on either, in the choice of a path",
+)
+def clamped_exponentials(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
+    """1 − 2/(1 + EF) with exponents clamped to ±69, unless both are beyond them."""
+    bound, one, two = (of_query.dtype.type(x) for x in (34.5, 1, 2))
+    exponentials = (np.exp(two * np.minimum(np.maximum(x, -bound), bound)) for x in (of_query, of_key))
+    factorised = one - two / (one + np.multiply(*exponentials))
+    beyond = (np.abs(plain(of_query)) > bound) & (np.abs(plain(of_key)) > bound)
+    return np.where(beyond, Formulas.hidden(right, of_query, of_key), factorised)
 
 
 @mutant(

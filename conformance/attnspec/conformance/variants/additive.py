@@ -10,7 +10,7 @@ from attnspec.conformance.variants.frame import variant
 ADDITIVE = ("additive_scores", "additive_attention", "bahdanau_context")
 
 
-@variant("tanh factorised into exponentials", operations=("additive_scores", "bahdanau_context"), differentiable=False)
+@variant("tanh factorised into exponentials", operations=ADDITIVE)
 class Factorised(Formulas):
     """1 − 2/(1 + EF) with E = e^2a of the query and F = e^2b of the key, where neither can overflow."""
 

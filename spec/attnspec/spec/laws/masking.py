@@ -9,6 +9,11 @@ def _pools_masked(operation: Operation) -> bool:
     return operation.takes("mask") and operation.chapter != "normalization"
 
 
+def _separate_keys(operation: Operation) -> bool:
+    """Whether masked keys and values are nobody's query."""
+    return _pools_masked(operation) and (not operation.takes("x") or operation.takes("memory"))
+
+
 FUTURE_INVARIANCE = law(
     "masking.future-invariance",
     "Under a causal mask, changing anything after position i changes nothing at or before i.",
@@ -44,11 +49,20 @@ GARBAGE = law(
     formula=r"j \notin A_i\ \forall i \Rightarrow f \text{ does not depend on } (k_j, v_j)",
     governs=_pools_masked,
 )
+NONFINITE_GRADIENT = law(
+    "masking.nonfinite-gradient",
+    "Where NaN and infinities at masked keys and values do not reach the result, they reach no gradient of queries, "
+    "keys and values either; nor do those in a query for which no key counts.",
+    formula=r"j \notin A_i\ \forall i \Rightarrow \nabla f \text{ does not depend on } (k_j, v_j);\quad "
+    r"A_i = \emptyset \Rightarrow \text{nor on } q_i",
+    governs=_separate_keys,
+    gradients=True,
+)
 TRUNCATION = law(
     "masking.truncation",
     "Masking the keys behind a length is the same as cutting them off.",
     formula=r"f(x; [j < \ell]) = f(x_{<\ell})",
-    governs=lambda operation: (_pools_masked(operation) and not operation.takes("x")) or operation.takes("memory"),
+    governs=_separate_keys,
     sources=[S2.passage("Encoder Attention: padding")],
 )
 MASK_BROADCASTING = law(

@@ -66,6 +66,14 @@ SATURATION = law(
     governs=named("additive_scores", "additive_attention", "bahdanau_context"),
     sources=[S0.equation(4)],
 )
+SATURATION_GRADIENT = law(
+    "scoring.saturation-gradient",
+    "Gradients are right at every magnitude of the projections, of both that cancel and of both that add up.",
+    formula=r"\partial e / \partial a = w_v (1 - \tanh^2(a + b)),\quad a = W_q q,\ b = W_k k",
+    governs=named("additive_scores", "additive_attention", "bahdanau_context"),
+    sources=[S0.equation(4)],
+    gradients=True,
+)
 TRANSLATION_INVARIANCE = law(
     "scoring.translation-invariance",
     "Gaussian scores depend on the difference of query and key alone.",

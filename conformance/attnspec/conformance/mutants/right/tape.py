@@ -151,12 +151,15 @@ def unbroadcast(g: Numbers, shape: tuple[int, ...]) -> Numbers:
 
 
 def _elementwise(*parts: Callable[..., Numbers]) -> Callable[..., Backward]:
-    """A rule from one function per operand: of the incoming gradient, the result and the operands."""
+    """A rule from one function per operand: of the incoming gradient, the result and the operands.
+
+    A gradient of 0 stays 0, whatever it is multiplied with: what is masked may be NaN.
+    """
 
     def rule(result: Numbers, *operands: Numbers) -> Backward:
         def backward(g: Numbers) -> Sequence[Numbers]:
             return [
-                unbroadcast(np.asarray(part(g, result, *operands)), np.shape(x))
+                unbroadcast(np.where(g == 0, g, part(g, result, *operands)), np.shape(x))
                 for part, x in zip(parts, operands, strict=True)
             ]
 
@@ -169,10 +172,19 @@ def _matmul(result: Numbers, a: Numbers, b: Numbers) -> Backward:
     def backward(g: Numbers) -> Sequence[Numbers]:
         if b.ndim == 1:
             return [unbroadcast(g[..., None] * b, a.shape), np.tensordot(g, a, axes=(range(g.ndim), range(g.ndim)))]
-        of_a, of_b = g @ np.swapaxes(b, -1, -2), np.swapaxes(a, -1, -2) @ g
+        of_a = _without_zeros(g, np.swapaxes(b, -1, -2))
+        of_b = np.swapaxes(_without_zeros(np.swapaxes(g, -1, -2), a), -1, -2)
         return [unbroadcast(of_a, a.shape), unbroadcast(of_b, b.shape)]
 
     return backward
+
+
+def _without_zeros(g: Numbers, x: Numbers) -> Numbers:
+    """g @ x, in which a gradient of 0 adds nothing, were x NaN."""
+    if np.isfinite(x).all():
+        return np.asarray(g @ x)
+    terms = g[..., :, :, None] * x[..., None, :, :]
+    return np.asarray(np.where(g[..., None] == 0, g.dtype.type(0), terms).sum(-2))
 
 
 _PLAIN = frozenset(
