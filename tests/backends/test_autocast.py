@@ -1,5 +1,7 @@
 """Autocast: operations of products take and give its dtype, differences and exponentials keep theirs."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -63,6 +65,32 @@ def test_a_step_stays_in_the_dtype_of_its_cache(dtype: torch.dtype, tracked: boo
     assert got.dtype is torch.float32
     assert torch.equal(got, additive.step(cache, query.float()))
     assert got.requires_grad is tracked
+
+
+def test_a_cache_that_is_copied_under_autocast_keeps_its_dtype() -> None:
+    cache = additive.prepare_keys(torch.randn(2, 7, 4), torch.randn(4), torch.randn(2, 7, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        other = copy.deepcopy(cache)
+    query = torch.randn(2, 4)
+    assert torch.equal(additive.step(other, query), additive.step(cache, query))
+
+
+def test_autocast_of_another_device_changes_nothing() -> None:
+    query, key = torch.randn(3, 4), torch.randn(5, 4)
+    before = torch.is_autocast_enabled("xpu")
+    torch.set_autocast_enabled("xpu", True)
+    try:
+        with pytest.raises(TypeError, match=r"torch.float32 as the others"):
+            pytorch.dot_scores(query, key.bfloat16())
+        assert pytorch.dot_scores(query, key).dtype is torch.float32
+    finally:
+        torch.set_autocast_enabled("xpu", before)
+
+
+def test_meta_tensors_know_no_autocast() -> None:
+    a, b, w_v = (torch.randn(size, device="meta") for size in ((2, 5, 4), (2, 7, 4), (4,)))
+    assert additive.attention(a, b, w_v, b).shape == (2, 5, 4)
+    assert additive.scores(a, b, w_v).shape == (2, 5, 7)
 
 
 def test_the_gradient_of_a_float32_leaf_is_float32() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 import attnspec.backends.pytorch as backend
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import judged
-from attnspec.spec import OPERATIONS, QUESTIONS, Kind, Operation, ShapeError, precision
+from attnspec.spec import OPERATIONS, QUESTIONS, DotScores, Kind, Operation, ShapeError, implements, precision
 
 torch.set_num_threads(1)
 
@@ -501,3 +501,8 @@ def test_declarations() -> None:
     assert all(getattr(backend.semantics, q) == QUESTIONS[q].normative for q in QUESTIONS)
     assert set(backend.precision) == set(backend.limits.dtypes)
     assert all(isinstance(value, str) for value in backend.notes.values())
+
+
+def test_functions_show_the_contract_and_others_are_left_alone() -> None:
+    assert "Where: query (*batch, n, d)" in (backend.dot_scores.__doc__ or "")
+    assert implements(DotScores[Tensor])(torch.bmm) is torch.bmm  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import inspect
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import FunctionType
 from typing import Any, Generic, Protocol, TypeVar, get_origin, runtime_checkable
 
 import numpy as np
@@ -128,7 +129,7 @@ class _Implements(Generic[F]):
 
     def __call__(self, function: F) -> F:
         own, contract = inspect.getdoc(function) or "", inspect.getdoc(self.protocol) or ""
-        if "Where:" not in own:
+        if isinstance(function, FunctionType) and "Where:" not in own:
             function.__doc__ = f"{own}\n\n{contract}".strip()
         return function
 
@@ -136,7 +137,7 @@ class _Implements(Generic[F]):
 def implements(protocol: TypeForm[F]) -> _Implements[F]:
     """Check at type-checking time that a function has an operation's signature: ``@implements(DotScores[Tensor])``.
 
-    Returns the function; the Protocol's shapes, edges and errors join its docstring unless that has its own. mypy
-    reports a wrong argument name, a missing keyword or a wrong array type.
+    Returns what it is given; the Protocol's shapes, edges and errors join the docstring of a function that lacks them.
+    mypy reports a wrong argument name, a missing keyword or a wrong array type.
     """
     return _Implements(protocol)

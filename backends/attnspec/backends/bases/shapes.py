@@ -13,6 +13,11 @@ from attnspec.spec.operation import Argument
 from attnspec.spec.shapes import Shape, bind
 
 
+def _autocasts(device: str) -> bool:
+    known = torch._C._is_any_autocast_enabled() and torch.amp.is_autocast_available(device)
+    return known and torch.is_autocast_enabled(device)
+
+
 class Check:
     """Raises for arguments that violate the Protocol of one operation; returns the shape of the result.
 
@@ -51,7 +56,7 @@ class Check:
                 if declared.kind is Kind.FLOAT and kind is not dtype:
                     if not kind.is_floating_point:
                         self._refuse(TypeError, declared, "a floating dtype", kind)
-                    if dtype is not None and not torch._C._is_any_autocast_enabled():
+                    if dtype is not None and not _autocasts(device.type):
                         self._refuse(TypeError, declared, f"{dtype} as the others", kind)
                     dtype = kind
                 elif declared.kind is Kind.BOOL and kind is not torch.bool:

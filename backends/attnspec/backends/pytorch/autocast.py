@@ -4,6 +4,7 @@ Inside, a product of half operands would otherwise be rounded again before what 
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,6 +21,11 @@ def is_on(x: Tensor) -> bool:
         return False
     kind = x.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def off(x: Tensor) -> AbstractContextManager[None]:
+    """Autocast switched off for the device of x, where it is on: not every device knows it."""
+    return torch.autocast(x.device.type, enabled=False) if is_on(x) else nullcontext()
 
 
 def taken(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -3,16 +3,14 @@
 ``llvm`` are the kernels of this package (``dot``). ``pytorch`` is what PyTorch takes by itself: inside
 ``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, for empty operands, for
 scales that are not positive, for tensors that are not just numbers in memory, and wherever fused kernels are switched
-off (``torch.nn.attention.sdpa_kernel``). Tangents go through its formula, for its fused kernel has none.
+off (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused kernel has tangents.
 """
 
-from contextlib import nullcontext
 from math import isfinite
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnspec.backends.pytorch import autocast
 from attnspec.backends.pytorch.additive import HAS_LLVMLITE, LLVM_DTYPES
@@ -56,6 +54,8 @@ def attend(call: Call) -> Tensor:
         call = _resolved(call)
     query, key, value = autocast.taken(*call[:3])
     call = call._replace(query=query, key=key, value=value) if query is not call.query else call
+    if has_tangents():
+        return exact(call.query, call.key, call.value, call.allowed(), call.scale)
     excludes = call.mask is not None or call.causal
     if kernel(call) == "llvm":
         from attnspec.backends.pytorch.dot import cpu
@@ -82,8 +82,7 @@ def _by_pytorch(call: Call) -> Tensor:
     if d != d_v and query.numel() and value.numel():
         # PyTorch's fused kernel wants one width; zeros at the end change neither scores nor the columns returned
         query, key, value = (F.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (query, key, value))
-    with sdpa_kernel(SDPBackend.MATH) if has_tangents() else nullcontext():
-        output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)[..., :d_v]
+    output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)[..., :d_v]
     if mask is None or not call.differentiates():
         return output
     # so that a gradient given for an empty row, were it NaN, ends here

@@ -7,13 +7,14 @@ whether that happened (or whether the result is rightly not finite), and then th
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch import autocast
 from attnspec.backends.pytorch.accumulation import widened
 
 
 def exact(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, scale: float) -> Tensor:
     """softmax(scale·QKᵀ)V over the allowed keys; with the scores in memory, and no term of an excluded key anywhere."""
     dtype = query.dtype
-    with torch.autocast(query.device.type, enabled=False):
+    with autocast.off(query):
         return _exact(widened(query), widened(key), widened(value), allowed, scale).to(dtype)
 
 

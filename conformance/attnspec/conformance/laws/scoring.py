@@ -78,14 +78,15 @@ def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     query, key = arguments.array("query"), arguments.array("key")
     query, chosen = broadcast_batches(query, key[..., j : j + 1, :], core=2)
     chosen = np.broadcast_to(chosen, (*query.shape[:-1], chosen.shape[-1]))
+    batch = () if subject.limits.broadcasting else query.shape[:-2]
     joined = arguments.with_(
         query=np.concatenate([query, chosen], axis=-1),
-        key=np.zeros((1, key.shape[-1]), key.dtype),
+        key=np.zeros((*batch, subject.limits.multiple_of, key.shape[-1]), key.dtype),
         w_q=np.concatenate([arguments["w_q"], arguments["w_k"]], axis=-1),
     )
-    budget = subject.budget(arguments)[..., j : j + 1] + subject.budget(joined)
+    budget = subject.budget(arguments)[..., j : j + 1] + subject.budget(joined)[..., :1]
     expected = wide(subject.call(arguments)[..., j : j + 1])
-    subject.matches(subject.call(joined), expected, budget, arguments, "the score of the concatenation")
+    subject.matches(subject.call(joined)[..., :1], expected, budget, arguments, "the score of the concatenation")
     return True
 
 
@@ -143,12 +144,13 @@ def saturation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         else:
             key = subject.exact(offset - query.astype(np.float64))
         query_name, key_name = _projected(base)
-        shaped = base.array(query_name).shape[-2]
-        given = _unprojected(subject, base, query[:shaped], key[: base.size("m")])
-        if key_name == "annotations":
-            given = given.with_(
-                annotations=np.broadcast_to(given["annotations"], (shaped, *given["annotations"].shape)).copy()
-            )
+        rows = base.array(query_name).shape[:-1]
+        # as many as the backend's limits make of them
+        keys = np.resize(key, (base.size("m"), width))
+        queries = np.resize(query, (rows[-1], width)) if rows else query[rng.integers(count)]
+        given = _unprojected(subject, base, queries, keys)
+        if key_name == "annotations" and rows:
+            given = given.with_(annotations=np.broadcast_to(keys, (*rows, *keys.shape)).copy())
         _within_budget(subject, given)
     _within_budget(subject, _opposed(subject, rng))
     return True

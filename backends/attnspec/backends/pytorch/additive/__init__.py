@@ -13,7 +13,6 @@ Sources: S0, equation (4); Bahdanau 2015.
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -198,7 +197,7 @@ class KeyCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or what is unpickled, prepares its own."""
-        return partial(prepare_keys, path=self.path), (self.b, self.w_v, self.value)
+        return _restored, (self.path, self.b, self.w_v, self.value)
 
 
 def prepare_keys(
@@ -227,6 +226,11 @@ def prepare_keys(
 
         prepared = cuda_step.cache(b, w_v, value)
     return KeyCache(chosen, b, w_v, value, prepared, at_once)
+
+
+def _restored(path: str, b: Tensor, w_v: Tensor, value: Tensor) -> KeyCache:
+    with autocast.off(b):
+        return prepare_keys(b, w_v, value, path=path)
 
 
 def step(

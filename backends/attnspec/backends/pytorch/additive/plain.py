@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from attnspec.backends.pytorch import autocast
 from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.transforms import functional, taken_over
 
@@ -62,10 +63,10 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
     n, m, d = a.shape[-2], b.shape[-2], value.shape[-1]
     shapes = [x.shape[:-2] for x in (a, b, value)]
     batch = broadcast(*shapes, mask.shape[:-2] if mask is not None else ())
-    dtype, kind = a.dtype, a.device.type
+    dtype = a.dtype
     if n == 0 or m == 0 or batch.numel() == 0:
         return value.new_zeros(*batch, n, d) + 0 * (a.sum() + b.sum() + w_v.sum() + value.sum()).nan_to_num()
-    with torch.autocast(kind, enabled=False):
+    with autocast.off(a):
         a, b, w_v, value = (x.to(compute_type(dtype)) for x in (a, b, w_v, value))
         allowed = torch.ones(n, m, dtype=torch.bool, device=a.device)
         if causal:
@@ -91,7 +92,7 @@ def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     dtype = a.dtype
     if n == 0 or m == 0 or batch.numel() == 0:
         return a.new_zeros(*batch, n, m) + 0 * (a.sum() + b.sum() + w_v.sum()).nan_to_num()
-    with torch.autocast(a.device.type, enabled=False):
+    with autocast.off(a):
         a, b, w_v = (x.to(compute_type(dtype)) for x in (a, b, w_v))
         rows = _rows(batch.numel(), m, b.shape[-1])
         parts = []
