@@ -58,7 +58,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def interpreted(session: nox.Session) -> None:
-    """Judge Triton's kernels for additive attention on the CPU, in Triton's interpreter (some fifteen minutes on 4 cores)."""
+    """Judge Triton's kernels for additive attention on the CPU, in Triton's interpreter (slow)."""
     install_project(session, extras="cpu,triton")
     operations = ("additive_scores", "additive_attention", "bahdanau_context")
     chosen = session.posargs or [argument for name in operations for argument in ("--operation", name)]
