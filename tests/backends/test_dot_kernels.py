@@ -238,6 +238,8 @@ def test_autocast_decides_the_dtype_on_either_kernel(llvm: bool, monkeypatch: py
     x, y = torch.randn(2, 20, 4), torch.randn(2, 20, 4, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         assert attend(x, x, x).dtype is torch.bfloat16
+        half = x.bfloat16()
+        assert torch.equal(attend(half, x, x), attend(half, half, half))
         assert attend(y, y, y).dtype is torch.float64
 
 

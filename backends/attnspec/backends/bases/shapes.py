@@ -8,14 +8,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from attnspec.backends.bases.autocast import is_on
 from attnspec.spec import OPERATIONS, Kind
 from attnspec.spec.operation import Argument
 from attnspec.spec.shapes import Shape, bind
-
-
-def _autocasts(device: str) -> bool:
-    known = torch._C._is_any_autocast_enabled() and torch.amp.is_autocast_available(device)
-    return known and torch.is_autocast_enabled(device)
 
 
 class Check:
@@ -56,7 +52,7 @@ class Check:
                 if declared.kind is Kind.FLOAT and kind is not dtype:
                     if not kind.is_floating_point:
                         self._refuse(TypeError, declared, "a floating dtype", kind)
-                    if dtype is not None and not _autocasts(device.type):
+                    if dtype is not None and not is_on(given):
                         self._refuse(TypeError, declared, f"{dtype} as the others", kind)
                     dtype = kind
                 elif declared.kind is Kind.BOOL and kind is not torch.bool:

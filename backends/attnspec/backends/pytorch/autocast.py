@@ -11,16 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from attnspec.backends.bases.autocast import is_on
+
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def is_on(x: Tensor) -> bool:
-    """Whether autocast is on for the device of x."""
-    if not torch._C._is_any_autocast_enabled():
-        return False
-    kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def off(x: Tensor) -> AbstractContextManager[None]:

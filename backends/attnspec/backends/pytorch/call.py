@@ -6,7 +6,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch import autocast
+from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.mask_structure import top_left
 
@@ -57,7 +57,7 @@ def four_dimensional(
         _refuse("key", f"{q[-1]} features as the query", k[-1])
     if v[-2] != k[-2]:
         _refuse("value", f"{k[-2]} rows as the key", v[-2])
-    if not (query.dtype is key.dtype is value.dtype and query.is_floating_point()) and not autocast.is_on(query):
+    if not (query.dtype is key.dtype is value.dtype and query.is_floating_point()) and not is_on(query):
         got = ", ".join(str(x.dtype) for x in (query, key, value))
         raise TypeError(f"{NAME}: query, key, value: expected one floating dtype; got {got}")
     if scale is None and not q[-1]:

@@ -53,7 +53,7 @@ def attend(call: Call) -> Tensor:
     if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
         call = _resolved(call)
     query, key, value = autocast.taken(*call[:3])
-    call = call._replace(query=query, key=key, value=value) if query is not call.query else call
+    call = call._replace(query=query, key=key, value=value)
     if has_tangents():
         return exact(call.query, call.key, call.value, call.allowed(), call.scale)
     excludes = call.mask is not None or call.causal

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch import autocast
 from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.transforms import functional
@@ -246,8 +247,8 @@ def step(
         found: Tensor | None = cache.at_once(a, mask)
         if found is not None:
             return found
-    if autocast.is_on(a):
-        with torch.autocast(a.device.type, enabled=False):
+    if is_on(a):
+        with autocast.off(a):
             return step(cache, a if a.dtype is torch.float64 else a.to(cache.b.dtype), mask=mask)
     (m, h), row = cache.b.shape[-2:], None
     _require(a.dim() >= 1 and a.shape[-1] == h, "a", f"shape (*batch, {h})", tuple(a.shape))

@@ -12,16 +12,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.pytorch import autocast
+from attnspec.backends.pytorch.accumulation import widened
 from attnspec.backends.pytorch.broadcasting import broadcast
 from attnspec.backends.pytorch.transforms import functional, taken_over
 
 # reals of the largest intermediate, (batch, rows, m, h), where one row is not larger
 CHUNK = 2**22
-
-
-def compute_type(dtype: torch.dtype) -> torch.dtype:
-    """float32 for the half dtypes."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def _rows(batch: int, m: int, width: int) -> int:
@@ -67,7 +63,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
     if n == 0 or m == 0 or batch.numel() == 0:
         return value.new_zeros(*batch, n, d) + 0 * (a.sum() + b.sum() + w_v.sum() + value.sum()).nan_to_num()
     with autocast.off(a):
-        a, b, w_v, value = (x.to(compute_type(dtype)) for x in (a, b, w_v, value))
+        a, b, w_v, value = map(widened, (a, b, w_v, value))
         allowed = torch.ones(n, m, dtype=torch.bool, device=a.device)
         if causal:
             allowed = allowed.tril()
@@ -93,7 +89,7 @@ def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     if n == 0 or m == 0 or batch.numel() == 0:
         return a.new_zeros(*batch, n, m) + 0 * (a.sum() + b.sum() + w_v.sum()).nan_to_num()
     with autocast.off(a):
-        a, b, w_v = (x.to(compute_type(dtype)) for x in (a, b, w_v))
+        a, b, w_v = map(widened, (a, b, w_v))
         rows = _rows(batch.numel(), m, b.shape[-1])
         parts = []
         for first in range(0, n, rows):
