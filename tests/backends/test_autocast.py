@@ -108,3 +108,12 @@ def test_torch_compile_sees_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert compiled(x, x, x).dtype is torch.bfloat16
     assert compiled(x, x, x).dtype is torch.float32
+
+
+def test_operations_do_not_share_the_compilations_that_torch_compile_allows() -> None:
+    x = torch.randn(2, 5, 4)
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for operation in (pytorch.dot_scores, pytorch.scaled_dot_scores, pytorch.gaussian_scores):
+            got = torch.compile(operation, fullgraph=True, backend="eager")(x, x)
+            torch.testing.assert_close(got, operation(x, x))

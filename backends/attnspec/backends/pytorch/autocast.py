@@ -41,7 +41,6 @@ def keeps(operation: Callable[P, R]) -> Callable[P, R]:
 
 
 def _at_border(operation: Callable[P, R], *, lower: bool) -> Callable[P, R]:
-    @wraps(operation)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if first is None or not is_on(first):
@@ -54,7 +53,9 @@ def _at_border(operation: Callable[P, R], *, lower: bool) -> Callable[P, R]:
             lowered = {name: _lowered(x, low) for name, x in kwargs.items()}
             return operation(*(_lowered(x, low) for x in args), **lowered)
 
-    return called
+    # code of its own for every operation: torch.compile counts how often it compiles a code, and stops at eight
+    called.__code__ = called.__code__.replace(co_name=operation.__name__)
+    return wraps(operation)(called)
 
 
 def _lowered(x: Any, low: torch.dtype) -> Any:
