@@ -34,9 +34,13 @@ UNIT_FIELDS = (*SHARED, "h", "a_index", "b_index", "query", "key", "weight", "cl
                "grad_query", "grad_key", "grad_weight")  # fmt: skip
 
 
-def score_gradient_kernel(bits: int) -> Kernel:
-    """weights * (grad_output value^T - delta), and per group of rows the range of key blocks where it is not 0."""
-    k = Kernel("score_gradient", SCORE_FIELDS, bits)
+def score_gradient_kernel(bits: int, single: bool) -> Kernel:
+    """weights * (grad_output value^T - delta), and per group of rows the range of key blocks where it is not 0.
+
+    `single` for one query.
+    """
+    k = Kernel("score_gradient_single" if single else "score_gradient", SCORE_FIELDS, bits)
+    present = 1 if single else ROWS
     g, width, lanes = k.argument, key_lanes(bits), k.lanes
     key_blocks = (g["m"] + (width - 1)) // width
     stride, padded = g["stride"], key_blocks * width
@@ -49,7 +53,7 @@ def score_gradient_kernel(bits: int) -> Kernel:
         end = (visible + (width - 1)) // width
         value = g["value_block"] + k.load_int(g["value_index"], batch) * padded * g["d"] * k.size
         with k.loop(first, k.minimum(g["n"], first + CHUNK), ROWS) as i:
-            numbers = [k.minimum(i + r, g["n"] - 1) for r in range(ROWS)]
+            numbers = [k.minimum(i + r, g["n"] - 1) for r in range(present)]
             rows = [batch * g["n"] + number for number in numbers]
             low, high = Variable(k, key_blocks), Variable(k, k.integer(0))
             with k.loop(0, end) as j:
@@ -74,7 +78,7 @@ def score_gradient_kernel(bits: int) -> Kernel:
                         results.append(k.select(none, k.full(0.0), weight * (total[t].get() - delta)))
                         some = weight.compare("!=", 0.0)
                         found = some if found is None else found | some
-                for r in range(ROWS):
+                for r in range(present):
                     with k.when((i + r).compare("<", g["n"])):
                         offset = (batch * tiles * ROWS + i + r) * stride + j * width
                         for t in range(KEY_TILE):
@@ -105,9 +109,13 @@ def value_gradient_kernel(bits: int) -> Kernel:
     return k
 
 
-def unit_gradient_kernel(bits: int, direct: bool) -> Kernel:
-    """da (entries, n, h), db (entries, m, h) and sum_ij s r (entries, h); from factors or from a and b."""
-    k = Kernel("unit_gradient_direct" if direct else "unit_gradient", UNIT_FIELDS, bits)
+def unit_gradient_kernel(bits: int, direct: bool, single: bool) -> Kernel:
+    """da (entries, n, h), db (entries, m, h) and sum_ij s r (entries, h); from factors or from a and b.
+
+    `single` for one query.
+    """
+    name = "unit_gradient" + "_direct" * direct + "_single" * single
+    k = Kernel(name, UNIT_FIELDS, bits)
     g, lanes, h = k.argument, k.lanes, k.argument["h"]
     width = key_lanes(bits)
     blocks = (g["m"] + (width - 1)) // width
@@ -125,7 +133,7 @@ def unit_gradient_kernel(bits: int, direct: bool) -> Kernel:
                     key = k.load(g["key"], ((source + block) * h + first + u) * width + t * lanes)
                     k.store(key, keys, u * stride + block * width + t * lanes)
                     k.store(k.full(0.0), along, u * stride + block * width + t * lanes)
-        tile = _UnitTile(k, batch, first, keys, along, stride, direct)
+        tile = _UnitTile(k, batch, first, keys, along, stride, direct, single)
         pairs = count // 2 * 2
         for clamp in (False,) if direct else (False, True):
             with k.when(g["clamp"].compare("==", int(clamp))):
@@ -141,9 +149,10 @@ def unit_gradient_kernel(bits: int, direct: bool) -> Kernel:
 class _UnitTile:
     """Walks over all pairs (query, key) of some hidden units of one batch entry."""
 
-    def __init__(self, k: Kernel, batch: Value, first: Value, keys: Value, along: Value, stride: Value, direct: bool):
+    def __init__(self, k: Kernel, batch: Value, first: Value, keys: Value, along: Value, stride: Value, direct: bool,
+                 single: bool):  # fmt: skip
         self.k, self.batch, self.first, self.keys, self.along = k, batch, first, keys, along
-        self.stride, self.direct = stride, direct
+        self.stride, self.direct, self.single = stride, direct, single
         self.a_rows = k.load_int(k.argument["a_index"], batch) * k.argument["n"]
 
     def walk(self, start: Value, stop: Value, units: int, clamp: bool) -> None:
@@ -153,10 +162,10 @@ class _UnitTile:
         with k.loop(0, tiles) as tile:
             low = k.load_int(g["extent"], (self.batch * tiles + tile) * 2) * width
             high = k.load_int(g["extent"], (self.batch * tiles + tile) * 2 + 1) * width
-            for part in range(0, ROWS, UNIT_ROWS):
-                numbers = [tile * ROWS + (part + r) for r in range(UNIT_ROWS)]
+            for part in range(0, 1 if self.single else ROWS, UNIT_ROWS):
+                numbers = [tile * ROWS + (part + r) for r in range(1 if self.single else UNIT_ROWS)]
                 slopes = [(self.batch * tiles * ROWS + number) * self.stride for number in numbers]
-                with k.loop(start, stop, units) as u:
+                with k.when(numbers[0].compare("<", g["n"])), k.loop(start, stop, units) as u:
                     self._columns(numbers, slopes, [u + i for i in range(units)], low, high, clamp)
 
     def _columns(self, numbers: list[Value], slopes: list[Value], units: list[Value], low: Value, high: Value,

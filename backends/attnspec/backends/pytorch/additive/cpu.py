@@ -18,6 +18,7 @@ from attnspec.backends.pytorch.threads import compiled, run, thread_count
 
 from . import backward_kernels as backward
 from . import forward_kernels as forward
+from . import pages
 from .layout import (
     Arguments,
     Factors,
@@ -168,7 +169,7 @@ def _(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, cau
 def _like(gradient: Tensor, batch: torch.Size, original: Tensor) -> Tensor:
     """The gradient of a broadcast operand summed back to its shape, contiguous and in its type."""
     full = gradient.reshape(*batch, *gradient.shape[-2:])
-    return full.sum_to_size(original.shape).to(original.dtype).contiguous()
+    return pages.converted(full.sum_to_size(original.shape), original.dtype).contiguous()
 
 
 @operator("additive_attention_cpu_backward")
@@ -190,7 +191,7 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     whole, entries, wide = weights.shape[2], batch.numel(), v3.shape[2]
     tiles = -(-n // backward.ROWS)
     extent = weights.new_empty(entries, tiles, 2, dtype=torch.int64)
-    grad_value = a3.new_empty(entries, m, wide)
+    grad_value = pages.empty(a3, entries, m, wide)
     common: Arguments = {"n": n, "m": m, "d": wide, "causal": int(causal), "stride": whole, "value_block": blocked(v3)}
     threads, weights = torch.get_num_threads(), weights.contiguous()
     units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
@@ -202,7 +203,7 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
         part = slice(first, min(first + group, entries))
         count = part.stop - first
         run(
-            compiled(backward.score_gradient_kernel, bits(a3)),
+            compiled(backward.score_gradient_kernel, bits(a3), n == 1),
             thread_count(count * query_chunks, count * n * m * wide),
             common
             | {

@@ -42,7 +42,7 @@ class Prepared:
 def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
     """b (*batch, m, h), w_v (h), value (*batch, m, d_v), none of them empty; b and value keep batches of their own."""
     compute = compute_type(b.dtype)
-    keys = Factors.of_keys(flatten(b.detach(), b.shape[:-2], compute)[0])
+    keys = Factors.of_keys(flatten(b.detach(), b.shape[:-2], compute)[0], kept=True)
     weight = Weight.of(w_v.detach().to(compute).contiguous())
     values = flatten(value.detach(), value.shape[:-2], compute)[0]
     nonfinite = values.new_empty(0) if finite(values) else values

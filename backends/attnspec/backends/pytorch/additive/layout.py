@@ -58,7 +58,8 @@ def entry_index(own: torch.Size, batch: torch.Size) -> Tensor:
 def flatten(x: Tensor, batch: torch.Size, compute: torch.dtype) -> tuple[Tensor, Tensor]:
     """x (*own, rows, columns) as (entries, rows, columns), and the entry of each element of the broadcast `batch`."""
     own = x.shape[:-2]
-    return x.to(compute).reshape(own.numel(), *x.shape[-2:]).contiguous(), entry_index(own, batch)
+    whole = pages.converted(x, compute).reshape(own.numel(), *x.shape[-2:]).contiguous()
+    return whole, entry_index(own, batch)
 
 
 def zeros(like: Tensor, *shape: int) -> Tensor:
@@ -78,7 +79,7 @@ def finite(x: Tensor) -> bool:
 def blocked(x: Tensor) -> Tensor:
     """(entries, m, columns) as (entries, blocks, columns, keys of a block), missing keys as the last."""
     entries, m, columns = x.shape
-    out = x.new_empty(entries, blocks(m, x), columns, key_lanes(bits(x)))
+    out = pages.empty(x, entries, blocks(m, x), columns, key_lanes(bits(x)))
     tasks = entries * blocks(m, x)
     arguments: Arguments = {"tasks": tasks, "m": m, "h": columns, "raw": x, "block": out}
     run(_kernel(factor_kernels.block_kernel, x), thread_count(tasks, 2 * x.numel()), arguments)
@@ -143,11 +144,11 @@ class Factors:
         return cls(a, factor, flag, flag.amax(), largest, largest.amax(0))
 
     @classmethod
-    def of_keys(cls, b: Tensor) -> "Factors":
-        """b (entries, m, h)."""
+    def of_keys(cls, b: Tensor, *, kept: bool = False) -> "Factors":
+        """b (entries, m, h); `kept` for many queries."""
         entries, m, h = b.shape
         count, width = blocks(m, b), key_lanes(bits(b))
-        factor, flag = pages.empty(b, entries, count, h, width), b.new_empty(entries, count * width)
+        factor, flag = pages.empty(b, entries, count, h, width, kept=kept), b.new_empty(entries, count * width)
         largest = b.new_empty(entries, count, h)
         tasks = entries * count
         arguments: Arguments = {

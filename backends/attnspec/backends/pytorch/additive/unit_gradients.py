@@ -9,6 +9,7 @@ from attnspec.backends.pytorch.threads import compiled, run, thread_count
 
 from . import backward_kernels as backward
 from . import forward_kernels as forward
+from . import pages
 from .layout import Arguments, Factors, Weight, bits, blocked, direct
 
 
@@ -34,7 +35,8 @@ class UnitGradients:
         self.clamp = not bool((reach <= limit).all())
         self.direct = direct(self.queries, self.keys)
         entries, (n, h), m = a_index.numel(), a.shape[1:], b.shape[1]
-        self.a, self.b, self.weight = a.new_empty(entries, n, h), a.new_empty(entries, m, h), a.new_empty(entries, h)
+        self.a, self.weight = a.new_empty(entries, n, h), a.new_empty(entries, h)
+        self.b = pages.empty(a, entries, m, h)
 
     def add(self, first: int, score_grad: Tensor, extent: Tensor) -> None:
         """Fill in the batch entries from `first`; score_grad is (entries, n and m rounded up)."""
@@ -67,7 +69,7 @@ class UnitGradients:
             "score_grad": score_grad, "extent": extent,
             "grad_query": self.a[first:stop], "grad_key": self.b[first:stop], "grad_weight": self.weight[first:stop],
         }  # fmt: skip
-        run(compiled(backward.unit_gradient_kernel, bits(self.w), direct), threads, arguments)
+        run(compiled(backward.unit_gradient_kernel, bits(self.w), direct, n == 1), threads, arguments)
 
     def projection_gradients(self) -> tuple[Tensor, Tensor]:
         """da (entries, n, h) and db (entries, m, h)."""
