@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
+from torch.testing._internal.two_tensor import TwoTensor
 
 from attnspec.backends.pytorch import additive
 
@@ -401,7 +403,9 @@ def test_ordinary_steps_take_one_call_and_others_are_left_to_the_kernels(dtype: 
         got = additive.step(cache, far)
         assert torch.equal(got.nan_to_num(), additive.attention(far[:, None], b, w_v, value)[:, 0].nan_to_num())
         assert not cache.at_once.useful
-    assert additive.prepare_keys(b.bfloat16(), w_v.bfloat16(), value.bfloat16()).at_once is None
+        half = [x.bfloat16() for x in (query, b, w_v, value)]
+        got = additive.prepare_keys(*half[1:]).at_once(half[0], None)
+        assert torch.equal(got, additive.attention(half[0][:, None], *half[1:])[:, 0])
     assert additive.prepare_keys(b, w_v, value[0]).at_once is None
 
 
@@ -432,8 +436,12 @@ def test_operators_pass_opcheck() -> None:
     out, weights = cpu.attention_op(plain[0], plain[1], plain[2], plain[3], None, True, True)
     torch.library.opcheck(cpu.attention_backward_op.overload, (torch.ones_like(out), *plain, out, weights, True))
     torch.library.opcheck(cpu.scores_backward_op.overload, (draw(2, 10, 40), *plain[:3]))
-    prepared = cpu_step.prepare(*plain[1:])
-    torch.library.opcheck(cpu_step.step_op.overload, (plain[0][:, 0], list(vars(prepared).values()), [2], [2], 6, None))
+    a, b, w_v, value = plain
+    for keys in (b, b.to(torch.bfloat16), b.mT.contiguous().mT):
+        given = tuple(x.to(keys.dtype) for x in (w_v, value))
+        torch.library.opcheck(cpu_step.keys_op.overload, (keys, *given))
+        prepared = cpu_step.prepare(keys, *given).tensors()
+        torch.library.opcheck(cpu_step.step_op.overload, (a[:, 0].to(keys.dtype), prepared, keys, given[1], None))
 
 
 def test_torch_compile_takes_the_operators_as_they_are() -> None:
@@ -452,6 +460,50 @@ def test_torch_compile_takes_the_operators_as_they_are() -> None:
     with torch.no_grad():
         state = draw(2, 5)
         assert torch.equal(loop(state), additive.step(cache, torch.tanh(state)))
+
+
+def decode(query: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    return additive.step(additive.prepare_keys(b, w_v, value, path="llvm"), query, mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_keys_are_prepared_inside_of_torch_compile(dtype: torch.dtype, spoiled: bool) -> None:
+    torch._dynamo.reset()
+    a, b, w_v, value = (x.to(dtype) for x in operands((2,), 1, 9, 3, 4))
+    if spoiled:
+        value[:, 4] = float("inf")
+    mask = draw(2, 9, seed=3) > 0
+    for size in (9, 7):
+        given = a[:, 0], b[:, :size], w_v, value[:, :size], mask[:, :size]
+        compiled = torch.compile(decode, fullgraph=True, backend="aot_eager", dynamic=True)
+        assert torch.equal(compiled(*given), decode(*given))
+
+
+def test_keys_that_are_no_numbers_in_memory() -> None:
+    a, b, w_v, value = operands((2,), 1, 9, 3, 4)
+    real = a[:, 0], b, w_v, value
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in real]
+        assert decode(*fake).shape == (2, 4)
+    zero = torch._efficientzerotensor((2, 9, 3))
+    torch.testing.assert_close(decode(a[:, 0], zero, w_v, value), decode(a[:, 0], torch.zeros(2, 9, 3), w_v, value))
+    zero = torch._efficientzerotensor((2, 9, 4))
+    assert torch.equal(decode(a[:, 0], b, w_v, zero), torch.zeros(2, 4))
+    both: Any = decode(*(TwoTensor(x, x.clone()) for x in real))  # type: ignore[no-untyped-call]
+    assert torch.equal(both.a, decode(*real))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_can_be_masked_in_place(path: str, dtype: torch.dtype) -> None:
+    a, b, w_v, _ = (x.to(dtype).requires_grad_() for x in operands((2,), 5, 9, 3, 4))
+    mask = draw(5, 9, seed=3) > 0
+    mask[:, 0] = True
+    weights = torch.softmax(additive.scores(a, b, w_v, path=path).masked_fill_(~mask, float("-inf")), -1)
+    (gradient,) = torch.autograd.grad(weights.square().sum(), a)
+    assert gradient.isfinite().all()
+    assert (gradient != 0).any()
 
 
 @pytest.mark.parametrize("spoiled", [False, True])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.export import Dim, export
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -72,6 +73,20 @@ def test_compiled_with_sizes_that_are_not_known(row: tuple[int, ...]) -> None:
     operands = draw(2, 5, 8), draw(2, 7, 8), draw(8), draw(2, 7, 4)
     compiled = torch.compile(additive.attention, fullgraph=True, dynamic=True, backend="eager")
     torch.testing.assert_close(compiled(*operands, mask=mask), additive.attention(*operands, mask=mask))
+
+
+@pytest.mark.parametrize("path", ["llvm", "plain"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiled_once_for_all_sizes(path: str, masked: bool) -> None:
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(additive.attention, fullgraph=True, dynamic=True, backend=counter)
+    for n, m in ((5, 7), (6, 11), (9, 8)):
+        operands = draw(2, n, 8), draw(2, m, 8), draw(8), draw(2, m, 4)
+        mask = draw(n, m) > -0.5 if masked else None
+        got = compiled(*operands, mask=mask, path=path)
+        torch.testing.assert_close(got, additive.attention(*operands, mask=mask, path=path))
+    assert counter.frame_count == 1
 
 
 class Scaled(torch.nn.Module):

@@ -14,7 +14,7 @@ Sources: S0, equation (4); Bahdanau 2015.
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool, Float
@@ -86,33 +86,36 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
     return True
 
 
-def _require(condition: bool, argument: str, expected: str, got: object) -> None:
-    if not condition:
-        raise ValueError(f"additive attention: {argument}: expected {expected}; got {got}")
+def _refuse(argument: str, expected: str, got: Tensor) -> NoReturn:
+    raise ValueError(f"additive attention: {argument}: expected {expected}; got {tuple(got.shape)}")
 
 
 def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor | None) -> None:
-    _require(w_v.dim() == 1 and w_v.shape[0] >= 1, "w_v", "shape (h,), h >= 1", tuple(w_v.shape))
+    """Messages are made only for who gets them: to torch.compile, a size in one is a constant."""
+    if w_v.dim() != 1 or w_v.shape[0] < 1:
+        _refuse("w_v", "shape (h,), h >= 1", w_v)
     others = [x for x in (b, w_v, value, mask) if x is not None]
     if any(x.device != a.device for x in others):
         devices = ", ".join(str(x.device) for x in (a, *others))
         raise ValueError(f"additive attention: expected all tensors on one device; got {devices}")
     h = w_v.shape[0]
-    _require(a.dim() >= 2 and a.shape[-1] == h, "a", f"shape (*batch, n, {h})", tuple(a.shape))
-    _require(b.dim() >= 2 and b.shape[-1] == h, "b", f"shape (*batch, m, {h})", tuple(b.shape))
+    if a.dim() < 2 or a.shape[-1] != h:
+        _refuse("a", f"shape (*batch, n, {h})", a)
+    if b.dim() < 2 or b.shape[-1] != h:
+        _refuse("b", f"shape (*batch, m, {h})", b)
     n, m = a.shape[-2], b.shape[-2]
     shapes = [a.shape[:-2], b.shape[:-2]]
     if value is not None:
-        fits = value.dim() >= 2 and value.shape[-2] == m and value.shape[-1] >= 1
-        _require(fits, "value", f"shape (*batch, {m}, d_v), d_v >= 1", tuple(value.shape))
+        if value.dim() < 2 or value.shape[-2] != m or value.shape[-1] < 1:
+            _refuse("value", f"shape (*batch, {m}, d_v), d_v >= 1", value)
         shapes.append(value.shape[:-2])
     if mask is not None:
         if mask.dtype != torch.bool:
             raise TypeError(f"additive attention: mask: expected torch.bool; got {mask.dtype}")
         # not `in (1, n)`: torch.compile denies that a size that it does not know is in there
         rows = mask.dim() >= 2 and (mask.shape[-2] == n or mask.shape[-2] == 1)
-        fits = rows and (mask.shape[-1] == m or mask.shape[-1] == 1)
-        _require(fits, "mask", f"shape broadcastable to (*batch, {n}, {m}), rank >= 2", tuple(mask.shape))
+        if not (rows and (mask.shape[-1] == m or mask.shape[-1] == 1)):
+            _refuse("mask", f"shape broadcastable to (*batch, {n}, {m}), rank >= 2", mask)
         shapes.append(mask.shape[:-2])
     try:
         broadcast(*shapes)
@@ -209,7 +212,8 @@ def prepare_keys(
     path: str | None = None,
 ) -> KeyCache:
     """What `step` needs of projected keys b and their values. It keeps these tensors: they must not change any more."""
-    _require(b.dim() >= 2, "b", "shape (*batch, m, h)", tuple(b.shape))
+    if b.dim() < 2:
+        _refuse("b", "shape (*batch, m, h)", b)
     _check(b[..., :1, :], b, w_v, value, None)
     b, w_v, value = _operands("b, w_v, value", b, w_v, value)
     chosen = path_for(b, w_v, value, path=path)
@@ -219,9 +223,7 @@ def prepare_keys(
         from . import cpu_step
 
         prepared = cpu_step.prepare(b, w_v, value)
-        one_batch = b.shape[:-2] == value.shape[:-2]
-        if one_batch and not prepared.nonfinite.numel() and prepared.raw.dtype is b.dtype:
-            at_once = cpu_step.Step(prepared, b, w_v, value)
+        at_once = cpu_step.at_once(prepared, b, w_v, value)
     if chosen == "triton":
         from . import cuda_step
 
@@ -251,10 +253,11 @@ def step(
         with autocast.off(a):
             return step(cache, a if a.dtype is torch.float64 else a.to(cache.b.dtype), mask=mask)
     (m, h), row = cache.b.shape[-2:], None
-    _require(a.dim() >= 1 and a.shape[-1] == h, "a", f"shape (*batch, {h})", tuple(a.shape))
+    if a.dim() < 1 or a.shape[-1] != h:
+        _refuse("a", f"shape (*batch, {h})", a)
     if mask is not None:
-        fits = mask.dim() >= 1 and (mask.shape[-1] == m or mask.shape[-1] == 1)
-        _require(fits, "mask", f"shape broadcastable to (*batch, {m}), rank >= 1", tuple(mask.shape))
+        if mask.dim() < 1 or (mask.shape[-1] != m and mask.shape[-1] != 1):
+            _refuse("mask", f"shape broadcastable to (*batch, {m}), rank >= 1", mask)
         row = mask.unsqueeze(-2)
     _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, row)
     if a.dtype != cache.b.dtype:
@@ -272,5 +275,4 @@ def step(
         return cuda_step.step(cache.prepared, a, mask)
     from . import cpu_step
 
-    batches = cache.b.shape[:-2], cache.value.shape[:-2]
-    return cpu_step.step(cache.prepared, *batches, cache.value.shape[-1], a, mask)
+    return cpu_step.step(cache.prepared, a, cache.b, cache.value, mask)

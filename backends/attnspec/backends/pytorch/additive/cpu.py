@@ -257,7 +257,7 @@ def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     threads = thread_count(entries * chunks, entries * n * m * h)
     stride = row_stride(m, a3)
     scratch_size = forward.CHUNK * stride + 64
-    output = a3.new_empty(entries, n, m)
+    output = a3.new_empty(*batch, n, m)  # and no view, so that it may be changed in place
     weight = Weight.of(w_v.to(compute).contiguous())
     run(
         compiled(forward.scores_kernel, bits(a3)),
@@ -278,7 +278,7 @@ def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
             "output": output,
         },
     )
-    return output.to(a.dtype).reshape(*batch, n, m)
+    return output.to(a.dtype)
 
 
 @scores_op.register_fake

@@ -20,8 +20,10 @@ from attnspec.backends.pytorch.transforms import functional, taken_over
 CHUNK = 2**22
 
 
-def _rows(batch: int, m: int, width: int) -> int:
-    return max(1, CHUNK // max(1, batch * m * width))
+def _chunks(n: int, batch: int, m: int, width: int) -> list[slice]:
+    rows = max(1, CHUNK // max(1, batch * m * width))
+    # on its own, so that torch.compile need not know n
+    return [slice(None)] if n <= rows else [slice(first, first + rows) for first in range(0, n, rows)]
 
 
 def _score_chunk(a: Tensor, b: Tensor, w_v: Tensor, allowed: Tensor | None) -> Tensor:
@@ -72,10 +74,8 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
         careful = mask is not None or causal
         if careful and not taken_over():
             careful = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
-        rows = _rows(batch.numel(), m, max(b.shape[-1], d) if careful else b.shape[-1])
         parts = []
-        for first in range(0, n, rows):
-            chunk = slice(first, first + rows)
+        for chunk in _chunks(n, batch.numel(), m, max(b.shape[-1], d) if careful else b.shape[-1]):
             operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], careful)
             parts.append(_checkpointed(_attention_chunk, *operands))
         return torch.cat(parts, -2).to(dtype).expand(*batch, n, d)
@@ -90,8 +90,7 @@ def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
         return a.new_zeros(*batch, n, m) + 0 * (a.sum() + b.sum() + w_v.sum()).nan_to_num()
     with autocast.off(a):
         a, b, w_v = map(widened, (a, b, w_v))
-        rows = _rows(batch.numel(), m, b.shape[-1])
         parts = []
-        for first in range(0, n, rows):
-            parts.append(_checkpointed(_score_chunk, a[..., first : first + rows, :], b, w_v, None))
+        for chunk in _chunks(n, batch.numel(), m, b.shape[-1]):
+            parts.append(_checkpointed(_score_chunk, a[..., chunk, :], b, w_v, None))
         return torch.cat(parts, -2).to(dtype)
