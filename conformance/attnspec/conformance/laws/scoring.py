@@ -185,18 +185,24 @@ def _opposed(subject: Subject, rng: np.random.Generator) -> Arguments:
 
     Kernels take other paths from some magnitude on, which differs from kernel to kernel, and for queries from that for
     keys: with a step between magnitudes that is smaller than what is left, some pair lies on both sides of it. In a
-    quarter of the hidden units of a key both add up instead.
+    quarter of the hidden units of a key both add up instead. Where batches broadcast, two batches of keys share one of
+    queries.
     """
-    batches = subject.limits.max_batch_dims > 0
-    base = sample(subject, rng, (128,), n=2 if batches else 64, m=8 if batches else 64, **WIDTHS)
+    limits = subject.limits
+    batches = limits.max_batch_dims > 0
+    shared = limits.broadcasting and limits.max_batch_dims > 1
+    batch = (64, 2) if shared else (128,)
+    base = sample(subject, rng, batch, n=2 if batches else 64, m=8 if batches else 64, **WIDTHS)
     of_query, of_key = (base.array(name).shape for name in _projected(base))
+    if shared:
+        of_query = (of_query[0], 1, *of_query[2:])
     reach = 1.2 * np.log(np.finfo(np.float64 if subject.dtype == "float64" else np.float32).max)
 
     def magnitudes(shape: tuple[int, ...]) -> Numbers:
         count = int(np.prod(shape[:-1]))
         return np.asarray(reach * (np.arange(count) + rng.random(count)) / count).reshape(*shape[:-1], 1)
 
-    signs = rng.choice([-1.0, 1.0], (*base.batch, 1, max(of_query[-1], of_key[-1])))
+    signs = rng.choice([-1.0, 1.0], (*of_query[: len(base.batch)], 1, max(of_query[-1], of_key[-1])))
     of_queries = signs[..., 0, : of_query[-1]] if "state" in base else signs[..., : of_query[-1]]
     left = rng.uniform(-7, 7, (*of_key[:-1], 1)) + rng.uniform(-1, 1, of_key)
     against = rng.choice([-1.0, -1.0, -1.0, 1.0], of_key) * signs[..., : of_key[-1]]
