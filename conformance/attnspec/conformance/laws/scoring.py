@@ -153,6 +153,7 @@ def saturation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
             given = given.with_(annotations=np.broadcast_to(keys, (*rows, *keys.shape)).copy())
         _within_budget(subject, given)
     _within_budget(subject, _opposed(subject, rng))
+    _within_budget(subject, _opposed(subject, rng, one_sided=True))
     return True
 
 
@@ -180,32 +181,35 @@ def _within_budget(subject: Subject, given: Arguments) -> None:
     subject.matches(got, expected.value, expected.budget, given)
 
 
-def _opposed(subject: Subject, rng: np.random.Generator) -> Arguments:
+def _opposed(subject: Subject, rng: np.random.Generator, *, one_sided: bool = False) -> Arguments:
     """Queries of every magnitude up to where exponentials overflow, beside keys that cancel them to about ±8.
 
     Kernels take other paths from some magnitude on, which differs from kernel to kernel, and for queries from that for
     keys: with a step between magnitudes that is smaller than what is left, some pair lies on both sides of it. In a
     quarter of the hidden units of a key both add up instead. Where batches broadcast, two batches of keys share one of
-    queries.
+    queries. `one_sided`, every query is negative, none is small and none shared: no exp(a + b) is large.
     """
     limits = subject.limits
     batches = limits.max_batch_dims > 0
-    shared = limits.broadcasting and limits.max_batch_dims > 1
-    batch = (64, 2) if shared else (128,)
-    base = sample(subject, rng, batch, n=2 if batches else 64, m=8 if batches else 64, **WIDTHS)
+    shared = limits.broadcasting and limits.max_batch_dims > 1 and not one_sided
+    base = sample(subject, rng, (64, 2) if shared else (128,), n=2 if batches else 64, m=8 if batches else 64, **WIDTHS)
     of_query, of_key = (base.array(name).shape for name in _projected(base))
     if shared:
         of_query = (of_query[0], 1, *of_query[2:])
     reach = 1.2 * np.log(np.finfo(np.float64 if subject.dtype == "float64" else np.float32).max)
+    least, agreeing = (0.25, 0.0) if one_sided else (0.0, 0.25)
 
     def magnitudes(shape: tuple[int, ...]) -> Numbers:
         count = int(np.prod(shape[:-1]))
-        return np.asarray(reach * (np.arange(count) + rng.random(count)) / count).reshape(*shape[:-1], 1)
+        parts = least + (1 - least) * (np.arange(count) + rng.random(count)) / count
+        return np.asarray(reach * parts).reshape(*shape[:-1], 1)
 
     signs = rng.choice([-1.0, 1.0], (*of_query[: len(base.batch)], 1, max(of_query[-1], of_key[-1])))
+    if one_sided:
+        signs = -np.abs(signs)
     of_queries = signs[..., 0, : of_query[-1]] if "state" in base else signs[..., : of_query[-1]]
     left = rng.uniform(-7, 7, (*of_key[:-1], 1)) + rng.uniform(-1, 1, of_key)
-    against = rng.choice([-1.0, -1.0, -1.0, 1.0], of_key) * signs[..., : of_key[-1]]
+    against = np.where(rng.random(of_key) < agreeing, 1.0, -1.0) * signs[..., : of_key[-1]]
     query, key = of_queries * magnitudes(of_query), against * (magnitudes(of_key) + left)
     return _unprojected(subject, base, subject.exact(query), subject.exact(key))
 
