@@ -490,6 +490,19 @@ def test_keys_are_prepared_inside_of_torch_compile(dtype: torch.dtype, spoiled: 
         assert torch.equal(compiled(*given), decode(*given))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_gives_infinite_values_to_who_attends_to_them(dtype: torch.dtype) -> None:
+    a, b, w_v, value = (x.to(dtype) for x in operands((2,), 1, 9, 3, 4))
+    value[0, 4, 1], value[1, 2, 0] = float("inf"), float("nan")
+    for mask in (None, torch.arange(9) != 4):
+        got = decode(a[:, 0], b, w_v, value, mask)
+        wanted = additive.attention(a, b, w_v, value, mask=None if mask is None else mask[None], path="llvm")[:, 0]
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+        assert bool(got[0, 1].isinf()) == (mask is None)
+        assert got[1, 0].isnan()
+        assert got[:, 2:].isfinite().all()
+
+
 def test_keys_that_are_no_numbers_in_memory() -> None:
     a, b, w_v, value = operands((2,), 1, 9, 3, 4)
     real = a[:, 0], b, w_v, value
