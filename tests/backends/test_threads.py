@@ -1,11 +1,8 @@
 """Kernels on threads of Python, where PyTorch's cannot be had: an interruption leaves none that still writes."""
 
 import _thread
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,12 +43,3 @@ def test_threads_of_python_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(threads, "_team", lambda: None)
     assert torch.equal(additive.attention(a, b, w_v, value), expected)
     assert threads._pools.own._threads
-
-
-def test_the_suite_judges_several_threads() -> None:
-    backend = str(Path(__file__).parent / "threaded_pytorch.py")
-    operations = ("--operation", "scaled_dot_product_attention", "--operation", "additive_attention")
-    command = (sys.executable, "-m", "attnspec.conformance.cli", "check", backend, "--profile", "quick", *operations)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout
-    assert "pytorch on threads conforms" in done.stdout

@@ -8,10 +8,10 @@ import numpy as np
 from attnspec.conformance.mutants.frame import mutant
 from attnspec.conformance.mutants.right import Formulas, Library, Numbers
 from attnspec.conformance.mutants.right.tape import Tape, plain
+from attnspec.spec.laws.scoring import ADDITIVE
 from attnspec.spec.operation import Operation
 
 ATTENTION = "scaled_dot_product_attention"
-ADDITIVE = ("additive_scores", "additive_attention", "bahdanau_context")
 
 
 def _detached(x: Any) -> Any:

@@ -6,6 +6,7 @@ from attnspec.conformance.mutants.frame import mutant
 from attnspec.conformance.mutants.right import Formulas, Numbers
 from attnspec.conformance.mutants.right.library import rounded
 from attnspec.conformance.mutants.right.tape import plain
+from attnspec.spec.laws.scoring import ADDITIVE
 
 DOTS = ("dot_scores", "scaled_dot_scores", "general_scores")
 
@@ -163,7 +164,7 @@ def relu_for_tanh(right: Formulas, x: Numbers) -> Numbers:
 @mutant(
     "additive scores with a sigmoid",
     replaces="activation",
-    operations=("additive_scores", "additive_attention", "bahdanau_context"),
+    operations=ADDITIVE,
     breaks=("scoring.oddness", "operation.oracle"),
     source="gates use a sigmoid where scores use tanh",
 )
@@ -176,7 +177,7 @@ def sigmoid_for_tanh(right: Formulas, x: Numbers) -> Numbers:
 @mutant(
     "tanh from exponentials that overflow",
     replaces="hidden",
-    operations=("additive_scores", "additive_attention", "bahdanau_context"),
+    operations=ADDITIVE,
     breaks=("scoring.saturation", "scoring.additive-bound"),
     source="exp-factorised tanh without clamps",
 )
@@ -201,7 +202,7 @@ def approximate_tanh(right: Formulas, x: Numbers) -> Numbers:
 @mutant(
     "projections clamped to ±5",
     replaces="hidden",
-    operations=("additive_scores", "additive_attention", "bahdanau_context"),
+    operations=ADDITIVE,
     breaks=("scoring.saturation", "operation.oracle"),
     source="clamps that guard exponentials, set too tight",
 )
@@ -215,7 +216,7 @@ def tight_clamps(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers
 @mutant(
     "clamped exponentials where one side fits",
     replaces="hidden",
-    operations=("additive_scores", "additive_attention", "bahdanau_context"),
+    operations=ADDITIVE,
     breaks=("scoring.saturation", "scoring.saturation-gradient"),
     source="a condition on both sides for one on either, in the choice of a path",
 )

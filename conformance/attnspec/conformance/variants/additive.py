@@ -6,8 +6,7 @@ from attnspec.conformance.mutants.right import Formulas, Numbers
 from attnspec.conformance.mutants.right.library import rounded
 from attnspec.conformance.mutants.right.tape import plain
 from attnspec.conformance.variants.frame import variant
-
-ADDITIVE = ("additive_scores", "additive_attention", "bahdanau_context")
+from attnspec.spec.laws.scoring import ADDITIVE
 
 
 @variant("tanh factorised into exponentials", operations=ADDITIVE)

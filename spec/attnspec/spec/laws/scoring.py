@@ -3,6 +3,9 @@
 from attnspec.spec.law import law, named
 from attnspec.spec.sources import S0, S1, S2
 
+ADDITIVE = ("additive_scores", "additive_attention", "bahdanau_context")
+"""The operations whose scores are additive."""
+
 LINEARITY = law(
     "scoring.linearity",
     "Scores are linear in the query.",
@@ -63,14 +66,14 @@ SATURATION = law(
     "scoring.saturation",
     "Projections up to 10⁶, of either sign and of both that cancel, give finite scores within budget.",
     formula=r"|W_q q|, |W_k k| \in [10^{-3}, 10^6]",
-    governs=named("additive_scores", "additive_attention", "bahdanau_context"),
+    governs=named(*ADDITIVE),
     sources=[S0.equation(4)],
 )
 SATURATION_GRADIENT = law(
     "scoring.saturation-gradient",
     "Gradients are right at every magnitude of the projections, of both that cancel and of both that add up.",
     formula=r"\partial e / \partial a = w_v (1 - \tanh^2(a + b)),\quad a = W_q q,\ b = W_k k",
-    governs=named("additive_scores", "additive_attention", "bahdanau_context"),
+    governs=named(*ADDITIVE),
     sources=[S0.equation(4)],
     gradients=True,
 )

@@ -50,6 +50,12 @@ def whole_registers(x: Tensor) -> Tensor:
     return (pad(x, (0, fill)) if fill else x).contiguous()
 
 
+def finite_registers(value: Tensor) -> tuple[Tensor, bool]:
+    """Values in whole registers, 0 where they are not finite, and whether all of them were."""
+    clean = finite(value)
+    return whole_registers(value if clean else torch.where(value.isfinite(), value, 0.0)), clean
+
+
 @dataclass
 class MaskRows:
     """A mask as bytes: where each batch entry begins, and the distance between rows (0 if all queries share one)."""
@@ -116,7 +122,8 @@ def add_nonfinite(output: Tensor, weights: Tensor, value: Tensor, value_index: T
         output += torch.where(attendable[:, :, key, None] & bad[:, key][value_index][:, None, :], share, 0.0)
 
 
-def _attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: int) -> Tensor:
+def attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: int) -> Tensor:
+    """Which keys each query may attend to, (entries, n, m); mask broadcastable to (*batch, n, m)."""
     allowed = torch.ones(n, m, dtype=torch.bool, device="cpu")
     if causal:
         allowed = allowed.tril()
@@ -138,19 +145,18 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
     a3, a_index = flatten(a, batch, compute)
     b3, b_index = flatten(b, batch, compute)
     v3, value_index = flatten(value, batch, compute)
-    clean = finite(v3)
+    v, clean = finite_registers(v3)
     rows = None if mask is None else MaskRows.of(mask, batch, n, m)
     weights = None
     if save or not clean:
         shape = batch.numel(), n, whole
         weights = zeros(a3, *shape) if causal else a3.new_empty(shape)
         weights.numpy()[..., padded(m, a3) :] = 0.0
-    v = whole_registers(v3 if clean else torch.where(v3.isfinite(), v3, 0.0))
     weight = Weight.of(w_v.to(compute).contiguous())
     output = attend(a3, Factors.of_keys(b3), weight, v, a_index, b_index, value_index, rows, causal, weights)[..., :d]
     if not clean:
         assert weights is not None
-        add_nonfinite(output, weights, v3, value_index, _attendable(mask, causal, batch, n, m))
+        add_nonfinite(output, weights, v3, value_index, attendable(mask, causal, batch, n, m))
     result = output.to(a.dtype).reshape(*batch, n, d).contiguous()
     return result, weights if save and weights is not None else a.new_empty(0, n, whole, dtype=compute)
 
@@ -187,7 +193,7 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     if not finite(g3):  # what is given for a row without an attendable key has no effect
         g3 = torch.where(weights.any(-1, keepdim=True), g3, 0.0)
     delta = torch.from_numpy(np.einsum("bnd,bnd->bn", g3.numpy(), output.to(compute).reshape(g3.shape).numpy()))
-    g3, v3 = whole_registers(g3), whole_registers(v3 if finite(v3) else torch.where(v3.isfinite(), v3, 0.0))
+    g3, v3 = whole_registers(g3), finite_registers(v3)[0]
     whole, entries, wide = weights.shape[2], batch.numel(), v3.shape[2]
     tiles = -(-n // backward.ROWS)
     extent = weights.new_empty(entries, tiles, 2, dtype=torch.int64)

@@ -14,8 +14,8 @@ from attnspec.backends.pytorch.threads import compiled, launch, thread_count, wo
 from attnspec.backends.pytorch.transforms import ordinary, taken_over
 
 from . import pages
-from .cpu import MaskRows, add_nonfinite, attend, compute_type, whole_registers
-from .layout import Arguments, Factors, Weight, bits, blocks, entry_index, finite, flatten, lanes, padded, row_stride
+from .cpu import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers
+from .layout import Arguments, Factors, Weight, bits, blocks, entry_index, flatten, lanes, padded, row_stride
 from .operators import operator
 from .step_kernel import step_kernel
 
@@ -59,12 +59,11 @@ def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     keys = Factors.of_keys(flatten(b, b.shape[:-2], compute)[0], kept=True)
     weight = Weight.of(w_v.to(compute).contiguous())
     values = flatten(value, value.shape[:-2], compute)[0]
-    spoiled = not finite(values)
-    clean = pages.copy(whole_registers(torch.where(values.isfinite(), values, 0.0) if spoiled else values))
+    whole, clean = finite_registers(values)
     raw = keys.raw.new_empty(0) if _as_given(b) else keys.raw
     return Prepared(raw, keys.factor, keys.flag, keys.top_flag, keys.largest, keys.top, weight.raw, weight.ratio,
-                    weight.offset, weight.minus_two_scale, weight.unit, clean,
-                    torch.tensor([spoiled], device="cpu")).tensors()  # fmt: skip
+                    weight.offset, weight.minus_two_scale, weight.unit, pages.copy(whole),
+                    torch.tensor([not clean], device="cpu")).tensors()  # fmt: skip
 
 
 @keys_op.register_fake
@@ -104,12 +103,12 @@ def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: T
     batch = broadcast(a.shape[:-1], b.shape[:-2], value.shape[:-2], mask.shape[:-1] if mask is not None else ())
     query, a_index = flatten(a.unsqueeze(-2), batch, raw.dtype)
     b_index, value_index = entry_index(b.shape[:-2], batch), entry_index(value.shape[:-2], batch)
-    rows = None if mask is None else MaskRows.of(mask.unsqueeze(-2), batch, 1, m)
+    row = None if mask is None else mask.unsqueeze(-2)
+    rows = None if row is None else MaskRows.of(row, batch, 1, m)
     weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.spoiled else None
     output = attend(query, keys, weight, source.value, a_index, b_index, value_index, rows, False, weights)[..., :d]
     if weights is not None:
-        allowed = torch.ones(1, m, dtype=torch.bool, device="cpu") if mask is None else mask.unsqueeze(-2)
-        allowed = allowed.expand(*batch, 1, m).reshape(batch.numel(), 1, m)
+        allowed = attendable(row, False, batch, 1, m)
         add_nonfinite(output, weights, flatten(value, value.shape[:-2], raw.dtype)[0], value_index, allowed)
     return output.to(a.dtype).reshape(*batch, d).contiguous()
 

@@ -1,0 +1,25 @@
+"""What the suite does not meet in the backend as it is, it judges in adapters: several threads, caches of keys."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llvmlite", reason="kernels need llvmlite")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "verdict", "operations"),
+    [
+        ("threaded", "pytorch on threads conforms", ("scaled_dot_product_attention", "additive_attention")),
+        ("stepping", "pytorch in decoding steps conforms", ("bahdanau_context",)),
+    ],
+)
+def test_the_suite_acquits_the_adapter(adapter: str, verdict: str, operations: tuple[str, ...]) -> None:
+    backend = str(Path(__file__).parent / f"{adapter}_pytorch.py")
+    selection = ("--profile", "quick", *(argument for name in operations for argument in ("--operation", name)))
+    command = (sys.executable, "-m", "attnspec.conformance.cli", "check", backend, *selection)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
+    assert verdict in done.stdout
