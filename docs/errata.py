@@ -1,7 +1,7 @@
 """Print ``docs/errata.md``: ``python docs/errata.py > docs/errata.md``."""
 
 from attnspec.spec import ERRATA
-from attnspec.spec.sources import SOURCES
+from attnspec.spec.contract.sources import SOURCES
 
 HEAD = """# Errata of the sources
 

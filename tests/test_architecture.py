@@ -166,7 +166,7 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 LONG = {
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
-    "attnspec.conformance.mutation": "tasks, processes and the printed matrix of one command",
+    "attnspec.conformance.running.kill_matrix": "tasks, processes and the printed matrix of one command",
 }
 """Modules of more than 400 lines, with the reason."""
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from attnspec.conformance.results import Status
+from attnspec.conformance.judging.results import Status
 from attnspec.spec import QUESTIONS, Limits
-from attnspec.spec.precision import CLASSES, MODIFIERS
+from attnspec.spec.contract.precision import CLASSES, MODIFIERS
 
 from .modules import ROOT
 

@@ -20,7 +20,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnspec.backends.pytorch.additive import cuda, cuda_step, triton_launch
+from attnspec.backends.pytorch.kernels.additive.triton import cuda, cuda_step
+from attnspec.backends.pytorch.kernels.additive.triton import launch as triton_launch
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {

@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from attnspec.backends.pytorch import additive
 
 pytest.importorskip("llvmlite", reason="the llvm path needs llvmlite")
-from attnspec.backends.pytorch.additive import cpu, cpu_step
+from attnspec.backends.pytorch.kernels.additive.llvm import cpu, cpu_step
 
 PATHS = ("llvm", "plain")
 DTYPES = (torch.float32, torch.float64)

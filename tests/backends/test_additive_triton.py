@@ -38,7 +38,7 @@ def load(name: str) -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
             patch.setenv("TRITON_INTERPRET", "1")
-        return importlib.import_module(f"attnspec.backends.pytorch.additive.{name}")
+        return importlib.import_module(f"attnspec.backends.pytorch.kernels.additive.triton.{name}")
 
 
 if DEVICE == "cpu" and "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
@@ -426,7 +426,7 @@ def test_rejects() -> None:
 def test_without_triton_the_error_is_one_clear_line() -> None:
     program = (
         "import sys; sys.modules['triton'] = None\n"
-        "try:\n    import attnspec.backends.pytorch.additive.cuda\n"
+        "try:\n    import attnspec.backends.pytorch.kernels.additive.triton.cuda\n"
         "except ImportError as error:\n    print(error)"
     )
     result = subprocess.run(

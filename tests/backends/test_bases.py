@@ -14,7 +14,7 @@ from attnspec.backends.bases.numpy import NumPyBackend
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import TorchBackend, devices
 from attnspec.spec import OPERATIONS, ShapeError
-from attnspec.spec.backend import Backend
+from attnspec.spec.contract.backend import Backend
 
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.bool_, np.int64)
 

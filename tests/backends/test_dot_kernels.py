@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnspec.backends.pytorch import cpu_routes, threads
-from attnspec.backends.pytorch.codegen import Kernel
-from attnspec.backends.pytorch.dot import backward_kernels, cpu, forward_kernels
-from attnspec.backends.pytorch.dot.tiles import TILE_ROWS, Square, define_turn, turn, width
-from attnspec.backends.pytorch.machine_code import register_bytes
-from attnspec.backends.pytorch.sdpa import attend
-from attnspec.backends.pytorch.threads import launch
-from attnspec.backends.pytorch.vector_functions import exp2
+from attnspec.backends.pytorch.kernels.dot import backward as backward_kernels
+from attnspec.backends.pytorch.kernels.dot import cpu, cpu_routes
+from attnspec.backends.pytorch.kernels.dot import forward as forward_kernels
+from attnspec.backends.pytorch.kernels.dot.sdpa import attend
+from attnspec.backends.pytorch.kernels.dot.tiles import TILE_ROWS, Square, define_turn, turn, width
+from attnspec.backends.pytorch.kernels.llvm import threads
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.threads import launch
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
 
 @pytest.fixture(autouse=True)

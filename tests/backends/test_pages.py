@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from attnspec.backends.pytorch.additive import pages
+from attnspec.backends.pytorch.kernels.additive.llvm import pages
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

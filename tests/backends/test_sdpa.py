@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnspec.backends.pytorch import cpu_routes, cuda_routes
-from attnspec.backends.pytorch.mask_structure import read, top_left
-from attnspec.backends.pytorch.sdpa import attend, masked_nonfinite, path_for
+from attnspec.backends.pytorch.kernels.dot import cpu_routes, cuda_routes
+from attnspec.backends.pytorch.kernels.dot.mask_structure import read, top_left
+from attnspec.backends.pytorch.kernels.dot.sdpa import attend, masked_nonfinite, path_for
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [((3, 1), (3, 1)), ((), ()), ((2,), (2,)), ((2,), (1,)), ((2, 3), (3,)), ((2, 1, 3), (4, 1)), ((0,), ())]

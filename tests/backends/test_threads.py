@@ -9,7 +9,8 @@ import pytest
 import torch
 
 pytest.importorskip("llvmlite", reason="kernels need llvmlite")
-from attnspec.backends.pytorch import additive, threads
+from attnspec.backends.pytorch import additive
+from attnspec.backends.pytorch.kernels.llvm import threads
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -8,7 +8,7 @@ import torch
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import *  # noqa: F403
-from attnspec.backends.pytorch import threads
+from attnspec.backends.pytorch.kernels.llvm import threads
 
 torch.set_num_threads(3)
 threads.WORTH_WAKING = 0

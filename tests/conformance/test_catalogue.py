@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attnspec.conformance.catalogue import described, names, specification
 from attnspec.conformance.cli import PAGE
+from attnspec.conformance.reporting.catalogue import described, names, specification
 from attnspec.spec import LAWS, OPERATIONS, QUESTIONS
-from attnspec.spec.semantics import DeclaredSemantics
-from attnspec.spec.sources import SOURCES
+from attnspec.spec.contract.semantics import DeclaredSemantics
+from attnspec.spec.contract.sources import SOURCES
 
 
 def declarations(text: str) -> list[str]:

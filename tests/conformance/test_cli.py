@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from attnspec import reference
-from attnspec.conformance.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.snippet import snippet
+from attnspec.conformance.judging.subject import Contract, Subject, Violation
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.results import Result, Status
-from attnspec.conformance.snippet import snippet
-from attnspec.conformance.subject import Contract, Subject, Violation
-from attnspec.conformance.telling import consequences, ordered
-from attnspec.spec.operation import OPERATIONS, Kind
+from attnspec.conformance.reporting.messages import consequences, ordered
+from attnspec.spec.contract.operation import OPERATIONS, Kind
 
-SCHEMA = json.loads(resources.files("attnspec.conformance").joinpath("report.schema.json").read_text())
+SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
 
 RIGHT = """
 import numpy as np

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from attnspec.conformance.corners import corners, covering_rows, factors, multiply_adds
-from attnspec.spec.backend import Limits
-from attnspec.spec.operation import OPERATIONS
+from attnspec.conformance.inputs.corners import corners, covering_rows, factors, multiply_adds
+from attnspec.spec.contract.backend import Limits
+from attnspec.spec.contract.operation import OPERATIONS
 
 OPERATION = OPERATIONS["scaled_dot_product_attention"]
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attnspec.conformance.choosing import matching
-from attnspec.conformance.engine import cases
+from attnspec.conformance.judging.engine import cases
+from attnspec.conformance.judging.subject import Contract
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
-from attnspec.conformance.mutants.right import Formulas, Library, Numbers
-from attnspec.conformance.mutation import Outcome, Task, main_mutants, outcomes, perform
-from attnspec.conformance.subject import Contract
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.running.kill_matrix import Outcome, Task, main_mutants, outcomes, perform
+from attnspec.conformance.running.selection import matching
 from attnspec.conformance.variants import VARIANTS, Variant
-from attnspec.spec.law import LAWS
-from attnspec.spec.operation import OPERATIONS
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
 
 SEEDS = range(3)
 """A law may miss its mutant at one seed of the quick profile, but not at three."""

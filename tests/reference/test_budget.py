@@ -10,8 +10,8 @@ import pytest
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Hard, Judged, Soft, judged
 from attnspec.reference.budget.derivative import gradients
-from attnspec.spec.operation import OPERATIONS
-from attnspec.spec.precision import DeclaredPrecision, Precision
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import DeclaredPrecision, Precision
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(7)

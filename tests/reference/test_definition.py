@@ -218,7 +218,7 @@ def test_softmax_without_a_rule() -> None:
 
 
 def test_overriding_is_asked_of_subclasses_first() -> None:
-    from attnspec.reference.overriding import overridable
+    from attnspec.reference.defining.overriding import overridable
 
     asked = []
 

@@ -20,7 +20,7 @@ from attnspec.reference import (
     softmax,
 )
 from attnspec.spec import OPERATIONS, Operation
-from attnspec.spec.shapes import bind
+from attnspec.spec.contract.shapes import bind
 
 MASKED = [o.name for o in OPERATIONS.values() if o.takes("mask")]
 POOLING = [o.name for o in OPERATIONS.values() if o.takes("mask") and o.chapter != "normalization"]

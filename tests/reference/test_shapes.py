@@ -8,7 +8,7 @@ import pytest
 
 from attnspec.reference import REFERENCE
 from attnspec.spec import OPERATIONS, Argument, Kind, Operation, ShapeError
-from attnspec.spec.shapes import MAY_BE_ZERO
+from attnspec.spec.contract.shapes import MAY_BE_ZERO
 
 Violation = tuple[str, str, str]
 """Operation, argument, what is wrong with it."""

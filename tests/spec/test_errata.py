@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attnspec.reference import REFERENCE
+from attnspec.spec.contract.sources import S0, SOURCES
 from attnspec.spec.errata import ERRATA, Erratum
-from attnspec.spec.sources import S0, SOURCES
 
 ROUNDING = 64 * 2.0**-53
 """64 units in the last place of numbers near 1: the same formula, written in another order."""

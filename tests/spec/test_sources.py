@@ -3,8 +3,8 @@
 import pytest
 
 from attnspec.spec import CHAPTERS, LAWS, OPERATIONS
+from attnspec.spec.contract.sources import LATER, S0, SOURCES
 from attnspec.spec.errata import ERRATA
-from attnspec.spec.sources import LATER, S0, SOURCES
 
 CITED = {citation for operation in OPERATIONS.values() for citation in operation.sources}
 

@@ -6,16 +6,16 @@ Names are imported when they are first used, so that the pytest plugin, which ev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnspec.conformance.loading import BackendError, call, load
-    from attnspec.conformance.replaying import replay
-    from attnspec.conformance.suite import ConformanceSuite
+    from attnspec.conformance.judging.replaying import replay
+    from attnspec.conformance.running.loading import BackendError, call, load
+    from attnspec.conformance.running.suite import ConformanceSuite
 
 _HOMES = {
-    "BackendError": "loading",
-    "ConformanceSuite": "suite",
-    "call": "loading",
-    "load": "loading",
-    "replay": "replaying",
+    "BackendError": "running.loading",
+    "ConformanceSuite": "running.suite",
+    "call": "running.loading",
+    "load": "running.loading",
+    "replay": "judging.replaying",
 }
 
 __all__ = ["BackendError", "ConformanceSuite", "call", "load", "replay"]

@@ -48,7 +48,7 @@ def _console(elsewhere: int = UNCUT, *, stderr: bool = False) -> Console:
 
 
 def _among(what: str, given: list[str], known: list[str]) -> tuple[str, ...]:
-    from attnspec.conformance.choosing import misnamed
+    from attnspec.conformance.running.selection import misnamed
 
     for name in given:
         if name not in known:
@@ -102,7 +102,7 @@ def check(
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
     """Judge a backend."""
-    from attnspec.conformance.checking import Probe
+    from attnspec.conformance.running.checking import Probe
 
     _among("--profile", [profile], ["quick", "full", "release"])
     if workers is not None and workers < 1:
@@ -136,15 +136,15 @@ def _check(
     files: tuple[Path | None, Path | None, Path | None],
     started: float,
 ) -> int:
-    from attnspec.conformance.checking import Admission, Probe, run
-    from attnspec.conformance.loading import BackendError
-    from attnspec.conformance.probe import rebuilt
-    from attnspec.conformance.report import all_results, as_text, document, missing_results
-    from attnspec.conformance.suite import Settings, planned
-    from attnspec.conformance.table import as_html, print_report
-    from attnspec.spec.law import LAWS
-    from attnspec.spec.operation import OPERATIONS
-    from attnspec.spec.precision import DEFAULTS
+    from attnspec.conformance.reporting.report import all_results, as_text, document, missing_results
+    from attnspec.conformance.reporting.table import as_html, print_report
+    from attnspec.conformance.running.checking import Admission, Probe, run
+    from attnspec.conformance.running.loading import BackendError
+    from attnspec.conformance.running.probe import rebuilt
+    from attnspec.conformance.running.suite import Settings, planned
+    from attnspec.spec.contract.law import LAWS
+    from attnspec.spec.contract.operation import OPERATIONS
+    from attnspec.spec.contract.precision import DEFAULTS
 
     assert isinstance(probe, Probe)
     operations = _among("--operation", chosen["operation"], [o for o in OPERATIONS if not OPERATIONS[o].reference_only])
@@ -189,7 +189,7 @@ def list_(
     what: Annotated[str, typer.Argument(help="operations, laws, backends or mutants")] = "operations",
 ) -> None:
     """List what there is."""
-    from attnspec.conformance.catalogue import CATALOGUES
+    from attnspec.conformance.reporting.catalogue import CATALOGUES
 
     _among("list", [what], list(CATALOGUES))
     _console().print(CATALOGUES[what]())
@@ -202,7 +202,7 @@ def show(
     ],
 ) -> None:
     """Show an operation (formula, sources, shapes, edges, laws), a law, a chapter, or the choices of a question."""
-    from attnspec.conformance.catalogue import described, names
+    from attnspec.conformance.reporting.catalogue import described, names
 
     _among("show", [name], names())
     _console(PAGE).print(described(name))
@@ -216,7 +216,7 @@ def spec(
     """Print the whole specification."""
     from rich.markdown import Markdown
 
-    from attnspec.conformance.catalogue import specification
+    from attnspec.conformance.reporting.catalogue import specification
 
     for path, option in ((markdown, "--markdown"), (html, "--html")):
         _writable(path, option)
@@ -245,9 +245,9 @@ def mutants(
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
 ) -> None:
     """Print the kill matrix."""
-    from attnspec.conformance.choosing import matching
     from attnspec.conformance.mutants import MUTANTS
-    from attnspec.conformance.mutation import main_mutants
+    from attnspec.conformance.running.kill_matrix import main_mutants
+    from attnspec.conformance.running.selection import matching
     from attnspec.conformance.variants import VARIANTS
 
     _among("--profile", [profile], ["quick", "full", "release"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from attnspec.conformance.suite import Settings
+    from attnspec.conformance.running.suite import Settings
 
 REPORTER = "attnspec-reporter"
 
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def settings_of_options(config: pytest.Config) -> "Settings":
     """The settings that the command line chooses."""
-    from attnspec.conformance.suite import Settings
+    from attnspec.conformance.running.suite import Settings
 
     return Settings(
         profile=config.getoption("--attn-profile"),
@@ -77,8 +77,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each case of the backend that the class, or the command line, names."""
     if "attnspec_case" not in metafunc.fixturenames:
         return
-    from attnspec.conformance.loading import BackendError
-    from attnspec.conformance.suite import cases_of, settings_of
+    from attnspec.conformance.running.loading import BackendError
+    from attnspec.conformance.running.suite import cases_of, settings_of
 
     name = metafunc.config.getoption("--attn-backend")
     try:
@@ -121,7 +121,7 @@ class Reporter:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """Remember the law at which a worker died, and run the rest of its case again."""
-        from attnspec.conformance.isolation import Casualties
+        from attnspec.conformance.running.isolation import Casualties
 
         folder = self.config.getoption("--attn-crumbs")
         if folder is None:
@@ -146,6 +146,6 @@ class Reporter:
         """The verdicts as JSON, if they were asked for."""
         path = self.config.getoption("--attn-json")
         if path and self.config.getoption("--attn-crumbs") is None:
-            from attnspec.conformance.report import as_text, document_of_pytest
+            from attnspec.conformance.reporting.report import as_text, document_of_pytest
 
             Path(path).write_text(as_text(document_of_pytest(self, settings_of_options(self.config))))

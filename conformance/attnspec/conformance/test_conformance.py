@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from attnspec.conformance.engine import Case
+from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.plugin import settings_of_options
-from attnspec.conformance.suite import resolved, run_case
+from attnspec.conformance.running.suite import resolved, run_case
 
 
 def test_conforms(

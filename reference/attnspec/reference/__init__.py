@@ -1,6 +1,5 @@
 """What attention computes, plainly: one NumPy function for each formula. The module is itself a backend."""
 
-from attnspec.reference.arithmetic import arithmetic
 from attnspec.reference.attention import (
     additive_attention,
     cross_attention,
@@ -10,12 +9,14 @@ from attnspec.reference.attention import (
     scaled_dot_product_attention,
     self_attention,
 )
-from attnspec.reference.definition import REFERENCE, defines
+from attnspec.reference.defining.arithmetic import arithmetic
+from attnspec.reference.defining.definition import REFERENCE, defines
+from attnspec.reference.defining.overriding import overridable
+from attnspec.reference.defining.two_point import two_point_design
 from attnspec.reference.masking import causal_mask, padding_mask
 from attnspec.reference.moments import dot_product_mean, dot_product_variance
 from attnspec.reference.multihead import multi_head_attention
 from attnspec.reference.normalization import mean_normalization, softmax
-from attnspec.reference.overriding import overridable
 from attnspec.reference.pooling import attention_pooling, average_pooling, nadaraya_watson
 from attnspec.reference.positional import sinusoidal_positional_encoding
 from attnspec.reference.scoring import (
@@ -27,7 +28,6 @@ from attnspec.reference.scoring import (
     scaled_dot_scores,
 )
 from attnspec.reference.seq2seq import bahdanau_context
-from attnspec.reference.two_point import two_point_design
 
 name = "reference"
 """What reports call this backend."""

@@ -8,7 +8,7 @@ without attendable keys is 0, as is every row when m = 0.
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attnspec.reference.definition import defines
+from attnspec.reference.defining.definition import defines
 from attnspec.reference.masking import joint_mask
 from attnspec.reference.normalization import softmax
 from attnspec.reference.pooling import pooled

@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Bool, Int
 
-from attnspec.reference.definition import defines
+from attnspec.reference.defining.definition import defines
+from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.masking import CausalMask, PaddingMask
-from attnspec.spec.shapes import ShapeError
 
 
 @defines(CausalMask[np.ndarray])

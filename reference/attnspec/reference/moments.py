@@ -6,9 +6,9 @@ q and k are independent of each other, the coordinates of each uncorrelated, wit
 import numpy as np
 from jaxtyping import Float
 
-from attnspec.reference.definition import defines
+from attnspec.reference.defining.definition import defines
+from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.moments import DotProductMean, DotProductVariance
-from attnspec.spec.shapes import ShapeError
 
 
 @defines(DotProductMean[np.ndarray])

@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attnspec.reference.definition import defines
-from attnspec.reference.overriding import overridable
+from attnspec.reference.defining.definition import defines
+from attnspec.reference.defining.overriding import overridable
 from attnspec.spec.normalization import MeanNormalization, Softmax
 
 

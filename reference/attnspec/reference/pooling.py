@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attnspec.reference.definition import defines
+from attnspec.reference.defining.definition import defines
 from attnspec.reference.normalization import softmax
 from attnspec.reference.scoring import gaussian_scores
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson

@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
-from attnspec.reference.arithmetic import counted
-from attnspec.reference.definition import defines
+from attnspec.reference.defining.arithmetic import counted
+from attnspec.reference.defining.definition import defines
 from attnspec.spec.positional import SinusoidalPositionalEncoding
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from attnspec.reference.definition import defines
+from attnspec.reference.defining.definition import defines
 from attnspec.spec.scoring import (
     AdditiveScores,
     DotScores,

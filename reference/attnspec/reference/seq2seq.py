@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attnspec.reference.attention import additive_attention
-from attnspec.reference.definition import defines
+from attnspec.reference.defining.definition import defines
 from attnspec.spec.seq2seq import BahdanauContext
 
 

@@ -10,17 +10,19 @@ from attnspec.spec.attention import (
     ScaledDotProductAttention,
     SelfAttention,
 )
-from attnspec.spec.backend import Backend, Converts, Differentiates, Limits, implements
+from attnspec.spec.contract.backend import Backend, Converts, Differentiates, Limits, implements
+from attnspec.spec.contract.law import LAWS, Law
+from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Argument, Array, Dim, Kind, Operation, operation
+from attnspec.spec.contract.precision import Precision, precision
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.errata import ERRATA, Erratum
-from attnspec.spec.law import LAWS, Law
 from attnspec.spec.masking import CausalMask, PaddingMask
 from attnspec.spec.moments import DotProductMean, DotProductVariance
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import MeanNormalization, Softmax
-from attnspec.spec.operation import CHAPTERS, OPERATIONS, Argument, Array, Dim, Kind, Operation, operation
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
-from attnspec.spec.precision import Precision, precision
 from attnspec.spec.scoring import (
     AdditiveScores,
     DotScores,
@@ -29,9 +31,7 @@ from attnspec.spec.scoring import (
     LocationScores,
     ScaledDotScores,
 )
-from attnspec.spec.semantics import QUESTIONS, Semantics
 from attnspec.spec.seq2seq import BahdanauContext
-from attnspec.spec.shapes import ShapeError
 
 SPEC_VERSION = "2026.11"
 """The version of the specification (year.month), apart from that of the package."""

@@ -11,7 +11,7 @@ from attnspec.spec import (
     scoring,
     seq2seq,
 )
-from attnspec.spec.operation import OPERATIONS
+from attnspec.spec.contract.operation import OPERATIONS
 
 __all__ = [
     "OPERATIONS",

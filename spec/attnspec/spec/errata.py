@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.spec.chapters import OPERATIONS
-from attnspec.spec.sources import S0, S2, S3, S4, Citation
+from attnspec.spec.contract.sources import S0, S2, S3, S4, Citation
 
 Numbers = np.ndarray[Any, Any]
 

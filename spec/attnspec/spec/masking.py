@@ -4,8 +4,8 @@ from typing import Protocol
 
 from jaxtyping import Bool, Int
 
-from attnspec.spec.operation import Array, Array_co, operation
-from attnspec.spec.sources import S2, S3
+from attnspec.spec.contract.operation import Array, Array_co, operation
+from attnspec.spec.contract.sources import S2, S3
 
 
 @operation(

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from jaxtyping import Float
 
-from attnspec.spec.operation import Array, operation
-from attnspec.spec.sources import S0, S2
+from attnspec.spec.contract.operation import Array, operation
+from attnspec.spec.contract.sources import S0, S2
 
 
 @operation(

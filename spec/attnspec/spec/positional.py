@@ -4,8 +4,8 @@ from typing import Protocol
 
 from jaxtyping import Float
 
-from attnspec.spec.operation import Array_co, operation
-from attnspec.spec.sources import S2, S3, S4, VASWANI
+from attnspec.spec.contract.operation import Array_co, operation
+from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
 
 
 @operation(

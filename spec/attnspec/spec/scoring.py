@@ -4,8 +4,8 @@ from typing import Protocol
 
 from jaxtyping import Float
 
-from attnspec.spec.operation import Array, operation
-from attnspec.spec.sources import LUONG, S0, S1, S2, S3, S4
+from attnspec.spec.contract.operation import Array, operation
+from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3, S4
 
 
 @operation(

@@ -4,8 +4,8 @@ from typing import Protocol
 
 from jaxtyping import Bool, Float
 
-from attnspec.spec.operation import Array, operation
-from attnspec.spec.sources import BAHDANAU, S0, S3
+from attnspec.spec.contract.operation import Array, operation
+from attnspec.spec.contract.sources import BAHDANAU, S0, S3
 
 
 @operation(

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
 from attnspec.spec import OPERATIONS, Kind
-from attnspec.spec.operation import Argument
-from attnspec.spec.shapes import Shape, bind
+from attnspec.spec.contract.operation import Argument
+from attnspec.spec.contract.shapes import Shape, bind
 
 
 class Check:

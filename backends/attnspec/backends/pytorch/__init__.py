@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.bases.torch import devices, from_numpy, gradients, to_numpy
-from attnspec.backends.pytorch import additive
 from attnspec.backends.pytorch.attention import (
     additive_attention,
     cross_attention,
@@ -18,6 +17,8 @@ from attnspec.backends.pytorch.attention import (
     scaled_dot_product_attention,
     self_attention,
 )
+from attnspec.backends.pytorch.kernels import additive
+from attnspec.backends.pytorch.kernels.dot import sdpa
 from attnspec.backends.pytorch.masking import causal_mask, padding_mask
 from attnspec.backends.pytorch.multihead import multi_head_attention
 from attnspec.backends.pytorch.normalization import mean_normalization, softmax
@@ -67,6 +68,7 @@ def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Tensor) -> dict
 
 
 __all__ = [
+    "additive",
     "additive_attention",
     "additive_scores",
     "attention_pooling",
@@ -92,6 +94,7 @@ __all__ = [
     "projected_self_attention",
     "scaled_dot_product_attention",
     "scaled_dot_scores",
+    "sdpa",
     "self_attention",
     "semantics",
     "sinusoidal_positional_encoding",

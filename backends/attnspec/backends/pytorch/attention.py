@@ -4,12 +4,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch import additive
-from attnspec.backends.pytorch.accumulation import product, widened
-from attnspec.backends.pytorch.autocast import lowers
+from attnspec.backends.pytorch.kernels import additive
+from attnspec.backends.pytorch.kernels.dot.sdpa import attend
 from attnspec.backends.pytorch.normalization import masked_softmax
+from attnspec.backends.pytorch.runtime.accumulation import product, widened
+from attnspec.backends.pytorch.runtime.autocast import lowers
 from attnspec.backends.pytorch.scoring import projections, query_first
-from attnspec.backends.pytorch.sdpa import attend
 from attnspec.spec import (
     AdditiveAttention,
     CrossAttention,

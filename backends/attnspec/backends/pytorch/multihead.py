@@ -4,9 +4,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.accumulation import product
 from attnspec.backends.pytorch.attention import dot_attention
-from attnspec.backends.pytorch.autocast import lowers
+from attnspec.backends.pytorch.runtime.accumulation import product
+from attnspec.backends.pytorch.runtime.autocast import lowers
 from attnspec.spec import MultiHeadAttention, implements
 
 _multi_head = Check("multi_head_attention")

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.accumulation import widened
+from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.spec import MeanNormalization, Softmax, implements
 
 _softmax = Check("softmax")

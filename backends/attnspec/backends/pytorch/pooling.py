@@ -5,12 +5,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.accumulation import product, widened
-from attnspec.backends.pytorch.autocast import keeps, lowers
-from attnspec.backends.pytorch.exact_exclusion import of_odd_values
+from attnspec.backends.pytorch.kernels.dot.exact_exclusion import of_odd_values
 from attnspec.backends.pytorch.normalization import masked_softmax
+from attnspec.backends.pytorch.runtime.accumulation import product, widened
+from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.runtime.transforms import taken_over
 from attnspec.backends.pytorch.scoring import half_squared_distances
-from attnspec.backends.pytorch.transforms import taken_over
 from attnspec.spec import AttentionPooling, AveragePooling, NadarayaWatson, implements
 
 _attention = Check("attention_pooling")

@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch import additive
-from attnspec.backends.pytorch.accumulation import widened
-from attnspec.backends.pytorch.autocast import keeps, lowers
-from attnspec.backends.pytorch.broadcasting import broadcast
-from attnspec.backends.pytorch.transforms import functional, has_tangents, taken_over
+from attnspec.backends.pytorch.kernels import additive
+from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.transforms import functional, has_tangents, taken_over
 from attnspec.spec import (
     AdditiveScores,
     DotScores,

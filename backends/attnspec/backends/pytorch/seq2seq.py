@@ -5,7 +5,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention
-from attnspec.backends.pytorch.autocast import lowers
+from attnspec.backends.pytorch.runtime.autocast import lowers
 from attnspec.spec import BahdanauContext, implements
 
 _bahdanau = Check("bahdanau_context")

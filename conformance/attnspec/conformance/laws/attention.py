@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments, Numbers, keep, take
-from attnspec.conformance.attendance import attendable, mask_shape
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
+from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.judging.profiles import NARROW
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     average_tolerance,
     filtered_error,
@@ -19,8 +21,6 @@ from attnspec.conformance.laws.common import (
     wide,
 )
 from attnspec.conformance.laws.registry import proves
-from attnspec.conformance.profiles import NARROW
-from attnspec.conformance.subject import Subject
 from attnspec.reference import REFERENCE
 from attnspec.spec.laws import attention as law
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments, Numbers
-from attnspec.conformance.attendance import attendable
-from attnspec.conformance.corners import HEAD_DIMS, LENGTH_NAMES
-from attnspec.conformance.dtypes import SMALLEST_NORMAL
-from attnspec.conformance.examples import Example
-from attnspec.conformance.subject import INFORMATIVE, Subject
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.corners import HEAD_DIMS, LENGTH_NAMES
+from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.subject import INFORMATIVE, Subject
 from attnspec.reference.budget import WIDTH, Judged
-from attnspec.spec.operation import Argument, Kind
+from attnspec.spec.contract.operation import Argument, Kind
 
 
 def key_axis_size(arguments: Arguments) -> int:

@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments, Numbers, keep, take
-from attnspec.conformance.attendance import attendable, mask_shape
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
+from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.profiles import NARROW
+from attnspec.conformance.judging.subject import Subject, Violation
 from attnspec.conformance.laws.common import (
     aligned,
     batched,
@@ -19,9 +22,6 @@ from attnspec.conformance.laws.common import (
     wide,
 )
 from attnspec.conformance.laws.registry import proves
-from attnspec.conformance.profiles import NARROW
-from attnspec.conformance.strangers import Raised
-from attnspec.conformance.subject import Subject, Violation
 from attnspec.spec.laws import masking as law
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, wide
 from attnspec.conformance.laws.registry import proves
-from attnspec.conformance.subject import Subject
 from attnspec.reference import dot_product_mean, dot_product_variance, two_point_design
 from attnspec.spec.laws import moments as law
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments, take
+from attnspec.conformance.inputs.arguments import Arguments, take
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import wide
 from attnspec.conformance.laws.registry import proves
-from attnspec.conformance.subject import Subject
 from attnspec.reference import scaled_dot_product_attention
 from attnspec.spec.laws import multihead as law
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments
-from attnspec.conformance.attendance import attendable
-from attnspec.conformance.dtypes import LARGEST
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.dtypes import LARGEST
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import coarse, live_rows, smallest_normal, wide
 from attnspec.conformance.laws.registry import proves
-from attnspec.conformance.subject import Subject
 from attnspec.spec.laws import normalization as law
 
 LOW = 2.0**15

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments, Numbers, shapes
-from attnspec.conformance.attendance import mask_shape
-from attnspec.conformance.dtypes import is_float
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, shapes
+from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.subject import Subject, Violation
 from attnspec.conformance.laws.common import batched, boolean, element, live_rows, normal_like, sample, wide
 from attnspec.conformance.laws.registry import proves
-from attnspec.conformance.strangers import Raised
-from attnspec.conformance.subject import Subject, Violation
+from attnspec.spec.contract.operation import Kind
+from attnspec.spec.contract.precision import DEFAULTS
+from attnspec.spec.contract.shapes import ShapeError, bind
 from attnspec.spec.laws import operation as law
-from attnspec.spec.operation import Kind
-from attnspec.spec.precision import DEFAULTS
-from attnspec.spec.shapes import ShapeError, bind
 
 
 @proves(law.ORACLE)

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments
-from attnspec.conformance.attendance import attendable
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     average_tolerance,
     coarse,
@@ -15,7 +16,6 @@ from attnspec.conformance.laws.common import (
     wide,
 )
 from attnspec.conformance.laws.registry import proves
-from attnspec.conformance.subject import Subject
 from attnspec.spec.laws import pooling as law
 
 

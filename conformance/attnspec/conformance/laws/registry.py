@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments
-from attnspec.conformance.subject import Subject
-from attnspec.spec.law import Law
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.subject import Subject
+from attnspec.spec.contract.law import Law
 
 Function = Callable[[Subject, Arguments, np.random.Generator], bool]
 
@@ -17,10 +17,10 @@ Function = Callable[[Subject, Arguments, np.random.Generator], bool]
 class Check:
     """How a law is checked on one example.
 
-    The function raises :class:`~attnspec.conformance.subject.Violation` where the law does not hold, and returns
-    whether the example concerned the law at all. A check that is made ``once`` brings its own inputs; the arguments
-    that it is given serve only as a model. An ``ensemble`` adds up many small errors: in a narrow dtype, where rounding
-    hides them, it is checked on every example.
+    The function raises :class:`~attnspec.conformance.judging.subject.Violation` where the law does not hold, and
+    returns whether the example concerned the law at all. A check that is made ``once`` brings its own inputs; the
+    arguments that it is given serve only as a model. An ``ensemble`` adds up many small errors: in a narrow dtype,
+    where rounding hides them, it is checked on every example.
     """
 
     law: Law

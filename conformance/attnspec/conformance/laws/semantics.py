@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from attnspec.conformance.arguments import Arguments, Numbers
-from attnspec.conformance.attendance import attendable, mask_shape
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.subject import Subject, Violation
 from attnspec.conformance.laws.common import live_rows, plain, pooled_name, sample, wide
 from attnspec.conformance.laws.masking import attended
 from attnspec.conformance.laws.registry import Function, proves
-from attnspec.conformance.strangers import Raised
-from attnspec.conformance.subject import Subject, Violation
 from attnspec.reference import REFERENCE
+from attnspec.spec.contract.semantics import QUESTIONS
 from attnspec.spec.laws.semantics import SEMANTICS
-from attnspec.spec.semantics import QUESTIONS
 
 Seen = list[tuple[str, Arguments]]
 """What was observed, each with the call that shows it; empty where there is nothing to observe."""

@@ -14,7 +14,7 @@ from attnspec.conformance.mutants import (
     semantics,
     seq2seq,
 )
-from attnspec.conformance.mutants.frame import MUTANTS, Mutant, mutant
+from attnspec.conformance.mutants.registry import MUTANTS, Mutant, mutant
 
 __all__ = [
     "MUTANTS",

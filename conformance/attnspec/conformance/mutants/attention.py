@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from attnspec.conformance.mutants.frame import mutant
-from attnspec.conformance.mutants.right import Formulas, Numbers
-from attnspec.conformance.mutants.right.library import rounded
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.registry import mutant
 
 DOT = ("dot_product_attention", "scaled_dot_product_attention")
 SOFT = (*DOT, "general_attention", "additive_attention")

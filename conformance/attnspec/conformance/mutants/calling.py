@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from attnspec.conformance.dtypes import is_float
-from attnspec.conformance.mutants.frame import mutant
-from attnspec.conformance.mutants.right import Formulas, Library, Numbers
-from attnspec.spec.operation import Operation
+from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.contract.operation import Operation
 
 ATTENTION = "scaled_dot_product_attention"
 

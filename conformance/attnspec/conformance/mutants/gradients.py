@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.mutants.frame import mutant
-from attnspec.conformance.mutants.right import Formulas, Library, Numbers
-from attnspec.conformance.mutants.right.tape import Tape, plain
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.tape import Tape, plain
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.laws.scoring import ADDITIVE
-from attnspec.spec.operation import Operation
 
 ATTENTION = "scaled_dot_product_attention"
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from attnspec.conformance.mutants.frame import mutant
-from attnspec.conformance.mutants.right import Formulas, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.registry import mutant
 
 MASKED = (
     "scaled_dot_product_attention",

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.mutants.frame import mutant
-from attnspec.conformance.mutants.right import Formulas, Numbers
-from attnspec.conformance.mutants.right.library import rounded
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.registry import mutant
 
 
 @mutant(

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.mutants.frame import mutant
-from attnspec.conformance.mutants.right import Formulas, Library, Numbers
-from attnspec.spec.operation import Operation
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.contract.operation import Operation
 
 ATTENTION = "scaled_dot_product_attention"
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from attnspec.conformance.mutants.right import Formulas, Numbers
-from attnspec.conformance.mutants.right.library import rounded
-from attnspec.conformance.mutants.right.tape import plain
-from attnspec.conformance.variants.frame import variant
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.correct.tape import plain
+from attnspec.conformance.variants.registry import variant
 from attnspec.spec.laws.scoring import ADDITIVE
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from attnspec.conformance.mutants.right import Formulas, Numbers
-from attnspec.conformance.mutants.right.library import rounded
-from attnspec.conformance.variants.frame import variant
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.variants.registry import variant
 
 ATTENTION = "scaled_dot_product_attention"
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from attnspec.conformance.mutants.right import Formulas, Numbers
-from attnspec.conformance.variants.frame import variant
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.variants.registry import variant
 
 
 @variant(

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.arithmetic import arithmetic
-from attnspec.reference.budget.duck import Approximate, Numbers
+from attnspec.reference.budget.error_array import Approximate, Numbers
 from attnspec.reference.budget.hard import Hard
 from attnspec.reference.budget.soft import WIDTH, Soft
-from attnspec.spec.precision import Precision
+from attnspec.reference.defining.arithmetic import arithmetic
+from attnspec.spec.contract.precision import Precision
 
 __all__ = ["WIDTH", "Approximate", "Hard", "Judged", "Soft", "judged", "oracle_dtype"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.duck import _COMPARES, _JOINS, _MOVES, Numbers
+from attnspec.reference.budget.error_array import _COMPARES, _JOINS, _MOVES, Numbers
 from attnspec.reference.budget.soft import WIDTH, Soft, longest_runs
-from attnspec.spec.precision import Precision
+from attnspec.spec.contract.precision import Precision
 
 Backward = Callable[[Soft], Sequence[Soft | None]]
 

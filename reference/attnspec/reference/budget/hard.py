@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.duck import Approximate, Numbers, attendable_softmax
+from attnspec.reference.budget.error_array import Approximate, Numbers, attendable_softmax
 
 _EXP = 4.0
 """Units in the last place that an exponential may err."""

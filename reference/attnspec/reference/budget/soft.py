@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.duck import Approximate, Numbers, attendable_softmax
+from attnspec.reference.budget.error_array import Approximate, Numbers, attendable_softmax
 
 WIDTH = 8.0
 """Standard deviations in a budget."""

@@ -1,8 +1,8 @@
 """Laws of attention."""
 
-from attnspec.spec.law import law, named, taking
-from attnspec.spec.operation import Operation
-from attnspec.spec.sources import S0, S1, S2, S3
+from attnspec.spec.contract.law import law, named, taking
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.sources import S0, S1, S2, S3
 
 DOT = ("dot_product_attention", "scaled_dot_product_attention")
 

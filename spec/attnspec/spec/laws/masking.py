@@ -1,8 +1,8 @@
 """Laws of masks, and of attention under them."""
 
-from attnspec.spec.law import law, named, taking
-from attnspec.spec.operation import Operation
-from attnspec.spec.sources import S2, S3
+from attnspec.spec.contract.law import law, named, taking
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.sources import S2, S3
 
 
 def _pools_masked(operation: Operation) -> bool:

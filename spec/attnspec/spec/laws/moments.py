@@ -1,7 +1,7 @@
 """Laws of the moments of scores, which is why they are scaled."""
 
-from attnspec.spec.law import law, named
-from attnspec.spec.sources import S0, S2
+from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.sources import S0, S2
 
 _SCORES = named("dot_scores", "scaled_dot_scores")
 

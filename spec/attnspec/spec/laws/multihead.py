@@ -1,7 +1,7 @@
 """Laws of multi-head attention."""
 
-from attnspec.spec.law import law, taking
-from attnspec.spec.sources import S0
+from attnspec.spec.contract.law import law, taking
+from attnspec.spec.contract.sources import S0
 
 ONE_HEAD = law(
     "multihead.one-head",

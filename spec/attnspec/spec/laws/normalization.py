@@ -1,7 +1,7 @@
 """Laws of normalization."""
 
-from attnspec.spec.law import law, named
-from attnspec.spec.sources import S0, S1
+from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.sources import S0, S1
 
 ROW_SUMS = law(
     "normalization.row-sums",

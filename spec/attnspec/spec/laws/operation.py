@@ -1,7 +1,7 @@
 """Laws of every operation."""
 
-from attnspec.spec.law import every, law
-from attnspec.spec.operation import Kind, Operation
+from attnspec.spec.contract.law import every, law
+from attnspec.spec.contract.operation import Kind, Operation
 
 
 def _takes_arrays(operation: Operation) -> bool:

@@ -1,8 +1,8 @@
 """Laws of weighted sums of values."""
 
-from attnspec.spec.law import law, named, taking
-from attnspec.spec.operation import Operation
-from attnspec.spec.sources import S0, S1, S4
+from attnspec.spec.contract.law import law, named, taking
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.sources import S0, S1, S4
 
 
 def _averages_values(operation: Operation) -> bool:

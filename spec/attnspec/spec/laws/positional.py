@@ -1,7 +1,7 @@
 """Laws of positional encodings."""
 
-from attnspec.spec.law import law, named
-from attnspec.spec.sources import S2, S3, S4
+from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.sources import S2, S3, S4
 
 _SINUSOIDS = named("sinusoidal_positional_encoding")
 

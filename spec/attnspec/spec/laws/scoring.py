@@ -1,7 +1,7 @@
 """Laws of the scorers."""
 
-from attnspec.spec.law import law, named
-from attnspec.spec.sources import S0, S1, S2
+from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.sources import S0, S1, S2
 
 ADDITIVE = ("additive_scores", "additive_attention", "bahdanau_context")
 """The operations whose scores are additive."""

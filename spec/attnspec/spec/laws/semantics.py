@@ -1,7 +1,7 @@
 """For every question of semantics, the law that what a backend declares is what it does."""
 
-from attnspec.spec.law import law
-from attnspec.spec.semantics import QUESTIONS
+from attnspec.spec.contract.law import law
+from attnspec.spec.contract.semantics import QUESTIONS
 
 SEMANTICS = {
     question.name: law(

@@ -1,7 +1,7 @@
 """Laws of contexts."""
 
-from attnspec.spec.law import law, named
-from attnspec.spec.sources import S0, S3
+from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.sources import S0, S3
 
 CONTEXT_IS_ATTENTION = law(
     "seq2seq.context-is-attention",

@@ -1,0 +1,278 @@
+"""Additive (Bahdanau) attention, fast: softmax_j(w_v . tanh(a_i + b_j)) value, for projected queries a and keys b.
+
+Three paths compute it, and nothing changes path silently: `path_for` names the one that a call takes.
+
+- ``llvm``: CPU; kernels that LLVM compiles in this process, by llvmlite. No compiler is needed, no file is written.
+- ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only if asked for by name).
+- ``plain``: PyTorch operations in chunks; every device, dtype and derivative, ``torch.func`` and forward mode too,
+  where it is the only path.
+
+Half dtypes are accumulated in float32. Under autocast, operands other than float64 are taken in autocast's dtype.
+Sources: S0, equation (4); Bahdanau 2015.
+"""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from attnspec.backends.bases.autocast import is_on
+from attnspec.backends.pytorch.runtime import autocast
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.transforms import functional
+
+from . import plain
+
+# asked once: torch.compile can read a constant, but not search for a module
+HAS_LLVMLITE, HAS_TRITON = (find_spec(module) is not None for module in ("llvmlite", "triton"))
+LLVM_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def _interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def available_paths(device_type: str) -> tuple[str, ...]:
+    """The paths that tensors of this device can take, the preferred first."""
+    paths = []
+    if device_type == "cpu" and HAS_LLVMLITE:
+        paths.append("llvm")
+    if device_type == "cuda" and HAS_TRITON:
+        paths.append("triton")
+    paths.append("plain")
+    if device_type == "cpu" and _interpreting() and HAS_TRITON:
+        paths.append("triton")
+    return tuple(paths)
+
+
+def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
+    """The path that a call with these operands takes; `path` asks for one.
+
+    ValueError if that one is unknown or does not serve the operands.
+    """
+    operands = first, *others
+    device, dtype = first.device.type, first.dtype
+    possible = [name for name in available_paths(device) if _serves(name, operands)]
+    if path is None:
+        return possible[0]
+    if path not in possible:
+        raise ValueError(f"path: expected one of {', '.join(possible)} for {dtype} on {device}; got {path!r}")
+    return path
+
+
+def _beyond_kernels(operands: tuple[Tensor, ...]) -> bool:
+    """Whether the call is inside ``torch.func``, or some operand carries a tangent: a kernel would drop both."""
+    if functional():
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return any(unpack_dual(x).tangent is not None for x in operands)  # type: ignore[no-untyped-call]
+
+
+def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
+    if path != "plain" and _beyond_kernels(operands):
+        return False
+    if path == "llvm":
+        return all(x.dtype in LLVM_DTYPES for x in operands)
+    if path == "triton":
+        from .triton import cuda
+
+        return cuda.supports(*operands)
+    return True
+
+
+def _refuse(argument: str, expected: str, got: Tensor) -> NoReturn:
+    raise ValueError(f"additive attention: {argument}: expected {expected}; got {tuple(got.shape)}")
+
+
+def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor | None) -> None:
+    """Messages are made only for who gets them: to torch.compile, a size in one is a constant."""
+    if w_v.dim() != 1 or w_v.shape[0] < 1:
+        _refuse("w_v", "shape (h,), h >= 1", w_v)
+    others = [x for x in (b, w_v, value, mask) if x is not None]
+    if any(x.device != a.device for x in others):
+        devices = ", ".join(str(x.device) for x in (a, *others))
+        raise ValueError(f"additive attention: expected all tensors on one device; got {devices}")
+    h = w_v.shape[0]
+    if a.dim() < 2 or a.shape[-1] != h:
+        _refuse("a", f"shape (*batch, n, {h})", a)
+    if b.dim() < 2 or b.shape[-1] != h:
+        _refuse("b", f"shape (*batch, m, {h})", b)
+    n, m = a.shape[-2], b.shape[-2]
+    shapes = [a.shape[:-2], b.shape[:-2]]
+    if value is not None:
+        if value.dim() < 2 or value.shape[-2] != m or value.shape[-1] < 1:
+            _refuse("value", f"shape (*batch, {m}, d_v), d_v >= 1", value)
+        shapes.append(value.shape[:-2])
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise TypeError(f"additive attention: mask: expected torch.bool; got {mask.dtype}")
+        # not `in (1, n)`: torch.compile denies that a size that it does not know is in there
+        rows = mask.dim() >= 2 and (mask.shape[-2] == n or mask.shape[-2] == 1)
+        if not (rows and (mask.shape[-1] == m or mask.shape[-1] == 1)):
+            _refuse("mask", f"shape broadcastable to (*batch, {n}, {m}), rank >= 2", mask)
+        shapes.append(mask.shape[:-2])
+    try:
+        broadcast(*shapes)
+    except RuntimeError:
+        got = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(f"additive attention: expected batch dimensions that broadcast; got {got}") from None
+
+
+def _operands(names: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The operands in autocast's dtype where it is on; they must then agree."""
+    tensors = autocast.taken(*tensors)
+    if any(x.dtype != tensors[0].dtype for x in tensors) or not tensors[0].is_floating_point():
+        kinds = ", ".join(str(x.dtype) for x in tensors)
+        raise TypeError(f"additive attention: {names}: expected one floating dtype; got {kinds}")
+    return tensors
+
+
+def attention(
+    a: Float[Tensor, "*#batch n h"],
+    b: Float[Tensor, "*#batch m h"],
+    w_v: Float[Tensor, " h"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+    path: str | None = None,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax_j(sum_h w_v tanh(a_i + b_j)) value over the attendable keys (mask True, and j <= i if causal).
+
+    a = query W_q^T and b = key W_k^T, already projected. A row without an attendable key, and every row if m = 0, is 0
+    with zero gradients; what is stored at an excluded key, NaN too, has no effect on the row. ValueError for shapes and
+    paths, TypeError for dtypes.
+    """
+    _check(a, b, w_v, value, mask)
+    a, b, w_v, value = _operands("a, b, w_v, value", a, b, w_v, value)
+    chosen = path_for(a, b, w_v, value, path=path)
+    if chosen == "llvm":
+        from .llvm import cpu
+
+        return cpu.attention(a, b, w_v, value, mask=mask, causal=causal)
+    if chosen == "triton":
+        from .triton import cuda
+
+        return cuda.attention(a, b, w_v, value, mask=mask, causal=causal)
+    return plain.attention(a, b, w_v, value, mask=mask, causal=causal)
+
+
+def scores(
+    a: Float[Tensor, "*#batch n h"],
+    b: Float[Tensor, "*#batch m h"],
+    w_v: Float[Tensor, " h"],
+    *,
+    path: str | None = None,
+) -> Float[Tensor, "*batch n m"]:
+    """sum_h w_v tanh(a_i + b_j), with gradients that are right whether or not a softmax follows."""
+    _check(a, b, w_v, None, None)
+    a, b, w_v = _operands("a, b, w_v", a, b, w_v)
+    chosen = path_for(a, b, w_v, path=path)
+    if chosen == "llvm":
+        from .llvm import cpu
+
+        return cpu.scores(a, b, w_v)
+    if chosen == "triton":
+        from .triton import cuda
+
+        return cuda.scores(a, b, w_v)
+    return plain.scores(a, b, w_v)
+
+
+@dataclass(frozen=True)
+class KeyCache:
+    """Keys and values of source sentences, prepared once for every decoding step, and the path that prepared them.
+
+    ``at_once``, where there is one, takes the ordinary steps in a single call of a kernel.
+    """
+
+    path: str
+    b: Tensor
+    w_v: Tensor
+    value: Tensor
+    prepared: Any
+    at_once: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or what is unpickled, prepares its own."""
+        return _restored, (self.path, self.b, self.w_v, self.value)
+
+
+def prepare_keys(
+    b: Float[Tensor, "*#batch m h"],
+    w_v: Float[Tensor, " h"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    path: str | None = None,
+) -> KeyCache:
+    """What `step` needs of projected keys b and their values. It keeps these tensors: they must not change any more."""
+    if b.dim() < 2:
+        _refuse("b", "shape (*batch, m, h)", b)
+    _check(b[..., :1, :], b, w_v, value, None)
+    b, w_v, value = _operands("b, w_v, value", b, w_v, value)
+    chosen = path_for(b, w_v, value, path=path)
+    prepared: Any = None
+    at_once: Any = None
+    if chosen == "llvm" and b.numel() and value.numel():
+        from .llvm import cpu_step
+
+        prepared = cpu_step.prepare(b, w_v, value)
+        at_once = cpu_step.at_once(prepared, b, w_v, value)
+    if chosen == "triton":
+        from .triton import cuda_step
+
+        prepared = cuda_step.cache(b, w_v, value)
+    return KeyCache(chosen, b, w_v, value, prepared, at_once)
+
+
+def _restored(path: str, b: Tensor, w_v: Tensor, value: Tensor) -> KeyCache:
+    with autocast.off(b):
+        return prepare_keys(b, w_v, value, path=path)
+
+
+def step(
+    cache: KeyCache, a: Float[Tensor, "*#batch h"], *, mask: Bool[Tensor, "*#batch #m"] | None = None
+) -> Float[Tensor, "*batch d_v"]:
+    """One decoding step: the context of one projected query a for each source; mask (*batch, m) or without batch.
+
+    Batches broadcast, so that a query that kept its axis, (B, 1, h), has B sources of its own: squeeze it. If gradients
+    are needed, the step is `attention` with a single query, from the keys themselves; inside torch.func on the plain
+    path. Under autocast a step stays in the dtype of the cache.
+    """
+    if cache.at_once is not None and not torch.compiler.is_compiling():
+        found: Tensor | None = cache.at_once(a, mask)
+        if found is not None:
+            return found
+    if is_on(a):
+        with autocast.off(a):
+            return step(cache, a if a.dtype is torch.float64 else a.to(cache.b.dtype), mask=mask)
+    (m, h), row = cache.b.shape[-2:], None
+    if a.dim() < 1 or a.shape[-1] != h:
+        _refuse("a", f"shape (*batch, {h})", a)
+    if mask is not None:
+        if mask.dim() < 1 or (mask.shape[-1] != m and mask.shape[-1] != 1):
+            _refuse("mask", f"shape broadcastable to (*batch, {m}), rank >= 1", mask)
+        row = mask.unsqueeze(-2)
+    _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, row)
+    if a.dtype != cache.b.dtype:
+        raise TypeError(f"additive attention: a: expected {cache.b.dtype} as the keys; got {a.dtype}")
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, cache.b, cache.w_v, cache.value))
+    operands = a, cache.b, cache.w_v, cache.value
+    served = _serves(cache.path, operands)
+    if cache.prepared is None or tracked or a.numel() == 0 or not served:
+        path = cache.path if served else path_for(*operands)
+        whole = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=path)
+        return whole.squeeze(-2)
+    if cache.path == "triton":
+        from .triton import cuda_step
+
+        return cuda_step.step(cache.prepared, a, mask)
+    from .llvm import cpu_step
+
+    return cpu_step.step(cache.prepared, a, cache.b, cache.value, mask)

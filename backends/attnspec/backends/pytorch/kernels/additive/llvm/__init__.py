@@ -1,0 +1,1 @@
+"""Additive attention on CPUs: forward and backward kernels, decoding steps."""

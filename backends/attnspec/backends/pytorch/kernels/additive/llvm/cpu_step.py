@@ -1,0 +1,192 @@
+"""Bahdanau's decoding step on the CPU: one query per source sentence, the factors of its keys made once.
+
+A step reads each key factor and value once, in the order of memory; blocks without an attendable key are not read.
+"""
+
+from array import array
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.additive.operators import operator
+from attnspec.backends.pytorch.kernels.llvm.threads import compiled, launch, thread_count, word
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.transforms import ordinary, taken_over
+
+from . import pages
+from .cpu import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers
+from .layout import Arguments, Factors, Weight, bits, blocks, entry_index, flatten, lanes, padded, row_stride
+from .step import step_kernel
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tensors that a step reads, beside the keys and values as given.
+
+    `raw` holds the keys in the compute type where the given ones are in another, or not contiguous, else nothing;
+    `value` is finite, and `spoiled` tells whether the given one was not.
+    """
+
+    raw: Tensor
+    factor: Tensor
+    flag: Tensor
+    top_flag: Tensor
+    largest: Tensor
+    top: Tensor
+    w_v: Tensor
+    ratio: Tensor
+    offset: Tensor
+    minus_two_scale: Tensor
+    unit: Tensor
+    value: Tensor
+    spoiled: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, in order."""
+        return [getattr(self, field) for field in self.__dataclass_fields__]
+
+
+def _as_given(b: Tensor) -> bool:
+    """Whether kernels read the keys where they are."""
+    return b.dtype is compute_type(b.dtype) and b.is_contiguous()
+
+
+@operator("additive_keys_cpu")
+def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
+    """The tensors of `Prepared` for b (*batch, m, h), w_v (h), value (*batch, m, d_v), none of them empty."""
+    compute = compute_type(b.dtype)
+    keys = Factors.of_keys(flatten(b, b.shape[:-2], compute)[0], kept=True)
+    weight = Weight.of(w_v.to(compute).contiguous())
+    values = flatten(value, value.shape[:-2], compute)[0]
+    whole, clean = finite_registers(values)
+    raw = keys.raw.new_empty(0) if _as_given(b) else keys.raw
+    return Prepared(raw, keys.factor, keys.flag, keys.top_flag, keys.largest, keys.top, weight.raw, weight.ratio,
+                    weight.offset, weight.minus_two_scale, weight.unit, pages.copy(whole),
+                    torch.tensor([not clean], device="cpu")).tensors()  # fmt: skip
+
+
+@keys_op.register_fake
+def _(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
+    (m, h), compute = b.shape[-2:], compute_type(b.dtype)
+    own = b.new_empty(0, dtype=compute)
+    entries, count, wide = b.shape[:-2].numel(), blocks(m, own), -(-value.shape[-1] // lanes(own)) * lanes(own)
+    return Prepared(
+        raw=own if _as_given(b) else own.new_empty(entries, m, h),
+        factor=own.new_empty(entries, count, h, padded(1, own)),
+        flag=own.new_empty(entries, padded(m, own)),
+        top_flag=own.new_empty(()),
+        largest=own.new_empty(entries, count, h),
+        top=own.new_empty(h),
+        w_v=own.new_empty(h),
+        ratio=own.new_empty(h),
+        offset=own.new_empty(1),
+        minus_two_scale=own.new_empty(1),
+        unit=own.new_empty(1),
+        value=own.new_empty(value.shape[:-2].numel(), m, wide),
+        spoiled=own.new_empty(1, dtype=torch.bool),
+    ).tensors()
+
+
+def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
+    """b (*batch, m, h), w_v (h), value (*batch, m, d_v), none of them empty; b and value keep batches of their own."""
+    return Prepared(*keys_op(b.detach(), w_v.detach(), value.detach()))
+
+
+@operator("additive_step_cpu")
+def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Context (*batch, d_v) of one query (*batch, h) for each source; mask (*batch, m)."""
+    source, (m, h), d = Prepared(*prepared), b.shape[-2:], value.shape[-1]
+    raw = b.reshape(-1, m, h) if _as_given(b) else source.raw
+    keys = Factors(raw, source.factor, source.flag, source.top_flag, source.largest, source.top)
+    weight = Weight(source.w_v, source.ratio, source.offset, source.minus_two_scale, source.unit)
+    batch = broadcast(a.shape[:-1], b.shape[:-2], value.shape[:-2], mask.shape[:-1] if mask is not None else ())
+    query, a_index = flatten(a.unsqueeze(-2), batch, raw.dtype)
+    b_index, value_index = entry_index(b.shape[:-2], batch), entry_index(value.shape[:-2], batch)
+    row = None if mask is None else mask.unsqueeze(-2)
+    rows = None if row is None else MaskRows.of(row, batch, 1, m)
+    weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.spoiled else None
+    output = attend(query, keys, weight, source.value, a_index, b_index, value_index, rows, False, weights)[..., :d]
+    if weights is not None:
+        allowed = attendable(row, False, batch, 1, m)
+        add_nonfinite(output, weights, flatten(value, value.shape[:-2], raw.dtype)[0], value_index, allowed)
+    return output.to(a.dtype).reshape(*batch, d).contiguous()
+
+
+@step_op.register_fake
+def _(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    batch = broadcast(a.shape[:-1], b.shape[:-2], value.shape[:-2], mask.shape[:-1] if mask is not None else ())
+    return a.new_empty(*batch, value.shape[-1])
+
+
+def step(prepared: Prepared, a: Tensor, b: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Context of `a` (*batch, h) over the keys b and values that were prepared, without gradients."""
+    output: Tensor = step_op(a, prepared.tensors(), b.detach(), value.detach(), mask)
+    return output
+
+
+def at_once(prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> "Step | None":
+    """Steps in one call, if these are numbers in memory, finite values, and one batch."""
+    usual = not taken_over() and all(ordinary(x) for x in (b, w_v, value)) and b.shape[:-2] == value.shape[:-2]
+    return Step(prepared, b, w_v, value) if usual and not prepared.spoiled else None
+
+
+class Step:
+    """Steps of a cache in one call of a kernel, as long as nothing asks for more.
+
+    Raises nothing: ``__call__`` gives None for what is left to `step`.
+    """
+
+    def __init__(self, prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> None:
+        batch, (m, h), d = b.shape[:-2], b.shape[-2:], value.shape[-1]
+        entries, own, wide = batch.numel(), prepared.factor.new_empty(0), prepared.value.shape[2]
+        self.shape, self.output, self.mask = (*batch, h), (entries, 1, wide), (*batch, m)
+        self.final, self.dtype, self.compute, self.given = (*batch, d), b.dtype, own.dtype, (b, w_v, value)
+        self.kernel = compiled(step_kernel, bits(own))
+        self.threads_of = entries, entries * m * (h + wide)
+        self.scratch = row_stride(m, own) + 64 + wide
+        index = entry_index(batch, batch)
+        self.useful = True
+        arguments: Arguments = {
+            "tasks": entries, "batches": entries, "chunks": 1, "n": 1, "m": m, "h": h, "causal": 0,
+            "stride": row_stride(m, own), "scratch_size": self.scratch, "d": wide,
+            "a_index": index, "b_index": index, "value_index": index, "mask_index": index * m,
+            "key_factor": prepared.factor, "scale": prepared.ratio, "offset": prepared.offset,
+            "minus_two_scale": prepared.minus_two_scale, "unit": prepared.unit, "value": prepared.value,
+            "key_top": prepared.top, "key_top_flag": prepared.top_flag,
+        }  # fmt: skip
+        # which keeps the tensors alive whose addresses are among the words
+        self.arguments = arguments
+        self.words = [word(arguments.get(field)) for field in self.kernel.fields]
+        self.place = {field: i for i, field in enumerate(self.kernel.fields)}
+
+    def __call__(self, a: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Context (*batch, d) of one query (*batch, h) for each source; mask (*batch, m)."""
+        fits = (
+            self.useful
+            and a.shape == self.shape
+            and a.dtype is self.dtype
+            and a.is_contiguous()
+            and ordinary(a)
+            and (
+                mask is None
+                or (mask.shape == self.mask and mask.dtype is torch.bool and ordinary(mask) and mask.is_contiguous())
+            )
+            and not (torch.is_grad_enabled() and (a.requires_grad or any(x.requires_grad for x in self.given)))
+            and not taken_over()
+        )
+        if not fits:
+            return None
+        threads, a = thread_count(*self.threads_of), a.to(self.compute)
+        output, factor = a.new_empty(self.output), torch.empty_like(a)
+        scratch, redo = a.new_empty(threads * self.scratch), array("q", [0])
+        words, place = self.words.copy(), self.place
+        words[place["query_raw"]], words[place["query_factor"]] = a.data_ptr(), factor.data_ptr()
+        words[place["output"]], words[place["scratch"]] = output.data_ptr(), scratch.data_ptr()
+        words[place["redo"]] = redo.buffer_info()[0]
+        words[place["mask"]] = 0 if mask is None else mask.data_ptr()
+        launch(self.kernel, threads, words)
+        if redo[0]:
+            self.useful = False
+            return None
+        return output.view(*self.final[:-1], -1)[..., : self.final[-1]].to(self.dtype).contiguous()

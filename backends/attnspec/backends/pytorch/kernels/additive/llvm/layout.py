@@ -1,0 +1,198 @@
+"""Tensors as the CPU kernels read them: flattened batches, blocks of keys, factors, flags."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.threads import compiled, run, thread_count
+
+from . import factors as factor_kernels
+from . import pages
+from .forward import UNFIT, capacity, key_lanes
+
+Arguments = dict[str, int | Tensor | None]
+
+# exp costs about as much as this many terms of a score
+EXPONENTIAL_WORK = 16
+
+
+def bits(x: Tensor) -> int:
+    """Width of a real of x."""
+    return x.element_size() * 8
+
+
+def lanes(x: Tensor) -> int:
+    """Reals in a vector register."""
+    return register_bytes() // x.element_size()
+
+
+def blocks(m: int, x: Tensor) -> int:
+    """Blocks that hold m keys."""
+    return -(-m // key_lanes(bits(x)))
+
+
+def padded(m: int, x: Tensor) -> int:
+    """m rounded up to whole key blocks."""
+    return blocks(m, x) * key_lanes(bits(x))
+
+
+def row_stride(m: int, x: Tensor) -> int:
+    """Distance between rows of m scores: whole key blocks, and never such that a column falls on a few cache sets."""
+    whole = padded(m, x)
+    # without a condition, which torch.export would make one of m
+    some = (whole * x.element_size() % 1024 + 1023) // 1024
+    return whole + (1 - some) * key_lanes(bits(x))
+
+
+@lru_cache(maxsize=64)
+def entry_index(own: torch.Size, batch: torch.Size) -> Tensor:
+    """For each entry of the flattened `batch`, the entry of a flattened operand whose batch is `own`."""
+    return torch.arange(own.numel(), device="cpu").reshape(own).expand(batch).reshape(-1).contiguous()
+
+
+def flatten(x: Tensor, batch: torch.Size, compute: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x (*own, rows, columns) as (entries, rows, columns), and the entry of each element of the broadcast `batch`."""
+    own = x.shape[:-2]
+    whole = pages.converted(x, compute).reshape(own.numel(), *x.shape[-2:]).contiguous()
+    return whole, entry_index(own, batch)
+
+
+def zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros that take memory only where they are written or read.
+
+    These helpers are NumPy's where PyTorch would wake all threads of its pool, which then spin beside the kernels'.
+    """
+    return torch.from_numpy(np.zeros(shape, like.numpy().dtype))
+
+
+def finite(x: Tensor) -> bool:
+    """Whether every element is finite."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(x.numpy().sum()) or np.isfinite(x.numpy()).all())
+
+
+def blocked(x: Tensor) -> Tensor:
+    """(entries, m, columns) as (entries, blocks, columns, keys of a block), missing keys as the last."""
+    entries, m, columns = x.shape
+    out = pages.empty(x, entries, blocks(m, x), columns, key_lanes(bits(x)))
+    tasks = entries * blocks(m, x)
+    arguments: Arguments = {"tasks": tasks, "m": m, "h": columns, "raw": x, "block": out}
+    run(_kernel(factor_kernels.block_kernel, x), thread_count(tasks, 2 * x.numel()), arguments)
+    return out
+
+
+@dataclass
+class Weight:
+    """w_v as the kernels take it: scores are unit (offset + minus_two_scale sum_h 1/(E'F + ratio)), E' = E ratio.
+
+    ``unit`` is a power of two, 1 unless sums of weights might overflow; ``raw`` is w_v / unit.
+    """
+
+    raw: Tensor
+    ratio: Tensor
+    offset: Tensor
+    minus_two_scale: Tensor
+    unit: Tensor
+
+    @classmethod
+    def of(cls, w: Tensor) -> "Weight":
+        """w (h)."""
+        limit = 2.0**36 if w.dtype == torch.float32 else 2.0**200
+        raw = w.detach().numpy()
+        room = 124 if w.dtype == torch.float32 else 1020
+        # max|w| h < 2**(room + excess), and for what is infinite frexp gives 0
+        excess = int(np.frexp(np.abs(raw).max())[1]) + len(raw).bit_length() - room
+        unit = raw.dtype.type(2.0 ** max(excess, 0))
+        raw = raw / unit
+        scale = np.abs(raw).max()
+        with np.errstate(all="ignore"):
+            ratio = np.clip(np.where(raw == 0, limit, scale / raw), -limit, limit).astype(raw.dtype)
+        offset = raw.sum(dtype=np.float64).astype(raw.dtype)
+        return cls(*(torch.from_numpy(np.atleast_1d(x)) for x in (raw, ratio, offset, -2 * scale, unit)))
+
+
+@dataclass
+class Factors:
+    """exp(2x) of queries (times the ratios) or keys (in blocks), a flag for each row, the largest flag, and the largest
+    magnitudes by unit for each group of rows or block of keys and for all."""  # fmt: skip
+
+    raw: Tensor
+    factor: Tensor
+    flag: Tensor
+    top_flag: Tensor
+    largest: Tensor
+    top: Tensor
+
+    @classmethod
+    def of_queries(cls, a: Tensor, ratio: Tensor) -> "Factors":
+        """a (entries, n, h)."""
+        h = a.shape[-1]
+        rows = a.numel() // h
+        tasks = -(-rows // factor_kernels.ROWS)
+        factor, flag, largest = torch.empty_like(a), a.new_empty(rows), a.new_empty(tasks, h)
+        arguments: Arguments = {
+            "tasks": tasks, "rows": rows, "h": h, "raw": a, "ratio": ratio, "factor": factor, "flag": flag,
+            "largest": largest,
+        }  # fmt: skip
+        threads = thread_count(tasks, a.numel() * EXPONENTIAL_WORK)
+        run(_kernel(factor_kernels.query_factor_kernel, a), threads, arguments)
+        return cls(a, factor, flag, flag.amax(), largest, largest.amax(0))
+
+    @classmethod
+    def of_keys(cls, b: Tensor, *, kept: bool = False) -> "Factors":
+        """b (entries, m, h); `kept` for many queries."""
+        entries, m, h = b.shape
+        count, width = blocks(m, b), key_lanes(bits(b))
+        factor, flag = pages.empty(b, entries, count, h, width, kept=kept), b.new_empty(entries, count * width)
+        largest = b.new_empty(entries, count, h)
+        tasks = entries * count
+        arguments: Arguments = {
+            "tasks": tasks, "m": m, "h": h, "raw": b, "factor": factor, "flag": flag, "largest": largest,
+        }  # fmt: skip
+        threads = thread_count(tasks, b.numel() * EXPONENTIAL_WORK)
+        run(_kernel(factor_kernels.key_factor_kernel, b), threads, arguments)
+        return cls(b, factor, flag, flag.amax(), largest, largest.amax((0, 1)))
+
+
+def direct(queries: Factors, keys: Factors) -> bool:
+    """Whether some pair of a query and a key may have no factors."""
+    return float(queries.top_flag) + float(keys.top_flag) >= UNFIT
+
+
+def _kernel(build: Callable[[int], Kernel], x: Tensor) -> Compiled:
+    return compiled(build, bits(x))
+
+
+def scoring(queries: Factors, keys: Factors, weight: Weight) -> Arguments:
+    """The arguments of `forward_kernels.SCORING` except the indices."""
+    h = weight.raw.shape[0]
+    unfit = direct(queries, keys)
+    limit = np.full(h, capacity(bits(queries.raw), 3))
+    if h % 3:
+        limit[h // 3 * 3 :] = capacity(bits(queries.raw), h % 3)
+    # the largest key factor of each unit that cannot reach the clamp; a NaN compares false, and so is clamped
+    with np.errstate(all="ignore"):
+        room = (limit - np.abs(weight.ratio.numpy())) / queries.top.numpy()
+    tiles = None if (keys.top.numpy() <= room).all() else torch.from_numpy(~(keys.largest.numpy() <= room).all(-1))
+    return {
+        "h": h,
+        "query_factor": queries.factor,
+        "key_factor": keys.factor,
+        "scale": weight.ratio,
+        "offset": weight.offset,
+        "minus_two_scale": weight.minus_two_scale,
+        "unit": weight.unit,
+        "clamp_tiles": tiles,
+        "direct": int(unfit),
+        "query_raw": queries.raw,
+        "key_raw": blocked(keys.raw) if unfit else None,
+        "weight": weight.raw,
+        "query_flag": queries.flag,
+        "key_flag": keys.flag,
+    }

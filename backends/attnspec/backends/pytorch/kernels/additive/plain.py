@@ -1,0 +1,96 @@
+"""Additive attention in plain PyTorch operations: any device, dtype and derivative; slow, in bounded memory.
+
+Query rows are taken a few at a time, so that the tanh of one chunk alone is in memory; a backward pass computes it
+again.
+Half dtypes are computed in float32.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from attnspec.backends.pytorch.runtime import autocast
+from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.transforms import functional, taken_over
+
+# reals of the largest intermediate, (batch, rows, m, h), where one row is not larger
+CHUNK = 2**22
+
+
+def _chunks(n: int, batch: int, m: int, width: int) -> list[slice]:
+    rows = max(1, CHUNK // max(1, batch * m * width))
+    # on its own, so that torch.compile need not know n
+    return [slice(None)] if n <= rows else [slice(first, first + rows) for first in range(0, n, rows)]
+
+
+def _score_chunk(a: Tensor, b: Tensor, w_v: Tensor, allowed: Tensor | None) -> Tensor:
+    terms = a[..., :, None, :] + b[..., None, :, :]
+    if allowed is not None:
+        # a NaN of an excluded key must not reach the gradient of the query
+        terms = torch.where(allowed[..., None], terms, 0.0)
+    return torch.tanh(terms) @ w_v
+
+
+def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: Tensor, careful: bool) -> Tensor:
+    scores = _score_chunk(a, b, w_v, allowed if careful else None).masked_fill(~allowed, float("-inf"))
+    # a row without an attendable key has weights 0 and gradients 0
+    empty = ~allowed.any(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(~allowed, 0.0)
+    if careful:
+        pooled = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0).sum(-2)
+    else:
+        pooled = weights @ value
+    # so that a gradient given for an empty row, were it NaN, ends here
+    return pooled.masked_fill(empty, 0.0)
+
+
+def _checkpointed(compute: Callable[..., Tensor], *operands: Tensor | bool | None) -> Tensor:
+    """compute(*operands), computed again in the backward pass; but torch.func knows no checkpoints, and keeps all."""
+    if functional():
+        return compute(*operands)
+    result: Tensor = checkpoint(compute, *operands, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None,
+              causal: bool = False) -> Tensor:  # fmt: skip
+    """softmax(sum_h w_v tanh(a + b)) value for operands of one dtype."""
+    n, m, d = a.shape[-2], b.shape[-2], value.shape[-1]
+    shapes = [x.shape[:-2] for x in (a, b, value)]
+    batch = broadcast(*shapes, mask.shape[:-2] if mask is not None else ())
+    dtype = a.dtype
+    if n == 0 or m == 0 or batch.numel() == 0:
+        return value.new_zeros(*batch, n, d) + 0 * (a.sum() + b.sum() + w_v.sum() + value.sum()).nan_to_num()
+    with autocast.off(a):
+        a, b, w_v, value = map(widened, (a, b, w_v, value))
+        allowed = torch.ones(n, m, dtype=torch.bool, device=a.device)
+        if causal:
+            allowed = allowed.tril()
+        if mask is not None:
+            allowed = allowed & mask
+        careful = mask is not None or causal
+        if careful and not taken_over():
+            careful = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
+        parts = []
+        for chunk in _chunks(n, batch.numel(), m, max(b.shape[-1], d) if careful else b.shape[-1]):
+            operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], careful)
+            parts.append(_checkpointed(_attention_chunk, *operands))
+        return torch.cat(parts, -2).to(dtype).expand(*batch, n, d)
+
+
+def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
+    """sum_h w_v tanh(a + b) for operands of one dtype."""
+    n, m = a.shape[-2], b.shape[-2]
+    batch = broadcast(a.shape[:-2], b.shape[:-2])
+    dtype = a.dtype
+    if n == 0 or m == 0 or batch.numel() == 0:
+        return a.new_zeros(*batch, n, m) + 0 * (a.sum() + b.sum() + w_v.sum()).nan_to_num()
+    with autocast.off(a):
+        a, b, w_v = map(widened, (a, b, w_v))
+        parts = []
+        for chunk in _chunks(n, batch.numel(), m, b.shape[-1]):
+            parts.append(_checkpointed(_score_chunk, a[..., chunk, :], b, w_v, None))
+        return torch.cat(parts, -2).to(dtype)

@@ -1,0 +1,1 @@
+"""Additive attention on GPUs, in Triton: forward and backward kernels, decoding steps."""

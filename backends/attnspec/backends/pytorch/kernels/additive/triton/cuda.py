@@ -1,0 +1,305 @@
+"""Additive attention in Triton: PyTorch custom operations, their fake tensors and gradients.
+
+Runs on CUDA tensors, and on CPU tensors when the environment has TRITON_INTERPRET=1 before Triton is imported (slow;
+for tests). Of a call only the output and one number a row (the log-sum-exp) are kept for the backward pass; nothing of
+size n*m is ever stored. Results are bitwise repeatable: there are no atomic operations.
+
+A masked key or value may hold NaN or infinity without any effect on queries that may not attend to it, in the result
+and in the gradients of queries, keys and weights. What propagates: NaN in the upstream gradient of a query, to the
+values' gradients of every key of its tile.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+try:
+    import triton  # noqa: F401
+except ImportError as error:
+    raise ImportError("additive attention on CUDA needs Triton: install triton, or attnspec[triton]") from error
+
+from attnspec.backends.pytorch.kernels.additive.operators import operator
+from attnspec.backends.pytorch.kernels.additive.triton.backward import delta_kernel, gradient_kernel
+from attnspec.backends.pytorch.kernels.additive.triton.forward import forward_kernel, scores_kernel
+from attnspec.backends.pytorch.kernels.additive.triton.launch import (
+    BLOCK,
+    INTERPRET,
+    WIDEST_VALUE,
+    compact_mask,
+    factors,
+    launch,
+    mask_arguments,
+    power_of_two,
+    scaled_weights,
+    tile,
+)
+from attnspec.backends.pytorch.runtime import autocast
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.first_order import no_second_derivative
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# of the products with upstream gradients in float32: three tf32 products, 2^-22
+PRECISION = "tf32x3"
+
+
+def supports(a: Tensor, *others: Tensor) -> bool:
+    """Whether these tensors can be computed here: one dtype of float32, bfloat16, float16 (not float64), one device."""
+    device = "cpu" if INTERPRET else "cuda"
+    return (
+        a.dtype in DTYPES
+        and a.device.type == device
+        and all(x.dtype == a.dtype and x.device == a.device for x in others)
+        and (INTERPRET or torch.cuda.get_device_capability(a.device) >= (8, 0))
+    )
+
+
+@operator("additive_attention_triton")
+def _attention(
+    a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """(B, n, h), (B, m, h), (h), (B, m, d_v), mask (outer, inner, n, m) with ones -> (B, n, d_v), (B, n).
+
+    The second result is log2 sum_j exp2(log2(e) (e_ij - c)), c the same for all pairs, and infinite for an empty row.
+    """
+    a, b, w_v, value = a.contiguous(), b.contiguous(), w_v.contiguous(), value.contiguous()
+    batch, n, hidden = a.shape
+    m, d_v = value.shape[1:]
+    out = value.new_zeros(batch, n, d_v)
+    lse = value.new_full((batch, n), float("inf"), dtype=torch.float32)
+    if out.numel() == 0 or m == 0:
+        return out, lse
+    shape = tile(m, min(d_v, WIDEST_VALUE))
+    weights = scaled_weights(w_v)
+    query = factors(a, weights, BLOCK, scaled=True, plain=False)
+    key = factors(b, weights, shape.wide, scaled=False, plain=True, value=value)
+    mask_bytes, strides = mask_arguments(mask, a)
+    block_d = min(key.parts.shape[-1], WIDEST_VALUE)
+    launch(
+        forward_kernel, (batch * query.rows_padded // BLOCK, -(-d_v // block_d)), query.scaled, key.plain, a, b,
+        query.ranges, key.ranges, key.flawed, weights.inverse, weights.flip, weights.constants, value, key.parts,
+        mask_bytes, out, lse, n, m, query.rows_padded, key.rows_padded, hidden, weights.groups, weights.stored, d_v,
+        key.parts.shape[-1], key.parts[:1].numel(), inner, *strides, WIDE=shape.wide, BD=block_d, CAUSAL=causal,
+        MASK=mask is not None, PARTS=key.parts.shape[0], INTERPRET=INTERPRET, num_warps=shape.warps, num_stages=2,
+    )  # fmt: skip
+    return out, lse
+
+
+@_attention.register_fake
+def _(
+    a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool
+) -> tuple[Tensor, Tensor]:
+    batch, n, _ = a.shape
+    return value.new_empty(batch, n, value.shape[2]), value.new_empty((batch, n), dtype=torch.float32)
+
+
+@operator("additive_attention_triton_backward")
+def _attention_backward(
+    grad: Tensor, grad_lse: Tensor | None, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None,
+    inner: int, causal: bool, out: Tensor, lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a, b, w_v and value. A gradient of lse, d lse / d scores = log2(e) P, joins that of the output."""
+    grad, value, out = grad.contiguous(), value.contiguous(), out.contiguous()
+    batch, n, d_v = out.shape
+    delta = torch.empty_like(lse)
+    launch(
+        delta_kernel, (-(-batch * n // BLOCK),), out, grad, delta, batch * n, d_v,
+        BD=min(max(power_of_two(d_v), 16), 64), num_warps=4,
+    )  # fmt: skip
+    if grad_lse is not None:
+        delta -= math.log2(math.e) * grad_lse
+    grad_value = value.new_zeros(value.shape, dtype=torch.float32)
+    results = _projection_gradients(grad, a, b, w_v, value, mask, inner, causal, lse, delta, grad_value, scores=False)
+    return *results, grad_value.to(value.dtype, copy=True)
+
+
+@_attention_backward.register_fake
+def _(
+    grad: Tensor, grad_lse: Tensor | None, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None,
+    inner: int, causal: bool, out: Tensor, lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return a.new_empty(a.shape), b.new_empty(b.shape), w_v.new_empty(w_v.shape), value.new_empty(value.shape)
+
+
+def _projection_gradients(
+    grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool,
+    lse: Tensor, delta: Tensor, grad_value: Tensor, *, scores: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a, b and w_v, in two launches: the owner is a tile of queries, then a tile of keys."""
+    a, b, w_v = a.contiguous(), b.contiguous(), w_v.contiguous()
+    batch, n, hidden = a.shape
+    m = b.shape[1]
+    d_v = 1 if scores else value.shape[2]
+    weights = scaled_weights(w_v)
+    shapes = {True: tile(n, 1), False: tile(m, 1)}
+    query = factors(a, weights, shapes[True].wide, scaled=True, plain=True)
+    key = factors(b, weights, shapes[False].wide, scaled=False, plain=True)
+    grad_query = torch.zeros_like(query.plain)
+    grad_key = torch.zeros_like(key.plain)
+    r_sum = torch.zeros_like(query.plain)
+    mask_bytes, strides = mask_arguments(mask, a)
+    for own_query, target in ((True, grad_query), (False, grad_key)):
+        shape = shapes[own_query]
+        tiles = (query if own_query else key).rows_padded // shape.wide
+        launch(
+            gradient_kernel, (batch * tiles,), query.scaled, query.plain, key.plain, a, b, query.ranges, key.ranges,
+            query.tops, key.tops, weights.inverse, weights.flip, weights.constants, value, mask_bytes, lse, delta,
+            grad, target, r_sum if own_query else target, grad_value, n, m, query.rows_padded, key.rows_padded, hidden,
+            weights.groups, weights.pairs, weights.stored, d_v, inner, *strides, WIDE=shape.wide, BD=16,
+            OWN_QUERY=own_query, SCORES=scores, CAUSAL=causal, MASK=mask is not None, PRECISION=PRECISION,
+            INTERPRET=INTERPRET, num_warps=shape.warps, num_stages=2,
+        )  # fmt: skip
+    four_w = 4.0 * w_v.float()
+    grad_a = (grad_query[:, :hidden, :n].mT * four_w).to(a.dtype)
+    grad_b = (grad_key[:, :hidden, :m].mT * four_w).to(b.dtype)
+    grad_w = -2.0 * r_sum[:, :hidden].sum((0, 2))
+    if scores:
+        grad_w = grad_w + grad.sum(dtype=torch.float32)
+    return grad_a.contiguous(), grad_b.contiguous(), (weights.flip[:hidden] * grad_w).to(w_v.dtype)
+
+
+def _save_attention(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    a, b, w_v, value, mask, ctx.inner, ctx.causal = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(a, b, w_v, value, mask, *output)
+
+
+def _attention_gradients(ctx, grad, grad_lse):  # type: ignore[no-untyped-def]
+    a, b, w_v, value, mask, out, lse = ctx.saved_tensors
+    if grad is None and grad_lse is None:
+        return (None,) * 7
+    grad = torch.zeros_like(out) if grad is None else grad
+    found = _attention_backward(grad, grad_lse, a, b, w_v, value, mask, ctx.inner, ctx.causal, out, lse)
+    return *found, None, None, None
+
+
+_attention.register_autograd(_attention_gradients, setup_context=_save_attention)
+
+
+@operator("additive_scores_triton")
+def _scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
+    """(B, n, h), (B, m, h), (h) -> (B, n, m)."""
+    a, b, w_v = a.contiguous(), b.contiguous(), w_v.contiguous()
+    batch, n, hidden = a.shape
+    m = b.shape[1]
+    out = a.new_empty(batch, n, m)
+    if out.numel() == 0:
+        return out
+    shape = tile(m, 1)
+    weights = scaled_weights(w_v)
+    query = factors(a, weights, BLOCK, scaled=True, plain=False)
+    key = factors(b, weights, shape.wide, scaled=False, plain=True)
+    tiles = key.rows_padded // shape.wide
+    launch(
+        scores_kernel, (batch * query.rows_padded // BLOCK * tiles,), query.scaled, key.plain, a, b, query.ranges,
+        key.ranges, weights.inverse, weights.flip, weights.constants, out, n, m, query.rows_padded, key.rows_padded,
+        hidden, weights.groups, weights.stored, WIDE=shape.wide, INTERPRET=INTERPRET, num_warps=shape.warps,
+    )  # fmt: skip
+    return out
+
+
+@_scores.register_fake
+def _(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[1])
+
+
+@operator("additive_scores_triton_backward")
+def _scores_backward(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a, b and w_v. The rows of `grad` need not sum to 0, as they do under a softmax."""
+    grad = grad.contiguous()
+    return _projection_gradients(grad, a, b, w_v, grad, None, 1, False, grad, grad, grad, scores=True)
+
+
+@_scores_backward.register_fake
+def _(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return a.new_empty(a.shape), b.new_empty(b.shape), w_v.new_empty(w_v.shape)
+
+
+def _save_scores(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs)
+
+
+def _scores_gradients(ctx, grad):  # type: ignore[no-untyped-def]
+    return _scores_backward(grad, *ctx.saved_tensors)
+
+
+_scores.register_autograd(_scores_gradients, setup_context=_save_scores)
+for _gradients in (_attention_backward, _scores_backward):
+    _gradients.register_autograd(
+        no_second_derivative("additive attention", "triton", "additive.attention(..., path='plain')")
+    )
+
+
+def check(condition: bool, message: str) -> None:
+    """ValueError with the message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def lower(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in autocast's dtype where autocast is on, as PyTorch's own attention does."""
+    tensors = autocast.taken(*tensors)
+    if len({x.dtype for x in tensors}) > 1 or tensors[0].dtype not in DTYPES:
+        raise TypeError(f"dtypes must be one of float32, bfloat16, float16, got {[x.dtype for x in tensors]}")
+    return tensors
+
+
+def join(batch: tuple[int, ...], *tensors: Tensor) -> list[Tensor]:
+    """Each tensor (*, rows, columns) as (B, rows, columns)."""
+    return [x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:]) for x in tensors]
+
+
+def common_batch(*shapes: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+    """What the batch dimensions broadcast to; RuntimeError where they do not."""
+    return tuple(broadcast(*shapes))
+
+
+def attention(
+    a: Float[Tensor, "*#batch n h"],
+    b: Float[Tensor, "*#batch m h"],
+    w_v: Float[Tensor, " h"],
+    value: Float[Tensor, "*#batch m d_v"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n d_v"]:
+    """softmax_j(w_v . tanh(a_i + b_j)) value, for projected queries `a` and keys `b`.
+
+    float32, bfloat16 or float16, with float32 accumulation; the result has the inputs' dtype. A fully masked row, and
+    every row when m = 0, is 0 with zero gradients. Raises ValueError for shapes, TypeError for dtypes.
+    """
+    a, b, w_v, value = lower(a, b, w_v, value)
+    ranks = min(a.dim(), b.dim(), value.dim()) >= 2 and w_v.dim() == 1
+    check(ranks, "expected a (n, h), b (m, h), w_v (h), value (m, d)")
+    hidden, n, m = w_v.shape[0], a.shape[-2], b.shape[-2]
+    check(hidden >= 1, "expected at least one hidden unit")
+    check(a.shape[-1] == hidden and b.shape[-1] == hidden, f"expected {hidden} hidden units in a and b as in w_v")
+    check(value.shape[-2] == m, f"expected {m} values as there are keys, got {value.shape[-2]}")
+    shapes = [a.shape[:-2], b.shape[:-2], value.shape[:-2]]
+    if mask is not None:
+        check(mask.dim() >= 2 and mask.dtype == torch.bool, "expected a Boolean mask of at least two dimensions")
+        fits = mask.shape[-2] in (1, n) and mask.shape[-1] in (1, m)
+        check(fits, f"expected a mask that broadcasts to (*batch, {n}, {m}), got {tuple(mask.shape)}")
+        shapes.append(mask.shape[:-2])
+    batch = common_batch(*shapes)
+    compact, inner = (None, 1) if mask is None else compact_mask(mask, batch, n, m)
+    joined = join(batch, a, b, value)
+    out, _ = _attention(joined[0], joined[1], w_v, joined[2], compact, inner, causal)
+    result: Tensor = out.reshape(*batch, n, value.shape[-1])
+    return result
+
+
+def scores(
+    a: Float[Tensor, "*#batch n h"], b: Float[Tensor, "*#batch m h"], w_v: Float[Tensor, " h"]
+) -> Float[Tensor, "*batch n m"]:
+    """w_v . tanh(a_i + b_j), with exact gradients whether or not a softmax follows."""
+    a, b, w_v = lower(a, b, w_v)
+    check(min(a.dim(), b.dim()) >= 2 and w_v.dim() == 1, "expected a (n, h), b (m, h), w_v (h)")
+    hidden = w_v.shape[0]
+    check(hidden >= 1, "expected at least one hidden unit")
+    check(a.shape[-1] == hidden and b.shape[-1] == hidden, f"expected {hidden} hidden units in a and b as in w_v")
+    batch = common_batch(a.shape[:-2], b.shape[:-2])
+    joined = join(batch, a, b)
+    result: Tensor = _scores(joined[0], joined[1], w_v).reshape(*batch, a.shape[-2], b.shape[-2])
+    return result

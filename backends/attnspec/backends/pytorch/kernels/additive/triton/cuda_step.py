@@ -1,0 +1,118 @@
+"""Bahdanau's decoding step in Triton: one query per source sentence, its keys and values kept.
+
+Two launches whose grids depend on shapes alone, without any wait for the device, so that CUDA graphs capture them.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.additive.operators import operator
+
+from .cuda import attention, check, common_batch, join, lower
+from .launch import INTERPRET, compact_mask, launch, mask_arguments, padded, power_of_two
+from .step import combine_kernel, step_kernel
+
+
+@operator("additive_step_triton")
+def _step(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int) -> Tensor:
+    """(B, h), (B, m, h), (h), (B, m, d_v), mask (outer, inner, 1, m) -> (B, d_v)."""
+    a, b, w_v, value = a.contiguous(), b.contiguous(), w_v.contiguous(), value.contiguous()
+    batch, m, d_v = value.shape
+    hidden = a.shape[1]
+    out = value.new_zeros(batch, d_v)
+    if out.numel() == 0 or m == 0:
+        return out
+    block_k = 32
+    splits = _splits(batch, m, block_k, a.device)
+    per_split = padded(-(-m // splits), block_k)
+    splits = -(-m // per_split)
+    largest = a.new_empty(batch * splits, dtype=torch.float32)
+    denominator = torch.empty_like(largest)
+    total = a.new_empty((batch * splits, d_v), dtype=torch.float32)
+    mask_bytes, (outer_stride, inner_stride, _, key_stride) = mask_arguments(mask, a)
+    launch(
+        step_kernel, (batch * splits,), a, b, w_v, value, mask_bytes, largest, denominator, total, m, hidden, d_v,
+        per_split, splits, inner, outer_stride, inner_stride, key_stride, BK=block_k,
+        BH=min(max(power_of_two(hidden) // 2, 16), 64), BD=max(power_of_two(d_v), 16), MASK=mask is not None,
+        INTERPRET=INTERPRET, num_warps=4,
+    )  # fmt: skip
+    block_d = min(max(power_of_two(d_v), 16), 256)
+    launch(
+        combine_kernel, (batch, -(-d_v // block_d)), largest, denominator, total, out, splits, d_v, BD=block_d,
+        num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+@_step.register_fake
+def _(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int) -> Tensor:
+    return value.new_empty(value.shape[0], value.shape[2])
+
+
+def _splits(batch: int, m: int, block_k: int, device: torch.device) -> int:
+    """Enough programs for four on each multiprocessor, each with at least one block of keys."""
+    processors = 4 if INTERPRET else torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(-(-m // block_k), -(-4 * processors // batch)))
+
+
+@dataclass(frozen=True)
+class StepCache:
+    """What a decoding step needs of one source: projected keys (B, m, h), their batch shape, weights, values."""
+
+    key: Tensor
+    w_v: Tensor
+    value: Tensor
+    batch: tuple[int, ...]
+
+
+def cache(
+    b: Float[Tensor, "*#batch m h"], w_v: Float[Tensor, " h"], value: Float[Tensor, "*#batch m d_v"]
+) -> StepCache:
+    """Prepares the keys and values of a source for `step`, once; later changes of these tensors have no effect on
+    it."""
+    b, w_v, value = lower(b, w_v, value)
+    check(min(b.dim(), value.dim()) >= 2 and w_v.dim() == 1, "expected b (m, h), w_v (h), value (m, d)")
+    check(b.shape[-1] == w_v.shape[0] >= 1, f"expected {w_v.shape[0]} hidden units in b as in w_v")
+    check(value.shape[-2] == b.shape[-2], f"expected {b.shape[-2]} values as there are keys, got {value.shape[-2]}")
+    batch = common_batch(b.shape[:-2], value.shape[:-2])
+    key, joined = join(batch, b, value)
+    copies = [x.clone(memory_format=torch.contiguous_format) for x in (key, w_v, joined)]
+    return StepCache(copies[0], copies[1], copies[2], batch)
+
+
+def step(
+    cache: StepCache, a: Float[Tensor, "*#batch h"], mask: Bool[Tensor, "*#batch #m"] | None = None
+) -> Float[Tensor, "*batch d_v"]:
+    """One decoding step: the context of one projected query a batch element.
+
+    Two launches, whose shapes and grids depend on the inputs' shapes alone; nothing waits for the device. A whole
+    decoder loop is captured after one warm-up step: `with torch.cuda.graph(graph): context = step(cache, a, mask)`,
+    with `a` and `mask` overwritten in place between replays; or the loop body goes through torch.compile(mode=
+    "reduce-overhead"), for which the step is one opaque operation, compiled once and not once a length. With gradients
+    needed it is the attention of one query, which keeps what the backward pass needs.
+    """
+    (a,) = lower(a)
+    if a.dtype != cache.key.dtype:
+        raise TypeError(f"expected a query of the cache's dtype {cache.key.dtype}, got {a.dtype}")
+    check(a.dim() >= 1 and a.shape[-1] == cache.w_v.shape[0], f"expected {cache.w_v.shape[0]} hidden units")
+    m = cache.key.shape[1]
+    shapes = [cache.batch, a.shape[:-1]]
+    if mask is not None:
+        check(mask.dim() >= 1 and mask.dtype == torch.bool, "expected a Boolean mask of at least one dimension")
+        check(mask.shape[-1] in (1, m), f"expected a mask that broadcasts to (*batch, {m}), got {tuple(mask.shape)}")
+        mask = mask.unsqueeze(-2)
+        shapes.append(mask.shape[:-2])
+    batch = common_batch(*shapes)
+    key = cache.key.reshape(*cache.batch, *cache.key.shape[1:])
+    value = cache.value.reshape(*cache.batch, *cache.value.shape[1:])
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (a, cache.key, cache.w_v, cache.value)):
+        return attention(a.unsqueeze(-2), key, cache.w_v, value, mask=mask).squeeze(-2)
+    compact, inner = (None, 1) if mask is None else compact_mask(mask, batch, 1, m)
+    query = a.expand(*batch, a.shape[-1]).reshape(math.prod(batch), a.shape[-1])
+    keys, values = join(batch, key, value)
+    result: Tensor = _step(query, keys, cache.w_v, values, compact, inner).reshape(*batch, values.shape[-1])
+    return result

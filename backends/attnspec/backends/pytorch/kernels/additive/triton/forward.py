@@ -1,0 +1,215 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Forward kernels: additive attention in one pass (online softmax over key tiles), and raw scores."""
+
+import triton
+import triton.language as tl
+
+from attnspec.backends.pytorch.kernels.additive.triton.factors import BLOCK, three_parts
+from attnspec.backends.pytorch.kernels.additive.triton.terms import LOG2_E, largest_of, score_total
+
+
+@triton.jit
+def mask_start(mask, batch, inner, mask_outer, mask_inner):
+    """The mask of one batch element; its batch dimensions are kept as two, with their own strides (0 where
+    broadcast)."""
+    return mask + (batch // inner).to(tl.int64) * mask_outer + (batch % inner).to(tl.int64) * mask_inner
+
+
+@triton.jit
+def allowed_bits(mask, mask_narrow, mask_wide, narrow_first, wide_first, narrow_length, wide_length,
+                 WIDE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, WIDE_IS_KEY: tl.constexpr):  # fmt: skip
+    """Which pairs of the tile take part: (1, WIDE), bit r for row r of the narrow side.
+
+    Bits, because they stay in registers while the scores are summed, and a tile of Booleans or pointers would not.
+    """
+    wide = tl.arange(0, WIDE)[None, :]
+    bits = tl.where(wide < wide_length - wide_first, (1 << tl.minimum(BLOCK, narrow_length - narrow_first)) - 1, 0)
+    if CAUSAL:
+        ahead = wide + (wide_first - narrow_first)
+        if WIDE_IS_KEY:
+            bits = bits & (-1 << tl.minimum(tl.maximum(ahead, 0), BLOCK))
+        else:
+            bits = bits & ((1 << tl.minimum(tl.maximum(ahead + 1, 0), BLOCK)) - 1)
+    if MASK:
+        mask += tl.cast(narrow_first, tl.int64) * mask_narrow + tl.cast(wide_first, tl.int64) * mask_wide
+        mask += wide * mask_wide
+        if mask_narrow == 0:
+            bits = tl.where(tl.load(mask, mask=bits != 0, other=0) != 0, bits, 0)
+        else:
+            for r in range(BLOCK):
+                one = tl.full((1, WIDE), 1, tl.int32) << r
+                taken = tl.load(mask, mask=(bits & one) != 0, other=0)
+                bits = tl.where(taken != 0, bits, bits & ~one)
+                mask += mask_narrow
+    return bits
+
+
+@triton.jit
+def is_allowed(bits):
+    """(BLOCK, WIDE) Booleans."""
+    return ((bits >> tl.arange(0, BLOCK)[:, None]) & 1) != 0
+
+
+@triton.jit
+def weighted_values(acc, p, parts, part_stride, d_padded, WIDE: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr,
+                    INTERPRET: tl.constexpr):  # fmt: skip
+    """acc + p @ value for WIDE keys, in four quarters: the keys equal modulo 4.
+
+    A thread holds four consecutive keys, so that the quarters are taken within the thread, and only a quarter of the
+    values is in flight at a time. NaN and infinity are 0 in `parts`, see `flawed_values`.
+    """
+    even, odd = p.reshape(BLOCK, WIDE // 4, 2, 2).split()
+    p0, p2 = even.split()
+    p1, p3 = odd.split()
+    at = 4 * tl.arange(0, WIDE // 4)[:, None] * d_padded + tl.arange(0, BD)[None, :]
+    for k in range(4):
+        weight = tl.where(k < 2, tl.where(k == 0, p0, p1), tl.where(k == 2, p2, p3))
+        v = tl.load(parts + at)
+        if PARTS == 1:
+            if INTERPRET:
+                acc = tl.dot(weight.to(v.dtype).to(tl.float32), v.to(tl.float32), acc, input_precision="ieee")
+            else:
+                acc = tl.dot(weight.to(v.dtype), v, acc)
+        else:
+            # small terms first; with a weight of 1 the sum of the three parts is exact
+            high, middle, low = three_parts(weight)
+            v_middle = tl.load(parts + part_stride + at)
+            acc = tl.dot(high, tl.load(parts + 2 * part_stride + at), acc)
+            acc = tl.dot(low, v, acc)
+            acc = tl.dot(middle, v_middle, acc)
+            acc = tl.dot(middle, v, acc)
+            acc = tl.dot(high, v_middle, acc)
+            acc = tl.dot(high, v, acc)
+        parts += d_padded
+    return acc
+
+
+@triton.jit
+def flawed_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexpr):
+    """Adds the terms that hold NaN or infinity, for the queries that may attend to them, and for no others."""
+    at = tl.arange(0, WIDE)[None, :]
+    for k in range(WIDE):
+        key = first + k
+        v = tl.load(value + tl.cast(key, tl.int64) * d_v + d, mask=(key < m) & (d < d_v), other=0.0).to(tl.float32)
+        weight = tl.sum(tl.where(at == k, p, 0.0), 1)[:, None]
+        takes = tl.max(tl.where((at == k) & allowed, 1, 0), 1)[:, None] > 0
+        acc += tl.where(takes & ~(tl.abs(v) < float("inf")), weight * v, 0.0)
+    return acc
+
+
+@triton.jit
+def scaled_scores(query_scaled, key_plain, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, inverse, flip,
+                  hidden, hidden_groups, query_range, key_range, bits, scale,
+                  WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+    """log2(e) times the tile's scores up to a constant, -inf where the pair takes no part."""
+    total = score_total(
+        query_scaled, key_plain, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, inverse, flip, hidden,
+        hidden_groups * 3, query_range, key_range, BLOCK, WIDE, INTERPRET,
+    )  # fmt: skip
+    return tl.where(is_allowed(bits), total * scale, -float("inf"))
+
+
+@triton.jit
+def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key_range, key_flawed, inverse, flip,
+                   constants, value, parts, mask, out, lse, n, m, n_padded, m_padded, hidden, hidden_groups,
+                   hidden_stored, d_v, d_padded, part_stride, inner, mask_outer, mask_inner, mask_query, mask_key,
+                   WIDE: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+                   PARTS: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+    """16 queries against all keys, WIDE at a time; grid (query blocks * batch, chunks of d_v)."""
+    blocks = n_padded // BLOCK
+    batch = tl.program_id(0) // blocks
+    # last rows first: under a causal mask they are the longest
+    block = blocks - 1 - tl.program_id(0) % blocks
+    rows = block * BLOCK + tl.arange(0, BLOCK)
+    batch64 = batch.to(tl.int64)
+    d = tl.program_id(1) * BD + tl.arange(0, BD)[None, :]
+    scale = -2.0 * LOG2_E * tl.load(constants)
+    query_range += batch * n_padded + block * BLOCK
+    largest = tl.full((BLOCK,), -float("inf"), tl.float32)
+    denominator = tl.zeros((BLOCK,), tl.float32)
+    acc = tl.zeros((BLOCK, BD), tl.float32)
+    value += batch64 * m * d_v
+    parts += batch64 * m_padded * d_padded + tl.program_id(1) * BD
+    query_scaled += batch64 * hidden_stored * n_padded + block * BLOCK
+    query_raw += (batch64 * n + block * BLOCK) * hidden
+    key_plain += batch64 * hidden_stored * m_padded
+    key_raw += batch64 * m * hidden
+    key_range += batch * m_padded
+    key_flawed += batch * (m_padded // BLOCK)
+    if MASK:
+        mask = mask_start(mask, batch, inner, mask_outer, mask_inner)
+    end = m
+    if CAUSAL:
+        end = tl.minimum(m, (block + 1) * BLOCK)
+    for first in range(0, end, WIDE):
+        bits = allowed_bits(mask, mask_query, mask_key, block * BLOCK, first, n, m, WIDE, CAUSAL, MASK, True)
+        alive = True
+        if MASK:
+            alive = tl.max(tl.max(bits, 1), 0) > 0
+        if alive:
+            first64 = tl.cast(first, tl.int64)
+            score = scaled_scores(
+                query_scaled, key_plain + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
+                n - block * BLOCK, m - first, inverse, flip, hidden, hidden_groups, query_range, key_range + first,
+                bits, scale, WIDE, INTERPRET,
+            )  # fmt: skip
+            new = tl.maximum(largest, tl.max(score, 1))
+            shift = tl.where(new == -float("inf"), 0.0, new)
+            p = score
+            # a loop of one turn: the compiler does not repeat what is in a while loop once for each register layout
+            again = first >= 0
+            while again:
+                p = tl.exp2(p - shift[:, None])
+                again = first < 0
+            decay = tl.exp2(largest - shift)
+            largest = new
+            denominator = denominator * decay + tl.sum(p, 1)
+            acc = weighted_values(
+                acc * decay[:, None], p, parts + first64 * d_padded, part_stride, d_padded, WIDE, BD, PARTS, INTERPRET
+            )  # fmt: skip
+    empty = denominator == 0.0
+    acc = acc / tl.where(empty, 1.0, denominator)[:, None]
+    # +inf for an empty row, so that exp2(score - total) is 0 there
+    total = tl.where(empty, float("inf"), largest + tl.log2(tl.where(empty, 1.0, denominator)))
+    for first in range(0, end, WIDE):
+        if largest_of(key_flawed + first // BLOCK, WIDE // BLOCK) > 0.0:
+            bits = allowed_bits(mask, mask_query, mask_key, block * BLOCK, first, n, m, WIDE, CAUSAL, MASK, True)
+            first64 = tl.cast(first, tl.int64)
+            score = scaled_scores(
+                query_scaled, key_plain + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
+                n - block * BLOCK, m - first, inverse, flip, hidden, hidden_groups, query_range, key_range + first,
+                bits, scale, WIDE, INTERPRET,
+            )  # fmt: skip
+            acc = flawed_values(
+                acc, tl.exp2(score - total[:, None]), is_allowed(bits), value, first, m, d, d_v, WIDE
+            )  # fmt: skip
+    at = (batch64 * n + rows[:, None]) * d_v + d
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=(rows[:, None] < n) & (d < d_v))
+    if tl.program_id(1) == 0:
+        tl.store(lse + batch64 * n + rows, total, mask=rows < n)
+
+
+@triton.jit
+def scores_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key_range, inverse, flip, constants, out,
+                  n, m, n_padded, m_padded, hidden, hidden_groups, hidden_stored,
+                  WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
+    """Raw scores of 16 queries and WIDE keys; grid (query blocks * key tiles * batch)."""
+    blocks = n_padded // BLOCK
+    tiles = m_padded // WIDE
+    batch = tl.program_id(0) // (blocks * tiles)
+    block = tl.program_id(0) // tiles % blocks
+    tile = tl.program_id(0) % tiles
+    batch64 = batch.to(tl.int64)
+    rows = block * BLOCK + tl.arange(0, BLOCK)
+    columns = tile * WIDE + tl.arange(0, WIDE)
+    total = score_total(
+        query_scaled + (batch64 * hidden_stored * n_padded + block * BLOCK),
+        key_plain + (batch64 * hidden_stored * m_padded + tile * WIDE), n_padded, m_padded,
+        query_raw + (batch64 * n + block * BLOCK) * hidden, key_raw + (batch64 * m + tile * WIDE) * hidden,
+        n - block * BLOCK, m - tile * WIDE, inverse, flip, hidden, hidden_groups * 3,
+        query_range + (batch * n_padded + block * BLOCK), key_range + (batch * m_padded + tile * WIDE),
+        BLOCK, WIDE, INTERPRET,
+    )  # fmt: skip
+    score = tl.load(constants + 1) - 2.0 * tl.load(constants) * total
+    at = (batch64 * n + rows[:, None]) * m + columns[None, :]
+    tl.store(out + at, score.to(out.dtype.element_ty), mask=(rows[:, None] < n) & (columns[None, :] < m))

@@ -1,0 +1,171 @@
+"""What the additive Triton kernels are launched with: padding, tiles, warps, masks, and the factors' buffers.
+
+Nothing here synchronises with the device, so that every launch can be captured in a CUDA graph.
+"""
+
+import contextlib
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.additive.triton.factors import factors_kernel, weights_kernel
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+BLOCK = 16
+NARROWEST = 64  # a quarter of it is the smallest inner dimension of a matrix product
+WIDEST = 256
+WIDEST_VALUE = 256
+
+
+@dataclass(frozen=True)
+class Tile:
+    """WIDE rows of the side that lies along the lanes, against 16 of the other; warps of 32 threads."""
+
+    wide: int
+    warps: int
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n, and 1 for n = 0."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def tile(length: int, d_v: int) -> Tile:
+    """A static table instead of autotuning, which would synchronise and cost seconds for each new shape.
+
+    16 x 256 with 2 warps is 64 scores a thread, 8 operations per number loaded; with a wide d_v more warps share the
+    tile of values, which would not fit the registers of two. Short sequences take a narrower tile instead of padding.
+    """
+    wide = min(max(power_of_two(length), NARROWEST), WIDEST)
+    warps = max(1, wide // 128, min(power_of_two(d_v) // 32, wide // 32))
+    return Tile(wide, min(warps, 8))
+
+
+def padded(length: int, wide: int) -> int:
+    """The smallest multiple of `wide` that is at least the length."""
+    return -(-length // wide) * wide
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Runs the kernel. The interpreter computes in NumPy, which would warn of every intended infinity and NaN."""
+    if 0 in grid:
+        return
+    with contextlib.ExitStack() as context:
+        if INTERPRET:
+            context.enter_context(np.errstate(all="ignore"))
+            context.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", RuntimeWarning)
+        else:
+            context.enter_context(torch.cuda.device_of(arguments[0]))  # type: ignore[no-untyped-call]
+        kernel[grid](*arguments, **options)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What `weights_kernel` computes, and the counts of hidden units, groups of three and of two, and stored
+    columns."""
+
+    inverse: Tensor
+    flip: Tensor
+    constants: Tensor
+    hidden: int
+    groups: int
+    pairs: int
+    stored: int
+
+
+def scaled_weights(w_v: Tensor) -> Weights:
+    """Launches `weights_kernel`."""
+    hidden = w_v.shape[0]
+    groups, pairs = -(-hidden // 3), -(-hidden // 2)
+    stored = max(3 * groups, 2 * pairs)
+    inverse = w_v.new_empty(stored, dtype=torch.float32)
+    flip = torch.empty_like(inverse)
+    constants = w_v.new_empty(2, dtype=torch.float32)
+    block = min(max(power_of_two(stored), 16), 1024)
+    launch(weights_kernel, (1,), w_v, inverse, flip, constants, hidden, stored, BH=block)
+    return Weights(inverse, flip, constants, hidden, groups, pairs, stored)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """exp(2x) of one side, transposed to (B, hidden, rows); scaled by max|w|/w, plain, or both, and their ranges."""
+
+    scaled: Tensor
+    plain: Tensor
+    ranges: Tensor
+    tops: Tensor
+    flawed: Tensor
+    parts: Tensor
+    rows_padded: int
+
+
+def value_parts(value: Tensor, rows_padded: int) -> Tensor:
+    """Room for the values, padded: (parts, B, rows, d). float32 is kept as the sum of three bfloat16, for tensor
+    cores."""
+    three = value.dtype == torch.float32 and not INTERPRET
+    width = max(power_of_two(value.shape[-1]), 16)
+    width = width if width <= WIDEST_VALUE else padded(value.shape[-1], WIDEST_VALUE)
+    shape = (3 if three else 1, value.shape[0], rows_padded, width)
+    return value.new_empty(shape, dtype=torch.bfloat16 if three else value.dtype)
+
+
+def factors(
+    x: Tensor, weights: Weights, wide: int, *, scaled: bool, plain: bool, value: Tensor | None = None
+) -> Factors:
+    """x (B, rows, hidden), contiguous. `wide` is the largest tile in which the rows will be read."""
+    batch, rows, hidden = x.shape
+    size = padded(rows, wide)
+    blocks = size // BLOCK
+    empty = x.new_empty(0, dtype=torch.float32)
+    shape = (batch, weights.stored, size)
+    result = Factors(
+        scaled=x.new_empty(shape, dtype=torch.float32) if scaled else empty,
+        plain=x.new_empty(shape, dtype=torch.float32) if plain else empty,
+        ranges=x.new_empty((batch, size), dtype=torch.float32),
+        tops=x.new_empty((batch, blocks), dtype=torch.float32),
+        flawed=x.new_empty((batch, blocks), dtype=torch.float32) if value is not None else empty,
+        parts=empty if value is None else value_parts(value, size),
+        rows_padded=size,
+    )
+    d_v = 1 if value is None else value.shape[-1]
+    launch(
+        factors_kernel, (batch * blocks,), x, weights.inverse, weights.flip, result.scaled, result.plain,
+        result.ranges, result.tops, x if value is None else value, result.parts, result.flawed, rows, size, hidden,
+        -(-weights.stored // 3), weights.stored, d_v, result.parts.shape[-1], result.parts[:1].numel(),
+        GROUPS=min(power_of_two(-(-weights.stored // 3)), 32), BV=min(max(power_of_two(d_v), 16), 64), SCALED=scaled,
+        PLAIN=plain, PARTS=0 if value is None else result.parts.shape[0], num_warps=4,
+    )  # fmt: skip
+    return result
+
+
+def compact_mask(mask: Tensor, batch: tuple[int, ...], n: int, m: int) -> tuple[Tensor, int]:
+    """The mask as (outer, inner, n, m) with 1 where it broadcasts, and the size of the inner batch dimension.
+
+    No axis along which the mask is constant is written out, also when the caller has expanded it. Only a mask that
+    alternates over three or more groups of batch dimensions is copied over the batch, never over n or m.
+    """
+    mask = mask.reshape((1,) * (len(batch) + 2 - mask.dim()) + tuple(mask.shape))
+    for axis in range(mask.dim()):
+        if mask.shape[axis] > 1 and mask.stride(axis) == 0:
+            mask = mask.narrow(axis, 0, 1)
+    own = tuple(mask.shape[:-2])
+    for cut in range(len(batch), -1, -1):
+        outer, inner = own[:cut], own[cut:]
+        if all(part in ((1,) * len(part), full) for part, full in ((outer, batch[:cut]), (inner, batch[cut:]))):
+            sizes = (int(np.prod(outer, dtype=int)), int(np.prod(inner, dtype=int)))
+            return mask.reshape(*sizes, *mask.shape[-2:]), int(np.prod(batch[cut:], dtype=int))
+    size = int(np.prod(batch, dtype=int))
+    return mask.expand(*batch, *mask.shape[-2:]).reshape(size, 1, *mask.shape[-2:]), 1
+
+
+def mask_arguments(mask: Tensor | None, stand_in: Tensor) -> tuple[Tensor, list[int]]:
+    """The mask as bytes, and its four strides, 0 where it broadcasts."""
+    if mask is None:
+        return stand_in, [0, 0, 0, 0]
+    return mask.view(torch.uint8), [mask.stride(axis) if mask.shape[axis] > 1 else 0 for axis in range(4)]

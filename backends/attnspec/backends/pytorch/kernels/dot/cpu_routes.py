@@ -1,0 +1,99 @@
+"""Scaled dot-product attention on the CPU: which kernel, and how to get there.
+
+``llvm`` are the kernels of this package (``dot``). ``pytorch`` is what PyTorch takes by itself: inside
+``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, for empty operands, for
+scales that are not positive, for tensors that are not just numbers in memory, and wherever fused kernels are switched
+off (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused kernel has tangents.
+"""
+
+from math import isfinite
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
+from attnspec.backends.pytorch.kernels.dot.call import Call
+from attnspec.backends.pytorch.kernels.dot.exact_exclusion import exact
+from attnspec.backends.pytorch.runtime import autocast
+from attnspec.backends.pytorch.runtime.transforms import has_tangents, ordinary, taken_over, transformed
+
+FEW = 20
+"""Queries up to which lanes of the kernels are empty while every key is read: PyTorch's own products then do less."""
+SOON_DONE = 1 << 19
+"""Multiply-adds, those of empty lanes too, with which a call is done in some 10 microseconds anyway."""
+SCALES = 2.0**-126, 2.0**126
+"""Normal numbers of float32."""
+
+
+def kernel(call: Call) -> str:
+    """``llvm`` or ``pytorch``."""
+    if taken_over():  # before a size is looked at: under torch.export it would be a constraint
+        return "pytorch"
+    query, key, value, mask, _, scale, _ = call
+    b, h, n, d = query.shape
+    few = n <= FEW and b * h * FEW * key.shape[-2] * (d + value.shape[-1]) > SOON_DONE
+    served = (
+        HAS_LLVMLITE
+        and torch._C._get_flash_sdp_enabled()  # on the CPU too
+        and query.dtype in LLVM_DTYPES
+        and query.dtype == key.dtype == value.dtype
+        and SCALES[0] <= scale <= SCALES[1]
+        and query.numel() > 0
+        and key.numel() > 0
+        and value.numel() > 0
+        and not few
+        and all(map(ordinary, (query, key, value) if mask is None else (query, key, value, mask)))
+    )
+    return "llvm" if served else "pytorch"
+
+
+def attend(call: Call) -> Tensor:
+    """The output, exact also where something that is not finite stands at an excluded key."""
+    if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
+        call = _resolved(call)
+    query, key, value = autocast.taken(*call[:3])
+    call = call._replace(query=query, key=key, value=value)
+    if has_tangents():
+        return exact(call.query, call.key, call.value, call.allowed(), call.scale)
+    excludes = call.mask is not None or call.causal
+    if kernel(call) == "llvm":
+        from attnspec.backends.pytorch.kernels.dot import cpu
+
+        output, odd = cpu.attend(call)
+        leaks = excludes and (odd or (call.differentiates() and not _finite(call.key, call.value)))
+    else:
+        output = _by_pytorch(call)
+        leaks = excludes and not taken_over() and ordinary(output) and not _finite(output, *_differentiated(call))
+    return exact(call.query, call.key, call.value, call.allowed(), call.scale) if leaks else output
+
+
+def _resolved(call: Call) -> Call:
+    """Signs and zeros that are kept aside of the memory written into it: PyTorch's fused kernel overlooks zeros."""
+    query, key, value = (x.clone() if x._is_zerotensor() else x.resolve_neg() for x in call[:3])
+    return call._replace(query=query, key=key, value=value)
+
+
+def _by_pytorch(call: Call) -> Tensor:
+    query, key, value, mask, causal, scale, _ = call
+    if mask is not None and causal:
+        mask, causal = call.allowed(), False
+    d, d_v = query.shape[-1], value.shape[-1]
+    if d != d_v and query.numel() and value.numel():
+        # PyTorch's fused kernel wants one width; zeros at the end change neither scores nor the columns returned
+        query, key, value = (F.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (query, key, value))
+    output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)[..., :d_v]
+    if mask is None or not call.differentiates():
+        return output
+    # so that a gradient given for an empty row, were it NaN, ends here
+    return output.masked_fill(~mask.any(-1, keepdim=True), 0)
+
+
+def _differentiated(call: Call) -> tuple[Tensor, ...]:
+    return call[:3] if call.differentiates() else ()
+
+
+def _finite(*tensors: Tensor) -> bool:
+    """Whether sums are finite. That one also overflows for huge finite numbers only costs time."""
+    wide = torch.float32 if tensors[0].dtype in (torch.bfloat16, torch.float16) else None
+    return all(isfinite(x.detach().sum(dtype=wide)) for x in tensors)

@@ -1,0 +1,67 @@
+"""Functions of whole vector registers in a kernel: exponentials, and a transposition."""
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+
+import llvmlite.ir as ir
+
+from attnspec.backends.pytorch.kernels.llvm.codegen import INT32, Kernel, Value
+
+
+def exp(k: Kernel, x: Value) -> Value:
+    """exp(x) to about one unit in the last place; 0 below the smallest normal, NaN for NaN; x must not overflow."""
+    mantissa, bias = (23, 127) if k.bits == 32 else (52, 1023)
+    lowest = -(bias - 1.5) * math.log(2.0)
+    # 2**mantissa * 1.5 rounds a small real to an integer that its low bits then hold
+    magic = 1.5 * 2.0**mantissa
+    kept = 11 if k.bits == 32 else 32  # bits of the head of ln 2: its product with a power is exact
+    high = math.floor(math.ldexp(math.log(2.0), kept)) / 2.0**kept
+    low = float(Decimal(2).ln() - Decimal(high))
+    clamped = k.select(x.compare("<", lowest), k.full(lowest), x)
+    rounded = k.fma(clamped, k.full(1.0 / math.log(2.0)), k.full(magic))
+    power = rounded - magic
+    rest = k.fma(power, k.full(-low), k.fma(power, k.full(-high), clamped))
+    degree = 7 if k.bits == 32 else 13
+    series = k.full(1.0 / math.factorial(degree))
+    for i in reversed(range(degree)):
+        series = k.fma(series, rest, k.full(1.0 / math.factorial(i)))
+    b = k.builder
+    shift = ir.Constant(k.word, [mantissa] * k.lanes)
+    scaled = b.add(b.bitcast(series.ssa, k.word), b.shl(b.bitcast(rounded.ssa, k.word), shift))
+    result = Value(k, b.bitcast(scaled, k.vector))
+    result = k.select(x.compare("!=", x), x, result)
+    return k.select(x.compare("<", lowest), k.full(0.0), result)
+
+
+def exp2(k: Kernel, x: Value) -> Value:
+    """2**x for x <= 1 to about one unit in the last place; 0 below the smallest normal, NaN for NaN."""
+    mantissa, bias, degree = (23, 127, 7) if k.bits == 32 else (52, 1023, 13)
+    # an integer and the exponent's bias, in the low bits of a real
+    magic = 1.5 * 2.0**mantissa + bias
+    clamped = k.maximum(k.full(-bias), x)
+    rounded = clamped + magic
+    rest = clamped - (rounded - magic)
+    series, *others = (k.full(math.log(2.0) ** i / math.factorial(i)) for i in reversed(range(degree + 1)))
+    for coefficient in others:
+        series = k.fma(series, rest, coefficient)
+    b = k.builder
+    shift = ir.Constant(k.word, [mantissa] * k.lanes)
+    return series * Value(k, b.bitcast(b.shl(b.bitcast(rounded.ssa, k.word), shift), k.vector))
+
+
+def transposed(k: Kernel, rows: Sequence[Value]) -> list[Value]:
+    """Lane r of result c is lane c of row r, for as many rows as lanes."""
+    vectors, step = [row.ssa for row in rows], 1
+    while step < k.lanes:
+        lanes = range(k.lanes)
+        low = [j if not j & step else k.lanes + j - step for j in lanes]
+        high = [j + step if not j & step else k.lanes + j for j in lanes]
+        kind = ir.VectorType(INT32, k.lanes)
+        for i in lanes:
+            if not i & step:
+                x, y = vectors[i], vectors[i + step]
+                vectors[i] = k.builder.shuffle_vector(x, y, ir.Constant(kind, low))
+                vectors[i + step] = k.builder.shuffle_vector(x, y, ir.Constant(kind, high))
+        step *= 2
+    return [Value(k, vector) for vector in vectors]

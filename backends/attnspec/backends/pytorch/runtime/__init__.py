@@ -1,0 +1,1 @@
+"""How operations run in PyTorch: autocast, accumulation, broadcasting, functional transforms, derivatives."""

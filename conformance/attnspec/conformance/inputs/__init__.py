@@ -1,0 +1,1 @@
+"""The inputs that laws are checked on: examples, corners, strategies."""

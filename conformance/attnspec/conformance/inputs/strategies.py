@@ -1,0 +1,43 @@
+"""Hypothesis strategies for examples, generated from the Protocols and inside a backend's limits."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from attnspec.conformance.inputs.corners import BATCHES, LENGTH_NAMES, Row, example_from, factors, size_levels
+from attnspec.conformance.inputs.examples import Example
+from attnspec.spec.contract.backend import Limits
+from attnspec.spec.contract.operation import Operation
+
+
+@st.composite
+def examples(draw: st.DrawFn, operation: Operation, limits: Limits, *, work: float = 2.0**18) -> Example:
+    """Examples of an operation: small sizes, one or two of them large, everything else as in the corners."""
+    row: Row = {}
+    levels = factors(operation, limits)
+    large = {draw(st.sampled_from([None, *operation.size_names])) for _ in range(2)}
+    for name, options in levels.items():
+        kind, _, size = name.partition(":")
+        if kind == "size":
+            row[name] = draw(_size(size, size in large, operation, limits))
+        else:
+            row[name] = draw(st.sampled_from(list(options)))
+    if "batch" in levels:
+        row["batch"] = draw(_batch(limits))
+    return example_from(row, operation, limits, seed=draw(st.integers(0, 2**32 - 1)), work=work)
+
+
+def _size(name: str, large: bool, operation: Operation, limits: Limits) -> st.SearchStrategy[int]:
+    options = size_levels(name, operation, limits)
+    free = limits.multiple_of == 1 if name in LENGTH_NAMES else limits.head_sizes is None
+    if not free:
+        return st.sampled_from(options)
+    if large:
+        return st.integers(1, max(options))
+    least = 0 if name in LENGTH_NAMES else 1
+    return st.integers(least, 5).map(lambda x: min(x, max(options)))
+
+
+def _batch(limits: Limits) -> st.SearchStrategy[Any]:
+    fitting = [b for b in BATCHES if len(b) <= limits.max_batch_dims]
+    return st.sampled_from(fitting)

@@ -1,0 +1,247 @@
+"""Judging: all laws of one operation at one dtype, over shared examples, with a verdict for each law."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import hypothesis
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.inputs.strategies import examples
+from attnspec.conformance.judging.profiles import NARROW, Effort, Profile
+from attnspec.conformance.judging.reduction import reduced, simplest
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.snippet import counterexample
+from attnspec.conformance.judging.subject import Contract, Subject, Violation
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.laws.registry import Check
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS, Kind, Operation
+
+Mark = Callable[[str, Any], None]
+"""Called with a law and its input before each check, so that a crash can be named."""
+
+BOOLEAN, DEFAULT = "bool", "default"
+"""The dtypes of operations whose result is boolean, and of those without float inputs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one dtype, and the laws to judge it by."""
+
+    operation: str
+    dtype: str
+    laws: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """A name that is unique within a run."""
+        return f"{self.operation}-{self.dtype}"
+
+
+def stable_seed(*parts: object) -> int:
+    """A seed that depends on these words alone, on every machine."""
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def dtypes_of(operation: Operation, dtypes: Iterable[str]) -> tuple[str, ...]:
+    """The dtypes at which an operation is judged."""
+    if operation.result.kind is Kind.BOOL:
+        return (BOOLEAN,)
+    return tuple(dtypes) if operation.float_arguments else (DEFAULT,)
+
+
+def cases(
+    contract: Contract,
+    *,
+    operations: Sequence[str] = (),
+    laws: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+) -> list[Case]:
+    """The cases of a backend, the most expensive of every dtype first; empty selections select everything."""
+    chosen = [
+        o for o in OPERATIONS.values() if o.name in contract.operations and (not operations or o.name in operations)
+    ]
+    result = []
+    for operation in chosen:
+        governing = tuple(i for i, x in LAWS.items() if (not laws or i in laws) and operation in x.operations)
+        unproved = [law for law in governing if law not in CHECKS]
+        if unproved:
+            raise LookupError(f"law {unproved[0]}: expected a check in attnspec.conformance.laws; got none")
+        if governing:
+            tested = [d for d in contract.limits.dtypes if not dtypes or d in dtypes]
+            result += [Case(operation.name, dtype, governing) for dtype in dtypes_of(operation, tested)]
+    # Whoever goes on with a dtype goes on with the kernels that a backend has compiled for it.
+    return sorted(result, key=lambda c: (c.dtype != "float64", c.dtype, -len(c.laws), c.operation))
+
+
+@dataclass
+class _Progress:
+    """What has become of one law so far."""
+
+    check: Check
+    examples: int = 0
+    not_judged: int = 0
+    ratio: float = 0.0
+    failure: tuple[Arguments, Violation, int] | None = None
+
+
+@dataclass
+class _Run:
+    subject: Subject
+    effort: Effort
+    mark: Mark
+    laws: dict[str, _Progress] = field(default_factory=dict)
+
+    @property
+    def open(self) -> list[_Progress]:
+        return [p for p in self.laws.values() if p.failure is None]
+
+    def check(self, progress: _Progress, arguments: Arguments, seed: int) -> None:
+        """Check one law on one example, and remember what became of it."""
+        violation, concerned, ratio, vague = attempt(self.subject, progress.check, arguments, seed)
+        progress.examples += concerned
+        progress.ratio = max(progress.ratio, ratio)
+        progress.not_judged += vague
+        if violation is not None:
+            progress.failure = (arguments, violation, seed)
+
+
+def attempt(
+    subject: Subject, check: Check, arguments: Arguments, seed: int
+) -> tuple[Violation | None, bool, float, int]:
+    """Check one law on one example: what violates it, whether it was concerned, error ratio, elements not judged."""
+    subject.ratio, subject.not_judged = 0.0, 0
+    rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.law.id)))
+    try:
+        concerned = check.function(subject, arguments, rng)
+    except Violation as violation:
+        if violation.arguments is None:
+            violation.arguments = arguments
+        return violation, True, subject.ratio, subject.not_judged
+    return None, concerned, subject.ratio, subject.not_judged
+
+
+def judge(
+    backend: Any,
+    contract: Contract,
+    case: Case,
+    profile: Profile,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    mark: Mark = lambda law, example: None,
+    skip: Mapping[str, Result] | None = None,
+    stop_at_first: bool = False,
+) -> list[Result]:
+    """The verdicts of every law of a case.
+
+    ``skip`` holds verdicts that are known already (laws that crashed the process before). ``stop_at_first`` ends at the
+    first violation, without reducing it.
+    """
+    operation = OPERATIONS[case.operation]
+    subject = Subject(backend, contract, operation, case.dtype, device)
+    run = _Run(subject, profile.at(case.dtype), mark)
+    settled = dict(skip or {})
+    for law in case.laws:
+        if law in settled:
+            continue
+        if LAWS[law].gradients and not contract.differentiable:
+            settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, "the backend has no vjp")
+        else:
+            run.laws[law] = _Progress(CHECKS[law])
+    case_seed = stable_seed(seed, case.operation, case.dtype)
+    _explore(run, operation, case_seed, stop_at_first)
+    for law, progress in run.laws.items():
+        settled[law] = _verdict(run, case, law, progress, reduce=not stop_at_first)
+    return [settled[law] for law in case.laws]
+
+
+def _explore(run: _Run, operation: Operation, seed: int, stop_at_first: bool) -> None:
+    rows = corners(operation, run.subject.limits, seed=seed, most=run.effort.corners, work=run.effort.work)
+    for i, example in enumerate(rows):
+        _try(run, operation, example, i, first=i == 0)
+        if not run.open or (stop_at_first and len(run.open) < len(run.laws)):
+            return
+    if run.effort.drawn:
+        _draw(run, operation, seed, len(rows), stop_at_first)
+
+
+def _draw(run: _Run, operation: Operation, seed: int, count: int, stop_at_first: bool) -> None:
+    """Let Hypothesis look for examples after the first ``count``, in the direction of larger error ratios."""
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=run.effort.drawn,
+        database=None,
+        deadline=None,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.target),
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(examples(operation, run.subject.limits, work=run.effort.work))
+    def explore(example: Example) -> None:
+        nonlocal count
+        if not run.open or (stop_at_first and len(run.open) < len(run.laws)):
+            return
+        ratio = _try(run, operation, example, count)
+        count += 1
+        hypothesis.target(min(ratio, 1e6), label="error ratio")
+
+    explore()
+
+
+def _try(run: _Run, operation: Operation, example: Example, index: int, *, first: bool = False) -> float:
+    """Check the laws that are due on an example; the largest error ratio."""
+    subject, largest = run.subject, 0.0
+    arguments = example.arguments(operation, _data_dtype(subject.dtype))
+    try:
+        judgeable = subject.in_domain(arguments)
+    except Violation:
+        judgeable = True
+    for place, progress in enumerate(run.open):
+        check, law = progress.check, progress.check.law.id
+        always = check.ensemble and subject.dtype in NARROW
+        if first if check.once else judgeable and (always or run.effort.due(law, index, place)):
+            run.mark(law, example)
+            run.check(progress, arguments, example.seed)
+            largest = max(largest, subject.ratio)
+    return largest
+
+
+def _data_dtype(dtype: str) -> str:
+    return "float64" if dtype in (BOOLEAN, DEFAULT) else dtype
+
+
+def _verdict(run: _Run, case: Case, law: str, progress: _Progress, *, reduce: bool) -> Result:
+    result = Result(
+        case.operation,
+        law,
+        case.dtype,
+        Status.PASSED,
+        examples=progress.examples,
+        not_judged=progress.not_judged,
+        error_ratio=progress.ratio,
+        observed=run.subject.observed.get(law.removeprefix("semantics.")),
+    )
+    if progress.failure is None:
+        if progress.examples:
+            return result
+        return replace(result, status=Status.NOT_APPLICABLE, reason="no example concerned it")
+    arguments, violation, seed = progress.failure
+    if reduce:
+        reduction = simplest if progress.check.once else reduced
+        arguments, violation = reduction(run.subject, progress.check, arguments, violation, seed, run.mark)
+    run.mark(law, "describing the counterexample")
+    shown = counterexample(run.subject, progress.check, arguments, violation, seed) if reduce else None
+    return replace(
+        result,
+        status=Status.FAILED,
+        reason=violation.reason,
+        message=violation.message,
+        counterexample=shown,
+    )

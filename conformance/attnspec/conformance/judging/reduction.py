@@ -1,0 +1,230 @@
+"""Reducing a counterexample: fewer dimensions, smaller sizes, simpler numbers, as long as the law still fails.
+
+What is reduced are the arrays, along the named dimensions of the Protocol (cutting d cuts query and key alike), not the
+random choices that led to them.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
+from attnspec.conformance.inputs.corners import HEAD_DIMS, LENGTH_NAMES
+from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.laws.registry import Check
+from attnspec.spec.contract.operation import Kind
+
+if TYPE_CHECKING:
+    from attnspec.conformance.judging.subject import Subject, Violation
+
+SECONDS = 1.5
+CALLS = 1500
+
+
+class _Search:
+    def __init__(
+        self, subject: "Subject", check: Check, arguments: Arguments, violation: "Violation", seed: int, mark: Any
+    ) -> None:
+        self.subject, self.check, self.seed, self.mark = subject, check, seed, mark
+        self.best, self.violation = arguments, violation
+        self.deadline = time.monotonic() + SECONDS
+        self.calls = 0
+
+    @property
+    def spent(self) -> bool:
+        return self.calls >= CALLS or time.monotonic() > self.deadline
+
+    def accept(self, candidate: Arguments) -> bool:
+        """Take the candidate if the law fails on it too, for the same reason."""
+        from attnspec.conformance.judging.engine import attempt
+
+        if self.spent:
+            return False
+        self.calls += 1
+        self.mark(self.check.law.id, "reducing the counterexample")
+        if not self._in_domain(candidate):
+            return False
+        violation, *_ = attempt(self.subject, self.check, candidate, self.seed)
+        if violation is None or violation.reason != self.violation.reason:
+            return False
+        self.best, self.violation = candidate, violation
+        return True
+
+    def _in_domain(self, candidate: Arguments) -> bool:
+        from attnspec.conformance.judging.subject import Violation
+
+        try:
+            self.subject.oracle(candidate)
+            return self.violation.reason != "value" or self.subject.in_domain(candidate)
+        except ValueError:
+            return False  # cutting sizes has left a length that is too long
+        except Violation:
+            return True
+
+
+def reduced(
+    subject: "Subject", check: Check, arguments: Arguments, violation: "Violation", seed: int, mark: Any
+) -> tuple[Arguments, "Violation"]:
+    """The smallest arguments found on which the law fails, and how it fails there."""
+    search = _Search(subject, check, arguments, violation, seed, mark)
+    passes: tuple[Callable[[_Search], bool], ...] = (_flags, _batch, _sizes, _numbers, _mask)
+    changed = True
+    while changed and not search.spent:
+        changed = False
+        for reduce in passes:
+            changed |= reduce(search)
+    return search.best, search.violation
+
+
+def simplest(
+    subject: "Subject", check: Check, arguments: Arguments, violation: "Violation", seed: int, mark: Any
+) -> tuple[Arguments, "Violation"]:
+    """For a law that makes its own inputs: arguments of size 1, if it fails beside them as it did."""
+    from attnspec.conformance.laws.common import data_dtype, fitting
+
+    search = _Search(subject, check, arguments, violation, seed, mark)
+    sizes = {name: fitting(subject, name, 1) for name in subject.operation.size_names}
+    search.accept(
+        Example(sizes, kinds=dict.fromkeys(arguments, "zeros")).arguments(subject.operation, data_dtype(subject))
+    )
+    return search.best, search.violation
+
+
+def _flags(search: _Search) -> bool:
+    changed = False
+    for a in search.best.operation.arguments:
+        value = search.best[a.name]
+        if a.kind is Kind.FLAG and value is not a.default:
+            changed |= search.accept(search.best.with_(**{a.name: a.default}))
+        if a.kind is Kind.BOOL and value is not None:
+            changed |= search.accept(search.best.with_(**{a.name: None}))
+    return changed
+
+
+def _batch(search: _Search) -> bool:
+    changed = False
+    while True:
+        candidate = next((c for c in _without_batch(search.best) if search.accept(c)), None)
+        if candidate is None:
+            return changed
+        changed = True
+
+
+def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
+    """Without each batch dimension in turn, counted from the right, at its first and last element."""
+    for axis in range(1, len(arguments.batch) + 1):
+        size = arguments.batch[-axis]
+        for element in dict.fromkeys((0, size - 1)):
+            changes = {}
+            for a in arguments.operation.arguments:
+                x = arguments[a.name]
+                if a.batched and isinstance(x, np.ndarray) and x.ndim - len(a.core) >= axis:
+                    place = x.ndim - len(a.core) - axis
+                    changes[a.name] = np.take(x, element if x.shape[place] > 1 else 0, axis=place)
+            if changes and size:
+                yield arguments.with_(**changes)
+
+
+def _sizes(search: _Search) -> bool:
+    changed = False
+    for name in search.best.operation.size_names:
+        changed |= _shrink(search, name)
+    return changed
+
+
+def _shrink(search: _Search, name: str) -> bool:
+    """The smallest size by bisection, then one by one; what is cut off is the end, or else the beginning."""
+    start = search.best.size(name)
+    low = 0
+    while low + 1 < search.best.size(name) and not search.spent:
+        size = search.best.size(name)
+        middle = (low + size) // 2
+        allowed = _allowed(search, name, middle)
+        if allowed is None or allowed >= size:
+            break
+        head = search.best.along(name, keep(allowed))
+        tail = search.best.along(name, take(np.arange(size - allowed, size)))
+        if not (search.accept(head) or search.accept(tail)):
+            low = middle
+    size = search.best.size(name)
+    for index in range(size if size <= 8 else 0):
+        rest = [i for i in range(search.best.size(name)) if i != index]
+        if rest and _allowed(search, name, len(rest)) == len(rest):
+            search.accept(search.best.along(name, take(np.array(rest))))
+    return search.best.size(name) < start
+
+
+def _allowed(search: _Search, name: str, size: int) -> int | None:
+    """The least size from this one on that the backend's limits allow."""
+    limits = search.subject.limits
+    size = max(size, 1)
+    if name in LENGTH_NAMES:
+        return -(-size // limits.multiple_of) * limits.multiple_of
+    if name in HEAD_DIMS and limits.head_sizes is not None:
+        return min((s for s in limits.head_sizes if s >= size), default=None)
+    return size
+
+
+def _mask(search: _Search) -> bool:
+    mask = search.best.mask
+    if mask is None or mask.all():
+        return False
+    return _simplify_elements(search, "mask", np.ones_like(mask))
+
+
+def _numbers(search: _Search) -> bool:
+    changed = False
+    for name, x in search.best.arrays.items():
+        if not is_float(x) or not x.size:
+            continue
+        for simpler in (np.zeros_like(x), np.ones_like(x), np.sign(x), np.round(x), np.round(x * 4) / 4):
+            if not _as_simple(search.best.array(name), simpler) and search.accept(search.best.with_(**{name: simpler})):
+                changed = True
+                break
+        changed |= _simplify_elements(search, name, np.zeros_like(x))
+        changed |= _to_ones(search, name)
+    return changed
+
+
+def _as_simple(x: Numbers, simpler: Numbers) -> bool:
+    """Whether the array is at least as simple as the candidate: not larger anywhere and no more different numbers."""
+    return bool(np.array_equal(x, simpler)) or bool((np.abs(x) <= np.abs(simpler)).all() and np.isin(x, (0, 1)).all())
+
+
+def _simplify_elements(search: _Search, name: str, target: Numbers) -> bool:
+    """Set elements to those of the target, many at a time and then fewer (delta debugging)."""
+    changed = False
+    size = search.best.array(name).size
+    step = size
+    while step >= 1 and not search.spent:
+        for start in range(0, size, step):
+            flat = search.best.array(name).reshape(-1)
+            part, wanted = flat[start : start + step], target.reshape(-1)[start : start + step]
+            if np.array_equal(part, wanted):
+                continue
+            new = flat.copy()
+            new[start : start + step] = wanted
+            changed |= search.accept(search.best.with_(**{name: new.reshape(target.shape)}))
+        step //= 2
+    return changed
+
+
+def _to_ones(search: _Search, name: str) -> bool:
+    changed = False
+    x = search.best.array(name)
+    if np.count_nonzero(x) > 64:
+        return False
+    for i in np.flatnonzero(x.reshape(-1)):
+        for simple in (1.0, -1.0, 2.0, 8.0, 64.0):
+            flat = search.best.array(name).reshape(-1)
+            if flat[i] == simple or search.spent:
+                break
+            new = flat.copy()
+            new[i] = simple
+            if search.accept(search.best.with_(**{name: new.reshape(x.shape)})):
+                changed = True
+                break
+    return changed

@@ -1,0 +1,130 @@
+"""Counterexamples as people read them: arguments, expected, got, and a few lines of Python that show the difference."""
+
+import base64
+import textwrap
+import zlib
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.judging.subject import Subject, Violation, is_default
+from attnspec.conformance.laws.registry import Check
+
+SHOWN = 400
+"""Arrays of more elements are summed up by shape and dtype."""
+
+DERIVED = (
+    "# The law makes its inputs of these and the seed, or of the seed alone; replay makes the same and prints them."
+)
+"""What a snippet says whose arguments are not those that the report shows."""
+
+
+def counterexample(
+    subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int
+) -> dict[str, Any]:
+    """The counterexample as the report holds it; its snippet, run by itself, exits with 1."""
+    shown = violation.arguments or arguments
+    return {
+        "arguments": {name: readable(shown[name]) for name in shown},
+        "expected": readable(violation.expected),
+        "got": readable(violation.got),
+        "budget": readable(violation.budget),
+        "index": None if violation.index is None else list(violation.index),
+        "snippet": snippet(subject, check, arguments, violation, seed),
+    }
+
+
+def readable(x: Any) -> Any:
+    """Plain JSON: nested lists for small arrays, shape and dtype for large ones, texts for what JSON lacks."""
+    if x is None or isinstance(x, bool | int | str):
+        return x
+    array = np.asarray(x)
+    if array.size > SHOWN:
+        return {"shape": list(array.shape), "dtype": str(array.dtype)}
+    if array.dtype.kind in "biu":
+        return array.tolist()
+    return _listed(array.astype(np.float64).tolist())
+
+
+def _listed(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_listed(element) for element in x]
+    if np.isfinite(x):
+        return x
+    return "nan" if np.isnan(x) else ("inf" if x > 0 else "-inf")
+
+
+def literal(x: Any) -> str:
+    """A Python expression for an argument."""
+    if not isinstance(x, np.ndarray):
+        return repr(x)
+    dtype = "ml_dtypes.bfloat16" if x.dtype.name == "bfloat16" else f"np.{x.dtype.name}" if x.dtype != bool else "bool"
+    if x.size <= SHOWN and x.size:
+        known = x if x.dtype.kind in "biuf" else x.astype(np.float32)
+        text = np.array2string(
+            known, separator=", ", threshold=SHOWN + 1, max_line_width=100, formatter={"float_kind": str}
+        )
+        return f"np.array({text.replace('nan', 'np.nan').replace('inf', 'np.inf')}, {dtype})"
+    if not x.size or not np.any(x):
+        return f"np.zeros({x.shape}, {dtype})"
+    packed = base64.b85encode(zlib.compress(np.ascontiguousarray(x).tobytes(), 9)).decode()
+    return f"np.frombuffer(zlib.decompress(base64.b85decode({packed!r})), {dtype}).reshape({x.shape})"
+
+
+def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int) -> str:
+    """A script that shows the violation and exits with 1."""
+    operation = subject.operation
+    given = {a.name: arguments[a.name] for a in operation.arguments if not is_default(arguments[a.name], a.default)}
+    lines = [f"{name} = {literal(value)}" for name, value in given.items()]
+    code = "\n".join(lines)
+    named = ", ".join(f"{name}={name}" for name in given)
+    imports = ["import sys"]
+    imports += ["import base64, zlib"] if "zlib." in code else []
+    imports += ["", "import ml_dtypes"] if "ml_dtypes." in code else [""]
+    imports += ["import numpy as np"] if "np." in code else []
+    backend = subject.contract.origin
+    if _plain(check, arguments, violation):
+        imports += ["from attnspec import reference", "from attnspec.conformance import call, load"]
+        body = f"""
+got = call(load({backend!r}), {operation.name!r}, {named})
+expected = reference.{operation.name}({named})
+print("expected", expected, "got", got, sep="\\n")
+sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)}))))
+"""
+        if subject.device != "cpu":
+            body = body.replace(f"{operation.name!r}, ", f"{operation.name!r}, device={subject.device!r}, ", 1)
+    else:
+        imports += ["from attnspec.conformance import replay"]
+        derived = not _same(violation.arguments or arguments, arguments)
+        body = f"\n{DERIVED}" if derived else ""
+        body += textwrap.dedent(f"""
+            sys.exit(
+                replay({backend!r}, {check.law.id!r}, {operation.name!r}, {subject.dtype!r},
+                       dict({named}), seed={seed}, device={subject.device!r})
+            )
+            """)
+    return "\n".join([*imports, "", code]) + body
+
+
+def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
+    """Whether a comparison with the reference shows it: by more than two budgets, since the reference rounds too."""
+    if check.law.id != "operation.oracle" or violation.reason != "value" or violation.budget is None:
+        return False
+    if any(is_float(x) and x.dtype.name == "bfloat16" for x in arguments.arrays.values()):
+        return False
+    if np.asarray(violation.got).dtype == bool:
+        return False
+    got, expected = (np.asarray(x, np.float64)[violation.index or ()] for x in (violation.got, violation.expected))
+    with np.errstate(invalid="ignore"):
+        return not abs(got - expected) <= 2 * np.max(violation.budget)
+
+
+def _same(one: Arguments, other: Arguments) -> bool:
+    """Whether the arguments are equal, shapes and numbers."""
+    return all(np.array_equal(one[name], other[name], equal_nan=is_float(np.asarray(one[name]))) for name in one)
+
+
+def _largest(budget: Numbers) -> str:
+    return f"{float(np.max(budget)):.6g}"

@@ -1,0 +1,139 @@
+"""A backend around the formulas: how arguments come in and results go out, which can be wrong as well."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from attnspec.conformance.inputs.arguments import shapes
+from attnspec.conformance.inputs.dtypes import is_float, numpy_dtype
+from attnspec.conformance.mutants.correct.formulas import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import Tape, gradients
+from attnspec.spec.contract.backend import Limits
+from attnspec.spec.contract.operation import OPERATIONS, Kind, Operation
+from attnspec.spec.contract.semantics import Semantics
+from attnspec.spec.contract.shapes import bind
+
+
+class Library:
+    """A backend with every operation; ``formulas`` are what it computes.
+
+    Half precision is computed in float32 and rounded once, at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        formulas: Formulas | None = None,
+        *,
+        dtypes: tuple[str, ...] = ("float64", "float32", "bfloat16", "float16"),
+        semantics: Mapping[str, Any] | Semantics | None = None,
+        precision: Mapping[str, Any] | None = None,
+        differentiable: bool = True,
+    ) -> None:
+        self.name = name
+        self.formulas = formulas or Formulas()
+        self.limits = Limits(dtypes=dtypes)
+        self.semantics = semantics
+        self.precision = precision
+        if not differentiable:
+            self.vjp = None  # type: ignore[assignment,method-assign]
+        for operation in OPERATIONS.values():
+            if not operation.reference_only:
+                setattr(self, operation.name, partial(self.call, operation))
+
+    # Steps of every call -----------------------------------------------------------------------------------------
+
+    def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+        """Check, convert, compute, convert back."""
+        arguments = self.named(operation, args, kwargs)
+        self.check(operation, arguments)
+        with np.errstate(all="ignore"):
+            result = self.compute(operation, self.prepared(operation, arguments))
+        return self.finished(operation, result, arguments)
+
+    def named(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name, as given."""
+        return dict(operation.signature.bind(*args, **kwargs).arguments)
+
+    def check(self, operation: Operation, arguments: Mapping[str, Any]) -> None:
+        """Raise for a shape that violates the Protocol."""
+        bind(operation, shapes(operation, arguments))
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the formulas take them."""
+        return {name: lifted(x) for name, x in arguments.items()}
+
+    def compute(self, operation: Operation, arguments: Mapping[str, Any]) -> Numbers:
+        """The formula of an operation on prepared arguments."""
+        positional = [arguments[a.name] for a in operation.arguments if not a.keyword_only and a.name in arguments]
+        keyword = {a.name: arguments[a.name] for a in operation.arguments if a.keyword_only and a.name in arguments}
+        return getattr(self.formulas, operation.name)(*positional, **keyword)
+
+    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+        """The result in the dtype of the inputs, in memory of its own."""
+        dtype = self.result_dtype(operation, arguments)
+        return np.array(result, dtype=dtype)
+
+    def result_dtype(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """The dtype of the inputs, or the default one; None for booleans."""
+        if operation.result.kind is Kind.BOOL:
+            return None
+        floats = [arguments[name].dtype for name in operation.float_arguments]
+        return floats[0] if floats else self.formulas.default
+
+    # Conversion and gradients ------------------------------------------------------------------------------------
+
+    def from_numpy(self, array: np.ndarray[Any, Any], *, device: str) -> np.ndarray[Any, Any]:
+        """A copy with the same strides, in memory of its own."""
+        if device != "cpu":
+            raise ValueError(f"device: expected cpu; got {device!r}")
+        return strided_copy(array)
+
+    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        """The result itself."""
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"result: expected an array; got {type(array).__name__}")
+        return array
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Numbers) -> dict[str, Numbers]:
+        """Gradients of ⟨cotangent, operation(**arguments)⟩ by reverse mode through the formulas."""
+        described = OPERATIONS[operation]
+        self.check(described, arguments)
+        with np.errstate(all="ignore"):
+            found = self.differentiated(described, self.prepared(described, arguments), lifted(cotangent))
+        return {name: np.array(g, dtype=arguments[name].dtype) for name, g in found.items()}
+
+    def differentiated(
+        self, operation: Operation, arguments: Mapping[str, Any], cotangent: Numbers
+    ) -> dict[str, Numbers]:
+        """Gradients with respect to every prepared float argument."""
+        inputs = {name: Tape(arguments[name]) for name in operation.float_arguments}
+        result = self.compute(operation, {**arguments, **inputs})
+        return gradients(result, inputs, cotangent)
+
+
+def lifted(x: Any) -> Any:
+    """Half precision as float32; everything else as it is."""
+    if is_float(x) and x.dtype.itemsize == 2:
+        return x.astype(np.float32)
+    return x
+
+
+def rounded(x: Any, dtype: str) -> Any:
+    """Numbers rounded to a lower dtype and back."""
+    return x.astype(numpy_dtype(dtype)).astype(x.dtype)
+
+
+def strided_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A writable copy with the same strides, gaps and repetitions included; negative strides become positive."""
+    itemsize = array.dtype.itemsize
+    if array.size == 0 or any(stride % itemsize for stride in array.strides):
+        return array.copy()
+    strides = tuple(map(abs, array.strides))
+    last = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
+    copy = as_strided(np.zeros(last // itemsize + 1, array.dtype), array.shape, strides)
+    copy[...] = array
+    return copy

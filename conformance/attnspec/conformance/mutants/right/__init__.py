@@ -1,6 +1,0 @@
-"""A complete right backend in plain NumPy, made of small pieces that can be replaced."""
-
-from attnspec.conformance.mutants.right.formulas import Formulas, Numbers
-from attnspec.conformance.mutants.right.library import Library
-
-__all__ = ["Formulas", "Library", "Numbers"]

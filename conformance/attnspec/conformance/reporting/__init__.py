@@ -1,0 +1,1 @@
+"""What people and programs read: reports, tables, messages, the printed specification."""

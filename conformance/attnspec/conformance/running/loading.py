@@ -1,0 +1,137 @@
+"""Finding a backend by what people call it: a registered name, a module with an attribute, or a file."""
+
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.foreign_calls import Raised, guarded
+from attnspec.conformance.judging.subject import Contract, Subject
+from attnspec.spec.contract.operation import OPERATIONS
+
+GROUP = "attnspec.backends"
+
+
+class BackendError(Exception):
+    """A backend that cannot be used; the message says in one line what was expected and what was got."""
+
+
+def registered() -> dict[str, str]:
+    """The backends that installed packages register, by name, with the module that each is."""
+    return {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
+
+
+def load(name: str) -> Any:
+    """The backend of that name: registered, ``package.module[:attribute]``, or ``path/to/file.py[:attribute]``.
+
+    A file without attribute must hold exactly one class with operations, or be a backend itself. Raises
+    :class:`BackendError`.
+    """
+    target, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    if name in registered():
+        target, _, attribute = registered()[name].partition(":")
+    module = guarded(lambda: _from_file(Path(target)) if target.endswith(".py") else importlib.import_module(target))
+    if isinstance(module, Raised):
+        raise BackendError(_cannot_import(name, target, module)) from module.error
+    backend = _attribute(module, attribute, name) if attribute else _only_backend(module, name)
+    return _instance(backend, name)
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(f"attnspec_backend_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+    return module
+
+
+def _cannot_import(name: str, target: str, raised: Raised) -> str:
+    error = raised.error
+    missing = isinstance(error, ModuleNotFoundError) and error.name and target.split(".")[0] == error.name
+    if missing and "." not in name and "/" not in name:
+        known = ", ".join(registered()) or "none"
+        return f"backend {name!r}: expected a registered name ({known}), a module or a file; got none of these"
+    return f"backend {name!r}: cannot be imported: {raised.told}"
+
+
+def _attribute(module: Any, attribute: str, name: str) -> Any:
+    found = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise BackendError(f"backend {name!r}: expected an attribute {attribute!r} in {module.__name__}; got none")
+        found = getattr(found, part)
+    return found
+
+
+def operations_of(x: Any) -> list[str]:
+    """The operations that an object has as attributes."""
+    return [o.name for o in OPERATIONS.values() if not o.reference_only and getattr(x, o.name, None) is not None]
+
+
+def _only_backend(module: Any, name: str) -> Any:
+    if operations_of(module):
+        return module
+    own = [
+        x
+        for x in vars(module).values()
+        if not isinstance(x, ModuleType)
+        and operations_of(x)
+        and (not isinstance(x, type) or x.__module__ == module.__name__)
+    ]
+    # An instance stands for its class where a file has both.
+    instances = [x for x in own if not isinstance(x, type)]
+    candidates = instances or own
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
+        known = ", ".join(list(OPERATIONS)[:3])
+        raise BackendError(f"backend {name!r}: expected operations such as {known}, …; got a module without any")
+    names = sorted(k for k, x in vars(module).items() if any(x is c for c in candidates))
+    raise BackendError(f"backend {name!r}: expected one backend; got {', '.join(names)}: name one as {name}:{names[0]}")
+
+
+def _instance(backend: Any, name: str) -> Any:
+    if isinstance(backend, type):
+        made = guarded(backend)
+        if isinstance(made, Raised):
+            raise BackendError(f"backend {name!r}: {backend.__name__}() raised {made.told}") from made.error
+        backend = made
+    if not operations_of(backend):
+        known = ", ".join(list(OPERATIONS)[:3])
+        raise BackendError(
+            f"backend {name!r}: expected operations such as {known}, …; got {type(backend).__name__} without any"
+        )
+    return backend
+
+
+def contract_of(backend: Any, origin: str) -> Contract:
+    """What a backend declares; :class:`BackendError` for a declaration that is not understood."""
+    try:
+        return Contract.of(backend, origin)
+    except (ValueError, TypeError) as error:
+        raise BackendError(f"backend {origin!r}: {error}") from error
+
+
+def call(backend: Any, operation: str, *, device: str = "cpu", **arguments: Any) -> Any:
+    """Call an operation of a backend with NumPy arrays; the result is a NumPy array."""
+    contract = contract_of(backend, getattr(backend, "name", "?"))
+    described = OPERATIONS[operation]
+    floats = [np.asarray(arguments[name]).dtype.name for name in described.float_arguments if name in arguments]
+    subject = Subject(backend, contract, described, floats[0] if floats else "float64", device)
+    return subject.back(subject.invoke(subject.converted(Arguments(described, arguments))))

@@ -1,0 +1,1 @@
+"""What makes a plain formula the reference of an operation."""

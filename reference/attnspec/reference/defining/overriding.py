@@ -1,0 +1,49 @@
+"""NumPy's ``__array_function__`` protocol (NEP 18) for a function of our own.
+
+An array of another kind then decides itself what the function means for it, instead of what its formula is made of.
+Softmax needs this: the shift by the maximum cancels exactly, which an error arithmetic cannot see step by step.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from attnspec.reference.defining.definition import REFERENCE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def overridable(formula: F) -> F:
+    """Let arguments that are not NumPy arrays override a formula through ``__array_function__``.
+
+    Every such argument is asked, subclasses before their bases and otherwise from the left, with the public function
+    (the one in :data:`REFERENCE` of this name) as ``func``. ``TypeError`` if all of them answer ``NotImplemented``.
+    """
+
+    @wraps(formula)
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        overriding = _overriding((*args, *kwargs.values()))
+        if not overriding:
+            return formula(*args, **kwargs)
+        types = tuple(type(argument) for argument in overriding)
+        for argument in overriding:
+            result = argument.__array_function__(REFERENCE[formula.__name__], types, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        raise TypeError(f"{formula.__name__}: no implementation for {', '.join(t.__name__ for t in types)}")
+
+    return cast(F, dispatched)
+
+
+def _overriding(arguments: tuple[Any, ...]) -> list[Any]:
+    """One argument of each overriding type, in the order in which they are asked."""
+    found: list[Any] = []
+    for argument in arguments:
+        kind = type(argument)
+        if kind is np.ndarray or not hasattr(kind, "__array_function__") or kind in map(type, found):
+            continue
+        before = next((i for i, other in enumerate(found) if issubclass(kind, type(other))), len(found))
+        found.insert(before, argument)
+    return found

@@ -1,0 +1,69 @@
+"""Laws: statements that every correct implementation satisfies, and the registry of them.
+
+A law is declared here, once; its check is the function of the same chapter in ``attnspec.conformance.laws``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.sources import Citation
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law. ``governs`` selects its operations; ``gradients`` says that it needs the backend's ``vjp``."""
+
+    id: str
+    statement: str
+    formula: str
+    governs: Callable[[Operation], bool]
+    sources: tuple[Citation, ...] = ()
+    gradients: bool = False
+
+    @property
+    def chapter(self) -> str:
+        """The part of the identifier before the dot."""
+        return self.id.split(".", 1)[0]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations that the law governs, those that only the reference has left out."""
+        return tuple(o for o in OPERATIONS.values() if not o.reference_only and self.governs(o))
+
+
+_LAWS: dict[str, Law] = {}
+LAWS: Mapping[str, Law] = MappingProxyType(_LAWS)
+"""Every law, by identifier."""
+
+
+def law(
+    identifier: str,
+    statement: str,
+    *,
+    formula: str,
+    governs: Callable[[Operation], bool],
+    sources: Sequence[Citation] = (),
+    gradients: bool = False,
+) -> Law:
+    """Declare a law; identifiers are ``chapter.name-with-hyphens`` and unique."""
+    if identifier in _LAWS:
+        raise ValueError(f"law {identifier} is declared twice")
+    _LAWS[identifier] = Law(identifier, statement, formula, governs, tuple(sources), gradients)
+    return _LAWS[identifier]
+
+
+def every(operation: Operation) -> bool:
+    """Govern every operation."""
+    return True
+
+
+def named(*names: str) -> Callable[[Operation], bool]:
+    """Govern the operations of these names; ``KeyError`` when the law is read and one does not exist."""
+    return lambda operation: operation.name in {OPERATIONS[n].name for n in names}
+
+
+def taking(*arguments: str) -> Callable[[Operation], bool]:
+    """Govern the operations that take all of these arguments."""
+    return lambda operation: operation.takes(*arguments)

@@ -1,0 +1,141 @@
+"""Precision classes: what a correct implementation may round, in unit roundoffs.
+
+A class says nothing about tolerances. The error budget of every element of every result is derived from it and from
+the very inputs (``attnspec.reference.budget``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnspec.spec.contract.operation import Operation
+
+_DOUBLE, _SINGLE, _HALF, _BRAIN, _TF32 = 2.0**-53, 2.0**-24, 2.0**-11, 2.0**-8, 2.0**-11
+_TINY_DOUBLE, _TINY_SINGLE = 2.0**-1022, 2.0**-126
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What may be rounded, and by how much; every field is a unit roundoff unless it says otherwise.
+
+    accumulation: products, sums, exponentials. operand: computed operands of a product (0: not rounded again).
+    inputs: given operands of a product (0: used exactly). stored: scores that are written to memory (0: never are).
+    weights: normalised weights before they multiply values. output: results. tanh: relative error of tanh beyond
+    ``accumulation``. bias: relative error that has the same sign everywhere (truncation). one_pass: variances by
+    E[x²] − E[x]². smallest: the smallest normal number of the accumulation; weights_smallest, output_smallest: half
+    the smallest step of weights and output. largest: the largest number that an intermediate may reach.
+    """
+
+    dtype: str
+    accumulation: float
+    operand: float = 0.0
+    inputs: float = 0.0
+    stored: float = 0.0
+    weights: float = 0.0
+    output: float = 0.0
+    tanh: float = 0.0
+    bias: float = 0.0
+    one_pass: bool = False
+    smallest: float = _TINY_SINGLE
+    weights_smallest: float = _TINY_SINGLE
+    output_smallest: float = _TINY_SINGLE
+    largest: float = 2.0**127
+
+
+def _mixed(dtype: str, u: float, step: float, largest: float) -> Precision:
+    return Precision(
+        dtype, _SINGLE, operand=u, weights=u, output=u, weights_smallest=step, output_smallest=step, largest=largest
+    )
+
+
+_MIXED_BRAIN = _mixed("bfloat16", _BRAIN, _TINY_SINGLE, 2.0**127)
+_MIXED_HALF = _mixed("float16", _HALF, 2.0**-25, 6.0e4)
+
+CLASSES: Mapping[str, Precision] = {
+    "ieee64": Precision(
+        "float64",
+        _DOUBLE,
+        smallest=_TINY_DOUBLE,
+        weights_smallest=_TINY_DOUBLE,
+        output_smallest=_TINY_DOUBLE,
+        largest=2.0**1023,
+    ),
+    "ieee32": Precision("float32", _SINGLE),
+    "tf32": Precision("float32", _SINGLE, operand=_TF32, inputs=_TF32, weights=_TF32),
+    "mixed-bfloat16": _MIXED_BRAIN,
+    "mixed-float16": _MIXED_HALF,
+    "prescaled-bfloat16": replace(_MIXED_BRAIN, inputs=_BRAIN),
+    "prescaled-float16": replace(_MIXED_HALF, inputs=_HALF),
+    "eager-bfloat16": replace(_MIXED_BRAIN, inputs=_BRAIN, stored=_BRAIN),
+    "eager-float16": replace(_MIXED_HALF, inputs=_HALF, stored=_HALF),
+}
+
+MODIFIERS: Mapping[str, Callable[[Precision], Precision]] = {
+    "truncating": lambda p: replace(
+        p, operand=2 * p.operand, inputs=2 * p.inputs, weights=2 * p.weights, bias=2 * max(p.operand, p.inputs)
+    ),
+    "fast-tanh": lambda p: replace(p, tanh=2.0**-11),
+    "one-pass-variance": lambda p: replace(p, one_pass=True),
+}
+
+DEFAULTS: Mapping[str, str] = {
+    "float64": "ieee64",
+    "float32": "ieee32",
+    "bfloat16": "mixed-bfloat16",
+    "float16": "mixed-float16",
+}
+
+
+def precision(name: str) -> Precision:
+    """The class of that name, modifiers joined by ``+``: ``"mixed-bfloat16+fast-tanh"``.
+
+    ``ValueError`` names the part that does not exist.
+    """
+    base, *modifiers = name.split("+")
+    if base not in CLASSES:
+        raise ValueError(f"precision: expected a class among {', '.join(CLASSES)}; got {base!r}")
+    result = CLASSES[base]
+    for modifier in modifiers:
+        if modifier not in MODIFIERS:
+            raise ValueError(f"precision: expected a modifier among {', '.join(MODIFIERS)}; got {modifier!r}")
+        result = MODIFIERS[modifier](result)
+    return result
+
+
+@dataclass(frozen=True)
+class DeclaredPrecision:
+    """A backend's class for each operation and dtype: ``{dtype: class}`` or ``{operation: {dtype: class}, "*": …}``."""
+
+    default: Mapping[str, str] = field(default_factory=dict)
+    per_operation: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def name(self, operation: str, dtype: str) -> str:
+        """The name of the declared class, or the default one of the dtype."""
+        own = self.per_operation.get(operation, {})
+        return own.get(dtype) or self.default.get(dtype) or DEFAULTS[dtype]
+
+    def __call__(self, operation: str, dtype: str) -> Precision:
+        """The declared class, or the default one of the dtype."""
+        return precision(self.name(operation, dtype))
+
+    @classmethod
+    def of(cls, declared: Any, operations: Mapping[str, Operation]) -> "DeclaredPrecision":
+        """Read the attribute ``precision`` of a backend; ``ValueError`` says what was expected and got."""
+        if declared is None:
+            return cls()
+        if not isinstance(declared, Mapping):
+            raise ValueError(f"precision: expected a mapping from dtypes to classes; got {type(declared).__name__}")
+        if declared and set(declared) <= {*operations, "*"}:
+            parts = {name: _dtypes(d) for name, d in declared.items()}
+            return cls(parts.pop("*", {}), parts)
+        return cls(_dtypes(declared))
+
+
+def _dtypes(declared: Any) -> Mapping[str, str]:
+    if not isinstance(declared, Mapping) or not set(declared) <= set(DEFAULTS):
+        raise ValueError(f"precision: expected a mapping from {', '.join(DEFAULTS)} to classes; got {declared!r}")
+    for dtype, name in declared.items():
+        found = precision(name).dtype
+        if found != dtype:
+            raise ValueError(f"precision: expected a class for {dtype}; got {name!r}, which is for {found}")
+    return dict(declared)
