@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from benchmarks.results import significant
 from benchmarks.timing import interleaved, timed
 
 RATES = {"tanh": "tanh/s", "memory": "B/s", "matmul": "FLOP/s"}
@@ -68,4 +69,4 @@ def measured(device: str, *, rounds: int = 9, quick: bool = False) -> dict[str, 
     with torch.no_grad():
         firsts = {name: timed(call, device) for name, call in calls.items()}
         times = interleaved(calls, firsts, rounds=rounds, seconds=10, device=device)
-    return {name: work[name] / t.median for name, t in times.items()}
+    return {name: significant(work[name] / t.median) for name, t in times.items()}

@@ -16,8 +16,8 @@ from benchmarks import ceilings, floors, page, table
 from benchmarks.machine import described, load, usable_cores
 from benchmarks.measuring import measure
 from benchmarks.progress import Announced
-from benchmarks.reading import read
-from benchmarks.results import FILE, Measurement, Run, in_words
+from benchmarks.records import FILE, present, read, write
+from benchmarks.results import Measurement, Run, in_words
 from benchmarks.suites import SUITES, Settings
 
 app = typer.Typer(
@@ -77,7 +77,7 @@ def run(
     quick: Annotated[bool, typer.Option(help="small sizes and few rounds, to see that everything runs")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="folder for results.json, README.md and plots; keeps earlier cases"),
+        typer.Option(help=f"folder for {FILE}, README.md and plots; keeps earlier cases"),
     ] = None,
     require: Annotated[bool, typer.Option(help="end with status 1 if a floor is missed")] = False,
 ) -> None:
@@ -106,13 +106,13 @@ def run(
                 3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, before, progress,
             ):  # fmt: skip
                 if output is not None:
-                    found.written(output / FILE)
+                    write(found, output)
     except KeyboardInterrupt:
         broken_off = True
     if found is not None:
         found = replace(found, machine={**found.machine, "load_after": load()})
         if output is not None:
-            found.written(output / FILE)
+            write(found, output)
             page.written(found, output, console)
         shown(found)
     if broken_off:
@@ -132,7 +132,7 @@ def earlier(folder: Path, device: str) -> Run | None:
         unusable(f"--output: expected a folder that can be written; got {folder}: {error.strerror}")
     if not os.access(folder, os.W_OK):
         unusable(f"--output: expected a folder that can be written; got {folder}, which is read-only")
-    if not (folder / FILE).exists():
+    if not present(folder):
         return None
     try:
         before = read(folder)

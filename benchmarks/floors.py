@@ -68,9 +68,9 @@ STEEPEST = 1.1
 def missed(run: Run) -> list[str]:
     """One line for every floor that is not reached by a case of the run, and for every case we do not compute."""
     lines = [
-        f"{title(m)}: {m.subject} is {brief(m.why_not)}"
+        f"{title(m)}: {m.subject} is {brief(m.not_timed)}"
         for m in run.measurements
-        if m.why_not.startswith("wrong") or (m.subject == OURS and m.why_not)
+        if m.not_timed.startswith("wrong") or (m.subject == OURS and m.not_timed)
     ]
     for group, floor, number in _applied(run):
         if number is not None and number < floor.least:

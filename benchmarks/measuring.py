@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.case import Case, Subject, Thunk
 from benchmarks.exact import errors
 from benchmarks.memory import peak_on_cpu, peak_on_cuda
-from benchmarks.results import Measurement
+from benchmarks.results import Measurement, significant
 from benchmarks.suites.settings import Settings
 from benchmarks.timing import Times, interleaved, timed
 
@@ -26,7 +26,7 @@ class Examined:
     calls: dict[str, Thunk] = field(default_factory=dict)
     firsts: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
-    why_not: dict[str, str] = field(default_factory=dict)
+    not_timed: dict[str, str] = field(default_factory=dict)
 
 
 def measure(
@@ -67,24 +67,24 @@ def examine(case: Case, device: str, note: Callable[[str], None] = lambda text: 
     for subject in case.subjects:
         name = subject.name
         if subject.absent:
-            found.why_not[name] = f"absent: {subject.absent}"
+            found.not_timed[name] = f"absent: {subject.absent}"
             continue
         note(f"first call of {name}")
         try:
             call, found.firsts[name], results = _first(subject, device)
             off = errors(case.part(results), exact)
         except NotImplementedError as error:
-            found.why_not[name] = f"absent: {str(error) or type(error).__name__}"
+            found.not_timed[name] = f"absent: {str(error) or type(error).__name__}"
             continue
         except (RuntimeError, ValueError, TypeError, ImportError) as error:
-            found.why_not[name] = f"failed: {type(error).__name__}: {error}"
+            found.not_timed[name] = f"failed: {type(error).__name__}: {error}"
             continue
         del results
         found.errors[name] = max(off)
         wrong = [i for i, (error, limit) in enumerate(zip(off, allowed, strict=True)) if not error <= limit]
         if wrong:
             what = f"gradient {wrong[0]}" if wrong[0] else "output"
-            found.why_not[name] = f"wrong: {what}: error {off[wrong[0]]:.1e}, allowed {allowed[wrong[0]]:.1e}"
+            found.not_timed[name] = f"wrong: {what}: error {off[wrong[0]]:.1e}, allowed {allowed[wrong[0]]:.1e}"
         else:
             found.calls[name] = call
     return found
@@ -109,13 +109,18 @@ def _measurement(
     fixed: dict[str, Any] = {
         "suite": case.suite, "case": case.name, "mode": case.mode, "sizes": dict(case.sizes), "size": case.size,
         "threads": threads, "subject": name, "baseline": case.baseline, "work": case.work, "unit": case.unit,
-        "ceiling": case.ceiling, "error": examined.errors.get(name), "first": examined.firsts.get(name),
-        "why_not": examined.why_not.get(name, ""),
+        "ceiling": case.ceiling, "error": _rounded(examined.errors.get(name)),
+        "first_call": _rounded(examined.firsts.get(name)), "not_timed": examined.not_timed.get(name, ""),
     }  # fmt: skip
     if name not in times:
         return Measurement(**fixed)
     t, peak = times[name], peaks.get(name)
+    low, high = t.quartiles
     return Measurement(
-        **fixed, seconds=t.median, quartiles=t.quartiles, rounds=len(t.samples),
+        **fixed, seconds=significant(t.median), quartiles=(significant(low), significant(high)), rounds=len(t.samples),
         peak_bytes=peak if isinstance(peak, int) else None, peak_unknown=peak if isinstance(peak, str) else "",
     )  # fmt: skip
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else significant(value)

@@ -1,21 +1,23 @@
-"""Results as they are written: one document for a run."""
+"""Measurements, runs, and the ratios between subjects."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-SCHEMA = "attnspec-benchmarks/1"
-FILE = "results.json"
+DIGITS = 6
+"""Significant digits that are kept of times and rates; their noise is in the second or third."""
 
 REASON = 60
-"""Characters of a reason where it is shown; the document has all of it."""
+"""Characters of a reason where it is shown; the record has all of it."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One subject of one case. ``why_not`` says why it has no time: absent, wrong or failed, with the whole message."""
+    """One subject of one case.
+
+    ``sizes`` are the dimensions and ``size`` the one that grows; ``work`` is in ``unit``, ``seconds`` is a median.
+    ``not_timed`` is empty, or says why there is no time: absent, wrong or failed, with the whole message.
+    """
 
     suite: str
     case: str
@@ -28,10 +30,10 @@ class Measurement:
     work: float
     unit: str
     ceiling: str
-    why_not: str = ""
+    not_timed: str = ""
     seconds: float | None = None
     quartiles: tuple[float, float] | None = None
-    first: float | None = None
+    first_call: float | None = None
     rounds: int = 0
     error: float | None = None
     peak_bytes: int | None = None
@@ -69,24 +71,22 @@ class Run:
             )
         anew = {m.group for m in self.measurements}
         kept = [m for m in before.measurements if m.group not in anew]
-        return replace(
-            self, ceilings={**before.ceilings, **self.ceilings}, measurements=_ordered((*kept, *self.measurements))
-        )
-
-    def written(self, path: Path) -> None:
-        """Write it as JSON, whole or not at all."""
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        ordered = _ordered((*kept, *self.measurements), like=(*before.measurements, *self.measurements))
+        return replace(self, ceilings={**before.ceilings, **self.ceilings}, measurements=ordered)
 
 
-def _ordered(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Suites and cases in the order in which they came, smaller sizes first."""
-    place = {key: i for i, key in enumerate(dict.fromkeys((m.threads, m.suite) for m in measurements))}
-    cases = {key: i for i, key in enumerate(dict.fromkeys((m.suite, m.case, m.mode) for m in measurements))}
+def _ordered(measurements: Sequence[Measurement], like: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """Smaller sizes first; suites and cases in the order in which they come first in ``like``."""
+    suites = {key: i for i, key in enumerate(dict.fromkeys((m.threads, m.suite) for m in like))}
+    cases = {key: i for i, key in enumerate(dict.fromkeys((m.suite, m.case, m.mode) for m in like))}
     return tuple(
-        sorted(measurements, key=lambda m: (place[m.threads, m.suite], m.size, cases[m.suite, m.case, m.mode]))
+        sorted(measurements, key=lambda m: (suites[m.threads, m.suite], m.size, cases[m.suite, m.case, m.mode]))
     )
+
+
+def significant(value: float) -> float:
+    """A number rounded to ``DIGITS`` significant digits, as it is kept and shown."""
+    return float(f"{value:.{DIGITS}g}")
 
 
 def share(run: Run, m: Measurement) -> float | None:
@@ -100,9 +100,9 @@ def in_words(threads: int) -> str:
     return f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
 
 
-def brief(why_not: str) -> str:
+def brief(not_timed: str) -> str:
     """A reason in a line: the first of it, cut where it is long."""
-    line = (why_not.splitlines() or [""])[0].rstrip()
+    line = (not_timed.splitlines() or [""])[0].rstrip()
     return line if len(line) <= REASON else line[: REASON - 1].rstrip() + "…"
 
 

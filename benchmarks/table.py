@@ -25,14 +25,14 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
             first = m is group[0]
             head = (m.case, m.mode, ", ".join(f"{k}={v}" for k, v in m.sizes.items()), str(m.threads or ""))
             if m.seconds is None:
-                yield (*(head if first else ("",) * 4), f"{m.subject}: {brief(m.why_not)}", *("",) * len(NUMBERS))
+                yield (*(head if first else ("",) * 4), f"{m.subject}: {brief(m.not_timed)}", *("",) * len(NUMBERS))
                 continue
             times = ratio(group, m.subject, m.baseline)
             other = ratio(group, m.subject, best.subject) if best is not None and m.subject == OURS else None
             rate = f"{quantity(m.work / m.seconds)}{m.unit}/s"
             numbers = (
-                duration(m.seconds), "" if m.first is None else duration(m.first), number(times), number(other),
-                rate, percent(share(run, m)), peak(m),
+                duration(m.seconds), "" if m.first_call is None else duration(m.first_call), number(times),
+                number(other), rate, percent(share(run, m)), peak(m),
             )  # fmt: skip
             yield (*(head if first else ("",) * 4), m.subject, *numbers)
 

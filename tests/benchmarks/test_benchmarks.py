@@ -1,7 +1,6 @@
 """The benchmarks: turns, who is wrong or absent, progress, runs from the command line, bad arguments."""
 
 import io
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,8 +19,7 @@ from benchmarks.machine import usable_cores
 from benchmarks.measuring import examine, measure
 from benchmarks.memory import peak_on_cpu
 from benchmarks.progress import Announced
-from benchmarks.reading import read
-from benchmarks.results import FILE
+from benchmarks.records import FILE, read, write
 from benchmarks.suites import SUITES, Settings, keras_layers
 from benchmarks.timing import interleaved
 
@@ -64,9 +62,9 @@ def test_who_is_wrong_is_not_timed_and_who_is_absent_is_named() -> None:
     by = {m.subject: m for m in found}
     assert by["right"].seconds is not None
     assert by["wrong"].seconds is None
-    assert by["wrong"].why_not.startswith("wrong: output: error 5.0e-04, allowed")
-    assert by["absent"].why_not == "absent: it is not installed"
-    assert by["failing"].why_not.startswith("failed: _LinAlgError: linalg.inv")
+    assert by["wrong"].not_timed.startswith("wrong: output: error 5.0e-04, allowed")
+    assert by["absent"].not_timed == "absent: it is not installed"
+    assert by["failing"].not_timed.startswith("failed: _LinAlgError: linalg.inv")
 
 
 def test_who_is_wrong_in_a_gradient_is_caught_even_if_it_is_the_baseline() -> None:
@@ -78,7 +76,7 @@ def test_who_is_wrong_in_a_gradient_is_caught_even_if_it_is_the_baseline() -> No
     subject = Subject("right", lambda: differentiated(doubled_but_for_the_gradient, (x,)))
     signs = torch.tensor([1.0, -1.0] * 4)
     one = replace(case(subject), formula=lambda dtype: (2 * x.to(dtype), 2 * signs.to(dtype)))
-    assert examine(one, "cpu").why_not["right"].startswith("wrong: gradient 1: error 5.0e-01, allowed")
+    assert examine(one, "cpu").not_timed["right"].startswith("wrong: gradient 1: error 5.0e-01, allowed")
 
 
 def test_only_gradients_summed_over_the_batch_may_err_as_long_sums_do() -> None:
@@ -90,7 +88,7 @@ def test_only_gradients_summed_over_the_batch_may_err_as_long_sums_do() -> None:
 def test_who_refuses_a_call_is_absent_with_its_reason() -> None:
     (one,) = [c for c in SUITES["sdpa"](Settings(sizes=(16,))) if c.key.startswith("causal, forward,")]
     refused = replace(one, subjects=[s for s in one.subjects if s.name in ("F.sdpa", "cudnn")])
-    assert examine(refused, "cpu").why_not["cudnn"].startswith("absent: No ")
+    assert examine(refused, "cpu").not_timed["cudnn"].startswith("absent: No ")
 
 
 def test_keras_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +110,7 @@ def test_cases_measured_again_take_the_place_of_earlier_ones(
     assert [(m.size, m.seconds) for m in both.measurements] == [(512, 2.0), (1024, 4.0)]
     with pytest.raises(ValueError, match="another machine"):
         replace(before, machine={**before.machine, "device": "another"}).after(before)
-    before.written(tmp_path / FILE)
+    write(before, tmp_path)
     assert main(["--quick", "--suite", "scorers", "--output", str(tmp_path)]) == 2
     complaint = "benchmarks: --output: expected an empty folder or results of this machine; "
     assert capsys.readouterr().err.startswith(complaint)
@@ -148,8 +146,8 @@ def test_every_case_agrees_with_its_formula(suite: str) -> None:
     for one in some:
         timed = [s for s in one.subjects if s.name not in SLOW and not s.absent]
         found = examine(replace(one, subjects=timed), "cpu")
-        assert {OURS, one.baseline} <= set(found.calls), (one.key, found.why_not)
-        assert not [why for why in found.why_not.values() if not why.startswith("absent")], one.key
+        assert {OURS, one.baseline} <= set(found.calls), (one.key, found.not_timed)
+        assert not [why for why in found.not_timed.values() if not why.startswith("absent")], one.key
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
@@ -174,7 +172,7 @@ def test_a_run_from_the_command_line(
     order = ["--quick", "--suite", "scorers", "--sizes", "16", "--threads", "1", "--output", str(tmp_path)]
     assert main(order) == 0
     assert "gaussian" in capsys.readouterr().out
-    assert json.loads((tmp_path / FILE).read_text())["measurements"]
+    assert read(tmp_path).measurements
     text = (tmp_path / "README.md").read_text()
     assert "## scorers" in text
     (tmp_path / "README.md").unlink()
@@ -230,7 +228,7 @@ def interrupting(device: str, quick: bool) -> NoReturn:
         (["--no-such-option"], "No such option: --no-such-option"),
         (["--output", __file__], f"--output: expected a folder that can be written; got {__file__}, where a file is"),
         (["report"], "Missing argument 'folder'"),
-        (["report", "nowhere"], "nowhere: expected a folder with results.json; there is no such folder"),
+        (["report", "nowhere"], "nowhere: expected a folder with results.jsonl; there is no such folder"),
     ],
 )  # fmt: skip
 def test_bad_arguments_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

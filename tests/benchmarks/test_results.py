@@ -1,24 +1,30 @@
 """Results of benchmarks: ratios, growth, documents, the page, the table, floors."""
 
 import io
-import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from benchmarks import ceilings, floors, page, table
 from benchmarks.case import OURS
-from benchmarks.cli import main
 from benchmarks.growth import growths, slope
-from benchmarks.reading import read
-from benchmarks.results import FILE, REASON, SCHEMA, Run, best_of_others, brief, ratio
+from benchmarks.results import REASON, Run, best_of_others, brief, ratio
 from benchmarks.suites import SUITES
 
 from .samples import measurement, run
+
+
+def test_a_part_that_is_measured_again_keeps_its_place_among_the_cases() -> None:
+    def all_of(*cases: str, sizes: tuple[int, ...] = (64, 512)) -> Run:
+        return run(*(measurement("eager", 1.0, case=c, size=n, sizes={"n": n}) for n in sizes for c in cases))
+
+    before = all_of("none", "causal", "padding")
+    for again in (all_of("none", "causal"), all_of("causal", sizes=(512,)), all_of("padding", "none")):
+        merged = again.after(before)
+        assert [(m.case, m.size) for m in merged.measurements] == [(m.case, m.size) for m in before.measurements]
 
 
 def test_growth_is_an_exponent() -> None:
@@ -38,46 +44,9 @@ def test_ratios_are_of_medians_in_one_group() -> None:
     assert ratio([measurement("eager", None)], OURS, "eager") is None
 
 
-def test_documents_are_read_as_they_were_written(tmp_path: Path) -> None:
-    written = run(measurement("eager", 1.0), measurement("keras", None, why_not="absent: keras is not installed"))
-    written.written(tmp_path / FILE)
-    assert read(tmp_path) == written
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
-
-
-def changed(entry: dict[str, Any]) -> str:
-    """A document with one measurement that has something else than it should."""
-    document = json.loads(json.dumps({"schema": SCHEMA, **asdict(run(measurement("eager", 1.0)))}))
-    document["measurements"][0] |= entry
-    document["measurements"][0] = {k: v for k, v in document["measurements"][0].items() if v != "none"}
-    return json.dumps(document)
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        (None, f"got a folder without {FILE}"),
-        (b"\xff", f"got a {FILE} that is no text"),
-        (b'{"schema": 1 2}', f"got a {FILE} that is no JSON from line 1, column 14 on"),
-        (b"[]", f"got a {FILE} with schema None instead of '{SCHEMA}'"),
-        (json.dumps({"schema": SCHEMA}).encode(), f"got a {FILE} without 'machine'"),
-        (json.dumps({"schema": SCHEMA, **asdict(Run({}, "cpu"))}).encode(), "got a machine without 'time'"),
-        (changed({"work": "none"}).encode(), "got measurement 0 without 'work'"),
-        (changed({"speed": 1}).encode(), "got measurement 0 with 'speed', which is unknown"),
-    ],
-)
-def test_what_is_no_document_is_refused_in_words(
-    document: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if document is not None:
-        (tmp_path / FILE).write_bytes(document)
-    assert main(["report", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"benchmarks: {tmp_path}: expected a folder with {FILE}; {message}\n"
-
-
 def test_the_page_names_machine_ratios_and_who_is_absent() -> None:
-    text = page.markdown(run(measurement("eager", 1.0), measurement(OURS, 0.01, first=2.0),
-                             measurement("keras", None, why_not="absent: keras is not installed")))  # fmt: skip
+    text = page.markdown(run(measurement("eager", 1.0), measurement(OURS, 0.01, first_call=2.0),
+                             measurement("keras", None, not_timed="absent: keras is not installed")))  # fmt: skip
     assert "a machine" in text
     assert "| attnspec | 10 ms | 2 s | 100 | 100 | 100 Mterms/s | 10% |" in text
     assert "absent: keras is not installed" in text
@@ -120,7 +89,7 @@ def test_a_failure_takes_one_line_of_the_table_and_keeps_its_text(width: int) ->
     why = "failed: InductorError: " + "very long " * 20 + "\nand more | lines\n" * 12
     assert brief(why).startswith("failed: InductorError: very long")
     assert len(brief(why)) == REASON
-    failing = run(measurement("eager", 1.0), measurement("flex_attention", None, why_not=why))
+    failing = run(measurement("eager", 1.0), measurement("flex_attention", None, not_timed=why))
     console = Console(file=io.StringIO(), width=width)
     with console.capture() as capture:
         console.print(next(iter(table.printed(failing, width))))
@@ -141,7 +110,7 @@ def test_floors_are_missed_by_name() -> None:
     grown = [measurement(OURS, s, size=n, sizes={"n": n}) for n, s in ((512, 1.0), (1024, 4.0), (2048, 32.0))]
     grown = [replace(m, work=float(m.size**2)) for m in grown]
     assert any("grows as (n·m)^1.25" in line for line in floors.missed(run(*grown)))
-    failing = measurement(OURS, None, why_not="failed: no")
+    failing = measurement(OURS, None, not_timed="failed: no")
     assert floors.missed(run(failing)) == [f"{floors.title(failing)}: {OURS} is failed: no"]
     assert "additive: forward, times eager: not everything was measured" in floors.unchecked(run(failing))
     assert "step: step, times eager: no such case in this run" in floors.unchecked(run(failing))
