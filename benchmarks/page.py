@@ -1,15 +1,18 @@
 """The page and the pictures beside the results."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.ceilings import LIMITS, RATES
-from benchmarks.growth import FROM, growths
+from benchmarks.comparison import constants, reasons, rows, summary
+from benchmarks.growth import FROM
+from benchmarks.records import FILE
 from benchmarks.results import Run
-from benchmarks.table import COLUMNS, quantity, rows
+from benchmarks.table import quantity
 
 PAGE = "README.md"
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +40,7 @@ def link(folder: Path) -> str:
 
 
 def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str:
-    """The page: machine, ceilings, a table for every suite, with its picture if there is one."""
+    """The page: machine, ceilings, speedups in short, and a table for every suite, with its picture if there is one."""
     machine = run.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
@@ -45,34 +48,42 @@ def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str
         "",
         f"{machine['cores']} cores, {machine['instructions']}, {machine['system']}, Python {machine['python']},",
         f"{versions}.",
-        f"Begun {machine['time']}{loads(run)}.",
-        "Medians of interleaved rounds; ratios are within one run: `× baseline` against the first subject of a case,",
-        "`× best other` against the fastest other one. `first` is the first call, with compilation and preparation;",
-        "`of ceiling` is the part of the rate that limits the case; peaks are memory beyond the inputs.",
+        f"Started {machine['time']}{loads(run)}.",
         *([f"[How it is measured]({docs})."] if docs else []),
         "",
-        "| threads | " + " | ".join(RATES) + " |",
-        "|---|" + "---|" * len(RATES),
+        "Times are medians of interleaved rounds. Speedups are those of attnspec within one run: over the baseline,",
+        "the first subject of a suite, and over the fastest other subject of each case. `of ceiling` is the part of",
+        f"the rate below that limits the case, `p` the exponent of time ~ workᵖ over sizes from {FROM} on; peaks are",
+        f"memory beyond the inputs. `{FILE}` has a line for each measurement, with quartiles, first call and error;",
+        "`python -m benchmarks report FOLDER` prints first calls and rates too.",
+        "",
+        *_table([("threads", *RATES), *_ceilings(run)]),
+        "",
+        *_table(list(summary(run))),
     ]
-    for threads, rates in run.ceilings.items():
-        lines.append(f"| {threads} | " + " | ".join(f"{quantity(rates[r])}{u}" for r, u in RATES.items()) + " |")
     for suite in dict.fromkeys(m.suite for m in run.measurements):
-        part = Run(run.machine, run.device, run.ceilings, [m for m in run.measurements if m.suite == suite])
+        part = replace(run, measurements=[m for m in run.measurements if m.suite == suite])
         lines += ["", f"## {suite}", ""]
         if f"{suite}.svg" in pictures:
             lines += [f"![{suite}]({suite}.svg)", ""]
+        if shared := constants(part):
+            lines += [f"{shared}.", ""]
         lines += [f"The ceiling is {LIMITS[suite]}", ""] if suite in LIMITS else []
-        lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows(part)]
-        if grown := growths(part):
-            lines += ["", f"Time grows as workᵖ, from {FROM} on:", ""]
-            lines += ["| case | mode | threads | subject | sizes | p |", "|" + "---|" * 6]
-            lines += [
-                f"| {g.case} | {g.mode} | {g.threads or ''} | {g.subject} | {', '.join(map(str, g.sizes))} "
-                f"| {g.exponent:.2f} |"
-                for g in grown
-            ]
+        lines += _table(list(rows(part)))
+        if untimed := [f"- {reason}" for reason in reasons(part)]:
+            lines += ["", "Not timed:", "", *untimed]
     return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A header and rows in Markdown."""
+    header, *others = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [header, "|" + "---|" * len(rows[0]), *others]
+
+
+def _ceilings(run: Run) -> Iterator[Sequence[str]]:
+    for threads, rates in run.ceilings.items():
+        yield threads, *(f"{quantity(rates[r])}{unit}" if r in rates else "" for r, unit in RATES.items())
 
 
 def loads(run: Run) -> str:

@@ -100,10 +100,10 @@ def in_words(threads: int) -> str:
     return f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
 
 
-def brief(not_timed: str) -> str:
-    """A reason in a line: the first of it, cut where it is long."""
-    line = (not_timed.splitlines() or [""])[0].rstrip()
-    return line if len(line) <= REASON else line[: REASON - 1].rstrip() + "…"
+def brief(reason: str, length: int = REASON) -> str:
+    """The first line of a reason, cut where it is longer than ``length``."""
+    line = (reason.splitlines() or [""])[0].rstrip()
+    return line if len(line) <= length else line[: length - 1].rstrip() + "…"
 
 
 def ratio(group: Sequence[Measurement], subject: str, to: str) -> float | None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import ceilings, floors, page, table
+from benchmarks import ceilings, comparison, floors, page, table
 from benchmarks.case import OURS
 from benchmarks.growth import growths, slope
-from benchmarks.results import REASON, Run, best_of_others, brief, ratio
+from benchmarks.records import read
+from benchmarks.results import REASON, Measurement, Run, best_of_others, brief, ratio
 from benchmarks.suites import SUITES
 
 from .samples import measurement, run
@@ -44,13 +45,54 @@ def test_ratios_are_of_medians_in_one_group() -> None:
     assert ratio([measurement("eager", None)], OURS, "eager") is None
 
 
-def test_the_page_names_machine_ratios_and_who_is_absent() -> None:
-    text = page.markdown(run(measurement("eager", 1.0), measurement(OURS, 0.01, first_call=2.0),
+def test_the_page_names_machine_speedups_and_who_is_absent() -> None:
+    text = page.markdown(run(measurement("eager", 1.0), measurement(OURS, 0.01),
                              measurement("keras", None, not_timed="absent: keras is not installed")))  # fmt: skip
     assert "a machine" in text
-    assert "| attnspec | 10 ms | 2 s | 100 | 100 | 100 Mterms/s | 10% |" in text
-    assert "absent: keras is not installed" in text
+    assert "| 1 | 1 Gtanh/s | 1 GB/s | 1 GFLOP/s |" in text
+    assert "| additive | forward | 1 | 100 to 100 | 100 | 100 to 100 | 100 |" in text
+    assert "| case | n | eager | **attnspec** | × eager | × best other | of ceiling |" in text
+    assert "| additive attention, forward, 1 thread | 512 | 1 s | 10 ms | 100 | 100 | 10% |" in text
+    assert "\n- keras: `absent: keras is not installed`\n" in text
     assert f"The ceiling is {ceilings.LIMITS['additive']}" in text
+
+
+def of_length(n: int, batch: int, **seconds: float | None) -> list[Measurement]:
+    sizes = {"B": batch, "n": n, "m": n, "d": 64}
+    why = "absent: `its` intermediates would take 12 GiB"
+    return [
+        measurement(name, s, size=n, sizes=sizes, work=float(n * n), peak_bytes=2**20 if name == OURS else None,
+                    not_timed=why if s is None else "")
+        for name, s in seconds.items()
+    ]  # fmt: skip
+
+
+def test_the_page_has_a_row_for_each_size_then_the_growth_of_each_subject() -> None:
+    some = [of_length(1024, 1, eager=None, attnspec=0.4, keras=None), of_length(512, 8, eager=1.0, attnspec=0.1)]
+    both = run(*(m for group in some for m in group))
+    assert list(comparison.rows(both)) == [
+        ("case", "n = m, B", "eager", "**attnspec**", "× eager", "× best other", "of ceiling", "peak of attnspec"),
+        ("additive attention, forward, 1 thread", "512, 8", "1 s", "100 ms", "10", "10", "0%", "1.0 MiB"),
+        ("", "1024, 1", "absent", "400 ms", "", "", "0%", "1.0 MiB"),
+        ("", "p", "", "1.00", "", "", "", ""),
+    ]
+    assert comparison.constants(both) == "d=64"
+    assert list(comparison.reasons(both)) == [
+        "eager, keras: `absent: 'its' intermediates would take 12 GiB` (1 of 2 cases)"
+    ]
+    assert list(comparison.summary(both))[1:] == [
+        ("additive", "forward", "2", "10 to 10", "10", "10 to 10", "10"),
+    ]  # fmt: skip
+
+
+def test_the_page_that_is_kept_shows_the_results_that_are_kept() -> None:
+    kept = page.ROOT / "benchmarks" / "results" / "cpu"
+    text = (kept / page.PAGE).read_text(encoding="utf-8")
+    found = read(kept)
+    assert page.markdown(found, docs=page.link(kept)) == text
+    assert len(text.splitlines()) < 400
+    times = [table.duration(m.seconds) for m in found.measurements if m.seconds is not None]
+    assert [t for t in times if f"| {t} |" not in text] == []
 
 
 def test_the_page_links_only_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +139,8 @@ def test_a_failure_takes_one_line_of_the_table_and_keeps_its_text(width: int) ->
     (at,) = [i for i, line in enumerate(lines) if "flex_attention" in line]
     assert lines[at + 1].startswith("└")
     assert any("eager" in line for line in lines)
-    (row,) = [line for line in page.markdown(failing).splitlines() if "flex_attention" in line]
-    assert row.count("|") == len(table.COLUMNS) + 1
+    (reason,) = [line for line in page.markdown(failing).splitlines() if "flex_attention" in line]
+    assert reason == f"- flex_attention: `{brief(why, comparison.REASON)}`"
 
 
 def test_floors_are_missed_by_name() -> None:

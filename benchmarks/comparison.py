@@ -1,0 +1,116 @@
+"""A suite on the page: for every case and size the medians of all subjects side by side, and our speedups."""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks.case import OURS
+from benchmarks.growth import growths
+from benchmarks.results import Measurement, Run, best_of_others, brief, in_words, ratio, share
+from benchmarks.table import duration, number, peak, percent
+
+REASON = 160
+"""Characters of a reason on the page."""
+
+Group = Sequence[Measurement]
+
+
+def summary(run: Run) -> Iterator[tuple[str, ...]]:
+    """For every suite and mode: how many times faster we are, least, median and most over its cases."""
+    yield "suite", "mode", "cases", "× baseline", "median", "× best other", "median"
+    of_mode: dict[tuple[str, str], list[Group]] = {}
+    for group in run.groups():
+        of_mode.setdefault((group[0].suite, group[0].mode), []).append(group)
+    for (suite, mode), groups in of_mode.items():
+        yield suite, mode, str(len(groups)), *_spread(_speedups(groups)), *_spread(_speedups(groups, best=True))
+
+
+def _speedups(groups: Sequence[Group], *, best: bool = False) -> list[float]:
+    found = [_speedup(group, best=best) for group in groups]
+    return [value for value in found if value is not None]
+
+
+def _speedup(group: Group, *, best: bool) -> float | None:
+    if not best:
+        return ratio(group, OURS, group[0].baseline)
+    other = best_of_others(group, OURS)
+    return None if other is None else ratio(group, OURS, other.subject)
+
+
+def _spread(values: Sequence[float]) -> tuple[str, str]:
+    return (f"{min(values):.3g} to {max(values):.3g}", number(statistics.median(values))) if values else ("", "")
+
+
+def rows(run: Run) -> Iterator[tuple[str, ...]]:
+    """The table of one suite, its header first: a row for each case and size, then the exponents of growth."""
+    subjects = _with(run, lambda m: m.seconds is not None)
+    peaks = _with(run, lambda m: m.peak_bytes is not None or m.peak_unknown != "")
+    dimensions, _ = _dimensions(run)
+    baselines = " or ".join(dict.fromkeys(m.baseline for m in run.measurements))
+    yield (
+        "case", ", ".join(" = ".join(names) for names in dimensions),
+        *(f"**{subject}**" if subject == OURS else subject for subject in subjects),
+        f"× {baselines}", "× best other", "of ceiling", *(f"peak of {subject}" for subject in peaks),
+    )  # fmt: skip
+    exponents = {(g.case, g.mode, g.threads, g.subject): g.exponent for g in growths(run)}
+    of_case: dict[tuple[str, str, int], list[Group]] = {}
+    for each in run.groups():
+        of_case.setdefault((each[0].case, each[0].mode, each[0].threads), []).append(each)
+    for (case, mode, threads), groups in of_case.items():
+        name = f"{case}, {mode}{in_words(threads)}"
+        for group in sorted(groups, key=lambda some: some[0].size):
+            by = {m.subject: m for m in group}
+            own = by.get(OURS)
+            yield (
+                name, ", ".join(str(_length(group[0], names)) for names in dimensions),
+                *(_time(by.get(subject)) for subject in subjects),
+                number(_speedup(group, best=False)), number(_speedup(group, best=True)),
+                "" if own is None else percent(share(run, own)),
+                *(peak(by[subject]) if subject in by else "" for subject in peaks),
+            )  # fmt: skip
+            name = ""
+        grown = [exponents.get((case, mode, threads, subject)) for subject in subjects]
+        if any(p is not None for p in grown):
+            yield "", "p", *("" if p is None else f"{p:.2f}" for p in grown), *[""] * (3 + len(peaks))
+
+
+def constants(run: Run) -> str:
+    """The dimensions that all cases of a suite share."""
+    return ", ".join(_dimensions(run)[1])
+
+
+def reasons(run: Run) -> Iterator[str]:
+    """Who was not timed and why, with the number of cases unless it is all of them."""
+    cases = len(run.groups())
+    untimed = Counter((m.subject, brief(m.not_timed, REASON)) for m in run.measurements if m.not_timed)
+    subjects: dict[tuple[str, int], list[str]] = {}
+    for (subject, reason), count in untimed.items():
+        subjects.setdefault((reason, count), []).append(subject)
+    for (reason, count), names in subjects.items():
+        quoted = reason.replace("`", "'")
+        yield f"{', '.join(names)}: `{quoted}`" + ("" if count == cases else f" ({count} of {cases} cases)")
+
+
+def _with(run: Run, has: Callable[[Measurement], bool]) -> list[str]:
+    found = {m.subject for m in run.measurements if has(m)}
+    return [subject for subject in dict.fromkeys(m.subject for m in run.measurements) if subject in found]
+
+
+def _dimensions(run: Run) -> tuple[list[list[str]], list[str]]:
+    """The names of dimensions that vary, those that are always the growing one first and together; the others."""
+    names = list(dict.fromkeys(name for m in run.measurements for name in m.sizes))
+    growing = [name for name in names if all(m.sizes.get(name) == m.size for m in run.measurements)]
+    values = {name: {m.sizes.get(name) for m in run.measurements} for name in names if name not in growing}
+    fixed = [f"{name}={next(iter(found))}" for name, found in values.items() if len(found) == 1]
+    return [growing or ["size"], *([name] for name, found in values.items() if len(found) > 1)], fixed
+
+
+def _length(m: Measurement, names: Sequence[str]) -> int | str:
+    return m.size if names == ["size"] else m.sizes.get(names[0], "")
+
+
+def _time(m: Measurement | None) -> str:
+    """A median, or in a word why there is none."""
+    if m is None:
+        return ""
+    return m.not_timed.partition(":")[0] if m.seconds is None else duration(m.seconds)
