@@ -16,18 +16,22 @@ from benchmarks.table import quantity
 
 PAGE = "README.md"
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+KEPT = ("additive",)
+"""Suites whose pictures the repository keeps, for pages that show them; git ignores the others in ``RESULTS``."""
 
 
 def written(run: Run, folder: Path, console: Console) -> None:
     """Draw a picture of every suite, where matplotlib is installed, and write the page."""
     pictures: list[Path] = []
     try:
-        from benchmarks.plot import drawn
+        from benchmarks.plot import draw
 
-        pictures = drawn(run, folder)
+        pictures = draw(run, folder)
     except ImportError as error:
         console.print(f"no plots: {error.name} is not installed (the extra `bench` has it)", highlight=False)
-    page = markdown(run, docs=link(folder), pictures=[p.name for p in pictures])
+    kept = [p.name for p in pictures if p.stem in KEPT or not folder.resolve().is_relative_to(RESULTS)]
+    page = markdown(run, docs=link(folder), pictures=kept)
     (folder / PAGE).write_text(page, encoding="utf-8")
 
 
@@ -55,7 +59,7 @@ def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str
         "the first subject of a suite, and over the fastest other subject of each case. `of ceiling` is the part of",
         f"the rate below that limits the case, `p` the exponent of time ~ workᵖ over sizes from {FROM} on; peaks are",
         f"memory beyond the inputs. `{FILE}` has a line for each measurement, with quartiles, first call and error;",
-        "`python -m benchmarks report FOLDER` prints first calls and rates too.",
+        "`python -m benchmarks report FOLDER` prints first calls and rates too, and draws a picture of every suite.",
         "",
         *_table([("threads", *RATES), *_ceilings(run)]),
         "",

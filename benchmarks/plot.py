@@ -1,20 +1,24 @@
-"""Time against size, both logarithmic, with the limits that were measured in the same run."""
+"""Time against size, both logarithmic, with the ceilings that were measured in the same run."""
 
+import io
+import re
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Measurement, Run, in_words
+from benchmarks.table import duration
 
 STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-")
 
 
-def drawn(run: Run, folder: Path) -> list[Path]:
-    """A picture for every suite; the paths written."""
+def draw(run: Run, folder: Path) -> list[Path]:
+    """Draw a picture of every suite; the paths written."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "attnspec"
+    # the same file for the same results; text instead of outlines of its letters
+    matplotlib.rcParams.update({"svg.hashsalt": "attnspec", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
     written = []
@@ -27,12 +31,19 @@ def drawn(run: Run, folder: Path) -> list[Path]:
             _panel(axis, name, points, run)
         for axis in list(axes.flat)[len(panels) :]:
             axis.set_visible(False)
-        path = folder / f"{suite}.svg"
         figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None})
+        path, picture = folder / f"{suite}.svg", io.StringIO()
+        figure.savefig(picture, format="svg", metadata={"Date": None})
         pyplot.close(figure)
+        path.write_text(compact(picture.getvalue()), encoding="utf-8")
         written.append(path)
     return written
+
+
+def compact(svg: str) -> str:
+    """The same picture with a line for each panel, where Matplotlib has one for each point and tag."""
+    joined = re.sub(r">\s+<", "><", re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL))
+    return re.sub(r"\s*\n", " ", joined).strip().replace('<g id="axes_', '\n<g id="axes_') + "\n"
 
 
 def _panels(measurements: list[Measurement]) -> dict[str, list[Measurement]]:
@@ -53,10 +64,22 @@ def _panel(axis: Any, name: str, points: list[Measurement], run: Run) -> None:
         limit = sorted({(m.size, m.work / rate) for m in points})
         mark = "k--" if len(limit) > 1 else "k_"
         axis.plot([n for n, _ in limit], [s for _, s in limit], mark, label=f"{points[0].ceiling} rate", linewidth=1)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
+    _scales(axis, sorted({m.size for m in points}))
     axis.set_title(name, fontsize=9)
     axis.set_xlabel("m" if points[0].suite == "step" else "n")
-    axis.set_ylabel("seconds")
     axis.grid(True, which="major", alpha=0.3)
     axis.legend(fontsize=7)
+
+
+def _scales(axis: Any, sizes: list[int]) -> None:
+    """Both logarithmic, with ticks at the sizes and at round times."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [str(n) for n in sizes])
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+    axis.yaxis.set_major_formatter(lambda seconds, place: duration(seconds))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_minor_locator(NullLocator())

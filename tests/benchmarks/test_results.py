@@ -89,7 +89,7 @@ def test_the_page_that_is_kept_shows_the_results_that_are_kept() -> None:
     kept = page.ROOT / "benchmarks" / "results" / "cpu"
     text = (kept / page.PAGE).read_text(encoding="utf-8")
     found = read(kept)
-    assert page.markdown(found, docs=page.link(kept)) == text
+    assert page.markdown(found, docs=page.link(kept), pictures=[f"{suite}.svg" for suite in page.KEPT]) == text
     assert len(text.splitlines()) < 400
     times = [table.duration(m.seconds) for m in found.measurements if m.seconds is not None]
     assert [t for t in times if f"| {t} |" not in text] == []

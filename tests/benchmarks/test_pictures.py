@@ -1,0 +1,106 @@
+"""Pictures of the benchmarks: drawn by the command, small, and not kept but for those that a page shows."""
+
+import io
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks import page, plot
+from benchmarks.case import OURS
+from benchmarks.cli import main
+from benchmarks.records import read, write
+from benchmarks.results import Run
+from benchmarks.suites import SUITES
+
+from .samples import measurement, run
+
+
+def two_suites() -> Run:
+    sizes = (64, 512)
+    some = [measurement(name, 1e-3, suite=suite, size=n, sizes={"n": n})
+            for suite in ("additive", "step") for n in sizes for name in ("eager", OURS)]  # fmt: skip
+    return run(*some)
+
+
+def drawn(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.svg"))
+
+
+def test_the_command_draws_every_suite_and_the_page_shows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    write(two_suites(), tmp_path)
+    assert main(["report", str(tmp_path)]) == 0
+    assert drawn(tmp_path) == ["additive.svg", "step.svg"]
+    text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
+    assert "![additive](additive.svg)" in text
+    assert "![step](step.svg)" in text
+    picture = tmp_path / "additive.svg"
+    first = picture.read_bytes()
+    assert main(["report", str(tmp_path)]) == 0
+    assert picture.read_bytes() == first
+    capsys.readouterr()
+
+
+def test_a_picture_has_a_line_for_each_panel_and_its_words_as_text(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    some = two_suites()
+    backward = [replace(m, mode="forward+backward") for m in some.measurements]
+    paths = plot.draw(replace(some, measurements=[*some.measurements, *backward]), tmp_path)
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) == 1 + 2
+        found = ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
+        words = {"".join(element.itertext()) for element in found}
+        assert {"additive attention, forward, 1 thread", OURS, "tanh rate", "64", "512", "1 ms"} <= words
+
+
+def test_the_page_shows_only_pictures_that_git_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    page.written(two_suites(), tmp_path, Console(file=io.StringIO()))
+    assert drawn(tmp_path) == ["additive.svg", "step.svg"]
+    text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
+    assert "![additive](additive.svg)" in text
+    assert "![step]" not in text
+
+
+def test_without_matplotlib_there_is_a_page_and_a_word_on_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    console = Console(file=io.StringIO(), width=120)
+    with console.capture() as capture:
+        page.written(two_suites(), tmp_path, console)
+    assert capture.get() == "no plots: matplotlib is not installed (the extra `bench` has it)\n"
+    assert [path.name for path in tmp_path.iterdir()] == [page.PAGE]
+
+
+def test_git_keeps_the_pictures_that_pages_show_and_no_others() -> None:
+    rules = (page.RESULTS / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert [rule for rule in rules if not rule.startswith("#")] == ["*.svg", *(f"!/cpu/{s}.svg" for s in page.KEPT)]
+    assert set(page.KEPT) <= SUITES.keys()
+    docs = (page.ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    text = (page.RESULTS / "cpu" / page.PAGE).read_text(encoding="utf-8")
+    for suite in page.KEPT:
+        assert f"(../benchmarks/results/cpu/{suite}.svg)" in docs
+        assert f"({suite}.svg)" in text
+        picture = page.RESULTS / "cpu" / f"{suite}.svg"
+        assert picture.stat().st_size < 64 * 2**10
+        assert len(picture.read_text(encoding="utf-8").splitlines()) < 10
+
+
+def test_the_pictures_that_are_kept_show_the_results_that_are_kept(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    kept = read(page.RESULTS / "cpu")
+    plot.draw(replace(kept, measurements=[m for m in kept.measurements if m.suite in page.KEPT]), tmp_path)
+    for suite in page.KEPT:
+        there = (page.RESULTS / "cpu" / f"{suite}.svg").read_text(encoding="utf-8")
+        if f"Matplotlib v{matplotlib.__version__}," not in there:
+            pytest.skip(f"drawn with another version of matplotlib than {matplotlib.__version__}")
+        assert (tmp_path / f"{suite}.svg").read_text(encoding="utf-8") == there
