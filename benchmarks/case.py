@@ -1,4 +1,4 @@
-"""What is measured: cases, and for each the subjects that compute the same."""
+"""What is measured: cases, and the subjects of each, which all compute the same."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,33 +8,33 @@ from torch import Tensor
 
 from benchmarks.exact import cotangent
 
-Thunk = Callable[[], Sequence[Tensor]]
-"""A call, ready to be timed: its results, first the output, then gradients if the case has any."""
+Call = Callable[[], Sequence[Tensor]]
+"""A call that is ready to be timed; it returns the output, then the gradients if the case has any."""
 
 OURS = "attnspec"
-FORWARD, BOTH = "forward", "forward+backward"
+FORWARD, WITH_BACKWARD = "forward", "forward+backward"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to compute a case. ``make`` does what is done once (caches, weights) and returns the call."""
+    """One way to compute a case. ``make`` does the work that is done once (caches, weights) and returns the call."""
 
     name: str
-    make: Callable[[], Thunk]
+    make: Callable[[], Call]
     absent: str = ""
-    """Why it cannot be measured here; empty if it can. A call may also say so by ``NotImplementedError``."""
+    """Why it cannot be measured here; empty if it can. A call may also give the reason by ``NotImplementedError``."""
     compiles: bool = False
-    """Whether the first call compiles, so that its memory is not the call's."""
+    """Whether the first call compiles, so that its peak memory is the compiler's."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One computation, and those who do it.
+    """One computation at one size, and its subjects.
 
-    ``sizes`` are its dimensions; ``size`` is the one along which it grows. ``work`` counts units (terms, multiply-adds
-    times two, bytes) and ``unit`` names them; ``ceiling`` names the rate that limits it. ``formula`` gives the results,
-    or a part of them, in the precision it is asked for; ``part`` takes the same part of a subject's results. ``memory``
-    says that peaks are measured too.
+    ``sizes`` are its dimensions; ``size`` is the one along which it grows. ``work`` counts units (terms, floating-point
+    operations, bytes) and ``unit`` names them; ``ceiling`` names the rate that limits it. ``formula`` computes the
+    results, or some rows of them, in a given precision; ``comparable`` takes the same rows of a subject's results.
+    ``memory`` says whether peaks are measured too.
     """
 
     suite: str
@@ -47,31 +47,31 @@ class Case:
     ceiling: str
     subjects: Sequence[Subject]
     formula: Callable[[torch.dtype], Sequence[Tensor]]
-    part: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    comparable: Callable[[Sequence[Tensor]], Sequence[Tensor]]
     baseline: str = "eager"
     memory: bool = False
     shared: int = 0
-    """How many inputs, the last ones, have no batch dimension, so that their gradients are sums over all of it."""
+    """How many of the last inputs have no batch dimension, so that their gradients are sums over the batch."""
 
     def summands(self, results: int) -> list[int]:
-        """For each of the results, how many numbers of its own size it adds up: 1, or a sum over batch, n and m."""
+        """How many terms each result is summed over: B·n·m for gradients of shared inputs, 1 for all others."""
         n = self.sizes["n"] if self.shared else 1
-        whole = self.sizes.get("B", 1) * n * self.sizes.get("m", n)
+        terms = self.sizes.get("B", 1) * n * self.sizes.get("m", n)
         shared = self.shared if results > 1 else 0
-        return [1] * (results - shared) + [whole] * shared
+        return [1] * (results - shared) + [terms] * shared
 
     @property
     def key(self) -> str:
-        """A name that is unique within a suite."""
+        """A name that is unique within its suite."""
         return f"{self.name}, {self.mode}, " + ", ".join(f"{k}={v}" for k, v in self.sizes.items())
 
 
-def call_of(mode: str, compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Thunk:
-    """The call that a mode asks for."""
-    return forward(compute, inputs) if mode == FORWARD else differentiated(compute, inputs)
+def make_call(mode: str, compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Call:
+    """The call that a mode times."""
+    return forward(compute, inputs) if mode == FORWARD else forward_backward(compute, inputs)
 
 
-def forward(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Thunk:
+def forward(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Call:
     """Forward alone, without autograd."""
 
     def call() -> Sequence[Tensor]:
@@ -81,23 +81,23 @@ def forward(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Thunk:
     return call
 
 
-def differentiated(
+def forward_backward(
     compute: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     parameters: Sequence[Tensor] = (),
-    arranged: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
-) -> Thunk:
-    """Forward and backward: the output and the gradients of all inputs for a cotangent of ones and minus ones.
+    rearrange: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
+) -> Call:
+    """Forward and backward: the output, and the gradients of all inputs for a cotangent of alternating signs.
 
-    ``parameters`` are a module's own, which ``compute`` reads itself; ``arranged`` views their gradients in the order
-    and shapes of the formula's.
+    ``parameters`` belong to a module, and ``compute`` is not passed them; ``rearrange`` brings their gradients into the
+    order and shapes of the formula's.
     """
     leaves = [x.detach().requires_grad_() for x in inputs]
 
     def call() -> Sequence[Tensor]:
         out = compute(*leaves)
         gradients = torch.autograd.grad(out, [*leaves, *parameters], cotangent(out))
-        return (out, *gradients[: len(leaves)], *arranged(gradients[len(leaves) :]))
+        return (out, *gradients[: len(leaves)], *rearrange(gradients[len(leaves) :]))
 
     return call
 

@@ -1,4 +1,4 @@
-"""What the machine can do at the most, measured in the same run: rates of tanh, of memory and of matrix products."""
+"""Ceilings of the machine, measured in the same run: rates of tanh, of reading memory and of matrix products."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -7,53 +7,52 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import significant
-from benchmarks.timing import interleaved, timed
+from benchmarks.timing import interleaved, time_once
 
 RATES = {"tanh": "tanh/s", "memory": "B/s", "matmul": "FLOP/s"}
-"""The rates, with their units."""
+"""The rates and their units."""
 
-LIMITS = {
-    "additive": "the rate of PyTorch's tanh, one for each term and two with backward; what gets by without it exceeds "
-    "100%, as attnspec does with exponentials of queries and keys alone.",
-    "step": "the rate at which PyTorch's sum reads 256 MiB (1 GiB on CUDA); another kernel can read faster than that "
-    "sum, and what the caches keep between calls need not be read again, so that more than 100% is possible.",
+CEILING_NOTES = {
+    "additive": "the rate of PyTorch's tanh, one for each term and two with backward; a subject that avoids tanh "
+    "exceeds 100%, as attnspec does with exponentials of queries and keys alone.",
+    "step": "the rate at which PyTorch's sum reads 256 MiB (1 GiB on CUDA); a kernel that reads faster than that sum, "
+    "or finds part of its inputs in the caches, exceeds 100%.",
     "sdpa": "the rate of one large matrix product, for every pair of query and key; masked pairs count as work, so "
-    "that who skips them exceeds 100%, and who multiplies faster than that product does so a little.",
+    "that a subject that skips them exceeds 100%; faster products than that one do so by a little.",
     "multihead": "the rate of one large matrix product, for every pair of query and key; pairs that a causal mask "
-    "excludes count as work, so that who skips them can exceed 100%.",
-    "scorers": "the rate of one large matrix product; products of other shapes can be faster than that one, and so "
-    "exceed 100%.",
+    "excludes count as work, so that a subject that skips them can exceed 100%.",
+    "scorers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
 }
-"""What `of ceiling` is a part of in each suite, and why more than all of it is possible."""
+"""Which rate is the ceiling of each suite, and what can exceed 100% of it."""
 
-CHAIN = 16
-"""How often tanh is applied to a number between reading and writing it, where caches are slower than tanh."""
+CHAIN_LENGTH = 16
+"""How many times tanh is applied between reading a number and writing it, where caches are slower than tanh."""
 
 
-def chained(x: Tensor) -> Tensor:
-    """tanh of tanh of …"""
-    for _ in range(CHAIN):
+def tanh_chain(x: Tensor) -> Tensor:
+    """tanh applied ``CHAIN_LENGTH`` times."""
+    for _ in range(CHAIN_LENGTH):
         x = torch.tanh(x)
     return x
 
 
 def tanh_call(cached: Tensor, *, chain: bool) -> tuple[Callable[[], object], int]:
-    """A call, and how many times it computes tanh.
+    """A call, and how many values of tanh it computes.
 
-    On the CPU that is PyTorch's on numbers in the caches. A GPU computes tanh faster than it reads, so that there a
-    chain of them is compiled into one kernel.
+    On the CPU it is PyTorch's tanh on cached numbers. A GPU computes tanh faster than it reads numbers, so that a chain
+    of them is compiled into one kernel there.
     """
     if chain:
-        function = torch.compile(chained, dynamic=False)
-        return lambda: function(cached), CHAIN * cached.numel()
+        function = torch.compile(tanh_chain, dynamic=False)
+        return lambda: function(cached), CHAIN_LENGTH * cached.numel()
     result = torch.empty_like(cached)
     return lambda: torch.tanh(cached, out=result), cached.numel()
 
 
-def measured(device: str, *, rounds: int = 9, quick: bool = False) -> dict[str, float]:
-    """The rates, with as many threads as PyTorch is set to use."""
+def measure(device: str, *, rounds: int = 9, quick: bool = False) -> dict[str, float]:
+    """The rates in units per second, with as many threads as PyTorch is set to use."""
     cuda = device.startswith("cuda")
-    # 128 KiB for each thread, which its core's cache holds with the result
+    # 128 KiB for each thread: with the result it fits into the second-level cache of a core
     cached = torch.randn(2**22 if cuda else 2**15 * torch.get_num_threads(), device=device)
     large = torch.ones(2**28 if cuda else 2**24 if quick else 2**26, device=device)
     side = 8192 if cuda else 512 if quick else 1024
@@ -67,6 +66,6 @@ def measured(device: str, *, rounds: int = 9, quick: bool = False) -> dict[str, 
     }
     work = {"tanh": times_tanh, "memory": large.numel() * large.element_size(), "matmul": 2 * side**3}
     with torch.no_grad():
-        firsts = {name: timed(call, device) for name, call in calls.items()}
-        times = interleaved(calls, firsts, rounds=rounds, seconds=10, device=device)
+        first_calls = {name: time_once(call, device) for name, call in calls.items()}
+        times = interleaved(calls, first_calls, rounds=rounds, seconds=10, device=device)
     return {name: significant(work[name] / t.median) for name, t in times.items()}

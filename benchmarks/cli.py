@@ -15,9 +15,9 @@ from rich.console import Console
 from benchmarks import ceilings, floors, page, table
 from benchmarks.machine import described, load, usable_cores
 from benchmarks.measuring import measure
-from benchmarks.progress import Announced
+from benchmarks.progress import CaseProgress
 from benchmarks.records import FILE, present, read, write
-from benchmarks.results import Measurement, Run, in_words
+from benchmarks.results import Measurement, Run, threads_suffix
 from benchmarks.suites import SUITES, Settings
 
 app = typer.Typer(
@@ -29,19 +29,19 @@ app = typer.Typer(
 )
 
 WIDTH = 140
-"""Columns of output that goes into a file."""
+"""Columns of output that goes to a file."""
 
 INTERRUPTED = 130
-"""The exit status of a run that was broken off with Ctrl-C."""
+"""The exit status of a run that was interrupted with Ctrl-C."""
 
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
-"""Every complaint about arguments; Typer exports this class under no name of its own."""
+"""The base of all errors in arguments, which Typer does not export."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status. What is wrong with the arguments is said in one line."""
+    """Run the command and return its exit status; an error in the arguments is reported in one line."""
     try:
-        # what earlier runs have compiled would make the first calls of this one look quick
+        # what earlier runs compiled would shorten the first calls of this one
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
             return app(arguments, prog_name="python -m benchmarks", standalone_mode=False) or 0
@@ -96,34 +96,34 @@ def run(
     counts = numbers("--threads", threads) or ((1,) if quick else tuple(sorted({1, most})))
     if max(counts) > most:
         unusable(f"--threads: expected at most {most}, the cores that this process may use; got {max(counts)}")
-    before = None if output is None else earlier(output, device)
+    before = None if output is None else earlier_results(output, device)
     console = Console(stderr=True)
-    progress, found, broken_off = Announced(console), None, False
+    progress, found, interrupted = CaseProgress(console), None, False
     try:
         with progress:
-            for found in measured(
+            for found in measure_suites(
                 tuple(dict.fromkeys(suite or SUITES)), settings, counts if device == "cpu" else (0,),
                 3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, before, progress,
             ):  # fmt: skip
                 if output is not None:
                     write(found, output)
     except KeyboardInterrupt:
-        broken_off = True
+        interrupted = True
     if found is not None:
         found = replace(found, machine={**found.machine, "load_after": load()})
         if output is not None:
             write(found, output)
-            page.written(found, output, console)
-        shown(found)
-    if broken_off:
-        sys.stderr.write(f"benchmarks: {going_on(progress, found, output)}\n")
+            page.write(found, output, console)
+        print_tables(found)
+    if interrupted:
+        sys.stderr.write(f"benchmarks: {interruption_notice(progress, found, output)}\n")
         raise typer.Exit(INTERRUPTED)
     if found is not None:
-        finish(found, require)
+        check_floors(found, require)
 
 
-def earlier(folder: Path, device: str) -> Run | None:
-    """Results that are in the folder already, to which new ones are added; the folder is made if there is none."""
+def earlier_results(folder: Path, device: str) -> Run | None:
+    """The results that a folder has already, to which new ones are added; the folder is made if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -136,13 +136,13 @@ def earlier(folder: Path, device: str) -> Run | None:
         return None
     try:
         before = read(folder)
-        Run(described(device), device).after(before)
+        Run(described(device), device).merged_with(before)
     except ValueError as error:
         unusable(f"--output: expected an empty folder or results of this machine; {error}")
     return before
 
 
-def measured(
+def measure_suites(
     suites: Sequence[str],
     settings: Settings,
     threads: Sequence[int],
@@ -150,34 +150,34 @@ def measured(
     seconds: float,
     memory: bool,
     before: Run | None,
-    progress: Announced,
+    progress: CaseProgress,
 ) -> Iterator[Run]:
-    """After every case what has been measured so far, and the cases of an earlier run besides."""
+    """After every case all that was measured so far, merged with an earlier run."""
     found = Run(described(settings.device) | {"load_before": load()}, settings.device)
     results: list[Measurement] = []
-    progress.preparation("inputs")
+    progress.phase("inputs")
     progress.expect(len(threads) * sum(1 for name in suites for _ in SUITES[name](settings)))
     for count in threads:
         if count:
             torch.set_num_threads(count)
-        progress.preparation("rates of the machine" + in_words(count))
-        rates = ceilings.measured(settings.device, quick=settings.quick)
+        progress.phase("ceilings of the machine" + threads_suffix(count))
+        rates = ceilings.measure(settings.device, quick=settings.quick)
         found = replace(found, ceilings={**found.ceilings, str(count): rates})
         for name in suites:
             for case in SUITES[name](settings):
-                progress.case(f"{name}: {case.key}{in_words(count)}")
+                progress.case(f"{name}: {case.key}{threads_suffix(count)}")
                 results += measure(
-                    case, settings, rounds=rounds, seconds=seconds, memory=memory, note=progress.note
+                    case, settings, rounds=rounds, seconds=seconds, memory=memory, step=progress.step
                 )  # fmt: skip
                 found = replace(found, measurements=tuple(results))
-                yield found if before is None else found.after(before)
+                yield found if before is None else found.merged_with(before)
 
 
-def going_on(progress: Announced, found: Run | None, folder: Path | None) -> str:
-    """What there is of a run that was broken off, and how the rest is measured."""
-    where = f"broken off in case {progress.begun} of {progress.total}" if progress.begun else "broken off"
+def interruption_notice(progress: CaseProgress, found: Run | None, folder: Path | None) -> str:
+    """What an interrupted run has left, and how to measure the rest."""
+    where = f"interrupted in case {progress.started} of {progress.total}" if progress.started else "interrupted"
     if found is None:
-        return f"{where}; no case was measured, and the same command begins again"
+        return f"{where}; no case was measured, and the same command starts again"
     if folder is None:
         return f"{where}; the cases before it are kept only with --output FOLDER"
     return (
@@ -186,17 +186,17 @@ def going_on(progress: Announced, found: Run | None, folder: Path | None) -> str
     )
 
 
-def shown(run: Run) -> None:
-    """The tables; wide where nobody looks at them in a terminal."""
+def print_tables(run: Run) -> None:
+    """Print the tables as wide as the terminal, or ``WIDTH`` columns wide where there is none."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    for one in table.printed(run, console.width):
+    for one in table.tables(run, console.width):
         console.print(one)
 
 
-def finish(run: Run, require: bool) -> None:
-    """Say which floors are missed, and who was wrong; with ``require`` that is status 1."""
+def check_floors(run: Run, require: bool) -> None:
+    """Report floors that are missed and subjects that are wrong; with ``require`` they make the exit status 1."""
     lines = floors.missed(run)
     for line in lines:
         sys.stderr.write(f"missed: {line}\n")
@@ -217,6 +217,6 @@ def report(
         found = read(folder)
     except ValueError as error:
         unusable(f"{folder}: expected a folder with {FILE}; {error}")
-    shown(found)
-    page.written(found, folder, Console(stderr=True))
-    finish(found, require)
+    print_tables(found)
+    page.write(found, folder, Console(stderr=True))
+    check_floors(found, require)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.case import OURS
 from benchmarks.growth import growths
-from benchmarks.results import Measurement, Run, best_of_others, brief, in_words, ratio, share
+from benchmarks.results import Measurement, Run, brief, ceiling_share, fastest_other, speedup, threads_suffix
 from benchmarks.table import duration, number, peak, percent
 
 REASON = 160
@@ -32,9 +32,9 @@ def _speedups(groups: Sequence[Group], *, best: bool = False) -> list[float]:
 
 def _speedup(group: Group, *, best: bool) -> float | None:
     if not best:
-        return ratio(group, OURS, group[0].baseline)
-    other = best_of_others(group, OURS)
-    return None if other is None else ratio(group, OURS, other.subject)
+        return speedup(group, OURS, group[0].baseline)
+    other = fastest_other(group, OURS)
+    return None if other is None else speedup(group, OURS, other.subject)
 
 
 def _spread(values: Sequence[float]) -> tuple[str, str]:
@@ -57,7 +57,7 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
     for each in run.groups():
         of_case.setdefault((each[0].case, each[0].mode, each[0].threads), []).append(each)
     for (case, mode, threads), groups in of_case.items():
-        name = f"{case}, {mode}{in_words(threads)}"
+        name = f"{case}, {mode}{threads_suffix(threads)}"
         for group in sorted(groups, key=lambda some: some[0].size):
             by = {m.subject: m for m in group}
             own = by.get(OURS)
@@ -65,7 +65,7 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
                 name, ", ".join(str(_length(group[0], names)) for names in dimensions),
                 *(_time(by.get(subject)) for subject in subjects),
                 number(_speedup(group, best=False)), number(_speedup(group, best=True)),
-                "" if own is None else percent(share(run, own)),
+                "" if own is None else percent(ceiling_share(run, own)),
                 *(peak(by[subject]) if subject in by else "" for subject in peaks),
             )  # fmt: skip
             name = ""
@@ -80,7 +80,7 @@ def constants(run: Run) -> str:
 
 
 def reasons(run: Run) -> Iterator[str]:
-    """Who was not timed and why, with the number of cases unless it is all of them."""
+    """Which subjects were not timed and why, with the number of cases unless it is all of them."""
     cases = len(run.groups())
     untimed = Counter((m.subject, brief(m.not_timed, REASON)) for m in run.measurements if m.not_timed)
     subjects: dict[tuple[str, int], list[str]] = {}

@@ -1,4 +1,4 @@
-"""What a case must compute: its formula in double precision, and how far single precision strays from that."""
+"""The expected results of a case, from its formula in double precision, and errors relative to them."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 Formula = Callable[..., Tensor]
-"""formula(rows, *inputs): the rows of the output that are numbered, for the inputs of a case."""
+"""formula(rows, *inputs): the rows of the output with these indices, for the inputs of a case."""
 
 
 def cotangent(out: Tensor) -> Tensor:
-    """Alternating signs, without memory of its own."""
+    """Alternating signs, as a view that takes no memory for itself."""
     return out.detach().new_tensor([1.0, -1.0]).repeat(-(-out.shape[-1] // 2))[: out.shape[-1]].expand_as(out)
 
 
-def results(
+def expected(
     formula: Formula,
     inputs: Sequence[Tensor],
     batched: int,
@@ -24,10 +24,10 @@ def results(
     backward: bool,
     chunk: int = 64,
 ) -> tuple[Tensor, ...]:
-    """The rows of the first batch entry's output; with ``backward`` also the gradients of all inputs.
+    """Some rows of the first batch entry's output; with ``backward`` also the gradients of all inputs.
 
-    The first ``batched`` inputs have a batch dimension, and of their gradients the first entry's are given; the others
-    are shared, and theirs are summed over the batch. Queries are taken ``chunk`` at a time.
+    The first ``batched`` inputs have a batch dimension, and their gradients are those of the first entry; the others
+    are shared, and their gradients are sums over the batch. Queries are processed ``chunk`` at a time.
     """
     given = [x.detach().to(dtype) for x in inputs]
     first = [x[:1] if i < batched else x for i, x in enumerate(given)]
@@ -49,20 +49,20 @@ def results(
     return (out, *totals)
 
 
-def parts(found: Sequence[Tensor], batched: int, rows: Tensor) -> tuple[Tensor, ...]:
-    """What ``results`` gives, taken from the results of a whole call."""
+def comparable(found: Sequence[Tensor], batched: int, rows: Tensor) -> tuple[Tensor, ...]:
+    """What ``expected`` returns, taken from the results of a whole call."""
     out, *gradients = (x.detach() for x in found)
     return (out[:1][..., rows, :], *(g[:1] if i < batched else g for i, g in enumerate(gradients)))
 
 
 def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """The largest error of each result, relative to the largest number in it; infinite for a number that is none."""
+    """The largest error of each result relative to its largest number; infinite if it has a NaN."""
     if [x.shape for x in found] != [x.shape for x in exact]:
         shapes = [[tuple(x.shape) for x in xs] for xs in (exact, found)]
         raise ValueError(f"expected results of shapes {shapes[0]}, got {shapes[1]}")
     tiny = torch.finfo(torch.float32).tiny
-    off = [_relative(f.detach().double(), e.detach(), tiny) for f, e in zip(found, exact, strict=True)]
-    return [e if e == e else float("inf") for e in off]
+    relative = [_relative(f.detach().double(), e.detach(), tiny) for f, e in zip(found, exact, strict=True)]
+    return [e if e == e else float("inf") for e in relative]
 
 
 def _relative(found: Tensor, exact: Tensor, tiny: float) -> float:

@@ -1,19 +1,19 @@
-"""What the backend must reach, as ratios within one run."""
+"""What the backend promises, as ratios within one run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.case import BOTH, FORWARD, OURS
-from benchmarks.growth import FROM, Growth, growths
-from benchmarks.results import Measurement, Run, best_of_others, brief, in_words, ratio
-from benchmarks.suites.scaled_dot_product import PLAIN
+from benchmarks.case import FORWARD, OURS, WITH_BACKWARD
+from benchmarks.growth import MIN_SIZE, Growth, growths
+from benchmarks.results import Measurement, Run, brief, fastest_other, speedup, threads_suffix
+from benchmarks.suites.scaled_dot_product import F_SDPA
 
 Group = Sequence[Measurement]
 
 
 @dataclass(frozen=True)
 class Floor:
-    """A number that must not be less than ``least``. ``number`` gives None where it cannot be computed."""
+    """A ratio that must be at least ``least`` in the cases it applies to; None if it cannot be computed."""
 
     what: str
     suite: str
@@ -34,57 +34,60 @@ def _peak_below(mebibytes: float) -> Callable[[Group], float | None]:
     return number
 
 
-def _against(subject: str) -> Callable[[Group], float | None]:
-    return lambda group: ratio(group, OURS, subject)
+def _speedup_over(subject: str) -> Callable[[Group], float | None]:
+    return lambda group: speedup(group, OURS, subject)
 
 
-def _against_best(group: Group) -> float | None:
-    best = best_of_others(group, OURS)
-    return None if best is None else ratio(group, OURS, best.subject)
+def _speedup_over_fastest(group: Group) -> float | None:
+    best = fastest_other(group, OURS)
+    return None if best is None else speedup(group, OURS, best.subject)
 
 
 FLOORS = (
-    Floor("forward, times eager", "additive", lambda c: _one_thread(c, FORWARD, 512, 1024), _against("eager"), 50),
-    Floor("forward and backward, times eager", "additive", lambda c: _one_thread(c, BOTH, 512), _against("eager"), 25),
-    Floor("times torch.compile", "additive", lambda c: _one_thread(c, FORWARD, 512), _against("torch.compile"), 6),
-    Floor("times torch.compile", "additive", lambda c: _one_thread(c, BOTH, 512), _against("torch.compile"), 10),
-    Floor("110 MiB over the peak", "additive", lambda c: _one_thread(c, BOTH, 1024), _peak_below(110), 1),
-    Floor("step, times eager", "step", lambda c: _one_thread(c, FORWARD, 512), _against("eager"), 30),
-    Floor("times PyTorch's best", "sdpa", lambda c: 64 <= c.size <= 4096, _against_best, 0.97),
+    Floor("forward, times eager", "additive", lambda c: _one_thread(c, FORWARD, 512, 1024), _speedup_over("eager"), 50),
+    Floor("forward and backward, times eager", "additive", lambda c: _one_thread(c, WITH_BACKWARD, 512),
+          _speedup_over("eager"), 25),
+    Floor("times torch.compile", "additive", lambda c: _one_thread(c, FORWARD, 512), _speedup_over("torch.compile"), 6),
+    Floor("times torch.compile", "additive", lambda c: _one_thread(c, WITH_BACKWARD, 512),
+          _speedup_over("torch.compile"), 10),
+    Floor("110 MiB over the peak", "additive", lambda c: _one_thread(c, WITH_BACKWARD, 1024), _peak_below(110), 1),
+    Floor("step, times eager", "step", lambda c: _one_thread(c, FORWARD, 512), _speedup_over("eager"), 30),
+    Floor("times PyTorch's best", "sdpa", lambda c: 64 <= c.size <= 4096, _speedup_over_fastest, 0.97),
     Floor(
         "boolean causal mask, times F.sdpa", "sdpa", lambda c: c.case == "boolean causal" and c.size == 2048,
-        _against(PLAIN), 1.8,
+        _speedup_over(F_SDPA), 1.8,
     ),
     Floor(
-        "padding, times F.sdpa", "sdpa", lambda c: c.case == "padding" and 512 <= c.size <= 4096, _against(PLAIN), 1.3
+        "padding, times F.sdpa", "sdpa", lambda c: c.case == "padding" and 512 <= c.size <= 4096,
+        _speedup_over(F_SDPA), 1.3,
     ),
 )  # fmt: skip
 
 
 STEEPEST = 1.1
-"""Additive attention does n·m times the same work, and the exponent of its time is 1, within a tenth."""
+"""The largest exponent of additive attention's time: its work is proportional to n·m, so that 1 is ideal."""
 
 
 def missed(run: Run) -> list[str]:
-    """One line for every floor that is not reached by a case of the run, and for every case we do not compute."""
+    """A line for every floor that a case misses, every wrong subject, and every case in which attnspec is not timed."""
     lines = [
         f"{title(m)}: {m.subject} is {brief(m.not_timed)}"
         for m in run.measurements
         if m.not_timed.startswith("wrong") or (m.subject == OURS and m.not_timed)
     ]
-    for group, floor, number in _applied(run):
+    for group, floor, number in _applicable(run):
         if number is not None and number < floor.least:
             lines.append(f"{title(group[0])}: {floor.what}: expected at least {floor.least:g}, got {number:.3g}")
     for g in _additive_growths(run):
         if g.exponent > STEEPEST:
-            case = f"additive: {g.case}, {g.mode}, from {FROM} on{in_words(g.threads)}"
+            case = f"additive: {g.case}, {g.mode}, from {MIN_SIZE} on{threads_suffix(g.threads)}"
             lines.append(f"{case}: time grows as (n·m)^{g.exponent:.2f}, expected at most {STEEPEST:g}")
     return lines
 
 
 def unchecked(run: Run) -> list[str]:
-    """One line for every floor that says nothing of this run: no case of it, or not all that is compared."""
-    number_of = [(floor, number) for _, floor, number in _applied(run)]
+    """A line for every floor that this run does not check: it has no such case, or lacks what is compared."""
+    number_of = [(floor, number) for _, floor, number in _applicable(run)]
     lines = []
     for floor in FLOORS:
         if not any(f is floor for f, _ in number_of):
@@ -92,7 +95,7 @@ def unchecked(run: Run) -> list[str]:
         elif any(f is floor and number is None for f, number in number_of):
             lines.append(f"{floor.suite}: {floor.what}: not everything was measured")
     if not _additive_growths(run):
-        lines.append(f"additive: growth of time: no two sizes from {FROM} on in this run")
+        lines.append(f"additive: growth of time: no two sizes from {MIN_SIZE} on in this run")
     return lines
 
 
@@ -100,7 +103,7 @@ def _additive_growths(run: Run) -> list[Growth]:
     return [g for g in growths(run) if (g.suite, g.subject) == ("additive", OURS)]
 
 
-def _applied(run: Run) -> list[tuple[Group, Floor, float | None]]:
+def _applicable(run: Run) -> list[tuple[Group, Floor, float | None]]:
     return [
         (group, floor, floor.number(group))
         for group in run.groups()
@@ -110,6 +113,6 @@ def _applied(run: Run) -> list[tuple[Group, Floor, float | None]]:
 
 
 def title(m: Measurement) -> str:
-    """A case in words."""
+    """The name of a case with suite, sizes and threads."""
     sizes = ", ".join(f"{k}={v}" for k, v in m.sizes.items())
-    return f"{m.suite}: {m.case}, {m.mode}, {sizes}" + in_words(m.threads)
+    return f"{m.suite}: {m.case}, {m.mode}, {sizes}" + threads_suffix(m.threads)

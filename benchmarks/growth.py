@@ -1,4 +1,4 @@
-"""How time grows with work: the slope of the logarithms, 1 where time is proportional to work."""
+"""How time scales with work: the slope of log time over log work, 1 where they are proportional."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from math import log
 
 from benchmarks.results import Measurement, Run
 
-FROM = 512
-"""Below this size calls cost more than work."""
+MIN_SIZE = 512
+"""Smaller sizes are left out: there the overhead of a call outweighs its work."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The exponent p of time ~ work^p for one subject of a case, over sizes from ``FROM`` on."""
+    """The exponent p of time ~ work^p for one subject of a case, over sizes from ``MIN_SIZE`` on."""
 
     suite: str
     case: str
@@ -25,15 +25,15 @@ class Growth:
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent p of values ~ sizes^p, by least squares of the logarithms; at least two sizes."""
+    """The exponent p of values ~ sizes^p, by least squares on logarithms; it takes at least two different sizes."""
     return statistics.linear_regression([log(s) for s in sizes], [log(v) for v in values]).slope
 
 
 def growths(run: Run) -> list[Growth]:
-    """For every subject that was timed at two or more sizes."""
+    """The exponent of every subject that was timed at two sizes or more."""
     lines: dict[tuple[str, str, str, int, str], list[Measurement]] = {}
     for m in run.measurements:
-        if m.seconds is not None and m.size >= FROM:
+        if m.seconds is not None and m.size >= MIN_SIZE:
             lines.setdefault((m.suite, m.case, m.mode, m.threads, m.subject), []).append(m)
     return [
         Growth(*line, tuple(m.size for m in found), slope([m.work for m in found], [m.seconds or 0.0 for m in found]))

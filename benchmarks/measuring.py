@@ -1,4 +1,4 @@
-"""Measuring one case: subjects are made, found right or wrong, and timed in turns."""
+"""Measuring one case: its subjects are made, checked against the formula, and timed in interleaved rounds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,24 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.case import Case, Subject, Thunk
+from benchmarks.case import Call, Case, Subject
 from benchmarks.exact import errors
 from benchmarks.memory import peak_on_cpu, peak_on_cuda
 from benchmarks.results import Measurement, significant
 from benchmarks.suites.settings import Settings
-from benchmarks.timing import Times, interleaved, timed
+from benchmarks.timing import Times, interleaved, time_once
 
-ALLOWED = 16.0
-"""How many times the error of the formula itself in single precision a subject's may be: sums in another order differ
-by a few."""
+ERROR_FACTOR = 16.0
+"""How many times the error of the formula in single precision a subject may have: sums in another order differ by a
+small factor."""
 
 
 @dataclass
-class Examined:
-    """The subjects of a case after their first calls: those that can be timed, and why the others cannot."""
+class CheckedSubjects:
+    """The subjects of a case after their first calls: which can be timed, and why the others cannot."""
 
-    calls: dict[str, Thunk] = field(default_factory=dict)
-    firsts: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)
+    first_calls: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     not_timed: dict[str, str] = field(default_factory=dict)
 
@@ -36,43 +36,43 @@ def measure(
     rounds: int,
     seconds: float,
     memory: bool,
-    note: Callable[[str], None] = lambda text: None,
+    step: Callable[[str], None] = lambda text: None,
 ) -> list[Measurement]:
-    """One measurement for every subject of a case; who is absent, wrong or fails is not timed, and says why."""
+    """A measurement of every subject of a case; one that is absent, wrong or fails is not timed, and has the reason."""
     threads = torch.get_num_threads() if settings.device == "cpu" else 0
-    examined = examine(case, settings.device, note)
-    note(f"timing {len(examined.calls)} in turns")
-    times = interleaved(examined.calls, examined.firsts, rounds=rounds, seconds=seconds, device=settings.device)
+    checked = check_subjects(case, settings.device, step)
+    step(f"timing {len(checked.calls)} in interleaved rounds")
+    times = interleaved(checked.calls, checked.first_calls, rounds=rounds, seconds=seconds, device=settings.device)
     peaks: dict[str, int | str] = {}
-    for name, call in examined.calls.items() if memory and case.memory else ():
-        note(f"memory of {name}")
+    for name, call in checked.calls.items() if memory and case.memory else ():
+        step(f"memory of {name}")
         if settings.device == "cpu":
             peaks[name] = peak_on_cpu(case.suite, case.key, name, threads, {"sizes": [case.size]})
         else:
             peaks[name] = peak_on_cuda(call)
-    return [_measurement(case, subject.name, threads, examined, times, peaks) for subject in case.subjects]
+    return [_measurement(case, subject.name, threads, checked, times, peaks) for subject in case.subjects]
 
 
-def examine(case: Case, device: str, note: Callable[[str], None] = lambda text: None) -> Examined:
+def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda text: None) -> CheckedSubjects:
     """The first call of every subject, compared with the formula in double precision."""
     torch._dynamo.reset()
-    note("formula")
+    step("formula")
     exact = case.formula(torch.float64)
     eps = torch.finfo(torch.float32).eps
-    off = errors(case.formula(torch.float32), exact)
-    # rounding errors of a sum are as good as independent: they grow with the root of the number of summands
-    floors = [eps * summands**0.5 for summands in case.summands(len(off))]
-    allowed = [ALLOWED * max(error, floor) for error, floor in zip(off, floors, strict=True)]
-    found = Examined()
+    formula_errors = errors(case.formula(torch.float32), exact)
+    # the rounding errors of a sum are nearly independent, so that they grow with the root of the number of terms
+    floors = [eps * terms**0.5 for terms in case.summands(len(formula_errors))]
+    allowed = [ERROR_FACTOR * max(error, floor) for error, floor in zip(formula_errors, floors, strict=True)]
+    found = CheckedSubjects()
     for subject in case.subjects:
         name = subject.name
         if subject.absent:
             found.not_timed[name] = f"absent: {subject.absent}"
             continue
-        note(f"first call of {name}")
+        step(f"first call of {name}")
         try:
-            call, found.firsts[name], results = _first(subject, device)
-            off = errors(case.part(results), exact)
+            call, found.first_calls[name], results = _first(subject, device)
+            found_errors = errors(case.comparable(results), exact)
         except NotImplementedError as error:
             found.not_timed[name] = f"absent: {str(error) or type(error).__name__}"
             continue
@@ -80,37 +80,44 @@ def examine(case: Case, device: str, note: Callable[[str], None] = lambda text: 
             found.not_timed[name] = f"failed: {type(error).__name__}: {error}"
             continue
         del results
-        found.errors[name] = max(off)
-        wrong = [i for i, (error, limit) in enumerate(zip(off, allowed, strict=True)) if not error <= limit]
+        found.errors[name] = max(found_errors)
+        wrong = [i for i, (error, limit) in enumerate(zip(found_errors, allowed, strict=True)) if not error <= limit]
         if wrong:
             what = f"gradient {wrong[0]}" if wrong[0] else "output"
-            found.not_timed[name] = f"wrong: {what}: error {off[wrong[0]]:.1e}, allowed {allowed[wrong[0]]:.1e}"
+            found.not_timed[name] = (
+                f"wrong: {what}: error {found_errors[wrong[0]]:.1e}, allowed {allowed[wrong[0]]:.1e}"
+            )
         else:
             found.calls[name] = call
     return found
 
 
-def _first(subject: Subject, device: str) -> tuple[Thunk, float, list[Tensor]]:
-    """The call, how long making and calling it took at first, and its results."""
-    made: list[Thunk] = []
+def _first(subject: Subject, device: str) -> tuple[Call, float, list[Tensor]]:
+    """The call, the seconds that making it and calling it for the first time took, and its results."""
+    made: list[Call] = []
     results: list[Tensor] = []
 
     def both() -> None:
         made.append(subject.make())
         results.extend(made[0]())
 
-    seconds = timed(both, device)
+    seconds = time_once(both, device)
     return made[0], seconds, results
 
 
 def _measurement(
-    case: Case, name: str, threads: int, examined: Examined, times: Mapping[str, Times], peaks: Mapping[str, int | str]
+    case: Case,
+    name: str,
+    threads: int,
+    checked: CheckedSubjects,
+    times: Mapping[str, Times],
+    peaks: Mapping[str, int | str],
 ) -> Measurement:
     fixed: dict[str, Any] = {
         "suite": case.suite, "case": case.name, "mode": case.mode, "sizes": dict(case.sizes), "size": case.size,
         "threads": threads, "subject": name, "baseline": case.baseline, "work": case.work, "unit": case.unit,
-        "ceiling": case.ceiling, "error": _rounded(examined.errors.get(name)),
-        "first_call": _rounded(examined.firsts.get(name)), "not_timed": examined.not_timed.get(name, ""),
+        "ceiling": case.ceiling, "error": _rounded(checked.errors.get(name)),
+        "first_call": _rounded(checked.first_calls.get(name)), "not_timed": checked.not_timed.get(name, ""),
     }  # fmt: skip
     if name not in times:
         return Measurement(**fixed)

@@ -1,4 +1,4 @@
-"""Memory that a call takes at its peak, beyond its inputs. On the CPU each is measured in a process of its own."""
+"""The peak memory of a call beyond its inputs, on the CPU measured in a process of its own."""
 
 import json
 import os
@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.case import Case, Subject, Thunk
+from benchmarks.case import Call, Case, Subject
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 ROOT = Path(__file__).parents[1]
-SECONDS = 300.0
-RETURNED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""glibc keeps freed blocks of up to 32 MiB once it has freed one, and a second call would then seem to need nothing."""
+TIMEOUT_SECONDS = 300.0
+MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""By default glibc keeps freed blocks of up to 32 MiB, so that a second call would seem to need no memory."""
 
 
-def peak_on_cuda(call: Thunk) -> int:
-    """Bytes that PyTorch's allocator handed out at the peak of a call, beyond what was in use before."""
+def peak_on_cuda(call: Call) -> int:
+    """Bytes that PyTorch's allocator had in use at the peak of a call, beyond those in use before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -29,66 +29,66 @@ def peak_on_cuda(call: Thunk) -> int:
 
 
 def peak_on_cpu(suite: str, key: str, subject: str, threads: int, arguments: dict[str, Any]) -> int | str:
-    """Bytes of a call at its peak, or why they are not known."""
+    """Bytes in use at the peak of a call, or why they are not known."""
     if not RESET.exists():
         return "needs Linux"
-    order = json.dumps({"suite": suite, "key": key, "subject": subject, "threads": threads, **arguments})
+    request = json.dumps({"suite": suite, "key": key, "subject": subject, "threads": threads, **arguments})
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.memory", order],
-            capture_output=True, text=True, timeout=SECONDS, cwd=ROOT, env=os.environ | RETURNED,
+            [sys.executable, "-m", "benchmarks.memory", request],
+            capture_output=True, text=True, timeout=TIMEOUT_SECONDS, cwd=ROOT, env=os.environ | MALLOC_SETTINGS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"took more than {SECONDS:g} s"
+        return f"took more than {TIMEOUT_SECONDS:g} s"
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
     return int(done.stdout.splitlines()[-1])
 
 
-def field(name: str) -> int:
-    """A line of the process's status, in bytes."""
+def status_bytes(name: str) -> int:
+    """A field of this process's status, in bytes."""
     for line in STATUS.read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     raise KeyError(name)
 
 
-def high_water(call: Thunk) -> int:
-    """Bytes of memory in use at the peak of a call, beyond what was in use before."""
+def high_water_mark(call: Call) -> int:
+    """Bytes of resident memory at the peak of a call, beyond those before it."""
     RESET.write_text("5")
-    before = field("VmRSS")
+    before = status_bytes("VmRSS")
     call()
-    return field("VmHWM") - before
+    return status_bytes("VmHWM") - before
 
 
 def measure(small: Case, case: Case, subject: str) -> int:
-    """The high water of one subject, after it has run on a small case, for what is made once.
+    """The peak of one subject, which first runs on a small case, so that what is set up once does not count.
 
-    What compiles has also run on the case itself: compiling takes memory, and is done for each size.
+    One that compiles first runs on the case itself as well: it compiles for each size, and that takes memory.
     """
-    made(small, subject).make()()
-    chosen = made(case, subject)
+    subject_named(small, subject).make()()
+    chosen = subject_named(case, subject)
     call = chosen.make()
     if chosen.compiles:
         call()
-    return high_water(call)
+    return high_water_mark(call)
 
 
-def made(case: Case, subject: str) -> Subject:
-    """A subject by its name."""
+def subject_named(case: Case, subject: str) -> Subject:
+    """The subject of a case with this name."""
     return next(s for s in case.subjects if s.name == subject)
 
 
 def main() -> None:
-    """Do what the parent process ordered."""
+    """Measure what the parent process requests, and print the bytes."""
     from benchmarks.suites import SUITES, Settings
 
-    order = json.loads(sys.argv[1])
-    torch.set_num_threads(order["threads"])
-    suite = SUITES[order["suite"]]
-    case = next(c for c in suite(Settings(sizes=tuple(order["sizes"]))) if c.key == order["key"])
+    request = json.loads(sys.argv[1])
+    torch.set_num_threads(request["threads"])
+    suite = SUITES[request["suite"]]
+    case = next(c for c in suite(Settings(sizes=tuple(request["sizes"]))) if c.key == request["key"])
     small = next(c for c in suite(Settings(sizes=(16,))) if (c.name, c.mode) == (case.name, case.mode))
-    print(measure(small, case, order["subject"]))
+    print(measure(small, case, request["subject"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page and the pictures beside the results."""
+"""The page and the pictures that stand beside the results."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.ceilings import LIMITS, RATES
+from benchmarks.ceilings import CEILING_NOTES, RATES
 from benchmarks.comparison import constants, reasons, rows, summary
-from benchmarks.growth import FROM
+from benchmarks.growth import MIN_SIZE
 from benchmarks.records import FILE
 from benchmarks.results import Run
 from benchmarks.table import quantity
@@ -21,7 +21,7 @@ KEPT = ("additive",)
 """Suites whose pictures the repository keeps, for pages that show them; git ignores the others in ``RESULTS``."""
 
 
-def written(run: Run, folder: Path, console: Console) -> None:
+def write(run: Run, folder: Path, console: Console) -> None:
     """Draw a picture of every suite, where matplotlib is installed, and write the page."""
     pictures: list[Path] = []
     try:
@@ -31,12 +31,12 @@ def written(run: Run, folder: Path, console: Console) -> None:
     except ImportError as error:
         console.print(f"no plots: {error.name} is not installed (the extra `bench` has it)", highlight=False)
     kept = [p.name for p in pictures if p.stem in KEPT or not folder.resolve().is_relative_to(RESULTS)]
-    page = markdown(run, docs=link(folder), pictures=kept)
+    page = markdown(run, docs=docs_link(folder), pictures=kept)
     (folder / PAGE).write_text(page, encoding="utf-8")
 
 
-def link(folder: Path) -> str:
-    """How it is measured, as seen from a folder of the repository; nothing for one that is elsewhere."""
+def docs_link(folder: Path) -> str:
+    """The path from a folder of the repository to the page on how speed is measured; empty for a folder elsewhere."""
     folder = folder.resolve()
     if not folder.is_relative_to(ROOT):
         return ""
@@ -52,12 +52,13 @@ def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str
         "",
         f"{machine['cores']} cores, {machine['instructions']}, {machine['system']}, Python {machine['python']},",
         f"{versions}.",
-        f"Started {machine['time']}{loads(run)}.",
+        f"Started {machine['time']}{load_note(run)}.",
         *([f"[How it is measured]({docs})."] if docs else []),
         "",
         "Times are medians of interleaved rounds. Speedups are those of attnspec within one run: over the baseline,",
         "the first subject of a suite, and over the fastest other subject of each case. `of ceiling` is the part of",
-        f"the rate below that limits the case, `p` the exponent of time ~ workᵖ over sizes from {FROM} on; peaks are",
+        "the rate below that limits the case, `p` the exponent of time ~ workᵖ over sizes from "
+        f"{MIN_SIZE} on; peaks are",
         f"memory beyond the inputs. `{FILE}` has a line for each measurement, with quartiles, first call and error;",
         "`python -m benchmarks report FOLDER` prints first calls and rates too, and draws a picture of every suite.",
         "",
@@ -72,7 +73,7 @@ def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str
             lines += [f"![{suite}]({suite}.svg)", ""]
         if shared := constants(part):
             lines += [f"{shared}.", ""]
-        lines += [f"The ceiling is {LIMITS[suite]}", ""] if suite in LIMITS else []
+        lines += [f"The ceiling is {CEILING_NOTES[suite]}", ""] if suite in CEILING_NOTES else []
         lines += _table(list(rows(part)))
         if untimed := [f"- {reason}" for reason in reasons(part)]:
             lines += ["", "Not timed:", "", *untimed]
@@ -90,8 +91,8 @@ def _ceilings(run: Run) -> Iterator[Sequence[str]]:
         yield threads, *(f"{quantity(rates[r])}{unit}" if r in rates else "" for r, unit in RATES.items())
 
 
-def loads(run: Run) -> str:
-    """The machine's load, as far as it is known: a run that was killed has none for its end."""
+def load_note(run: Run) -> str:
+    """The load average before and after a run, as far as known: a run that was killed has none after."""
     known = [(run.machine.get(f"load_{when}"), when) for when in ("before", "after")]
     said = [f"{load} {when}" for load, when in known if load is not None]
     return f", load {' and '.join(said)}" if said else ""

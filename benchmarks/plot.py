@@ -6,7 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Measurement, Run, in_words
+from benchmarks.results import Measurement, Run, threads_suffix
 from benchmarks.table import duration
 
 STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-")
@@ -49,7 +49,7 @@ def compact(svg: str) -> str:
 def _panels(measurements: list[Measurement]) -> dict[str, list[Measurement]]:
     panels: dict[str, list[Measurement]] = {}
     for m in measurements:
-        panels.setdefault(f"{m.case}, {m.mode}{in_words(m.threads)}", []).append(m)
+        panels.setdefault(f"{m.case}, {m.mode}{threads_suffix(m.threads)}", []).append(m)
     return panels
 
 

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, elsewhere a line for each case."""
+"""The progress of a run: a bar on a terminal, elsewhere a line for each case."""
 
 from types import TracebackType
 from typing import Self
@@ -8,18 +8,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 
-class Announced:
-    """Cases as they begin, ``[3/40]``; on a terminal also what is done with the one at hand."""
+class CaseProgress:
+    """Counts cases as they start, ``[3/40]``; on a terminal it also shows the step that is under way."""
 
     def __init__(self, console: Console) -> None:
-        # the text alone gives way where the terminal is narrow
+        # on a narrow terminal only the text is shortened
         text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
         columns = (BarColumn(bar_width=16), MofNCompleteColumn(), TimeElapsedColumn(), text)
         self.progress = Progress(
             *columns, console=console, transient=True, expand=True, disable=not console.is_terminal
         )  # fmt: skip
         self.task = self.progress.add_task("", total=None)
-        self.begun, self.total, self.title = 0, 0, ""
+        self.started, self.total, self.title = 0, 0, ""
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -31,25 +31,25 @@ class Announced:
         self.progress.stop()
 
     def expect(self, cases: int) -> None:
-        """So many cases will follow."""
+        """Set the number of cases."""
         self.total = cases
         self.progress.update(self.task, total=cases)
 
-    def preparation(self, title: str) -> None:
-        """Something begins that is no case."""
+    def phase(self, title: str) -> None:
+        """Start something that is not a case."""
         self.title = title
-        self.note("")
+        self.step("")
         self._line(title)
 
     def case(self, title: str) -> None:
-        """The next case begins, and the ones before are done."""
-        self.progress.update(self.task, completed=self.begun)
-        self.begun, self.title = self.begun + 1, title
-        self.note("")
-        self._line(f"[{self.begun}/{self.total}] {title}")
+        """Start the next case; all before it are done."""
+        self.progress.update(self.task, completed=self.started)
+        self.started, self.title = self.started + 1, title
+        self.step("")
+        self._line(f"[{self.started}/{self.total}] {title}")
 
-    def note(self, step: str) -> None:
-        """What is done now."""
+    def step(self, step: str) -> None:
+        """Show what is being done."""
         self.progress.update(self.task, description=f"{step} · {self.title}" if step else self.title)
 
     def _line(self, text: str) -> None:

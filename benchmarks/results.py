@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 DIGITS = 6
-"""Significant digits that are kept of times and rates; their noise is in the second or third."""
+"""Significant digits that are kept of times and rates; their noise is in the second or third of them."""
 
 REASON = 60
 """Characters of a reason where it is shown; the record has all of it."""
@@ -41,13 +41,13 @@ class Measurement:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """What the subjects of one case have in common."""
+        """What all measurements of one case share."""
         return self.suite, self.case, self.mode, tuple(sorted(self.sizes.items())), self.threads
 
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run: the machine, the rates that limit it by number of threads, the measurements."""
+    """A run: the machine, its ceilings by number of threads (rates in units per second), the measurements."""
 
     machine: Mapping[str, Any]
     device: str
@@ -61,18 +61,18 @@ class Run:
             found.setdefault(m.group, []).append(m)
         return list(found.values())
 
-    def after(self, before: "Run") -> "Run":
-        """This run with what an earlier one measured besides; ``ValueError`` if its machine or versions were others."""
+    def merged_with(self, earlier: "Run") -> "Run":
+        """This run and the cases that only an earlier one measured; ``ValueError`` if machine or versions differ."""
         same = ("device", "versions")
-        if any(self.machine[k] != before.machine[k] for k in same):
-            versions = ", ".join(f"{name} {version}" for name, version in before.machine["versions"].items())
+        if any(self.machine[k] != earlier.machine[k] for k in same):
+            versions = ", ".join(f"{name} {version}" for name, version in earlier.machine["versions"].items())
             raise ValueError(
-                f"got results of another machine or other versions: {before.machine['device']}, {versions}"
+                f"got results of another machine or other versions: {earlier.machine['device']}, {versions}"
             )
         anew = {m.group for m in self.measurements}
-        kept = [m for m in before.measurements if m.group not in anew]
-        ordered = _ordered((*kept, *self.measurements), like=(*before.measurements, *self.measurements))
-        return replace(self, ceilings={**before.ceilings, **self.ceilings}, measurements=ordered)
+        kept = [m for m in earlier.measurements if m.group not in anew]
+        ordered = _ordered((*kept, *self.measurements), like=(*earlier.measurements, *self.measurements))
+        return replace(self, ceilings={**earlier.ceilings, **self.ceilings}, measurements=ordered)
 
 
 def _ordered(measurements: Sequence[Measurement], like: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -89,14 +89,14 @@ def significant(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def share(run: Run, m: Measurement) -> float | None:
-    """The part of the limiting rate that a subject reaches; None if one of them is not known."""
+def ceiling_share(run: Run, m: Measurement) -> float | None:
+    """The fraction of the limiting rate that a subject reaches; None if either is not known."""
     rate = run.ceilings.get(str(m.threads), {}).get(m.ceiling)
     return None if rate is None or m.seconds is None else m.work / m.seconds / rate
 
 
-def in_words(threads: int) -> str:
-    """What follows a case in a line; nothing on a GPU."""
+def threads_suffix(threads: int) -> str:
+    """The number of threads, as it follows the name of a case; empty on a GPU."""
     return f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
 
 
@@ -106,14 +106,14 @@ def brief(reason: str, length: int = REASON) -> str:
     return line if len(line) <= length else line[: length - 1].rstrip() + "…"
 
 
-def ratio(group: Sequence[Measurement], subject: str, to: str) -> float | None:
-    """How many times faster a subject is than another one; None if one of them has no time."""
+def speedup(group: Sequence[Measurement], subject: str, over: str) -> float | None:
+    """How many times faster a subject is than the one it is compared with; None if either was not timed."""
     seconds = {m.subject: m.seconds for m in group}
-    own, other = seconds.get(subject), seconds.get(to)
+    own, other = seconds.get(subject), seconds.get(over)
     return None if own is None or other is None else other / own
 
 
-def best_of_others(group: Sequence[Measurement], subject: str) -> Measurement | None:
-    """The fastest of all other subjects."""
+def fastest_other(group: Sequence[Measurement], subject: str) -> Measurement | None:
+    """The fastest of the subjects other than this one."""
     others = [m for m in group if m.subject != subject and m.seconds is not None]
     return min(others, key=lambda m: m.seconds or 0.0, default=None)

@@ -1,4 +1,4 @@
-"""Times: the subjects take turns, round by round, so that whatever else the machine does hits all of them."""
+"""Timing in interleaved rounds, so that other load on the machine affects all subjects alike."""
 
 import functools
 import random
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST = 4e-3
-"""Seconds that one sample takes at least; quick calls are repeated within it."""
+MIN_SAMPLE_SECONDS = 4e-3
+"""Seconds that a sample lasts at least; short calls are repeated within it."""
 
 FLUSH_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one call: of the first, and the median and quartiles of those that were sampled."""
+    """Seconds per call: of the first call, and of all samples."""
 
     first: float
     samples: Sequence[float]
@@ -39,20 +39,20 @@ class Times:
 
 def interleaved(
     calls: Mapping[str, Callable[[], object]],
-    firsts: Mapping[str, float],
+    first_calls: Mapping[str, float],
     *,
     rounds: int,
     seconds: float,
     device: str = "cpu",
 ) -> dict[str, Times]:
-    """Samples of all calls in turns, until there are ``rounds`` of each, or 3 and ``seconds`` have passed.
+    """Sample every call once a round, for ``rounds`` rounds, or until ``seconds`` have passed and 3 rounds are done.
 
-    The order is drawn anew in every round, since a call finds the caches as the one before left them. ``firsts`` holds
-    how long the first call of each took, compilation and all. A first round only warms up.
+    The order is drawn anew in every round, since a call finds the caches as the one before left them. ``first_calls``
+    are the seconds of each first call, compilation included. Before the first round every call is run once.
     """
     order, rng = list(calls), random.Random(0)
     sample = _on_cuda if device.startswith("cuda") else _on_cpu
-    repeats = {name: max(1, round(LEAST / max(sample(call, 1), 1e-7))) for name, call in calls.items()}
+    repeats = {name: max(1, round(MIN_SAMPLE_SECONDS / max(sample(call, 1), 1e-7))) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     start = time.monotonic()
     for done in range(rounds):
@@ -61,10 +61,10 @@ def interleaved(
         rng.shuffle(order)
         for name in order:
             samples[name].append(sample(calls[name], repeats[name]))
-    return {name: Times(firsts[name], taken) for name, taken in samples.items()}
+    return {name: Times(first_calls[name], taken) for name, taken in samples.items()}
 
 
-def timed(call: Callable[[], object], device: str = "cpu") -> float:
+def time_once(call: Callable[[], object], device: str = "cpu") -> float:
     """Seconds of a single call."""
     cuda = device.startswith("cuda")
     if cuda:
@@ -84,7 +84,7 @@ def _on_cpu(call: Callable[[], object], repeats: int) -> float:
 
 
 def _on_cuda(call: Callable[[], object], repeats: int) -> float:
-    """The median of calls, each between two events and with the second-level cache emptied before the first."""
+    """The median over calls, each between two events, with the second-level cache emptied before it."""
     spans = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]  # type: ignore[no-untyped-call]
     for begin, end in spans:
         _flush().zero_()

@@ -1,4 +1,4 @@
-"""The suites: each a function from settings to cases, one file for each subject."""
+"""The suites: each is a function from settings to cases, in a file of its own."""
 
 from collections.abc import Callable, Iterator, Mapping
 

@@ -1,11 +1,11 @@
-"""PyTorch's FlexAttention, for what it can express: dot products with a mask or a term of each key."""
+"""PyTorch's FlexAttention, for what it can express: dot products with a mask or a bias per key."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from benchmarks.case import Subject, Thunk, call_of, compiled
+from benchmarks.case import Call, Subject, compiled, make_call
 
 NAME = "flex_attention"
 NO_DOT_PRODUCT = "its scores are dot products"
@@ -21,13 +21,13 @@ def flexible(
     key_term: Callable[[Tensor], Tensor] | None = None,
     project: Callable[..., Tensor] | None = None,
 ) -> Subject:
-    """Compiled, as it is meant to be used; its block mask is made once, and so not timed.
+    """FlexAttention under ``torch.compile``, as it is meant to be used; its block mask is made once and not timed.
 
-    ``key_term`` is added to the scores, a number (*batch, m) for each key; ``project`` makes the query from itself and
-    the inputs after the value. On the CPU it has no backward, and says so.
+    ``key_term`` gives a bias for each key, (*batch, m), which is added to the scores; ``project`` maps the query by
+    the inputs that follow the value. On the CPU it has no backward, and raises.
     """
 
-    def make() -> Thunk:
+    def make() -> Call:
         blocks = None if mask is None and not causal else _blocks(inputs[0], inputs[1], mask)
 
         def compute(query: Tensor, key: Tensor, value: Tensor, *weights: Tensor) -> Tensor:
@@ -38,15 +38,15 @@ def flexible(
             def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 return score if term is None else score + term[b, j]
 
-            whole = query.dim() == 4
-            query, key, value = (x if whole else x.unsqueeze(1) for x in (query, key, value))
+            has_heads = query.dim() == 4
+            query, key, value = (x if has_heads else x.unsqueeze(1) for x in (query, key, value))
             out = flex_attention(
                 query, key, value, block_mask=blocks, scale=scale, score_mod=None if term is None else modified
             )
             assert isinstance(out, Tensor)
-            return out if whole else out.squeeze(1)
+            return out if has_heads else out.squeeze(1)
 
-        return call_of(mode, compiled(compute), inputs)
+        return make_call(mode, compiled(compute), inputs)
 
     return Subject(NAME, make, compiles=True)
 

@@ -1,4 +1,4 @@
-"""Keras' attention layers, where Keras is installed; it is never required."""
+"""Keras' attention layers, measured where Keras is installed; it is never required."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.case import FORWARD, Subject, Thunk, differentiated, forward
+from benchmarks.case import FORWARD, Call, Subject, forward, forward_backward
 from benchmarks.machine import installed
 
 
 def absent() -> str:
-    """Why Keras cannot be measured, empty if it can."""
+    """Why Keras cannot be measured; empty if it can."""
     if not installed("keras"):
         return "keras is not installed"
     backend = os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -19,9 +19,9 @@ def absent() -> str:
 
 
 def additive(mode: str, inputs: tuple[Tensor, ...], too_large: str) -> Subject:
-    """``AdditiveAttention`` projects nothing: it is given projected queries and keys, and learns w_v as its scale."""
+    """``AdditiveAttention`` has no projections: it takes projected queries and keys, and its scale is w_v."""
 
-    def make() -> Thunk:
+    def make() -> Call:
         import keras
 
         *projected, w_v = inputs
@@ -41,7 +41,7 @@ def additive(mode: str, inputs: tuple[Tensor, ...], too_large: str) -> Subject:
 def multi_head(mode: str, inputs: tuple[Tensor, ...], causal: bool) -> Subject:
     """``MultiHeadAttention`` with weights (d, heads, p) and (heads, p, d)."""
 
-    def make() -> Thunk:
+    def make() -> Call:
         import keras
 
         x, *projections, w_o = inputs
@@ -53,20 +53,20 @@ def multi_head(mode: str, inputs: tuple[Tensor, ...], causal: bool) -> Subject:
             for variable, w in zip(layer.trainable_variables, weights, strict=True):
                 variable.assign(w)
 
-        def arranged(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        def rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
             *first, last = gradients
             return [*(g.permute(1, 2, 0) for g in first), last.reshape(heads * p, d).mT]
 
         def compute(x: Tensor) -> Tensor:
             return _called(x, lambda: layer(x, x, use_causal_mask=causal))
 
-        return _call(mode, compute, [x], [v.value for v in layer.trainable_variables], arranged)
+        return _call(mode, compute, [x], [v.value for v in layer.trainable_variables], rearrange)
 
     return Subject("keras", make, absent())
 
 
 def _called(like: Tensor, call: Callable[[], Any]) -> Tensor:
-    """On the device of a tensor: Keras moves what it is given to a device of its own choice."""
+    """Call on the device of a tensor: by default Keras moves its inputs to a device that it chooses."""
     import keras
 
     with keras.device(str(like.device)):
@@ -79,6 +79,6 @@ def _call(
     compute: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     parameters: Sequence[Tensor],
-    arranged: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
-) -> Thunk:
-    return forward(compute, inputs) if mode == FORWARD else differentiated(compute, inputs, parameters, arranged)
+    rearrange: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
+) -> Call:
+    return forward(compute, inputs) if mode == FORWARD else forward_backward(compute, inputs, parameters, rearrange)

@@ -1,4 +1,4 @@
-"""Multi-head self-attention, projections included, as in a layer of a transformer."""
+"""Multi-head self-attention with its projections, as in a layer of a transformer."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,18 @@ from torch import Tensor, nn
 
 from attnspec.backends import pytorch
 from benchmarks import exact
-from benchmarks.case import BOTH, FORWARD, OURS, Case, Subject, Thunk, call_of, compiled, differentiated, forward
+from benchmarks.case import (
+    FORWARD,
+    OURS,
+    WITH_BACKWARD,
+    Call,
+    Case,
+    Subject,
+    compiled,
+    forward,
+    forward_backward,
+    make_call,
+)
 from benchmarks.suites import keras_layers
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -24,7 +35,7 @@ def cases(settings: Settings) -> Iterator[Case]:
     """n tokens, with and without a causal mask."""
     for n in settings.chosen((64, 256, 1024, 2048), (64,)):
         for name in ("self-attention", "causal self-attention"):
-            for mode in (FORWARD, BOTH):
+            for mode in (FORWARD, WITH_BACKWARD):
                 yield case(settings, n, name, mode)
 
 
@@ -44,7 +55,7 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         pooled = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
         return F.linear(pooled.transpose(1, 2).flatten(-2), w_o)
 
-    def layer() -> Thunk:
+    def layer() -> Call:
         module = nn.MultiheadAttention(WIDTH, HEADS, bias=False, batch_first=True, device=settings.device).eval()
         with torch.no_grad():
             module.in_proj_weight.copy_(torch.cat([w.flatten(0, 1) for w in inputs[1:4]]))
@@ -55,12 +66,12 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
             out: Tensor = module(x, x, x, need_weights=False, attn_mask=future, is_causal=causal)[0]
             return out
 
-        def arranged(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        def rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
             return [*gradients[0].view(3, HEADS, WIDTH // HEADS, WIDTH), gradients[1]]
 
         if mode == FORWARD:
             return forward(compute, (x,))
-        return differentiated(compute, (x,), (module.in_proj_weight, module.out_proj.weight), arranged)
+        return forward_backward(compute, (x,), (module.in_proj_weight, module.out_proj.weight), rearrange)
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
         def of(some: Tensor, x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
@@ -70,18 +81,18 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
                 scores = scores.masked_fill(torch.arange(n, device=x.device) > some[:, None], float("-inf"))
             return F.linear((torch.softmax(scores, -1) @ value).transpose(1, 2).flatten(-2), w_o)
 
-        return exact.results(of, inputs, 1, rows, dtype=dtype, backward=mode == BOTH, chunk=1024)
+        return exact.expected(of, inputs, 1, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=1024)
 
     work = 8.0 * BATCH * n * WIDTH**2 + 4.0 * BATCH * n * n * WIDTH
     return Case(
         "multihead", name, mode, {"B": BATCH, "heads": HEADS, "n": n, "d": WIDTH}, n,
         work * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
         [
-            Subject("eager", lambda: call_of(mode, eager, inputs)),
-            Subject("torch.compile", lambda: call_of(mode, compiled(eager), inputs), compiles=True),
+            Subject("eager", lambda: make_call(mode, eager, inputs)),
+            Subject("torch.compile", lambda: make_call(mode, compiled(eager), inputs), compiles=True),
             Subject("nn.MultiheadAttention", layer),
             keras_layers.multi_head(mode, inputs, causal),
-            Subject(OURS, lambda: call_of(mode, ours, inputs)),
+            Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
-        formula, lambda found: exact.parts(found, 1, rows), shared=4,
+        formula, lambda found: exact.comparable(found, 1, rows), shared=4,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention under every kind of mask, against each of PyTorch's own ways."""
+"""Scaled dot-product attention under every kind of mask, against each of PyTorch's kernels."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,13 +9,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnspec.backends import pytorch
 from benchmarks import exact
-from benchmarks.case import BOTH, FORWARD, OURS, Case, Subject, call_of
+from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, make_call
 from benchmarks.suites.flexible import flexible
 from benchmarks.suites.settings import Inputs, Settings
 
 HEADS, FEATURES = 8, 64
 MASKS = ("none", "causal", "boolean causal", "padding", "random")
-PLAIN = "F.sdpa"
+F_SDPA = "F.sdpa"
 BACKENDS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -28,12 +28,12 @@ def cases(settings: Settings) -> Iterator[Case]:
     """n = m from 64 on; a batch of 8 up to 1,024, then of 1."""
     for n in settings.chosen((64, 128, 256, 512, 1024, 2048, 4096), (64,)):
         for name in MASKS:
-            for mode in (FORWARD, BOTH):
+            for mode in (FORWARD, WITH_BACKWARD):
                 yield case(settings, n, name, mode)
 
 
 def mask_of(name: str, batch: int, n: int, draw: Inputs) -> Tensor | None:
-    """The mask as a user would pass it; none for what has a flag of its own."""
+    """The mask as a user would pass it; None without a mask, and for causal attention, which has a flag."""
     if name == "boolean causal":
         return torch.ones(n, n, dtype=torch.bool, device=draw.device).tril()
     if name == "padding":
@@ -55,21 +55,21 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
     def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return pytorch.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
 
-    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def dispatched(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
 
-    def forced(backend: SDPBackend) -> Callable[..., Tensor]:
+    def restricted(backend: SDPBackend) -> Callable[..., Tensor]:
         def compute(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             with sdpa_kernel(backend):
                 try:
-                    return plain(query, key, value)
+                    return dispatched(query, key, value)
                 except RuntimeError as error:
                     raise NotImplementedError(str(error).partition(". ")[0]) from error
 
         return compute
 
-    def forced_to(label: str, backend: SDPBackend) -> Subject:
-        return Subject(label, lambda: call_of(mode, forced(backend), inputs))
+    def restricted_to(label: str, backend: SDPBackend) -> Subject:
+        return Subject(label, lambda: make_call(mode, restricted(backend), inputs))
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
         first = torch.ones(n, n, dtype=torch.bool, device=draw.device).tril() if causal else mask
@@ -84,16 +84,16 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
             return torch.softmax(scores, -1) @ value
 
         one_head = [x[:1, :1] for x in inputs]
-        return exact.results(of, one_head, 3, rows, dtype=dtype, backward=mode == BOTH, chunk=512)
+        return exact.expected(of, one_head, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=512)
 
     return Case(
         "sdpa", name, mode, {"B": batch, "heads": HEADS, "n": n, "m": n, "d": FEATURES}, n,
         4.0 * batch * HEADS * n * n * FEATURES * (1.0 if mode == FORWARD else 3.5), "FLOP", "matmul",
         [
-            Subject(PLAIN, lambda: call_of(mode, plain, inputs)),
-            *(forced_to(label, backend) for label, backend in BACKENDS.items()),
+            Subject(F_SDPA, lambda: make_call(mode, dispatched, inputs)),
+            *(restricted_to(label, backend) for label, backend in BACKENDS.items()),
             flexible(mode, inputs, mask=mask, causal=causal),
-            Subject(OURS, lambda: call_of(mode, ours, inputs)),
+            Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
-        formula, lambda found: exact.parts([x[:1, :1] for x in found], 3, rows), baseline=PLAIN,
+        formula, lambda found: exact.comparable([x[:1, :1] for x in found], 3, rows), baseline=F_SDPA,
     )  # fmt: skip

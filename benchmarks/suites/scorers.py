@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from benchmarks import exact
-from benchmarks.case import BOTH, FORWARD, OURS, Case, Subject, call_of, compiled
+from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, compiled, make_call
 from benchmarks.suites import flexible, keras_layers
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -17,7 +17,7 @@ BATCH, FEATURES = 4, 64
 
 
 def gaussian(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Σ softmax(−½|q − k|²) v, with every difference."""
+    """Σ softmax(−½|q − k|²) v, with all differences q − k in memory."""
     difference = query.unsqueeze(-2) - key.unsqueeze(-3)
     return torch.softmax(-0.5 * difference.square().sum(-1), -1) @ value
 
@@ -33,23 +33,23 @@ def location(query: Tensor, w: Tensor) -> Tensor:
 
 
 def key_term(key: Tensor) -> Tensor:
-    """−½|k|²: what the Gaussian score adds to q·k, up to a number that is the same for all keys of a query."""
+    """−½|k|²: the Gaussian score is q·k plus this, up to a constant of each query."""
     return -0.5 * key.square().sum(-1)
 
 
 def gaussian_by_bias(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The Gaussian score as dot products and a bias, as a user of PyTorch could write it."""
+    """The Gaussian score as dot products with a bias, as a user of PyTorch could write it."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=key_term(key).unsqueeze(-2), scale=1.0)
 
 
 def general_by_product(query: Tensor, key: Tensor, value: Tensor, w: Tensor) -> Tensor:
-    """The general score as dot products of projected queries."""
+    """The general score as dot products with projected queries."""
     return F.scaled_dot_product_attention(query @ w, key, value, scale=1.0)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """The formula, the backend's, and PyTorch's fused kernel where it computes the same."""
+    """The formula, the backend's operation, and PyTorch's fused kernel where it computes the same."""
 
     formula: Callable[..., Tensor]
     ours: Callable[..., Tensor]
@@ -60,7 +60,7 @@ class Scorer:
 
 
 def scorers(draw: Inputs, n: int) -> dict[str, Scorer]:
-    """Each with its inputs at one size."""
+    """All scorers, with their inputs at one size."""
     query, key, value = (draw.normal(BATCH, n, FEATURES, scale=0.5) for _ in range(3))
     w = draw.normal(FEATURES, FEATURES, scale=FEATURES**-0.5)
     locations = draw.normal(n, FEATURES, scale=FEATURES**-0.5)
@@ -77,7 +77,7 @@ def scorers(draw: Inputs, n: int) -> dict[str, Scorer]:
 def cases(settings: Settings) -> Iterator[Case]:
     """n = m."""
     for n in settings.chosen((128, 512, 1024), (64,)):
-        for mode in (FORWARD, BOTH):
+        for mode in (FORWARD, WITH_BACKWARD):
             for name in ("gaussian", "general", "location"):
                 yield case(settings, n, name, mode)
 
@@ -92,29 +92,29 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         def of(some: Tensor, query: Tensor, *others: Tensor) -> Tensor:
             return chosen.formula(query[:, some], *others)
 
-        return exact.results(of, inputs, chosen.batched, rows, dtype=dtype, backward=mode == BOTH)
+        return exact.expected(of, inputs, chosen.batched, rows, dtype=dtype, backward=mode == WITH_BACKWARD)
 
     def subjects() -> Iterator[Subject]:
-        yield Subject("eager", lambda: call_of(mode, chosen.formula, inputs))
-        yield Subject("torch.compile", lambda: call_of(mode, compiled(chosen.formula), inputs), compiles=True)
+        yield Subject("eager", lambda: make_call(mode, chosen.formula, inputs))
+        yield Subject("torch.compile", lambda: make_call(mode, compiled(chosen.formula), inputs), compiles=True)
         fused = chosen.fused
         if fused is None:
             for other in ("F.sdpa", flexible.NAME):
-                yield Subject(other, lambda: call_of(mode, chosen.formula, inputs), "it gives no scores")
+                yield Subject(other, lambda: make_call(mode, chosen.formula, inputs), "it gives no scores")
         else:
-            yield Subject("F.sdpa", lambda: call_of(mode, fused, inputs))
+            yield Subject("F.sdpa", lambda: make_call(mode, fused, inputs))
             if name == "gaussian":
                 yield flexible.flexible(mode, inputs, scale=1.0, key_term=key_term)
             else:
                 yield flexible.flexible(mode, inputs, scale=1.0, project=torch.matmul)
-        yield Subject(OURS, lambda: call_of(mode, chosen.ours, inputs))
+        yield Subject(OURS, lambda: make_call(mode, chosen.ours, inputs))
         yield Subject(
-            "keras", lambda: call_of(mode, chosen.formula, inputs), keras_layers.absent() or "it has no such layer"
+            "keras", lambda: make_call(mode, chosen.formula, inputs), keras_layers.absent() or "it has no such layer"
         )
 
     return Case(
         "scorers", name, mode, {"B": BATCH, "n": n, "m": n, "d": FEATURES}, n,
         chosen.flops * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
-        list(subjects()), formula, lambda found: exact.parts(found, chosen.batched, rows),
+        list(subjects()), formula, lambda found: exact.comparable(found, chosen.batched, rows),
         shared=len(inputs) - chosen.batched,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One decoding step of additive attention, keys projected once for all steps: bound by reading keys and values."""
+"""One decoding step of additive attention with keys projected beforehand, bound by reading keys and values."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch import additive
-from benchmarks.case import FORWARD, OURS, Case, Subject, Thunk, compiled, forward
+from benchmarks.case import FORWARD, OURS, Call, Case, Subject, compiled, forward
 from benchmarks.suites import flexible, keras_layers
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -14,7 +14,7 @@ BATCH, HIDDEN = 64, 512
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """m keys, values as wide as the hidden layer or narrow."""
+    """m keys, with values of 512 or 64 features."""
     for m in settings.chosen((128, 256, 512, 1024), (64,)):
         for width in (512, 64):
             yield case(settings, m, width)
@@ -35,7 +35,7 @@ def case(settings: Settings, m: int, width: int) -> Case:
     def eager(query: Tensor) -> Tensor:
         return attended(query, *inputs[1:])
 
-    def ours() -> Thunk:
+    def ours() -> Call:
         cache = additive.prepare_keys(keys, w_v, value)
         return forward(lambda query: additive.step(cache, query @ w_q.mT), (query,))
 

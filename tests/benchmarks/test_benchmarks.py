@@ -13,12 +13,12 @@ import torch
 from rich.console import Console
 
 from benchmarks import ceilings, page
-from benchmarks.case import OURS, Case, Subject, differentiated, forward
+from benchmarks.case import OURS, Case, Subject, forward, forward_backward
 from benchmarks.cli import main
 from benchmarks.machine import usable_cores
-from benchmarks.measuring import examine, measure
+from benchmarks.measuring import check_subjects, measure
 from benchmarks.memory import peak_on_cpu
-from benchmarks.progress import Announced
+from benchmarks.progress import CaseProgress
 from benchmarks.records import FILE, read, write
 from benchmarks.suites import SUITES, Settings, keras_layers
 from benchmarks.timing import interleaved
@@ -36,7 +36,7 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_subjects_take_turns() -> None:
+def test_subjects_are_interleaved() -> None:
     order: list[str] = []
 
     def call(name: str) -> None:
@@ -73,10 +73,10 @@ def test_who_is_wrong_in_a_gradient_is_caught_even_if_it_is_the_baseline() -> No
     def doubled_but_for_the_gradient(y: torch.Tensor) -> torch.Tensor:
         return y + y.detach()
 
-    subject = Subject("right", lambda: differentiated(doubled_but_for_the_gradient, (x,)))
+    subject = Subject("right", lambda: forward_backward(doubled_but_for_the_gradient, (x,)))
     signs = torch.tensor([1.0, -1.0] * 4)
     one = replace(case(subject), formula=lambda dtype: (2 * x.to(dtype), 2 * signs.to(dtype)))
-    assert examine(one, "cpu").not_timed["right"].startswith("wrong: gradient 1: error 5.0e-01, allowed")
+    assert check_subjects(one, "cpu").not_timed["right"].startswith("wrong: gradient 1: error 5.0e-01, allowed")
 
 
 def test_only_gradients_summed_over_the_batch_may_err_as_long_sums_do() -> None:
@@ -88,7 +88,7 @@ def test_only_gradients_summed_over_the_batch_may_err_as_long_sums_do() -> None:
 def test_who_refuses_a_call_is_absent_with_its_reason() -> None:
     (one,) = [c for c in SUITES["sdpa"](Settings(sizes=(16,))) if c.key.startswith("causal, forward,")]
     refused = replace(one, subjects=[s for s in one.subjects if s.name in ("F.sdpa", "cudnn")])
-    assert examine(refused, "cpu").not_timed["cudnn"].startswith("absent: No ")
+    assert check_subjects(refused, "cpu").not_timed["cudnn"].startswith("absent: No ")
 
 
 def test_keras_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,36 +106,36 @@ def test_cases_measured_again_take_the_place_of_earlier_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = run(measurement("eager", 1.0, size=512), measurement("eager", 4.0, size=1024, sizes={"n": 1024}))
-    both = run(measurement("eager", 2.0, size=512)).after(before)
+    both = run(measurement("eager", 2.0, size=512)).merged_with(before)
     assert [(m.size, m.seconds) for m in both.measurements] == [(512, 2.0), (1024, 4.0)]
     with pytest.raises(ValueError, match="another machine"):
-        replace(before, machine={**before.machine, "device": "another"}).after(before)
+        replace(before, machine={**before.machine, "device": "another"}).merged_with(before)
     write(before, tmp_path)
     assert main(["--quick", "--suite", "scorers", "--output", str(tmp_path)]) == 2
     complaint = "benchmarks: --output: expected an empty folder or results of this machine; "
     assert capsys.readouterr().err.startswith(complaint)
 
 
-def announced(*, terminal: bool) -> tuple[str, Announced]:
+def progress_of(*, terminal: bool) -> tuple[str, CaseProgress]:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
     present = doubled(2)
     absent = Subject("missing", present.make, "it is not installed")
-    with console.capture() as capture, Announced(console) as progress:
+    with console.capture() as capture, CaseProgress(console) as progress:
         progress.expect(40)
         for _ in range(3):
             progress.case("toy")
-            measure(case(present, absent), Settings(), rounds=3, seconds=1, memory=False, note=progress.note)
+            measure(case(present, absent), Settings(), rounds=3, seconds=1, memory=False, step=progress.step)
             progress.progress.refresh()
     return capture.get(), progress
 
 
 def test_cases_are_counted_and_who_is_absent_is_not_announced() -> None:
-    text, progress = announced(terminal=False)
+    text, progress = progress_of(terminal=False)
     assert text == "[1/40] toy\n[2/40] toy\n[3/40] toy\n"
-    assert (progress.begun, progress.total) == (3, 40)
-    text, _ = announced(terminal=True)
+    assert (progress.started, progress.total) == (3, 40)
+    text, _ = progress_of(terminal=True)
     assert "2/40" in text
-    assert "timing 1 in turns · toy" in text
+    assert "timing 1 in interleaved rounds · toy" in text
     assert "missing" not in text
 
 
@@ -145,7 +145,7 @@ def test_every_case_agrees_with_its_formula(suite: str) -> None:
     assert len({c.key for c in some}) == len(some)
     for one in some:
         timed = [s for s in one.subjects if s.name not in SLOW and not s.absent]
-        found = examine(replace(one, subjects=timed), "cpu")
+        found = check_subjects(replace(one, subjects=timed), "cpu")
         assert {OURS, one.baseline} <= set(found.calls), (one.key, found.not_timed)
         assert not [why for why in found.not_timed.values() if not why.startswith("absent")], one.key
 
@@ -182,35 +182,35 @@ def test_a_run_from_the_command_line(
 
 
 def interrupted(settings: Settings) -> Iterator[Case]:
-    """Two cases of which the second, when its turn comes, is broken off as with Ctrl-C."""
+    """Two cases of which the second, when its turn comes, is interrupted as with Ctrl-C."""
 
-    def broken_off() -> NoReturn:
+    def ctrl_c() -> NoReturn:
         raise KeyboardInterrupt
 
     yield case(doubled(2))
-    yield replace(case(Subject("right", broken_off)), sizes={"n": 9}, size=9)
+    yield replace(case(Subject("right", ctrl_c)), sizes={"n": 9}, size=9)
 
 
-def test_a_run_that_is_broken_off_leaves_page_picture_and_table(
+def test_an_interrupted_run_leaves_page_picture_and_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.cli.SUITES", {"toy": interrupted})
-    monkeypatch.setattr(ceilings, "measured", lambda device, quick: dict.fromkeys(ceilings.RATES, 1e9))
+    monkeypatch.setattr(ceilings, "measure", lambda device, quick: dict.fromkeys(ceilings.RATES, 1e9))
     order = ["--quick", "--suite", "toy", "--threads", "1"]
     assert main([*order, "--output", str(tmp_path)]) == 130
     said = capsys.readouterr()
     assert "double, forward, n=8, 1 thread" in said.out
     last = said.err.splitlines()[-1]
-    assert last.startswith(f"benchmarks: broken off in case 2 of 2; {tmp_path} keeps the cases before it (python -m ")
+    assert last.startswith(f"benchmarks: interrupted in case 2 of 2; {tmp_path} keeps the cases before it (python -m ")
     assert [m.size for m in read(tmp_path).measurements] == [8]
     assert "load_after" in read(tmp_path).machine
     assert "## toy" in (tmp_path / page.PAGE).read_text()
     assert main(order) == 130
     assert capsys.readouterr().err.endswith("the cases before it are kept only with --output FOLDER\n")
     before = (tmp_path / FILE).read_text()
-    monkeypatch.setattr(ceilings, "measured", interrupting)
+    monkeypatch.setattr(ceilings, "measure", interrupting)
     assert main([*order, "--output", str(tmp_path)]) == 130
-    assert "broken off; no case was measured" in capsys.readouterr().err
+    assert "interrupted; no case was measured" in capsys.readouterr().err
     assert (tmp_path / FILE).read_text() == before
 
 

@@ -63,7 +63,7 @@ def test_a_picture_has_a_line_for_each_panel_and_its_words_as_text(tmp_path: Pat
 def test_the_page_shows_only_pictures_that_git_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     monkeypatch.setattr(page, "RESULTS", tmp_path)
-    page.written(two_suites(), tmp_path, Console(file=io.StringIO()))
+    page.write(two_suites(), tmp_path, Console(file=io.StringIO()))
     assert drawn(tmp_path) == ["additive.svg", "step.svg"]
     text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
     assert "![additive](additive.svg)" in text
@@ -76,7 +76,7 @@ def test_without_matplotlib_there_is_a_page_and_a_word_on_what_it_lacks(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     console = Console(file=io.StringIO(), width=120)
     with console.capture() as capture:
-        page.written(two_suites(), tmp_path, console)
+        page.write(two_suites(), tmp_path, console)
     assert capture.get() == "no plots: matplotlib is not installed (the extra `bench` has it)\n"
     assert [path.name for path in tmp_path.iterdir()] == [page.PAGE]
 

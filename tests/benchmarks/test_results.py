@@ -12,7 +12,7 @@ from benchmarks import ceilings, comparison, floors, page, table
 from benchmarks.case import OURS
 from benchmarks.growth import growths, slope
 from benchmarks.records import read
-from benchmarks.results import REASON, Measurement, Run, best_of_others, brief, ratio
+from benchmarks.results import REASON, Measurement, Run, brief, fastest_other, speedup
 from benchmarks.suites import SUITES
 
 from .samples import measurement, run
@@ -24,7 +24,7 @@ def test_a_part_that_is_measured_again_keeps_its_place_among_the_cases() -> None
 
     before = all_of("none", "causal", "padding")
     for again in (all_of("none", "causal"), all_of("causal", sizes=(512,)), all_of("padding", "none")):
-        merged = again.after(before)
+        merged = again.merged_with(before)
         assert [(m.case, m.size) for m in merged.measurements] == [(m.case, m.size) for m in before.measurements]
 
 
@@ -38,11 +38,11 @@ def test_growth_is_an_exponent() -> None:
 
 def test_ratios_are_of_medians_in_one_group() -> None:
     group = [measurement("eager", 1.0), measurement("torch.compile", 0.1), measurement(OURS, 0.02)]
-    assert ratio(group, OURS, "eager") == pytest.approx(50)
-    best = best_of_others(group, OURS)
+    assert speedup(group, OURS, "eager") == pytest.approx(50)
+    best = fastest_other(group, OURS)
     assert best is not None
     assert best.subject == "torch.compile"
-    assert ratio([measurement("eager", None)], OURS, "eager") is None
+    assert speedup([measurement("eager", None)], OURS, "eager") is None
 
 
 def test_the_page_names_machine_speedups_and_who_is_absent() -> None:
@@ -54,7 +54,7 @@ def test_the_page_names_machine_speedups_and_who_is_absent() -> None:
     assert "| case | n | eager | **attnspec** | × eager | × best other | of ceiling |" in text
     assert "| additive attention, forward, 1 thread | 512 | 1 s | 10 ms | 100 | 100 | 10% |" in text
     assert "\n- keras: `absent: keras is not installed`\n" in text
-    assert f"The ceiling is {ceilings.LIMITS['additive']}" in text
+    assert f"The ceiling is {ceilings.CEILING_NOTES['additive']}" in text
 
 
 def of_length(n: int, batch: int, **seconds: float | None) -> list[Measurement]:
@@ -89,22 +89,22 @@ def test_the_page_that_is_kept_shows_the_results_that_are_kept() -> None:
     kept = page.ROOT / "benchmarks" / "results" / "cpu"
     text = (kept / page.PAGE).read_text(encoding="utf-8")
     found = read(kept)
-    assert page.markdown(found, docs=page.link(kept), pictures=[f"{suite}.svg" for suite in page.KEPT]) == text
+    assert page.markdown(found, docs=page.docs_link(kept), pictures=[f"{suite}.svg" for suite in page.KEPT]) == text
     assert len(text.splitlines()) < 400
     times = [table.duration(m.seconds) for m in found.measurements if m.seconds is not None]
     assert [t for t in times if f"| {t} |" not in text] == []
 
 
 def test_the_page_links_only_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert page.link(page.ROOT / "somewhere") == "../docs/benchmarks.md"
-    assert page.link(page.ROOT / "benchmarks" / "results" / "cpu") == "../../../docs/benchmarks.md"
-    assert page.link(tmp_path) == ""
+    assert page.docs_link(page.ROOT / "somewhere") == "../docs/benchmarks.md"
+    assert page.docs_link(page.ROOT / "benchmarks" / "results" / "cpu") == "../../../docs/benchmarks.md"
+    assert page.docs_link(tmp_path) == ""
     one = run(measurement("eager", 1.0))
     text = page.markdown(one, docs="../docs/benchmarks.md", pictures=["additive.svg"])
     assert "[How it is measured](../docs/benchmarks.md)." in text
     assert "![additive](additive.svg)" in text
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page.written(one, tmp_path, Console(file=io.StringIO()))
+    page.write(one, tmp_path, Console(file=io.StringIO()))
     text = (tmp_path / page.PAGE).read_text()
     assert "![" not in text
     assert "](" not in text
@@ -113,7 +113,7 @@ def test_the_page_links_only_what_is_there(tmp_path: Path, monkeypatch: pytest.M
 def test_the_load_is_said_as_far_as_it_is_known() -> None:
     def loads(**known: float | None) -> str:
         one = run()
-        return page.loads(replace(one, machine={**one.machine, **known}))
+        return page.load_note(replace(one, machine={**one.machine, **known}))
 
     assert loads() == loads(load_before=None) == ""
     assert loads(load_before=2.5) == ", load 2.5 before"
@@ -121,9 +121,9 @@ def test_the_load_is_said_as_far_as_it_is_known() -> None:
 
 
 def test_every_suite_says_what_its_ceiling_is() -> None:
-    assert set(ceilings.LIMITS) == set(SUITES)
-    (one, *_) = table.printed(run(measurement("eager", 1.0)), 120)
-    assert one.caption == f"of ceiling: {ceilings.LIMITS['additive']}"
+    assert set(ceilings.CEILING_NOTES) == set(SUITES)
+    (one, *_) = table.tables(run(measurement("eager", 1.0)), 120)
+    assert one.caption == f"of ceiling: {ceilings.CEILING_NOTES['additive']}"
 
 
 @pytest.mark.parametrize("width", [80, 120, 140])
@@ -134,7 +134,7 @@ def test_a_failure_takes_one_line_of_the_table_and_keeps_its_text(width: int) ->
     failing = run(measurement("eager", 1.0), measurement("flex_attention", None, not_timed=why))
     console = Console(file=io.StringIO(), width=width)
     with console.capture() as capture:
-        console.print(next(iter(table.printed(failing, width))))
+        console.print(next(iter(table.tables(failing, width))))
     lines = capture.get().splitlines()
     (at,) = [i for i, line in enumerate(lines) if "flex_attention" in line]
     assert lines[at + 1].startswith("└")
