@@ -1,4 +1,4 @@
-"""The benchmarks: turns, who is wrong or absent, progress, runs from the command line, bad arguments."""
+"""The benchmarks: interleaving, wrong and absent subjects, progress, runs from the command line, bad arguments."""
 
 import io
 import time
@@ -53,7 +53,7 @@ def test_subjects_are_interleaved() -> None:
     assert low <= times["a"].median <= high
 
 
-def test_who_is_wrong_is_not_timed_and_who_is_absent_is_named() -> None:
+def test_wrong_subjects_are_not_timed_and_absent_ones_are_named() -> None:
     absent = Subject("absent", lambda: forward(lambda x: x, ()), "it is not installed")
     failing = Subject("failing", lambda: forward(torch.linalg.inv, (torch.zeros(2, 2),)))
     found = measure(
@@ -67,7 +67,7 @@ def test_who_is_wrong_is_not_timed_and_who_is_absent_is_named() -> None:
     assert by["failing"].not_timed.startswith("failed: _LinAlgError: linalg.inv")
 
 
-def test_who_is_wrong_in_a_gradient_is_caught_even_if_it_is_the_baseline() -> None:
+def test_a_wrong_gradient_is_caught_even_in_the_baseline() -> None:
     x = torch.arange(1.0, 9.0)
 
     def doubled_but_for_the_gradient(y: torch.Tensor) -> torch.Tensor:
@@ -79,13 +79,13 @@ def test_who_is_wrong_in_a_gradient_is_caught_even_if_it_is_the_baseline() -> No
     assert check_subjects(one, "cpu").not_timed["right"].startswith("wrong: gradient 1: error 5.0e-01, allowed")
 
 
-def test_only_gradients_summed_over_the_batch_may_err_as_long_sums_do() -> None:
+def test_only_gradients_summed_over_the_batch_have_the_error_of_long_sums() -> None:
     one = replace(case(doubled(2)), sizes={"B": 4, "n": 8, "m": 16}, shared=2)
     assert one.summands(4) == [1, 1, 512, 512]
     assert one.summands(1) == [1]
 
 
-def test_who_refuses_a_call_is_absent_with_its_reason() -> None:
+def test_a_subject_that_refuses_a_call_is_absent_with_its_reason() -> None:
     (one,) = [c for c in SUITES["sdpa"](Settings(sizes=(16,))) if c.key.startswith("causal, forward,")]
     refused = replace(one, subjects=[s for s in one.subjects if s.name in ("F.sdpa", "cudnn")])
     assert check_subjects(refused, "cpu").not_timed["cudnn"].startswith("absent: No ")
@@ -102,9 +102,7 @@ def test_keras_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> N
     assert keras_layers.absent() == "KERAS_BACKEND is jax"
 
 
-def test_cases_measured_again_take_the_place_of_earlier_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cases_measured_again_replace_earlier_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = run(measurement("eager", 1.0, size=512), measurement("eager", 4.0, size=1024, sizes={"n": 1024}))
     both = run(measurement("eager", 2.0, size=512)).merged_with(before)
     assert [(m.size, m.seconds) for m in both.measurements] == [(512, 2.0), (1024, 4.0)]
@@ -129,7 +127,7 @@ def progress_of(*, terminal: bool) -> tuple[str, CaseProgress]:
     return capture.get(), progress
 
 
-def test_cases_are_counted_and_who_is_absent_is_not_announced() -> None:
+def test_cases_are_counted_and_absent_subjects_are_not_shown() -> None:
     text, progress = progress_of(terminal=False)
     assert text == "[1/40] toy\n[2/40] toy\n[3/40] toy\n"
     assert (progress.started, progress.total) == (3, 40)
@@ -212,6 +210,25 @@ def test_an_interrupted_run_leaves_page_picture_and_table(
     assert main([*order, "--output", str(tmp_path)]) == 130
     assert "interrupted; no case was measured" in capsys.readouterr().err
     assert (tmp_path / FILE).read_text() == before
+
+
+def test_an_interrupted_run_is_completed_by_measuring_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "measure", lambda device, quick: dict.fromkeys(ceilings.RATES, 1e9))
+    order = ["--quick", "--suite", "toy", "--threads", "1", "--output", str(tmp_path)]
+    monkeypatch.setattr("benchmarks.cli.SUITES", {"toy": interrupted})
+    assert main(order) == 130
+    first = read(tmp_path).measurements
+    rest = replace(case(doubled(2)), sizes={"n": 9}, size=9)
+    monkeypatch.setattr("benchmarks.cli.SUITES", {"toy": lambda settings: iter([rest])})
+    assert main(order) == 0
+    found = read(tmp_path).measurements
+    assert [m.size for m in found] == [8, 9]
+    assert found[:1] == first
+    text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
+    assert [text.count(f"| {n} |") for n in (8, 9)] == [1, 1]
+    capsys.readouterr()
 
 
 def interrupting(device: str, quick: bool) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Results of benchmarks: ratios, growth, documents, the page, the table, floors."""
+"""Results of benchmarks: speedups, growth, merging, the page, the table, floors."""
 
 import io
 import sys
@@ -36,7 +36,7 @@ def test_growth_is_an_exponent() -> None:
     assert growth.exponent == pytest.approx(1.5)
 
 
-def test_ratios_are_of_medians_in_one_group() -> None:
+def test_speedups_are_of_medians_in_one_group() -> None:
     group = [measurement("eager", 1.0), measurement("torch.compile", 0.1), measurement(OURS, 0.02)]
     assert speedup(group, OURS, "eager") == pytest.approx(50)
     best = fastest_other(group, OURS)
@@ -45,7 +45,7 @@ def test_ratios_are_of_medians_in_one_group() -> None:
     assert speedup([measurement("eager", None)], OURS, "eager") is None
 
 
-def test_the_page_names_machine_speedups_and_who_is_absent() -> None:
+def test_the_page_names_machine_speedups_and_absent_subjects() -> None:
     text = page.markdown(run(measurement("eager", 1.0), measurement(OURS, 0.01),
                              measurement("keras", None, not_timed="absent: keras is not installed")))  # fmt: skip
     assert "a machine" in text
@@ -110,7 +110,7 @@ def test_the_page_links_only_what_is_there(tmp_path: Path, monkeypatch: pytest.M
     assert "](" not in text
 
 
-def test_the_load_is_said_as_far_as_it_is_known() -> None:
+def test_the_page_gives_the_load_as_far_as_it_is_known() -> None:
     def loads(**known: float | None) -> str:
         one = run()
         return page.load_note(replace(one, machine={**one.machine, **known}))
