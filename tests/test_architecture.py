@@ -6,14 +6,19 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import is_dataclass
+from graphlib import TopologicalSorter
 from importlib import import_module
+from typing import Any, get_args, get_origin
 
 import pytest
+from typing_extensions import get_original_bases
 
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.reference import REFERENCE
-from attnspec.spec import CHAPTERS, LAWS, OPERATIONS, QUESTIONS, Operation
+from attnspec.spec import CHAPTERS, LAWS, OPERATIONS, QUESTIONS, Array, Operation
+from attnspec.spec.contract.documentation import documentation
 
 from .modules import PORTIONS, ROOT, Module, modules
 
@@ -28,7 +33,7 @@ OURS = {
     "backends": {"spec", "backends"},
     "conformance": {"spec", "reference", "conformance"},
 }
-STRANGERS = {
+THIRD_PARTY = {
     "spec": {"numpy", "jaxtyping", "typing_extensions"},
     "reference": {"numpy", "jaxtyping", "typing_extensions", "ml_dtypes"},
     "backends": {"numpy", "jaxtyping", "typing_extensions", "ml_dtypes", "torch", "triton", "llvmlite", "jax"},
@@ -38,7 +43,7 @@ STRANGERS = {
 
 def forbidden(module: Module) -> list[str]:
     """What a module imports and may not."""
-    allowed = STRANGERS[module.portion] | sys.stdlib_module_names
+    allowed = THIRD_PARTY[module.portion] | sys.stdlib_module_names
     ours = tuple(f"attnspec.{portion}." for portion in OURS[module.portion])
     return [
         name
@@ -83,12 +88,24 @@ def loaded_by(module: str) -> set[str]:
 def test_the_pytest_plugin_is_light() -> None:
     loaded = loaded_by("attnspec.conformance.plugin")
     assert not loaded & {"numpy", "hypothesis", "jaxtyping", "torch", "rich", "typer"}
-    assert {n for n in loaded if n.startswith("attnspec.")} == {"attnspec.conformance", "attnspec.conformance.plugin"}
+    light = {"", ".plugin", ".running", ".running.settings"}
+    assert {n for n in loaded if n.startswith("attnspec.")} == {f"attnspec.conformance{module}" for module in light}
 
 
 @pytest.mark.parametrize("module", ["attnspec.spec", "attnspec.reference", "attnspec.conformance.cli"])
 def test_no_framework_is_loaded_unless_a_backend_needs_it(module: str) -> None:
     assert not {"torch", "jax", "triton", "llvmlite"} & loaded_by(module)
+
+
+def test_runs_reports_and_the_plugin_import_each_other_in_no_circle() -> None:
+    rooms = tuple(f"attnspec.conformance.{room}" for room in ("running.", "reporting.", "cli", "plugin", "test_"))
+    found = {m.name: m for m in modules("conformance") if m.name.startswith(rooms)}
+    graph = {
+        name: {x for full in m.imports() for x in (full, full.rpartition(".")[0]) if x in found}
+        for name, m in found.items()
+    }
+    assert "attnspec.conformance.running.settings" in graph["attnspec.conformance.plugin"]
+    TopologicalSorter(graph).prepare()
 
 
 # What belongs to what -------------------------------------------------------------------------------------------------
@@ -127,14 +144,70 @@ def test_the_pytorch_backend_provides_every_operation() -> None:
     assert [o.name for o in CONTRACT if not callable(getattr(pytorch, o.name, None))] == []
 
 
-def test_the_typed_tables_name_every_operation() -> None:
-    from attnspec.backends.bases.contract import Table
+def described(hint: Any) -> Any:
+    """The Protocol that an entry of a typed table names, for arrays of any kind."""
+    assert get_args(hint) == (Array,)
+    return get_origin(hint)
 
-    assert list(Table.__annotations__) == [o.name for o in sorted(CONTRACT, key=lambda o: CHAPTERS.index(o.chapter))]
-    source = inspect.getsource(import_module("attnspec.backends.bases.contract"))
-    for operation in CONTRACT:
-        line = f"{operation.name}: {operation.protocol.__name__}[Array]"
-        assert source.count(f" {line}\n") == 2, f"class Operations and Table both declare {line}"
+
+def test_the_typed_tables_name_every_operation_with_its_protocol() -> None:
+    from attnspec.backends.bases.contract import Operations, Table
+
+    expected = {o.name: o.protocol for o in CONTRACT}
+    methods = {name: hint for c in Operations.__mro__ for name, hint in vars(c).get("__annotations__", {}).items()}
+    assert {name: described(hint) for name, hint in methods.items()} == expected
+    assert {name: described(hint) for name, hint in Table.__annotations__.items()} == expected
+    assert list(Table.__annotations__) == list(expected)
+
+
+def in_small_letters(name: str) -> str:
+    """``LSTMCell`` as ``lstm_cell``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)
+def test_an_operation_has_the_name_of_its_class_in_small_letters(operation: Operation) -> None:
+    assert operation.name == in_small_letters(operation.protocol.__name__)
+    assert OPERATIONS[operation.name] is operation
+
+
+def test_small_letters() -> None:
+    names = {"GRU": "gru", "LSTMCell": "lstm_cell", "DotScores": "dot_scores", "Seq2SeqLoss": "seq2seq_loss"}
+    assert {name: in_small_letters(name) for name in names} == names
+
+
+def is_record(c: type) -> bool:
+    """Whether a class may hold parameters or states: a frozen dataclass, or a NamedTuple."""
+    frozen = is_dataclass(c) and vars(c)["__dataclass_params__"].frozen
+    return frozen or (issubclass(c, tuple) and hasattr(c, "_fields"))
+
+
+WRITTEN = tuple(dict.fromkeys(o.chapter for o in OPERATIONS.values()))
+"""The chapters that have operations."""
+
+
+@pytest.mark.parametrize("chapter", WRITTEN)
+def test_a_chapter_exports_its_protocols_its_records_and_two_tables(chapter: str) -> None:
+    from attnspec.backends.bases.contract import Operations, Table
+
+    module = import_module(f"attnspec.spec.{chapter}")
+    classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    public = {c for c in classes if not c.__name__.startswith("_")}
+    composed = {get_origin(base) for base in (*get_original_bases(Operations), *get_original_bases(Table))}
+    protocols = {o.protocol for o in OPERATIONS.values() if o.chapter == chapter}
+    provided = [o.name for o in CONTRACT if o.chapter == chapter]
+    assert sorted(module.__all__) == sorted(c.__name__ for c in public)
+    assert protocols <= public
+    assert all(is_record(c) for c in public - protocols - composed)
+    assert [list(vars(c)["__annotations__"]) for c in public & composed] == [provided] * (2 if provided else 0)
+
+
+@pytest.mark.parametrize("chapter", WRITTEN)
+def test_a_chapter_exports_its_operations(chapter: str) -> None:
+    operations = {o.name: REFERENCE[o.name] for o in OPERATIONS.values() if o.chapter == chapter}
+    reference = import_module(f"attnspec.reference.{chapter}")
+    assert sorted(reference.__all__) == sorted(operations)
+    assert {name: getattr(reference, name) for name in operations} == operations
 
 
 COLUMNS = {
@@ -155,6 +228,109 @@ def test_a_chapter_is_a_file_in_every_column(chapter: str, column: str) -> None:
     assert (ROOT / COLUMNS[column].format(chapter)).is_file() == (provided if column == "backend" else bool(operations))
 
 
+ROOMS = {
+    "spec/attnspec/spec": {"contract", "laws", "errata.py"},
+    "spec/attnspec/spec/laws": {"operation.py", "semantics.py"},
+    "reference/attnspec/reference": {"budget", "defining"},
+    "backends/attnspec/backends/pytorch": {"kernels", "runtime"},
+    "conformance/attnspec/conformance/laws": {"operation.py", "semantics.py", "common.py", "registry.py"},
+    "conformance/attnspec/conformance/mutants": {
+        "calling.py",
+        "gradients.py",
+        "semantics.py",
+        "registry.py",
+        "roles.py",
+        "correct",
+    },
+}
+"""What stands in a column beside its chapters: everything else goes down a floor."""
+HALLS = {
+    "backends/attnspec/backends": {"bases", "pytorch", "torch_native.py"},
+    "conformance/attnspec/conformance": {
+        *("cli.py", "plugin.py", "test_conformance.py"),
+        *("inputs", "judging", "laws", "mutants", "reporting", "running", "variants"),
+    },
+}
+"""What stands where there are no chapters: backends, entry points, rooms."""
+
+
+def inside(folder: str) -> set[str]:
+    """The modules and packages that stand directly in a folder."""
+    parts = {p for p in (ROOT / folder).iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.rglob("*.py")))}
+    return {p.name for p in parts} - {"__init__.py"}
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_the_top_of_a_column_holds_chapters_and_few_rooms(folder: str) -> None:
+    assert inside(folder) - {f"{chapter}.py" for chapter in CHAPTERS} == ROOMS[folder]
+
+
+@pytest.mark.parametrize("folder", HALLS)
+def test_the_top_of_a_portion_holds_rooms_and_entry_points(folder: str) -> None:
+    assert inside(folder) == HALLS[folder]
+
+
+def exported(name: str) -> set[str]:
+    """What users may import from a module: ``__all__``, or what it defines, or imports under the same name."""
+    (module,) = (m for m in ALL if m.name == name)
+    found: list[str] = []
+    for node in module.tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            found += [a.name for a in node.names if a.asname == a.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [ast.unparse(target) for target in targets]
+            if found[-1] == "__all__" and node.value is not None:
+                return set(ast.literal_eval(node.value))
+    return {name for name in found if not name.startswith("_")}
+
+
+def star_imports(name: str) -> set[str]:
+    """The modules of which a module exports everything that they do."""
+    (module,) = (m for m in ALL if m.name == name)
+    return {x.removesuffix(".*") for x in module.imports() if x.endswith(".*")}
+
+
+def words(text: str) -> set[str]:
+    return set(text.split())
+
+
+IMPORTED = {
+    "attnspec.spec": words(
+        """SPEC_VERSION OPERATIONS CHAPTERS LAWS QUESTIONS ERRATA Operation Law Erratum laws operation
+        Array Axis Role Kind Dim Leaf Option Branch bind ShapeError
+        Backend Converts Differentiates implements Limits Semantics Precision precision"""
+    ),
+    "attnspec.reference": words("REFERENCE arithmetic defines name overridable two_point_design"),
+    "attnspec.backends.bases.torch": words("TorchBackend devices from_numpy gradients to_numpy"),
+    "attnspec.backends.bases.contract": words("Operations Table"),
+    "attnspec.backends.bases.shapes": words("Check"),
+    "attnspec.conformance": words("BackendError ConformanceSuite call load replay"),
+}
+"""What users import, beside the exports of chapters. Nothing joins or leaves these lists by accident."""
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_what_users_import(name: str) -> None:
+    assert exported(name) == IMPORTED[name]
+    module = import_module(name)
+    assert [x for x in IMPORTED[name] if not hasattr(module, x)] == []
+
+
+@pytest.mark.parametrize("column", ["attnspec.spec", "attnspec.reference", "attnspec.backends.pytorch"])
+def test_a_column_exports_what_its_chapters_do(column: str) -> None:
+    provided = {o.chapter for o in CONTRACT} if column.endswith("pytorch") else set(WRITTEN)
+    if column.endswith("pytorch"):
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert star_imports(column) == {f"{column}.{chapter}" for chapter in provided}
+    module = import_module(column)
+    for chapter in provided:
+        names = import_module(f"{column}.{chapter}").__all__
+        assert [x for x in names if not hasattr(module, x)] == []
+
+
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)
 def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -> None:
     assert operation.protocol.__module__ == f"attnspec.spec.{operation.chapter}"
@@ -166,7 +342,6 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 LONG = {
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
-    "attnspec.conformance.running.kill_matrix": "tasks, processes and the printed matrix of one command",
 }
 """Modules of more than 400 lines, with the reason."""
 
@@ -184,9 +359,11 @@ def shown(headings: str, doc: str) -> list[str]:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_are_documented_under_the_same_headings(name: str) -> None:
     protocol, reference = OPERATIONS[name].protocol, REFERENCE[name]
-    assert shown("Where|Edges|Errors", inspect.getdoc(protocol) or "") == ["Where", "Edges", "Errors"]
     headings = ["Formula", "Where", "Source", "Edges", "Errors"]
-    assert shown("|".join(headings), inspect.getdoc(reference) or "") == headings
+    own = shown("|".join(["Domain", *headings]), inspect.getdoc(protocol) or "")
+    assert own == [h for h in ("Where", "Domain", "Edges", "Errors") if h in own]
+    for whole in (documentation(OPERATIONS[name]), inspect.getdoc(reference) or ""):
+        assert shown("|".join(headings), whole) == headings
     assert OPERATIONS[name].statement.endswith(".")
 
 

@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnspec.backends.pytorch.kernels.additive.triton import cuda, cuda_step
+from attnspec.backends.pytorch.kernels.additive.triton import decoding, operators
 from attnspec.backends.pytorch.kernels.additive.triton import launch as triton_launch
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -42,26 +42,26 @@ def record(dtype: torch.dtype, size: str, masked: bool) -> list[Launch]:
         launches.append((kernel, arguments, options))
 
     triton_launch.launch = take
-    for module in (cuda, cuda_step):
+    for module in (operators, decoding):
         module.launch = take  # type: ignore[attr-defined]
-    cuda_step._splits = lambda *_: 4
+    decoding._splits = lambda *_: 4
     batch, n, m, h, d_v = SIZES[size]
     shapes = ((batch, n, h), (batch, m, h), (h,), (batch, m, d_v))
     a, b, w_v, value = (torch.zeros(shape, dtype=dtype) for shape in shapes)
     mask = torch.ones(batch, n, m, dtype=torch.bool) if masked else None
     leaves = [x.requires_grad_() for x in (a, b, w_v, value)]
-    torch.autograd.backward(cuda.attention(*leaves, mask=mask, causal=masked).sum())
-    torch.autograd.backward(cuda.scores(*leaves[:3]).sum())
+    torch.autograd.backward(operators.attention(*leaves, mask=mask, causal=masked).sum())
+    torch.autograd.backward(operators.scores(*leaves[:3]).sum())
     row = None if mask is None else mask[:, 0]
     with torch.no_grad():
-        cuda_step.step(cuda_step.cache(b, w_v, value), a[:, 0], row)
+        decoding.step(decoding.cache(b, w_v, value), a[:, 0], row)
     return launches
 
 
 def name_of(kernel: Any, options: dict[str, Any]) -> str:
     """The kernel and what distinguishes its launches: whose gradient, of which operation, of which factors."""
     side = {True: " queries", False: " keys", None: ""}[options.get("OWN_QUERY", options.get("SCALED"))]
-    both = " both" if options.get("SCALED") and options.get("PLAIN") else ""
+    both = " both" if options.get("SCALED") and options.get("UNSCALED") else ""
     values = " and values" if options.get("PARTS") and "SCALED" in options else ""
     of = " of scores" if options.get("SCORES") else ""
     return str(kernel.__name__).removesuffix("_kernel") + side + both + values + of

@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from attnspec.backends.pytorch import additive
 
 pytest.importorskip("llvmlite", reason="the llvm path needs llvmlite")
-from attnspec.backends.pytorch.kernels.additive.llvm import cpu, cpu_step
+from attnspec.backends.pytorch.kernels.additive.llvm import decoding, operators
 
 PATHS = ("llvm", "plain")
 DTYPES = (torch.float32, torch.float64)
@@ -387,26 +387,26 @@ def test_ordinary_steps_take_one_call_and_others_are_left_to_the_kernels(dtype: 
     cache = additive.prepare_keys(b, w_v, value)
     for chosen in (None, mask):
         row = None if chosen is None else chosen.unsqueeze(-2)
-        assert torch.equal(cache.at_once(query, chosen), additive.attention(a, b, w_v, value, mask=row)[:, 0])
+        assert torch.equal(cache.fused(query, chosen), additive.attention(a, b, w_v, value, mask=row)[:, 0])
     for other in (query[:2], query.bfloat16(), query.clone().requires_grad_(), draw(20, 3).mT.to(dtype)):
-        assert cache.at_once(other, None) is None
-    assert cache.at_once(query, mask[:, :1]) is None
-    assert cache.at_once(query, mask.T.contiguous().T) is None
-    assert cache.at_once.useful
+        assert cache.fused(other, None) is None
+    assert cache.fused(query, mask[:, :1]) is None
+    assert cache.fused(query, mask.T.contiguous().T) is None
+    assert cache.fused.useful
     tracked = additive.prepare_keys(b.clone().requires_grad_(), w_v, value)
-    assert tracked.at_once(query, None) is None
+    assert tracked.fused(query, None) is None
     with torch.no_grad():
-        assert tracked.at_once(query, None) is not None
+        assert tracked.fused(query, None) is not None
     # scores that factors cannot give, alone and with these keys: the general kernels from then on
     for far in (300.0 * torch.ones_like(query), torch.full_like(query, torch.nan)):
         cache = additive.prepare_keys(b, w_v, value)
         got = additive.step(cache, far)
         assert torch.equal(got.nan_to_num(), additive.attention(far[:, None], b, w_v, value)[:, 0].nan_to_num())
-        assert not cache.at_once.useful
+        assert not cache.fused.useful
         half = [x.bfloat16() for x in (query, b, w_v, value)]
-        got = additive.prepare_keys(*half[1:]).at_once(half[0], None)
+        got = additive.prepare_keys(*half[1:]).fused(half[0], None)
         assert torch.equal(got, additive.attention(half[0][:, None], *half[1:])[:, 0])
-    assert additive.prepare_keys(b, w_v, value[0]).at_once is None
+    assert additive.prepare_keys(b, w_v, value[0]).fused is None
 
 
 def test_step_excludes_nonfinite_values_and_tracks_gradients() -> None:
@@ -429,19 +429,19 @@ def test_operators_pass_opcheck() -> None:
     a, b, w_v, value = (x.requires_grad_() for x in operands((2,), 10, 40, 5, 6))
     mask = torch.rand(2, 10, 40) < 0.5
     for m, causal, save in ((None, False, True), (mask, True, True)):
-        torch.library.opcheck(cpu.attention_op.overload, (a, b, w_v, value, m, causal, save))
-    torch.library.opcheck(cpu.scores_op.overload, (a, b, w_v))
+        torch.library.opcheck(operators.attention_op.overload, (a, b, w_v, value, m, causal, save))
+    torch.library.opcheck(operators.scores_op.overload, (a, b, w_v))
     plain = [x.detach() for x in (a, b, w_v, value)]
-    torch.library.opcheck(cpu.attention_op.overload, (*plain, None, False, False))
-    out, weights = cpu.attention_op(plain[0], plain[1], plain[2], plain[3], None, True, True)
-    torch.library.opcheck(cpu.attention_backward_op.overload, (torch.ones_like(out), *plain, out, weights, True))
-    torch.library.opcheck(cpu.scores_backward_op.overload, (draw(2, 10, 40), *plain[:3]))
+    torch.library.opcheck(operators.attention_op.overload, (*plain, None, False, False))
+    out, weights = operators.attention_op(plain[0], plain[1], plain[2], plain[3], None, True, True)
+    torch.library.opcheck(operators.attention_backward_op.overload, (torch.ones_like(out), *plain, out, weights, True))
+    torch.library.opcheck(operators.scores_backward_op.overload, (draw(2, 10, 40), *plain[:3]))
     a, b, w_v, value = plain
     for keys in (b, b.to(torch.bfloat16), b.mT.contiguous().mT):
         given = tuple(x.to(keys.dtype) for x in (w_v, value))
-        torch.library.opcheck(cpu_step.keys_op.overload, (keys, *given))
-        prepared = cpu_step.prepare(keys, *given).tensors()
-        torch.library.opcheck(cpu_step.step_op.overload, (a[:, 0].to(keys.dtype), prepared, keys, given[1], None))
+        torch.library.opcheck(decoding.keys_op.overload, (keys, *given))
+        prepared = decoding.prepare(keys, *given).tensors()
+        torch.library.opcheck(decoding.step_op.overload, (a[:, 0].to(keys.dtype), prepared, keys, given[1], None))
 
 
 def test_torch_compile_takes_the_operators_as_they_are() -> None:

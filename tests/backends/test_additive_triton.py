@@ -43,7 +43,7 @@ def load(name: str) -> ModuleType:
 
 if DEVICE == "cpu" and "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton was imported without its interpreter earlier in this process", allow_module_level=True)
-cuda, cuda_step = load("cuda"), load("cuda_step")
+operators, decoding = load("operators"), load("decoding")
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def check(
     results = []
     for _ in range(runs):
         leaves = [x.detach().clone().requires_grad_(gradients) for x in arguments]
-        output = cuda.attention(*leaves, mask=mask, causal=causal)
+        output = operators.attention(*leaves, mask=mask, causal=causal)
         grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(dtype).to(DEVICE)
         if gradients:
             output.backward(grad)
@@ -162,13 +162,13 @@ def test_dtypes(dtype: torch.dtype, causal: bool) -> None:
 @pytest.mark.parametrize(("n", "m"), [(0, 3), (3, 0), (0, 0)])
 def test_empty(n: int, m: int) -> None:
     arguments = [x.requires_grad_() for x in draw((2,), n, m, 3, 4, torch.float32)]
-    output = cuda.attention(*arguments)
+    output = operators.attention(*arguments)
     output.sum().backward()
     assert output.shape == (2, n, 4)
     assert not output.any()
     assert all(x.grad is not None and not x.grad.any() for x in arguments)
-    assert cuda.scores(*arguments[:3]).shape == (2, n, m)
-    step = cuda_step.step(cuda_step.cache(*(x.detach() for x in arguments[1:])), torch.ones(2, 3, device=DEVICE))
+    assert operators.scores(*arguments[:3]).shape == (2, n, m)
+    step = decoding.step(decoding.cache(*(x.detach() for x in arguments[1:])), torch.ones(2, 3, device=DEVICE))
     assert m > 0 or not step.any()
 
 
@@ -219,7 +219,7 @@ def test_mask_that_alternates_over_batch_dimensions_and_broadcast_batches() -> N
     mask = torch.rand((2, 1, 2, 1, 5), generator=torch.Generator().manual_seed(3)).to(DEVICE) > 0.4
     check((a, b, w_v, value), mask=mask)
     leaves = [x.requires_grad_() for x in (a[:, :1], b[0], w_v, value[:1, :, :1])]
-    output = cuda.attention(*leaves, mask=mask)
+    output = operators.attention(*leaves, mask=mask)
     wanted, weights = exact(tuple(x.detach().double() for x in leaves), mask, False)  # type: ignore[arg-type]
     limit = Bound(tuple(x.detach().double() for x in leaves), weights, torch.float32).output()  # type: ignore[arg-type]
     compare(output.detach(), wanted, limit, torch.float32)
@@ -232,12 +232,12 @@ def test_numbers_under_a_mask_change_no_bit(size: float) -> None:
     """Not even by the path that their tile takes."""
     a, b, w_v, value = draw((), 20, 130, 3, 4, torch.float32)
     mask = torch.rand((1, 130), generator=torch.Generator().manual_seed(5)).to(DEVICE) > 0.5
-    expected = cuda.attention(a, b, w_v, value, mask=mask)
+    expected = operators.attention(a, b, w_v, value, mask=mask)
     garbage = torch.where(mask.mT, b, size * b)
-    assert torch.equal(cuda.attention(a, garbage, w_v, value, mask=mask), expected)
+    assert torch.equal(operators.attention(a, garbage, w_v, value, mask=mask), expected)
     future = torch.where(torch.arange(130, device=b.device)[:, None] >= 20, size * b, b)
     assert torch.equal(
-        cuda.attention(a, future, w_v, value, causal=True), cuda.attention(a, b, w_v, value, causal=True)
+        operators.attention(a, future, w_v, value, causal=True), operators.attention(a, b, w_v, value, causal=True)
     )
 
 
@@ -270,7 +270,7 @@ def test_score_error(h: int, equal: bool) -> None:
     w_v = torch.ones_like(w_v) if equal else w_v
     wanted = torch.tanh(a.double()[:, None] + b.double()) @ w_v.double()
     deviation = 0.5 * UNIT[torch.float32] * math.sqrt(h) * float(w_v.norm())
-    assert float((cuda.scores(a, b, w_v) - wanted).square().mean().sqrt()) <= 2 * deviation
+    assert float((operators.scores(a, b, w_v) - wanted).square().mean().sqrt()) <= 2 * deviation
 
 
 def test_small_and_zero_weights() -> None:
@@ -283,7 +283,7 @@ def test_one_key_returns_its_value_bit_for_bit() -> None:
     a, b, w_v, value = draw((), 9, 33, 4, 8, torch.float32)
     mask = torch.zeros(9, 33, dtype=torch.bool, device=DEVICE)
     mask[:, 20] = True
-    assert torch.equal(cuda.attention(a, b, w_v, value, mask=mask), value[20].expand(9, 8))
+    assert torch.equal(operators.attention(a, b, w_v, value, mask=mask), value[20].expand(9, 8))
 
 
 def test_nonfinite_values_and_keys_reach_only_queries_that_may_attend() -> None:
@@ -292,12 +292,12 @@ def test_nonfinite_values_and_keys_reach_only_queries_that_may_attend() -> None:
     mask[:12, 5:8] = False
     bad_b, bad_value = b.clone(), value.clone()
     bad_b[5], bad_value[6], bad_value[7, 2] = math.nan, math.nan, -math.inf
-    got = cuda.attention(a, bad_b, w_v, bad_value, mask=mask)
+    got = operators.attention(a, bad_b, w_v, bad_value, mask=mask)
     wanted, weights = exact(tuple(x.double() for x in (a, b, w_v, value)), mask, False)  # type: ignore[arg-type]
     bound = Bound(tuple(x.double() for x in (a, b, w_v, value)), weights, torch.float32)  # type: ignore[arg-type]
     compare(got[:12], wanted[:12], bound.output()[:12], torch.float32)
     assert bool(got[12:].isnan().all())
-    step = cuda_step.step(cuda_step.cache(bad_b, w_v, bad_value), a[0], mask[0])
+    step = decoding.step(decoding.cache(bad_b, w_v, bad_value), a[0], mask[0])
     compare(step[None], wanted[:1], bound.output()[:1], torch.float32)
 
 
@@ -312,14 +312,14 @@ def test_nonfinite_keys_that_nobody_attends_to_leave_gradients_alone() -> None:
     results = []
     for arguments in (clean, bad):
         leaves = [x.clone().requires_grad_() for x in arguments]
-        cuda.attention(*leaves, mask=mask).square().sum().backward()
+        operators.attention(*leaves, mask=mask).square().sum().backward()
         results.append([x.grad for x in leaves])
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
 def test_scores_and_their_gradients() -> None:
     a, b, w_v, _ = (x.requires_grad_() for x in draw((2,), 18, 23, 5, 1, torch.float32))
-    got = cuda.scores(a, b, w_v)
+    got = operators.scores(a, b, w_v)
     grad = torch.rand(got.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     got.backward(grad)
     x, y, w = (t.detach().double().requires_grad_() for t in (a, b, w_v))
@@ -338,7 +338,7 @@ def test_scores_and_their_gradients() -> None:
 def test_second_derivatives_raise() -> None:
     leaves = [x.requires_grad_() for x in draw((), 5, 6, 3, 4, torch.float32)]
     a, b, w_v, _ = leaves
-    for result in (cuda.attention(*leaves), cuda.scores(a, b, w_v)):
+    for result in (operators.attention(*leaves), operators.scores(a, b, w_v)):
         total = result.square().sum() + a.pow(3).sum()
         (gradient,) = torch.autograd.grad(total, a, create_graph=True)
         with pytest.raises(NotImplementedError, match="second derivatives"):
@@ -350,7 +350,7 @@ def test_second_derivatives_raise() -> None:
 def test_step(dtype: torch.dtype, masked: bool) -> None:
     a, b, w_v, value = draw((3,), 1, 150, 37, 20, dtype)
     mask = torch.arange(150, device=DEVICE) < torch.tensor([[150], [40], [0]], device=DEVICE) if masked else None
-    got = cuda_step.step(cuda_step.cache(b, w_v, value), a[:, 0], mask)
+    got = decoding.step(decoding.cache(b, w_v, value), a[:, 0], mask)
     double: Any = tuple(x.double() for x in (a, b, w_v, value))
     wanted, weights = exact(double, None if mask is None else mask[:, None], False)
     limit = Bound(double, weights, dtype).output()
@@ -362,10 +362,10 @@ def test_step_at_large_magnitudes_and_with_gradients() -> None:
     for magnitude in (1e-3, 44.0, 1e6):
         double: Any = tuple(x.double() for x in (a * magnitude, b * magnitude, w_v, value))
         wanted, weights = exact(double, None, False)
-        got = cuda_step.step(cuda_step.cache(b * magnitude, w_v, value), a[:, 0] * magnitude)
+        got = decoding.step(decoding.cache(b * magnitude, w_v, value), a[:, 0] * magnitude)
         compare(got, wanted[:, 0], Bound(double, weights, torch.float32).output()[:, 0], torch.float32)
     leaf = a[:, 0].clone().requires_grad_()
-    cuda_step.step(cuda_step.cache(b, w_v, value), leaf).sum().backward()
+    decoding.step(decoding.cache(b, w_v, value), leaf).sum().backward()
     assert leaf.grad is not None
     assert bool(leaf.grad.any())
 
@@ -383,9 +383,9 @@ def test_custom_operations_pass_opcheck() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiles_with_torch_compile() -> None:
     arguments = draw((2,), 5, 7, 4, 6, torch.float32)
-    compiled = torch.compile(lambda *x: cuda.attention(*x, causal=True), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(lambda *x: operators.attention(*x, causal=True), backend="aot_eager", fullgraph=True)
     leaves = [x.requires_grad_() for x in arguments]
-    outputs = compiled(*leaves), cuda.attention(*leaves, causal=True)
+    outputs = compiled(*leaves), operators.attention(*leaves, causal=True)
     assert torch.equal(*outputs)
     got, wanted = (torch.autograd.grad(output.square().sum(), leaves) for output in outputs)
     assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True))
@@ -395,17 +395,17 @@ def test_compiles_with_torch_compile() -> None:
 def test_autocast_computes_in_its_dtype() -> None:
     a, b, w_v, value = draw((), 5, 7, 4, 6, torch.float32)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        got = cuda.attention(a.bfloat16(), b, w_v, value)
+        got = operators.attention(a.bfloat16(), b, w_v, value)
     low = [x.bfloat16() for x in (a, b, w_v, value)]
     assert got.dtype == torch.bfloat16
-    assert torch.equal(got, cuda.attention(*low))
+    assert torch.equal(got, operators.attention(*low))
 
 
 def test_inputs_are_not_written_to_and_may_be_strided() -> None:
     a, b, w_v, value = draw((2,), 9, 11, 6, 4, torch.float32)
     strided = [a.mT.contiguous().mT, b.flip(0).flip(0), torch.stack((w_v, w_v), 1)[:, 0], value[:, ::1]]
     copies = [x.clone() for x in strided]
-    assert torch.equal(cuda.attention(*strided), cuda.attention(a, b, w_v, value))
+    assert torch.equal(operators.attention(*strided), operators.attention(a, b, w_v, value))
     assert all(torch.equal(x, y) for x, y in zip(strided, copies, strict=True))
 
 
@@ -413,20 +413,20 @@ def test_rejects() -> None:
     a, b, w_v, value = draw((), 3, 4, 2, 5, torch.float32)
     for wrong in ((a[:, :1], b, w_v, value), (a, b, w_v, value[:3]), (a, b, w_v[:1], value), (a[0], b, w_v, value)):
         with pytest.raises(ValueError, match="expected"):
-            cuda.attention(*wrong)
+            operators.attention(*wrong)
     with pytest.raises(ValueError, match="mask"):
-        cuda.attention(a, b, w_v, value, mask=torch.ones(3, 3, dtype=torch.bool, device=DEVICE))
+        operators.attention(a, b, w_v, value, mask=torch.ones(3, 3, dtype=torch.bool, device=DEVICE))
     with pytest.raises(TypeError, match="dtypes"):
-        cuda.attention(a.double(), b.double(), w_v.double(), value.double())
-    assert cuda.supports(a, b, w_v, value)
-    assert not cuda.supports(a.double())
-    assert not cuda.supports(a, b.half())
+        operators.attention(a.double(), b.double(), w_v.double(), value.double())
+    assert operators.supports(a, b, w_v, value)
+    assert not operators.supports(a.double())
+    assert not operators.supports(a, b.half())
 
 
 def test_without_triton_the_error_is_one_clear_line() -> None:
     program = (
         "import sys; sys.modules['triton'] = None\n"
-        "try:\n    import attnspec.backends.pytorch.kernels.additive.triton.cuda\n"
+        "try:\n    import attnspec.backends.pytorch.kernels.additive.triton.operators\n"
         "except ImportError as error:\n    print(error)"
     )
     result = subprocess.run(

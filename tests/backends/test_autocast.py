@@ -1,6 +1,8 @@
 """Autocast: operations of products take and give its dtype, differences and exponentials keep theirs."""
 
 import copy
+from math import prod
+from typing import Any
 
 import pytest
 import torch
@@ -8,23 +10,27 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive
-from attnspec.spec import OPERATIONS, Kind
+from attnspec.spec import OPERATIONS, Kind, Leaf, Option
+from attnspec.spec.contract.tree import built, flatten, mapped
 
-SIZES = {"n": 3, "m": 5, "d": 4, "h": 2, "h*p_v": 8}
+SIZES = {"n": 3, "m": 5, "h": 2, "heads": 2}
+"""Every other size is 4."""
 KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson"}
-FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.result.kind is Kind.FLOAT and any(
-    argument.kind is Kind.FLOAT for argument in operation.arguments) and hasattr(pytorch, name))  # fmt: skip
+FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 
 
-def arguments(operation: str, dtype: torch.dtype) -> dict[str, Tensor]:
+def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
     """A float for every argument that has to be given."""
     generator = torch.Generator().manual_seed(0)
-    given = {}
-    for argument in OPERATIONS[operation].arguments:
-        if argument.kind is Kind.FLOAT:
-            shape = [SIZES.get(size.name, 4) for size in argument.core]
-            given[argument.name] = torch.randn(2, *shape, generator=generator)[0 if not argument.batched else ...]
-    return {name: x.to(dtype) for name, x in given.items()}
+
+    def draw(node: Leaf | Option) -> Tensor | None:
+        if node.kind is not Kind.FLOAT or not isinstance(node, Leaf):
+            return None
+        core = [prod(SIZES.get(f.rpartition(".")[2], 4) for f in d.factors) for d in node.core]
+        return torch.randn(2, *core, generator=generator)[... if node.batched else 0].to(dtype)
+
+    made = built(OPERATIONS[operation].call, draw, lambda layers: 2)
+    return {name: value for name, value in made.items() if value is not None}
 
 
 @pytest.mark.parametrize("operation", FLOATING)
@@ -33,17 +39,20 @@ def test_results_are_those_of_operands_in_its_dtype(operation: str) -> None:
     given = arguments(operation, torch.float32)
     taken = torch.float32 if operation in KEPT else torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
-        got = compute(**given)
-    assert got.dtype is taken
-    assert torch.equal(got, compute(**{name: x.to(taken) for name, x in given.items()}))
+        got = flatten(compute(**given))
+    expected = flatten(compute(**mapped(given, lambda _, x: x.to(taken))))
+    assert got.keys() == expected.keys()
+    assert all(x.dtype is taken for x in got.values())
+    assert all(torch.equal(x, expected[path]) for path, x in got.items())
 
 
 @pytest.mark.parametrize("operation", FLOATING)
 def test_float64_stays(operation: str) -> None:
     compute, given = getattr(pytorch, operation), arguments(operation, torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(compute(**given), compute(**given))
-        assert compute(**given).dtype is torch.float64
+        one, other = flatten(compute(**given)), flatten(compute(**given))
+    assert all(x.dtype is torch.float64 for x in one.values())
+    assert all(torch.equal(x, other[path]) for path, x in one.items())
 
 
 def test_operands_may_differ_under_autocast_alone() -> None:

@@ -2,19 +2,24 @@
 
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from attnspec.backends.bases.numpy import NumPyBackend
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.bases.torch import TorchBackend, devices
-from attnspec.spec import OPERATIONS, ShapeError
+from attnspec.backends.bases.torch import TorchBackend, devices, gradients
+from attnspec.spec import OPERATIONS, Array, ShapeError, operation
+from attnspec.spec.contract.annotations import sizes
 from attnspec.spec.contract.backend import Backend
+from attnspec.spec.contract.operation import _OPERATIONS
 
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.bool_, np.int64)
 
@@ -193,3 +198,140 @@ def test_jax_names_what_it_cannot_keep(jax_base: Any) -> None:
         jax_base.from_numpy(np.ones(2, np.float32), device="abacus")
     with pytest.raises(TypeError, match=r"^result: expected a jax.Array; got ndarray$"):
         jax_base.to_numpy(np.ones(2))
+
+
+# Trees ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gate(Generic[Array]):
+    w: Float[Array, "h d"]
+    b: Float[Array, " h"] | None = None
+
+
+class State(NamedTuple, Generic[Array]):
+    h: Float[Array, "*#batch h"]
+    c: Float[Array, "*#batch h"]
+
+
+class Gated(Protocol[Array]):
+    """Layers of gates on a state, and an offset that need not be given."""
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch d"],
+        state: State[Array],
+        gates: Annotated[tuple[Gate[Array], ...], sizes(d=("d", "h"))],
+        offset: Gate[Array] | None = None,
+        *,
+        norm: Literal["pre", "post"] = "post",
+    ) -> tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]:
+        """The state after the last layer."""
+        ...
+
+
+@pytest.fixture
+def gated() -> Iterator[Check]:
+    """The check of an operation over trees, which is in the contract as long as the test runs."""
+    operation("gated", chapter="recurrent", formula="", sources=[], results="h c")(Gated)
+    yield Check("gated")
+    _OPERATIONS.pop("gated")
+
+
+def gate(h: int, d: int, bias: bool = False, dtype: torch.dtype = torch.float32) -> Gate[Tensor]:
+    return Gate(torch.ones(h, d, dtype=dtype), torch.ones(h, dtype=dtype) if bias else None)
+
+
+def state(h: int = 2) -> State[Tensor]:
+    return State(torch.ones(h), torch.ones(5, h))
+
+
+def test_check_reads_trees(gated: Check) -> None:
+    for _ in range(2):
+        for gates in ((gate(2, 3), gate(2, 2, bias=True)), (gate(2, 3, bias=True),), ()):
+            assert gated(torch.ones(5, 1, 3), state(), gates, None) == (5, 5, 2)
+            assert gated(torch.ones(3), state(), gates, gate(2, 3)) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"x": torch.ones(5, 4)}, ShapeError, "gates[0].w: expected (h, d) with d = 4 (from x); got (2, 3)"),
+        ({"gates": (gate(2, 3), gate(2, 3))}, ShapeError, "gates[1].w: expected (h, d) with d = 2 "),
+        ({"offset": gate(2, 4)}, ShapeError, "offset.w: expected (h, d) with d = 3 (from x); got (2, 4)"),
+        ({"state": (torch.ones(2), torch.ones(2))}, TypeError, "state: expected a State; got tuple"),
+        ({"gates": [gate(2, 3)]}, TypeError, "gates: expected a tuple; got list"),
+        ({"gates": (gate(2, 3), torch.ones(2, 2))}, TypeError, "gates[1]: expected a Gate; got Tensor"),
+        ({"gates": (Gate(np.ones((2, 3))),)}, TypeError, "gates[0].w: expected a torch.Tensor; got ndarray"),
+        (
+            {"gates": (gate(2, 3), gate(2, 2, dtype=torch.float64))},
+            TypeError,
+            "gates[1].w: expected torch.float32 as the others; got torch.float64",
+        ),
+        (
+            {"offset": Gate(torch.ones(2, 3, device="meta"))},
+            ValueError,
+            "offset.w: expected a tensor on cpu as the others; got meta",
+        ),
+    ],
+)
+def test_check_names_the_path(gated: Check, changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {"x": torch.ones(5, 3), "state": state(), "gates": (gate(2, 3), gate(2, 2)), "offset": None, **changed}
+    for _ in range(2):
+        with pytest.raises(error) as raised:
+            gated(*given.values())
+        assert str(raised.value).startswith(f"gated: {message}")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_check_reads_trees_in_compiled_code(gated: Check, dynamic: bool) -> None:
+    def width(x: Tensor, gates: tuple[Gate[Tensor], ...]) -> Tensor:
+        return x.new_zeros(gated(x, state(), gates, None))
+
+    torch.compiler.reset()
+    compiled = torch.compile(width, fullgraph=True, backend="eager", dynamic=dynamic)
+    assert compiled(torch.ones(5, 3), (gate(2, 3), gate(2, 2))).shape == (5, 2)
+
+
+class Fourfold(Protocol[Array]):
+    """A size that nothing but a product tells."""
+
+    def __call__(self, x: Float[Array, "*#batch d"], w: Float[Array, "4*h d"]) -> Float[Array, "*batch h"]:
+        """The products, summed in fours."""
+        ...
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_check_reads_products_in_compiled_code(dynamic: bool) -> None:
+    operation("fourfold", chapter="recurrent", formula="", sources=[])(Fourfold)
+    check = Check("fourfold")
+    _OPERATIONS.pop("fourfold")
+
+    def summed(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w.mT).reshape(*x.shape[:-1], 4, check(x, w)[-1]).sum(-2)
+
+    torch.compiler.reset()
+    compiled = torch.compile(summed, fullgraph=True, backend="eager", dynamic=dynamic)
+    for d, h in ((3, 2), (5, 7)):
+        x, w = torch.randn(6, d), torch.randn(4 * h, d)
+        torch.testing.assert_close(compiled(x, w), summed(x, w))
+        assert check(x, w) == (6, h)
+
+
+def test_gradients_come_by_path() -> None:
+    def total(state: State[Tensor], gates: tuple[Gate[Tensor], ...], times: int) -> State[Tensor]:
+        return State(state.h * gates[0].w * times, gates[1].w + state.c.detach())
+
+    one, two = (torch.full((2,), x, dtype=torch.float64) for x in (3.0, 5.0))
+    arguments = {"state": State(one, one), "gates": (Gate(two), Gate(two, two)), "times": 7}
+    found = gradients(total, arguments, State(torch.ones(2), 2 * torch.ones(2)))
+    assert {path: g.tolist() for path, g in found.items()} == {
+        "state.h": [35.0, 35.0],
+        "state.c": [0.0, 0.0],
+        "gates[0].w": [21.0, 21.0],
+        "gates[1].w": [2.0, 2.0],
+        "gates[1].b": [0.0, 0.0],
+    }
+    alone = gradients(total, arguments, State(None, torch.ones(2)))
+    assert alone["gates[1].w"].tolist() == [1.0, 1.0]
+    assert not alone["gates[0].w"].any()

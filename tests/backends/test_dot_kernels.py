@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnspec.backends.pytorch.kernels.dot import backward as backward_kernels
 from attnspec.backends.pytorch.kernels.dot import cpu, cpu_routes
-from attnspec.backends.pytorch.kernels.dot import forward as forward_kernels
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend
-from attnspec.backends.pytorch.kernels.dot.tiles import TILE_ROWS, Square, define_turn, turn, width
+from attnspec.backends.pytorch.kernels.dot.tiles import Square, define_transpose, transpose
 from attnspec.backends.pytorch.kernels.llvm import threads
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
-from attnspec.backends.pytorch.kernels.llvm.threads import launch
+from attnspec.backends.pytorch.kernels.llvm.threads import run
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
 
@@ -133,7 +132,7 @@ def test_few_heads_are_divided_among_threads(entries: int, causal: bool) -> None
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_odd_numbers_are_the_formula_s() -> None:
+def test_numbers_that_are_not_finite_are_the_formula_s() -> None:
     """NaN where it is attended, zeros where nothing is, whatever is stored at excluded keys."""
     query, key, value = torch.randn(40, 4), torch.randn(70, 4), torch.randn(70, 4)
     clean = attend(query, key, value, causal=True)
@@ -252,35 +251,55 @@ def test_no_features_are_refused_unless_there_is_a_scale() -> None:
     torch.testing.assert_close(attend(nothing, nothing, value, scale=1.0), value.mean(0).expand(20, 3))
 
 
+class Mapping(Arguments):
+    """A function of every element of `x`."""
+
+    count: Size
+    x: Reals
+    out: Reals
+
+
 @pytest.mark.parametrize("bits", [32, 64])
 def test_exp2(bits: int) -> None:
-    k = Kernel("exponentials", ("count", "x", "out"), bits)
-    with k.loop(0, k.argument["count"], k.lanes) as i:
-        k.store(exp2(k, k.load(k.argument["x"], i)), k.argument["out"], i)
+    k = Kernel("exponentials", Mapping, bits)
+    with k.loop(0, k.argument.count, k.lanes) as i:
+        k.store(exp2(k, k.load(k.argument.x, i)), k.argument.out, i)
     dtype = torch.float32 if bits == 32 else torch.float64
     lowest = -126 if bits == 32 else -1022
     special = torch.tensor([0.0, 1.0, -1.0, lowest, lowest - 1.0, 3.0 * lowest, -inf, nan], dtype=dtype)
     x = torch.cat([special, torch.linspace(lowest, 1, (1 << 14) - 8, dtype=torch.float64).to(dtype)])
     out = torch.empty_like(x)
     assert len(x) % k.lanes == 0
-    launch(k.compile(), 1, [len(x), x.data_ptr(), out.data_ptr()])
+    run(k.compile(), 1, Mapping(count=len(x), x=x, out=out))
     assert out[:7].tolist() == [1.0, 2.0, 0.5, 2.0**lowest, 0.0, 0.0, 0.0]
     assert out[7].isnan()
     exact = torch.exp2(x[8:].double())
     assert ((out[8:].double() - exact).abs() / exact).max() <= 1.5 * torch.finfo(dtype).eps
 
 
+class Transposition(Arguments):
+    """So many rows and columns of a source, so many of a target."""
+
+    source: Reals
+    rows: Size
+    columns: Size
+    target: Reals
+    target_rows: Size
+    target_columns: Size
+
+
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_turning_writes_what_exists_and_nothing_else(rows: int) -> None:
-    k = Kernel("turning", ("source", "rows", "columns", "target", "target_rows", "target_columns"), 32)
-    define_turn(k)
+def test_a_transposition_writes_what_exists_and_nothing_else(rows: int) -> None:
+    k = Kernel("transposition", Transposition, 32)
+    define_transpose(k)
     g = k.argument
-    source = Square(g["source"], k.integer(k.lanes), g["rows"], g["columns"])
-    turn(k, source, Square(g["target"], k.integer(k.lanes), g["target_rows"], g["target_columns"]))
+    source = Square(g.source, k.integer(k.lanes), g.rows, g.columns)
+    transpose(k, source, Square(g.target, k.integer(k.lanes), g.target_rows, g.target_columns))
     lanes = register_bytes() // 4
     x = torch.arange(lanes * lanes, dtype=torch.float32).reshape(lanes, lanes) + 1
     out = torch.full((lanes, lanes), -1.0)
-    launch(k.compile(), 1, [x.data_ptr(), rows, 2, out.data_ptr(), 3, lanes - 1])
+    run(k.compile(), 1, Transposition(source=x, rows=rows, columns=2, target=out, target_rows=3,
+                                      target_columns=lanes - 1))  # fmt: skip
     existing = x[torch.arange(lanes).clamp(max=rows - 1)]
     existing[:, 2:] = 0
     assert torch.equal(out[:3, :-1], existing.T[:3, :-1])
@@ -323,10 +342,3 @@ def test_few_tasks_or_little_work_wake_nobody() -> None:
     assert threads.thread_count(1, 1e12) == 1
     assert threads.thread_count(8, threads.WORTH_WAKING - 1) == 1
     assert threads.thread_count(2, threads.WORTH_WAKING) == 4
-
-
-def test_fields_that_both_kernels_share_are_in_both() -> None:
-    for fields in (forward_kernels.FORWARD_FIELDS, backward_kernels.BACKWARD_FIELDS):
-        assert set(forward_kernels.SHARED) < set(fields)
-        assert len(set(fields)) == len(fields)
-    assert width(32) % TILE_ROWS == 0 or TILE_ROWS % width(32) == 0

@@ -3,8 +3,10 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -14,16 +16,29 @@ from torch import Tensor
 import attnspec.backends.pytorch as backend
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import judged
-from attnspec.spec import OPERATIONS, QUESTIONS, DotScores, Kind, Operation, ShapeError, implements, precision
+from attnspec.spec import (
+    OPERATIONS,
+    QUESTIONS,
+    DotScores,
+    Kind,
+    Leaf,
+    Operation,
+    Option,
+    ShapeError,
+    implements,
+    precision,
+)
+from attnspec.spec.contract.tree import built, flatten, mapped, schematic
 
 torch.set_num_threads(1)
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 OPERATIONS_HERE = [o for o in OPERATIONS.values() if not o.reference_only]
 DIFFERENTIABLE = [o for o in OPERATIONS_HERE if o.differentiable]
-MASKED = [o for o in DIFFERENTIABLE if o.takes("mask")]
-SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "p_q": 4, "p_v": 5, "p_o": 3}
-SIZES |= {"d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4}
+MASKED = [o for o in DIFFERENTIABLE if o.mask]
+WEIGHING = [o for o in MASKED if not o.attended or o.pooled or o.linear]
+SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_v": 5, "p_o": 3}
+SIZES |= {"d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5}
 
 
 def named(operation: Operation) -> str:
@@ -39,21 +54,24 @@ def arguments(
     dtype: torch.dtype = torch.float64,
     batch: tuple[int, ...] = (2,),
     sizes: Mapping[str, int] = MappingProxyType({}),
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Float arguments of the Protocol's shapes, and a random mask with one fully masked row."""
-    bound, drawn = {**SIZES, **sizes}, generator()
-    result = {}
-    for a in operation.arguments:
-        if not a.is_array:
-            continue
-        shape = (batch if a.batched else ()) + tuple(math.prod(bound[f] for f in d.factors) for d in a.core)
-        if a.kind is Kind.FLOAT:
-            result[a.name] = torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype)
-        elif a.kind is Kind.BOOL:
-            result[a.name] = torch.rand(shape, generator=drawn) < 0.6
-            if shape and 0 not in shape:
-                result[a.name][(0,) * (len(shape) - 1)] = False
-    return result
+    chosen, drawn = {**SIZES, **sizes}, generator()
+
+    def draw(node: Leaf | Option) -> Tensor | None:
+        if isinstance(node, Option) or node.kind is Kind.INT:
+            return None
+        core = (math.prod(chosen[f.rpartition(".")[2]] for f in d.factors) for d in node.core)
+        shape = (*(batch if node.batched else ()), *core)
+        if node.kind is Kind.FLOAT:
+            return torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype)
+        mask = torch.rand(shape, generator=drawn) < 0.6
+        if shape and 0 not in shape:
+            mask[(0,) * (len(shape) - 1)] = False
+        return mask
+
+    made = built(operation.call, draw, lambda layers: 2)
+    return {name: value for name, value in made.items() if value is not None}
 
 
 def allowed(mask: Tensor | None, causal: bool, scores: Tensor) -> Tensor:
@@ -111,7 +129,7 @@ def average(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(keep[..., None], value, 0.0).sum(-2) / keep.sum(-1, keepdim=True).clamp(min=1)
 
 
-FORMULAS: dict[str, Callable[..., Tensor]] = {
+FORMULAS: dict[str, Callable[..., Any]] = {
     "dot_scores": lambda query, key: query @ key.mT,
     "scaled_dot_scores": lambda query, key: query @ key.mT / math.sqrt(query.shape[-1]),
     "additive_scores": additive,
@@ -140,10 +158,8 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def call(operation: Operation, given: dict[str, Any]) -> Tensor:
-    result = getattr(backend, operation.name)(**given)
-    assert isinstance(result, Tensor)
-    return result
+def call(operation: Operation, given: dict[str, Any]) -> Any:
+    return getattr(backend, operation.name)(**given)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=named)
@@ -154,24 +170,36 @@ def test_signatures_are_those_of_the_protocols(operation: Operation) -> None:
     ]
 
     def shape(annotation: Any) -> Any:
-        (member,) = [m for m in get_args(annotation) if m is not type(None)] or [annotation]
-        return (member.dtypes, member.dim_str) if hasattr(member, "dim_str") else member
+        if hasattr(annotation, "dim_str"):
+            return annotation.dtypes, annotation.dim_str
+        origin = get_origin(annotation)
+        if origin is None or origin is Literal or is_dataclass(origin):
+            return annotation if origin is Literal else origin or annotation
+        return origin, [shape(member) for member in get_args(annotation)]
 
     for name, p in expected.parameters.items():
         assert shape(found.parameters[name].annotation) == shape(p.annotation)
     assert shape(found.return_annotation) == shape(expected.return_annotation)
 
 
-def test_every_operation_is_exported() -> None:
-    assert {o.name for o in OPERATIONS_HERE} <= set(backend.__all__)
-    assert not [name for name in backend.__all__ if not hasattr(backend, name)]
+@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=named)
+def test_every_operation_is_exported(operation: Operation) -> None:
+    chapter = import_module(f"attnspec.backends.pytorch.{operation.chapter}")
+    assert operation.name in chapter.__all__
+    assert getattr(backend, operation.name) is getattr(chapter, operation.name)
+
+
+def test_what_a_chapter_exports_exists() -> None:
+    for chapter in {o.chapter for o in OPERATIONS_HERE}:
+        module = import_module(f"attnspec.backends.pytorch.{chapter}")
+        assert not [name for name in module.__all__ if not hasattr(module, name)]
 
 
 CASES = [
     (operation, masked, causal)
     for operation in DIFFERENTIABLE
-    for masked in ((False, True) if operation.takes("mask") else (False,))
-    for causal in ((False, True) if operation.takes("causal") else (False,))
+    for masked in ((False, True) if operation.mask else (False,))
+    for causal in ((False, True) if operation.flag else (False,))
 ]
 each_case = pytest.mark.parametrize(
     ("operation", "masked", "causal"),
@@ -201,32 +229,34 @@ def test_errors_stay_within_the_budget(
 ) -> None:
     given = of_case(operation, masked, causal, dtype=dtype, sizes=sizes)
     found = call(operation, given)
-    assert found.dtype is dtype
-    plain = {name: backend.to_numpy(a) if isinstance(a, Tensor) else a for name, a in given.items()}
-    verdict = judged(REFERENCE[operation.name], plain, precision(backend.precision[str(dtype).removeprefix("torch.")]))
-    error = np.abs(backend.to_numpy(found).astype(verdict.value.dtype) - verdict.value)
-    assert (error <= verdict.budget).all(), np.nanmax(error / verdict.budget)
+    plain = mapped(given, lambda _, a: backend.to_numpy(a) if isinstance(a, Tensor) else a)
+    oracle = judged(REFERENCE[operation.name], plain, precision(backend.precision[str(dtype).removeprefix("torch.")]))
+    for result, verdict in zip(found, oracle, strict=True) if isinstance(found, tuple) else [(found, oracle)]:
+        assert result.dtype is dtype
+        error = np.abs(backend.to_numpy(result).astype(verdict.value.dtype) - verdict.value)
+        assert (error <= verdict.budget).all(), np.nanmax(error / verdict.budget)
 
 
 @pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=named)
 def test_gradients_are_those_of_finite_differences(operation: Operation) -> None:
     given = arguments(operation, sizes={"m": 3, "n": 2})
-    names = operation.float_arguments
-    rest = {name: a for name, a in given.items() if name not in names}
-    leaves = tuple(given[name].requires_grad_() for name in names)
-    assert torch.autograd.gradcheck(
-        lambda *values: call(operation, {**dict(zip(names, values, strict=True)), **rest}), leaves
-    )
+    leaves = {path: a.requires_grad_() for path, a in flatten(given).items() if a.is_floating_point()}
+
+    def compute(*values: Tensor) -> tuple[Tensor, ...]:
+        replaced = dict(zip(leaves, values, strict=True))
+        return tuple(flatten(call(operation, mapped(given, lambda path, a: replaced.get(path, a)))).values())
+
+    assert torch.autograd.gradcheck(compute, tuple(leaves.values()))
 
 
-@pytest.mark.parametrize("operation", MASKED, ids=named)
+@pytest.mark.parametrize("operation", WEIGHING, ids=named)
 def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operation) -> None:
     given = arguments(operation)
     given["mask"] = torch.zeros_like(given["mask"])
     result = call(operation, given)
     assert not result.any()
     found = backend.vjp(operation.name, given, torch.ones_like(result))
-    if operation.takes("w_o"):
+    if "w_o" in found:
         found = {name: g for name, g in found.items() if name != "w_o"}
     assert not any(bool(g.any()) for g in found.values())
 
@@ -234,16 +264,18 @@ def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operat
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("operation", MASKED, ids=named)
 def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation, number: float) -> None:
-    spoilt = [a for a in ("key", "value", "annotations", "memory", "scores") if operation.takes(a)] or ["x"]
+    scores = [(x.path, -1) for x in operation.floats if -1 in x.axes(str(operation.asked))]
+    spoilt = scores or [(x.path, -2) for x in operation.attended]
     given = arguments(operation)
     given["mask"] = torch.rand(given["mask"].shape, generator=generator(1)) < 0.7
     given["mask"][..., 2] = False
     expected = call(operation, given)
-    for name in spoilt:
+    assert spoilt
+    for name, axis in spoilt:
         given[name] = given[name].clone()
-        given[name].select(-1 if name == "scores" else -2, 2).fill_(number)
+        given[name].select(axis, 2).fill_(number)
     found = call(operation, given)
-    if spoilt == ["x"]:
+    if operation.attends_to_itself:
         found, expected = (torch.cat((r[..., :2, :], r[..., 3:, :]), -2) for r in (found, expected))
     torch.testing.assert_close(found, expected)
 
@@ -263,7 +295,7 @@ EMPTY = [
     (*case, dict.fromkeys(names, 0))
     for case in CASES
     for names in (("n",), ("m",), ("n", "m"))
-    if set(names) <= set(case[0].size_names)
+    if set(names) <= set(case[0].sizes)
 ]
 
 
@@ -283,12 +315,17 @@ def test_batches(operation: Operation, batch: tuple[int, ...]) -> None:
     torch.testing.assert_close(call(operation, given), FORMULAS[operation.name](**given))
 
 
-@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if o.arguments[0].batched], ids=named)
+@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if o.leaves[0].batched], ids=named)
 def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
     given = arguments(operation, batch=(2, 3))
-    batched = [a.name for a in operation.arguments if a.batched and a.name in given]
-    for i, name in enumerate(batched):
-        given[name] = given[name][:, :1] if i % 3 == 0 else given[name][0] if i % 3 == 1 else given[name]
+    batched = [leaf.path for leaf in operation.leaves if leaf.batched]
+
+    def smaller(path: str, x: Any) -> Any:
+        if path not in batched:
+            return x
+        return (x[:, :1], x[0], x)[batched.index(path) % 3]
+
+    given = mapped(given, smaller)
     expected = FORMULAS[operation.name](**given)
     torch.testing.assert_close(call(operation, given), expected)
     if "mask" in given:
@@ -299,12 +336,12 @@ def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
 
 def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
     """Float arguments and those of their dimensions, from the right, that another argument shares."""
-    owners = [(a.name, f) for a in operation.arguments for d in a.core if not d.broadcast for f in d.factors]
+    owners = [(x.path, f) for x in operation.leaves for d in x.core if not d.broadcast for f in d.factors]
     return [
-        (name, i - len(operation.argument(name).core))
-        for name in operation.float_arguments
-        for i, d in enumerate(operation.argument(name).core)
-        if any(f in d.factors and other != name for other, f in owners)
+        (x.path, i - len(x.core))
+        for x in operation.floats
+        for i, d in enumerate(x.core)
+        if any(f in d.factors and other != x.path for other, f in owners)
     ]
 
 
@@ -315,9 +352,11 @@ WRONG_SIZES = [(o, name, dim) for o in DIFFERENTIABLE for name, dim in shared_si
     ("operation", "name", "dim"), WRONG_SIZES, ids=[f"{o.name}-{name}-{dim}" for o, name, dim in WRONG_SIZES]
 )
 def test_a_wrong_size_is_named(operation: Operation, name: str, dim: int) -> None:
-    given = arguments(operation)
-    given[name] = torch.cat((given[name], given[name]), dim)
-    with pytest.raises(ShapeError, match=rf"^{operation.name}: \w+: expected .*; got "):
+    def doubled(path: str, x: Tensor) -> Tensor:
+        return torch.cat((x, x), dim) if name in (path, schematic(path)) else x
+
+    given = mapped(arguments(operation), doubled)
+    with pytest.raises(ShapeError, match=rf"^{operation.name}: [\w.\[\]]+: expected .*; got "):
         call(operation, given)
 
 
@@ -339,9 +378,9 @@ COMPILED += [(OPERATIONS[name], True) for name in ("softmax", "average_pooling",
     ("operation", "dynamic"), COMPILED, ids=[f"{o.name}{'-dynamic' * dynamic}" for o, dynamic in COMPILED]
 )
 def test_operations_compile_as_one_graph(operation: Operation, dynamic: bool) -> None:
-    given = of_case(operation, operation.takes("mask"), operation.takes("causal"), dtype=torch.float32)
+    given = of_case(operation, bool(operation.mask), bool(operation.flag), dtype=torch.float32)
     torch.compiler.reset()
-    compiled: Callable[..., Tensor] = torch.compile(
+    compiled: Callable[..., Any] = torch.compile(
         getattr(backend, operation.name), fullgraph=True, backend="aot_eager", dynamic=dynamic
     )
     torch.testing.assert_close(compiled(**given), call(operation, given))

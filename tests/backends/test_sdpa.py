@@ -13,8 +13,9 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnspec.backends.pytorch.kernels.dot import cpu_routes, cuda_routes
-from attnspec.backends.pytorch.kernels.dot.mask_structure import read, top_left
+from attnspec.backends.pytorch.kernels.dot.mask_structure import read
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend, masked_nonfinite, path_for
+from attnspec.backends.pytorch.runtime.masks import causal_triangle
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [((3, 1), (3, 1)), ((), ()), ((2,), (2,)), ((2,), (1,)), ((2, 3), (3,)), ((2, 1, 3), (4, 1)), ((0,), ())]
@@ -29,7 +30,7 @@ def formula(
     scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
     allowed = torch.ones(n, m, dtype=torch.bool) if mask is None else mask
     if causal:
-        allowed = allowed & top_left(n, m, query.device)
+        allowed = allowed & causal_triangle(n, m, query.device)
     allowed = allowed.expand(*np.broadcast_shapes(allowed.shape[:-2], scores.shape[:-2]), n, m)
     scores = scores.expand(allowed.shape)
     scores = torch.where(allowed, scores, -torch.inf)
@@ -55,7 +56,7 @@ def masks(kind: str, batch: tuple[int, ...], n: int, m: int) -> Tensor | None:
         case "shared":
             return torch.rand(n, m, generator=generator) > 0.4
         case "causal":
-            return top_left(n, m, torch.device("cpu"))
+            return causal_triangle(n, m, torch.device("cpu"))
         case "padding":
             lengths = torch.randint(0, m + 1, lead, generator=generator)
             return (torch.arange(m) < lengths.unsqueeze(-1)).unsqueeze(-2)
@@ -127,7 +128,7 @@ def test_results_and_gradients_agree_on_every_cpu_kernel(threads: int, heads: tu
             found = torch.autograd.grad(got, leaves, cotangent)
             allowed = torch.ones(n, n, dtype=torch.bool) if chosen is None else chosen
             plain = torch.nn.functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=allowed & top_left(n, n, query.device) if causal else allowed
+                query, key, value, attn_mask=allowed & causal_triangle(n, n, query.device) if causal else allowed
             )
             for one, other in zip(found, torch.autograd.grad(plain, leaves, cotangent), strict=True):
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
@@ -198,11 +199,11 @@ def test_garbage_under_a_mask_stays_there_on_the_cpu(n: int) -> None:
 
 def test_the_mask_is_read_for_its_structure() -> None:
     n, m = 300, 520
-    causal = top_left(n, m, torch.device("cpu"))
+    causal = causal_triangle(n, m, torch.device("cpu"))
     assert read(causal[None, None]) == (None, True, None)
     assert read(causal.mT.contiguous()[None, None])[1:] == (False, None)
-    assert read(top_left(m, n, causal.device)[None, None]).causal
-    assert read(top_left(m, n, causal.device).expand(2, 3, m, n)).causal
+    assert read(causal_triangle(m, n, causal.device)[None, None]).causal
+    assert read(causal_triangle(m, n, causal.device).expand(2, 3, m, n)).causal
     for row, column in ((0, 0), (0, 1), (n - 1, n), (n - 1, n - 1), (257, 100), (100, 400), (256, 257)):
         broken = causal.clone()
         broken[row, column] ^= True

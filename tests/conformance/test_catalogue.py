@@ -1,6 +1,7 @@
 """What `attnspec show` and `attnspec spec` print."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 from attnspec.conformance.cli import PAGE
 from attnspec.conformance.reporting.catalogue import described, names, specification
 from attnspec.spec import LAWS, OPERATIONS, QUESTIONS
+from attnspec.spec.contract.documentation import HEADINGS, sections, where_list, where_notes
 from attnspec.spec.contract.semantics import DeclaredSemantics
 from attnspec.spec.contract.sources import SOURCES
 
@@ -46,9 +48,31 @@ def test_a_chapter_shows_its_operations_and_laws() -> None:
 def test_an_operation_shows_its_edges_and_what_it_cites(name: str) -> None:
     text = described(name).markup
     (edges,) = (p for p in text.split("\n\n") if p.startswith("Edges: "))
-    assert "as the module says" not in edges
+    assert edges == f"Edges: {sections(OPERATIONS[name])['Edges']}"
     for citation in OPERATIONS[name].sources:
         assert f"- {citation.source}: {SOURCES[citation.source].title}" in text
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_shows_its_documentation_under_its_headings(name: str) -> None:
+    operation, text = OPERATIONS[name], described(name).markup
+    assert tuple(re.findall(rf"^({'|'.join(HEADINGS)}):", text, re.MULTILINE)) == HEADINGS
+    assert f"## {name}\n\n{operation.statement}\n\nFormula: `{operation.formula}`\n\nWhere:" in text
+    rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == [entry.path for entry in where_list(operation)]
+    assert [row[1].strip("`") for row in rows] == [entry.values for entry in where_list(operation)]
+    assert all(note.replace("*", r"\*") in text for note in where_notes(operation))
+    assert text.partition("\n\nLaws: ")[0] in specification()
+
+
+def test_shapes_keep_their_stars_in_print() -> None:
+    with Path(os.devnull).open("w") as sink:
+        console = Console(record=True, width=PAGE, file=sink)
+        console.print(described("multi_head_attention"))
+    printed = console.export_text()
+    assert "(*batch, n, d_q)" in printed
+    assert "(p_o, heads*p_v)" in printed
+    assert "*batch: batch dimensions" in printed
 
 
 def test_names_are_unlike_and_all_are_described() -> None:

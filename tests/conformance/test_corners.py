@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from attnspec.conformance.inputs.corners import corners, covering_rows, factors, multiply_adds
-from attnspec.spec.contract.backend import Limits
+from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 
 OPERATION = OPERATIONS["scaled_dot_product_attention"]
@@ -48,7 +48,7 @@ def test_the_first_examples_reach_beyond_the_tiles_of_kernels(seed: int) -> None
     assert keys.sizes["m"] > 128
     assert queries.sizes["n"] > 128
     assert min(both.sizes["n"], both.sizes["m"]) > 64
-    assert both.flags["causal"]
+    assert both.options["causal"]
     assert min(wide.sizes["d"], wide.sizes["d_v"]) > 64
     for example in (keys, queries, both, wide):
         assert set(example.kinds.values()) == {"normal"}

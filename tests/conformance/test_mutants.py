@@ -1,34 +1,42 @@
 """The mutants and the honest variants that test the laws."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module, reload
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Generic, Protocol
 
 import numpy as np
 import pytest
+from jaxtyping import Float
 from rich.console import Console
 
+from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
-from attnspec.conformance.judging.subject import Contract
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
-from attnspec.conformance.running.kill_matrix import Outcome, Task, main_mutants, outcomes, perform
+from attnspec.conformance.running.kill_matrix import judge_mutants
+from attnspec.conformance.running.pool import outcomes
 from attnspec.conformance.running.selection import matching
-from attnspec.conformance.variants import VARIANTS, Variant
+from attnspec.conformance.running.trials import Outcome, Task, perform
+from attnspec.conformance.variants import VARIANTS, Variant, variant
+from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.law import LAWS
-from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.operation import _OPERATIONS, OPERATIONS, operation
+from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.normalization import Softmax
 
 SEEDS = range(3)
 """A law may miss its mutant at one seed of the quick profile, but not at three."""
 
 
 @mutant(
-    "harmless", replaces="softmax", operations=("softmax",), breaks=("operation.oracle",), source="none", register=False
+    "harmless", replaces="softmax", operations=(Softmax,), breaks=("operation.oracle",), source="none", register=False
 )
-def harmless(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """What is right stays right."""
-    return Formulas.softmax(right, scores, mask=mask)
+def harmless(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """Nothing is changed."""
+    return Formulas.softmax(correct, scores, mask=mask)
 
 
 @pytest.mark.parametrize("m", MUTANTS.values(), ids=MUTANTS)
@@ -64,9 +72,23 @@ def test_statements_are_unlike() -> None:
 
 def test_names_are_taken_once() -> None:
     with pytest.raises(ValueError, match="two mutants are named"):
-        mutant("exp(−e)", replaces="softmax", operations=("softmax",), breaks=(), source="")(harmless.wrong)
+        mutant("exp(−e)", replaces="softmax", operations=(Softmax,), breaks=(), source="")(harmless.alteration)
+    with pytest.raises(ValueError, match="two variants are named"):
+        variant("powers of two", operations=(Softmax,))(type("Same", (Formulas,), {}))
+
+
+def test_what_does_not_exist_cannot_be_altered() -> None:
     with pytest.raises(ValueError, match=r"expected a step among .*softmax.*; got 'sofmax'"):
-        mutant("x", replaces="sofmax", operations=("softmax",), breaks=(), source="", register=False)(harmless.wrong)
+        mutant("x", replaces="sofmax", operations=(Softmax,), breaks=(), source="", register=False)(harmless.alteration)
+    with pytest.raises(ValueError, match="expected Protocols of the contract; got 'softmax'"):
+        mutant("x", replaces="softmax", operations=("softmax",), breaks=(), source="", register=False)(
+            harmless.alteration
+        )
+
+
+def test_there_is_a_correct_formula_of_every_operation() -> None:
+    missing = [o.name for o in OPERATIONS.values() if not o.reference_only and not hasattr(Formulas, o.name)]
+    assert missing == []
 
 
 def powerless(m: Mutant) -> list[str]:
@@ -98,33 +120,103 @@ def test_variant_is_unharmed(v: Variant) -> None:
     assert outcome.largest <= 1
 
 
-def test_the_right_library_is_right() -> None:
-    right = Library("right")
+def test_the_correct_library_is_correct() -> None:
+    correct = Library("correct")
     q = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
     scores = q @ q.T / np.sqrt(np.float32(4))
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    found = right.vjp("self_attention", {"x": q}, np.ones((3, 4), np.float32))
+    found = correct.vjp("self_attention", {"x": q}, np.ones((3, 4), np.float32))
     step = np.float32(2**-8)
     for index in np.ndindex(3, 4):
         moved = [q.copy(), q.copy()]
         moved[0][index] += step
         moved[1][index] -= step
-        up, down = (right.call(OPERATIONS["self_attention"], x).astype(np.float64).sum() for x in moved)
+        up, down = (correct.call(OPERATIONS["self_attention"], x).astype(np.float64).sum() for x in moved)
         assert found["x"][index] == pytest.approx((up - down) / (2 * float(step)), abs=1e-3)
-    np.testing.assert_allclose(right.call(OPERATIONS["self_attention"], q), weights @ q, rtol=1e-5)
+    np.testing.assert_allclose(correct.call(OPERATIONS["self_attention"], q), weights @ q, rtol=1e-5)
 
 
-def test_the_right_library_leaves_nan_under_the_mask_out_of_gradients() -> None:
-    right, rng = Library("right"), np.random.default_rng(2)
+def test_the_correct_library_leaves_nan_under_the_mask_out_of_gradients() -> None:
+    correct, rng = Library("correct"), np.random.default_rng(2)
     q, k, v = (rng.standard_normal((5, 4)).astype(np.float32) for _ in range(3))
     given = {"query": q, "key": k, "value": v, "mask": np.arange(5) < np.array([0, 3, 4, 4, 4])[:, None]}
     q[0] = k[4] = v[4] = 0.0
-    clean = right.vjp("scaled_dot_product_attention", given, np.ones((5, 4), np.float32))
+    clean = correct.vjp("scaled_dot_product_attention", given, np.ones((5, 4), np.float32))
     q[0] = k[4] = v[4] = np.nan
-    found = right.vjp("scaled_dot_product_attention", given, np.ones((5, 4), np.float32))
+    found = correct.vjp("scaled_dot_product_attention", given, np.ones((5, 4), np.float32))
     for name, gradient in clean.items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-6)
         assert np.abs(gradient).max() > 0.01
+
+
+@dataclass(frozen=True)
+class Gates(Generic[Array]):
+    """The weights of one layer of a small gated cell."""
+
+    w: Float[Array, "h h"]
+    bias: Float[Array, " h"]
+
+
+def gated_cell(correct: Formulas, state: Any, layers: Any) -> Any:
+    """What an LSTM and a normalised layer compute with, in few lines: a tuple in, a tuple out, layers of weights."""
+    hidden, cell = state
+    for layer in layers:
+        gates = np.stack([correct.project(hidden, layer.w), hidden + layer.bias], axis=0)
+        opened = 1 / (1 + np.exp(-gates[0]))
+        cell = np.where(gates[1] > 0, opened * cell, np.maximum(cell, opened)) + np.tanh(gates[1])
+        centred = cell - np.mean(cell, axis=-1, keepdims=True)
+        hidden = centred / np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + 0.125)
+        halves = np.concatenate([hidden[..., 1:], hidden[..., :1]], axis=-1)
+        hidden = halves.reshape(*hidden.shape).swapaxes(-1, -2).swapaxes(-1, -2) ** 2
+    return hidden, cell
+
+
+@pytest.fixture
+def cell() -> Iterator[Library]:
+    """A correct library that has a gated cell as well."""
+    known = dict(OPERATIONS)
+
+    @operation("gated_cell", chapter="recurrent", formula="none", sources=(), results="hidden cell")
+    class GatedCell(Protocol[Array]):
+        """A cell for tests."""
+
+        def __call__(
+            self,
+            state: tuple[Float[Array, "*#batch n h"], Float[Array, "*#batch n h"]],
+            layers: Annotated[tuple[Gates[Array], ...], sizes(count="depth")],
+        ) -> tuple[Float[Array, "*batch n h"], Float[Array, "*batch n h"]]: ...
+
+    formulas: Any = type("WithCell", (Formulas,), {"gated_cell": gated_cell})()
+    try:
+        yield Library("correct", formulas)
+    finally:
+        _OPERATIONS.clear()
+        _OPERATIONS.update(known)
+
+
+@pytest.mark.parametrize("given", [(True, False), (False, True), (True, True)])
+def test_gradients_of_trees_go_by_path(cell: Library, given: tuple[bool, bool]) -> None:
+    rng = np.random.default_rng(3)
+    state = (rng.standard_normal((2, 3, 4)), rng.standard_normal((3, 4)))
+    layers = tuple(Gates(rng.standard_normal((4, 4)), rng.standard_normal(4)) for _ in range(2))
+    arguments = {"state": state, "layers": layers}
+    cotangent = tuple(rng.standard_normal((2, 3, 4)) if g else None for g in given)
+    call = getattr(cell, "gated_cell")  # noqa: B009 - an operation that no class declares
+    assert [x.shape for x in call(*arguments.values())] == [(2, 3, 4), (2, 3, 4)]
+
+    def weighted(path: str, step: Any) -> float:
+        moved = mapped(arguments, lambda at, x: x + step if at == path else x)
+        return sum(float((x * g).sum()) for x, g in zip(call(**moved), cotangent, strict=True) if g is not None)
+
+    found = cell.vjp("gated_cell", arguments, cotangent)
+    assert list(found) == list(flatten(arguments))
+    assert list(found)[2:4] == ["layers[0].w", "layers[0].bias"]
+    for path, x in flatten(arguments).items():
+        for index in np.ndindex(x.shape):
+            step = np.zeros(x.shape)
+            step[index] = 2.0**-14
+            up, down = weighted(path, step), weighted(path, -step)
+            assert found[path][index] == pytest.approx((up - down) / 2**-13, rel=1e-5, abs=1e-5)
 
 
 def run(tmp_path: Path, **subjects: Any) -> tuple[int, dict[str, Any], str]:
@@ -132,7 +224,7 @@ def run(tmp_path: Path, **subjects: Any) -> tuple[int, dict[str, Any], str]:
     given: dict[str, Any] = {"mutants": {}, "variants": {}} | subjects
     with (tmp_path / "out").open("w") as file:
         console = Console(record=True, width=160, file=file)
-        status = main_mutants("quick", 1, False, 0, path, console, **given)
+        status = judge_mutants("quick", 1, False, 0, path, console, **given)
     return status, json.loads(path.read_text()), console.export_text()
 
 
@@ -181,8 +273,9 @@ def test_a_process_that_is_lost_stops_nobody(lost: str, tmp_path: Path, monkeypa
     (tmp_path / "losing.py").write_text(
         "import os\n"
         "from attnspec.conformance.mutants import mutant\n"
-        "@mutant('lost', replaces='softmax', operations=('softmax',), breaks=(), source='', register=False)\n"
-        "def lost(right, scores, *, mask=None):\n"
+        "from attnspec.spec import Softmax\n"
+        "@mutant('lost', replaces='softmax', operations=(Softmax,), breaks=(), source='', register=False)\n"
+        "def lost(correct, scores, *, mask=None):\n"
         "    '''Does not return.'''\n"
         f"    {'os._exit(3)' if lost == 'dies' else 'while True: pass'}\n"
     )

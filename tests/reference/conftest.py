@@ -7,49 +7,69 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnspec.spec import OPERATIONS, Kind, Operation
+from attnspec.spec import OPERATIONS, Kind, Leaf, Operation, Option
+from attnspec.spec.contract.tree import Branch, built
 
-_SIZES = "n=3 m=4 d=2 d_q=5 d_k=6 d_v=7 h=2 p_q=3 p_v=4 p_o=5 d_x=5 d_m=3 d_s=5 d_h=6"
+_SIZES = "n=3 m=4 d=2 d_q=5 d_k=6 d_v=7 h=2 heads=2 p_q=3 p_v=4 p_o=5 d_x=5 d_m=3 d_s=5 d_h=6 f=4"
 SIZES: Mapping[str, int] = {name: int(size) for name, size in (pair.split("=") for pair in _SIZES.split())}
 """No two sizes that meet in one argument are equal, so that no axis can be taken for another."""
+ITEMS = 2
+"""Of like trees, such as layers."""
 
 Draw = Callable[..., dict[str, Any]]
 
 
-def argument_shapes(operation: Operation, batch: tuple[int, ...] = (), **sizes: int) -> dict[str, Any]:
-    """A shape for every array argument, a number for every size; a vector of d coordinates for the moments."""
-    chosen = {**SIZES, **sizes}
-    result: dict[str, Any] = {}
-    for a in operation.arguments:
-        if a.is_array:
-            core = tuple(prod(chosen[f] for f in d.factors) for d in a.core)
-            own = (chosen["d"],) if a.batched and a.dims[0].name == "coordinates" else batch
-            result[a.name] = (own if a.batched else ()) + core
-        elif a.kind is Kind.SIZE and not a.optional:
-            result[a.name] = chosen[a.name]
-    return result
-
-
 def draw_arguments(
-    operation: str, rng: np.random.Generator, dtype: Any = np.float64, *, causal: bool = False, **how: Any
+    name: str,
+    rng: np.random.Generator,
+    dtype: Any = np.float64,
+    *,
+    batch: tuple[int, ...] = (),
+    causal: bool = False,
+    **sizes: int,
 ) -> dict[str, Any]:
-    """Random arguments: floats in [−1, 1] that float32 holds exactly, masks that allow about two keys in three."""
-    drawn: dict[str, Any] = {}
-    for name, shape in argument_shapes(OPERATIONS[operation], **how).items():
-        kind = OPERATIONS[operation].argument(name).kind
-        if kind is Kind.FLOAT:
-            drawn[name] = rng.uniform(-1, 1, shape).astype(np.float32).astype(dtype)
-        elif kind is Kind.BOOL:
-            drawn[name] = rng.random(shape) < 2 / 3
-        elif kind is Kind.INT:
-            drawn[name] = rng.integers(0, SIZES["m"] + 1, shape)
-        else:
-            drawn[name] = shape
+    """Random arguments: floats in [−1, 1] that float32 holds exactly, masks that allow about two keys in three.
+
+    Sizes that need not be given are left out, and so are flags, but for `causal`. The mean of the moments is a vector.
+    """
+    operation, chosen = OPERATIONS[name], {**SIZES, **sizes}
+
+    def number(factor: str) -> int:
+        return int(factor) if factor.isdigit() else chosen[factor.rpartition(".")[2]]
+
+    def draw_array(leaf: Leaf) -> Any:
+        core = tuple(prod(map(number, d.factors)) for d in leaf.core if not d.variadic)
+        shape = (chosen["d"],) if leaf.free else (*(batch if leaf.batched else ()), *core)
+        if leaf.kind is Kind.FLOAT:
+            return rng.uniform(-1, 1, shape).astype(np.float32).astype(dtype)
+        if leaf.kind is Kind.BOOL:
+            return rng.random(shape) < 2 / 3
+        return rng.integers(0, largest_integer(operation, leaf.path, number) + 1, shape)
+
+    def choose(option: Option) -> Any:
+        if option.path == operation.flag:
+            return causal
+        if option.optional or option.path in operation.defaults:
+            return None
+        if option.kind is Kind.SIZE:
+            return number(option.path)
+        return (*option.choices, *operation.tried.get(option.path, ()))[0]
+
+    def at(node: Leaf | Option) -> Any:
+        return draw_array(node) if isinstance(node, Leaf) else choose(node)
+
+    def count(branch: Branch) -> int:
+        return ITEMS
+
+    drawn = {name: value for name, value in built(operation.call, at, count).items() if value is not None}
     if "sigma" in drawn:
         np.abs(drawn["sigma"], out=drawn["sigma"])
-    if OPERATIONS[operation].takes("causal"):
-        drawn["causal"] = causal
     return drawn
+
+
+def largest_integer(operation: Operation, path: str, number: Callable[[str], int]) -> int:
+    """The largest integer that an argument may hold: a length, or an index."""
+    return number(operation.lengths[path]) if path in operation.lengths else number(operation.indices[path]) - 1
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The reference against the formulas written once more, element by element, at 50 digits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mpmath
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from attnspec.reference import REFERENCE, arithmetic, sinusoidal_positional_encoding
-from attnspec.spec import OPERATIONS
+from attnspec.spec import OPERATIONS, Leaf
+from attnspec.spec.contract.shapes import bind, results
+from attnspec.spec.contract.tree import described, mapped
 
 mp = mpmath.mp.clone()
 mp.dps = 50
@@ -151,24 +153,22 @@ def exactly(x: Any) -> Any:
     return mp.mpf(float(high)) + mp.mpf(float(np.subtract(x, high)))
 
 
-def by_definition(name: str, arguments: dict[str, Any]) -> Any:
-    """The formula on every element of the batch."""
+def by_definition(name: str, arguments: dict[str, Any], result: Any) -> Iterator[tuple[np.ndarray, Any]]:
+    """What the formula gives for every element of the batch, beside each array that was computed for it."""
     operation = OPERATIONS[name]
-    batched = {a.name: len(a.core) for a in operation.arguments if a.batched and operation.result.batched}
-    batch = np.broadcast_shapes(*(arguments[a].shape[: arguments[a].ndim - rank] for a, rank in batched.items()))
+    batch = bind(operation, arguments).batch
+    leaves = [leaf for leaf, _ in described(operation.call, arguments) if isinstance(leaf, Leaf)]
+    ranks = {leaf.path: len(leaf.core) for leaf in leaves if leaf.batched}
+
+    def element(path: str, x: Any, index: tuple[int, ...]) -> Any:
+        return np.broadcast_to(x, batch + x.shape[x.ndim - ranks[path] :])[index] if path in ranks else x
 
     def one(index: tuple[int, ...]) -> Any:
-        return FORMULAS[name](
-            {
-                a: exactly(np.broadcast_to(x, batch + x.shape[x.ndim - batched[a] :])[index] if a in batched else x)
-                for a, x in arguments.items()
-            }
-        )
+        return FORMULAS[name](mapped(arguments, lambda path, x: exactly(element(path, x, index))))
 
-    def nested(index: tuple[int, ...]) -> Any:
-        return one(index) if len(index) == len(batch) else [nested((*index, i)) for i in range(batch[len(index)])]
-
-    return nested(())
+    for index in np.ndindex(batch):
+        found = [x[index] if leaf.batched else x for leaf, x in results(operation, result)]
+        yield from zip(found, [one(index)] if len(found) == 1 else one(index), strict=True)
 
 
 def flat(x: Any) -> list[Any]:
@@ -190,12 +190,13 @@ def test_formula(name: str, dtype: Any, seed: int, causal: bool, draw: Any) -> N
     arguments = draw(name, dtype, seed, causal=causal, batch=(2,) if seed else ())
     with arithmetic(lambda numbers: numbers.astype(dtype)):
         got = REFERENCE[name](**arguments)
-    worst, largest = error(got, by_definition(name, arguments))
-    if got.dtype == bool:
-        assert worst == 0
-    else:
-        unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
-        assert worst <= ROUNDINGS * unit * max(1, largest)
+    for x, expected in by_definition(name, arguments, got):
+        worst, largest = error(x, expected)
+        if x.dtype == bool:
+            assert worst == 0
+        else:
+            unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
+            assert worst <= ROUNDINGS * unit * max(1, largest)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.longdouble])

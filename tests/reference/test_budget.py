@@ -1,6 +1,7 @@
 """Budgets: honest arithmetic stays within them, also where its errors are not independent, and they are not vacuous."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from attnspec.reference.budget import Hard, Judged, Soft, judged
 from attnspec.reference.budget.derivative import gradients
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision, Precision
+from attnspec.spec.contract.tree import flatten
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(7)
@@ -180,3 +182,70 @@ def test_weights_through_the_logarithm_of_the_sum_are_honest() -> None:
     error = np.abs(np.exp(scores - logarithm) - expected.value)
     assert error.max() > 1e-6
     assert (error <= expected.budget).all()
+
+
+# Trees ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Affine:
+    w: Array
+    b: Array | None = None
+
+
+def affine(x: Array, layers: tuple[Affine, ...], count: int = 1) -> tuple[Array, tuple[Array, Array]]:
+    """The rows after layers, what went into the last of them, and the signs of the result."""
+    for layer in layers:
+        before = x
+        x = x @ layer.w.T if layer.b is None else x @ layer.w.T + layer.b
+    return x * count, (before, np.greater(x, 0))
+
+
+def affine_arguments() -> dict[str, Any]:
+    return {"x": normal(5, 4), "layers": (Affine(normal(3, 4), normal(3)), Affine(normal(6, 3))), "count": 2}
+
+
+def test_a_tree_of_results_has_a_tree_of_budgets() -> None:
+    arguments = affine_arguments()
+    rows, (before, signs) = judged(affine, arguments, precision("dot_scores", "float32"))
+    assert all(isinstance(x, Judged) for x in (rows, before, signs))
+    got, (got_before, got_signs) = affine(**arguments)
+    assert (largest_ratio(got, rows), largest_ratio(got_before, before)) < (1.0, 1.0)
+    assert largest_ratio(got * np.float32(1.001), rows) > 1
+    assert np.array_equal(got_signs, signs.value)
+    assert not signs.budget.any()
+    assert before.budget.shape == (5, 3)
+
+
+def test_an_array_of_a_tree_has_the_budget_that_it_would_have_alone() -> None:
+    arguments, p = affine_arguments(), precision("dot_scores", "float32")
+    whole, (before, _) = judged(affine, arguments, p)
+    alone = judged(lambda **given: affine(**given)[0], arguments, p)
+    np.testing.assert_array_equal(whole.budget, alone.budget)
+    first = {**arguments, "layers": arguments["layers"][:1], "count": 1}
+    np.testing.assert_array_equal(before.value, judged(lambda **given: affine(**given)[0], first, p).value)
+
+
+def test_gradients_of_a_tree_come_by_path() -> None:
+    arguments, p = affine_arguments(), precision("dot_scores", "float32")
+    cotangent = normal(5, 6)
+    found = gradients(affine, arguments, (cotangent, (None, None)), p, np.float64)
+    assert list(found) == ["x", "layers[0].w", "layers[0].b", "layers[1].w"]
+    layers = arguments["layers"]
+    before = arguments["x"].astype(np.float64) @ layers[0].w.T + layers[0].b
+    np.testing.assert_allclose(found["layers[1].w"][0], 2 * cotangent.T.astype(np.float64) @ before, rtol=1e-12)
+    back = 2 * cotangent.astype(np.float64) @ layers[1].w
+    np.testing.assert_allclose(found["layers[0].b"][0], back.sum(0), rtol=1e-12)
+    for path, (value, budget) in found.items():
+        assert value.shape == budget.shape == flatten(arguments)[path].shape
+        assert (budget > 0).all()
+
+
+def test_a_cotangent_of_every_array_counts() -> None:
+    arguments, p = affine_arguments(), precision("dot_scores", "float32")
+    one, other = normal(5, 6), normal(5, 3)
+    parts = [(one, (None, None)), (None, (other, None)), (one, (other, None))]
+    found = [gradients(affine, arguments, cotangent, p, np.float64) for cotangent in parts]
+    for path in found[2]:
+        np.testing.assert_allclose(found[0][path][0] + found[1][path][0], found[2][path][0], rtol=1e-12, atol=1e-12)
+    assert not found[1]["layers[1].w"][0].any()

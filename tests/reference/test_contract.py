@@ -2,7 +2,8 @@
 
 import inspect
 import re
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -12,19 +13,22 @@ from jaxtyping import TypeCheckError, jaxtyped
 
 from attnspec.reference import REFERENCE
 from attnspec.spec import OPERATIONS, Operation
+from attnspec.spec.contract.shapes import bind, results
+from attnspec.spec.contract.tree import flatten
 
 HEADINGS = ["Formula", "Where", "Source", "Edges", "Errors"]
 
 
-def annotation(of: Any) -> tuple[str, ...]:
-    """An annotation without its array type: kinds, shape, and whether it may be None."""
-    if of in (int, bool):
-        return (of.__name__,)
-    if hasattr(of, "__args__"):
-        return tuple(sorted(part for member in of.__args__ for part in annotation(member)))
-    if of is type(None):
-        return ("None",)
-    return (of.dim_str, *of.dtypes)
+def annotation(of: Any) -> Any:
+    """An annotation without its array type: kinds, shape, records, choices, and whether it may be None."""
+    if hasattr(of, "dim_str"):
+        return (of.dim_str, *of.dtypes)
+    origin, parts = get_origin(of), get_args(of)
+    if origin in (Literal, Annotated):
+        return (annotation(parts[0]), *parts[1:]) if origin is Annotated else parts
+    if origin in (Union, UnionType):
+        return frozenset(map(annotation, parts))
+    return (origin, *map(annotation, parts)) if origin is tuple else origin or of
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)
@@ -50,10 +54,14 @@ def test_docstring_has_the_headings_and_cites_the_sources(operation: Operation) 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)
 def test_shapes_hold_at_run_time(operation: Operation, batch: tuple[int, ...], draw: Any) -> None:
     checked = jaxtyped(typechecker=beartype)(REFERENCE[operation.name])
-    arguments = draw(operation.name, batch=batch if operation.result.batched else ())
-    result = checked(**arguments)
-    assert type(result) is np.ndarray
-    assert np.array_equal(result, REFERENCE[operation.name](**arguments))
+    arguments = draw(operation.name, batch=batch)
+    result, again = checked(**arguments), flatten(REFERENCE[operation.name](**arguments))
+    binding = bind(operation, arguments)
+    for leaf, x in results(operation, result):
+        assert type(x) is np.ndarray
+        assert x.shape == binding.shape(leaf)
+    assert flatten(result).keys() == again.keys()
+    assert all(np.array_equal(x, again[path]) for path, x in flatten(result).items())
 
 
 def test_run_time_check_sees_a_wrong_shape(draw: Any) -> None:

@@ -1,16 +1,32 @@
 """What `defines` adds to a formula: checks, conversions, a name; and what it leaves alone."""
 
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
 import pytest
+from jaxtyping import Float
 
 from attnspec.reference import REFERENCE, causal_mask, defines, dot_product_attention, dot_scores, padding_mask, softmax
-from attnspec.spec import OPERATIONS, DotScores
+from attnspec.reference.defining.definition import _REFERENCE
+from attnspec.spec import OPERATIONS, Array, DotScores, ShapeError, operation
+from attnspec.spec.contract.annotations import sizes
+from attnspec.spec.contract.operation import _OPERATIONS
+from attnspec.spec.contract.tree import flatten, mapped
 
 ONES: Any = np.ones((2, 3))
+WITH_FLOATS = [o.name for o in OPERATIONS.values() if o.floats]
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    """The same numbers at the same paths."""
+    one, other = flatten(left), flatten(right)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(x, other[path]) for path, x in one.items())
 
 
 class Duck(np.lib.mixins.NDArrayOperatorsMixin):
@@ -43,7 +59,7 @@ def test_every_operation_is_registered_and_exported() -> None:
     assert set(REFERENCE) == set(OPERATIONS)
     for name, function in REFERENCE.items():
         assert getattr(module, name) is function
-        assert name in module.__all__
+        assert name in import_module(f"attnspec.reference.{OPERATIONS[name].chapter}").__all__
     assert module.name == "reference"
 
 
@@ -76,10 +92,11 @@ def test_formula_stays_reachable() -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_keyword_and_positional_calls_agree(name: str, draw: Any) -> None:
     arguments = draw(name)
-    keyword_only = {a.name for a in OPERATIONS[name].arguments if a.keyword_only}
+    keyword_only = OPERATIONS[name].keyword_only
     positional = [value for key, value in arguments.items() if key not in keyword_only]
     keywords = {key: value for key, value in arguments.items() if key in keyword_only}
-    assert np.array_equal(REFERENCE[name](*positional, **keywords), REFERENCE[name](**arguments))
+    by_position, by_name = REFERENCE[name](*positional, **keywords), REFERENCE[name](**arguments)
+    assert_equal(by_position, by_name)
 
 
 @pytest.mark.parametrize(
@@ -125,18 +142,19 @@ def test_wrong_kinds(name: str, args: Any, kwargs: Any, about: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if o.float_arguments])
+@pytest.mark.parametrize("name", WITH_FLOATS)
 def test_dtype_is_kept(name: str, dtype: Any, draw: Any) -> None:
-    assert REFERENCE[name](**draw(name, dtype)).dtype == np.dtype(dtype)
+    result = flatten(REFERENCE[name](**draw(name, dtype)))
+    assert {x.dtype for x in result.values() if x.dtype.kind not in "biu"} == {np.dtype(dtype)}
 
 
-@pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if o.float_arguments])
+@pytest.mark.parametrize("name", WITH_FLOATS)
 def test_bfloat16_is_computed_in_float32_and_rounded_once(name: str, draw: Any) -> None:
     arguments = draw(name, ml_dtypes.bfloat16)
-    wide = dict(arguments)
-    for argument in OPERATIONS[name].float_arguments:
-        wide[argument] = arguments[argument].astype(np.float32)
-    assert np.array_equal(REFERENCE[name](**arguments), REFERENCE[name](**wide).astype(ml_dtypes.bfloat16))
+    narrow = np.dtype(ml_dtypes.bfloat16)
+    wide = mapped(arguments, lambda _, x: x.astype(np.float32) if getattr(x, "dtype", None) == narrow else x)
+    rounded = mapped(REFERENCE[name](**wide), lambda _, x: x.astype(narrow) if x.dtype.kind == "f" else x)
+    assert_equal(REFERENCE[name](**arguments), rounded)
 
 
 def test_mixed_dtypes_are_promoted() -> None:
@@ -184,12 +202,12 @@ def test_results_are_arrays() -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_arguments_are_not_written_to(name: str, draw: Any) -> None:
     arguments = draw(name)
-    for value in arguments.values():
+    for value in flatten(arguments).values():
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
-    before = {key: np.copy(value) for key, value in arguments.items()}
+    before = mapped(arguments, lambda _, value: np.copy(value))
     REFERENCE[name](**arguments)
-    assert all(np.array_equal(before[key], value) for key, value in arguments.items())
+    assert_equal(arguments, before)
 
 
 def test_other_arrays_reach_the_formula_untouched() -> None:
@@ -245,3 +263,121 @@ def test_overriding_is_asked_of_subclasses_first() -> None:
 def test_nothing_warns_where_results_are_not_finite() -> None:
     value: Any = [[np.inf, np.nan], [1e308, 1.0]]
     assert not np.isfinite(dot_product_attention(value, value, value)).any()
+
+
+# Trees ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gate(Generic[Array]):
+    w: Float[Array, "h d"]
+    b: Float[Array, " h"] | None = None
+
+
+class State(NamedTuple, Generic[Array]):
+    h: Float[Array, "*#batch h"]
+    c: Float[Array, "*#batch h"]
+
+
+HERE = State(ONES, ONES)
+
+
+class Gated(Protocol[Array]):
+    """Layers of gates on a state."""
+
+    def __call__(
+        self,
+        state: State[Array],
+        gates: Annotated[tuple[Gate[Array], ...], sizes(d="h")],
+        *,
+        norm: Literal["pre", "post"] = "post",
+        factor: float = 1.0,
+    ) -> tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]:
+        """The state after the last layer."""
+        ...
+
+
+@pytest.fixture
+def gated() -> Iterator[Any]:
+    """A reference over trees, which is in the contract as long as the test runs."""
+    operation("gated", chapter="recurrent", formula="", sources=[], results="h c", tried={"factor": (2.0,)})(Gated)
+
+    def formula(
+        state: State[np.ndarray],
+        gates: tuple[Gate[np.ndarray], ...],
+        *,
+        norm: Literal["pre", "post"] = "post",
+        factor: float = 1.0,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        assert all(isinstance(gate, Gate) for gate in gates)
+        h = state.h
+        for gate in gates:
+            h = h @ gate.w.T if gate.b is None else h @ gate.w.T + gate.b
+        return h * (factor if norm == "post" else 1), state.c[..., ::-1].sum(-1, keepdims=True) + 0 * h
+
+    formula.__name__ = "gated"
+    yield defines(Gated[np.ndarray])(formula)
+    _OPERATIONS.pop("gated")
+    _REFERENCE.pop("gated")
+
+
+def test_arrays_of_trees_are_converted(gated: Any) -> None:
+    h, c = gated(State([1, 2], [3.0, 4.0]), (Gate([[0, 1], [1, 0]], [1, 1]), Gate(np.eye(2, dtype=np.float32))))
+    assert (h.tolist(), c.tolist()) == ([3, 2], [7, 7])
+    assert h.dtype == c.dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+def test_the_dtype_of_trees_is_kept(gated: Any, dtype: Any) -> None:
+    x, w = np.ones(2, dtype), np.eye(2, dtype=dtype)
+    assert {r.dtype for r in gated(State(x, x), (Gate(w, x),))} == {np.dtype(dtype)}
+    assert {r.dtype for r in gated(State(x, x), (Gate(w, x.astype(np.float64)),))} == {np.dtype(np.float64)}
+
+
+def test_other_arrays_in_trees_reach_the_formula_untouched(gated: Any) -> None:
+    h, _ = gated(State(ONES[:, :2], ONES[:, :2]), ())
+    duck = Duck(ONES[:, :2])
+    seen, _ = inspect.unwrap(gated)(State(duck, ONES[:, :2]), ())
+    assert isinstance(seen, Duck)
+    assert seen.inner.tolist() == h.tolist()
+
+
+@pytest.mark.parametrize(
+    ("state", "gates", "message"),
+    [
+        ((ONES, ONES), (), "state: expected a State; got tuple"),
+        (State(ONES, "c"), (), "state.c: expected real numbers; got <U1"),
+        (State(ONES, ONES > 0), (), "state.c: expected real numbers; got bool"),
+        (State(ONES, None), (), "state.c: expected real numbers; got object"),
+        (HERE, Gate(ONES), "gates: expected a tuple; got Gate"),
+        (HERE, (Gate(np.eye(3)), 3), "gates[1]: expected a Gate; got int"),
+        (HERE, (Gate(None),), "gates[0].w: expected real numbers; got object"),
+        (HERE, (Gate([[1], [1, 2]]),), "gates[0].w: expected real numbers; got list of uneven lengths"),
+        (HERE, (Gate(np.eye(2)),), "gates[0].w: expected (h, d) with h = 3 (from state.h); got (2, 2)"),
+    ],
+)
+def test_what_is_wrong_in_a_tree_is_named_by_its_path(gated: Any, state: Any, gates: Any, message: str) -> None:
+    with pytest.raises((TypeError, ShapeError)) as raised:
+        gated(state, gates)
+    assert str(raised.value) == f"gated: {message}"
+    assert isinstance(raised.value, ShapeError) == (" with " in message)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"norm": "none"}, "norm: expected 'pre' or 'post'; got 'none'"),
+        ({"norm": True}, "norm: expected 'pre' or 'post'; got bool"),
+        ({"factor": "2"}, "factor: expected a number; got '2'"),
+        ({"factor": True}, "factor: expected a number; got True"),
+    ],
+)
+def test_what_is_no_option(gated: Any, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        gated(HERE, (), **how)
+    assert str(raised.value) == f"gated: {message}"
+
+
+def test_options_reach_the_formula(gated: Any) -> None:
+    assert gated(HERE, (), factor=3)[0].tolist() == (3 * ONES).tolist()
+    assert gated(HERE, (), factor=3, norm="pre")[0].tolist() == ONES.tolist()

@@ -20,21 +20,28 @@ from attnspec.reference import (
     softmax,
 )
 from attnspec.spec import OPERATIONS, Operation
-from attnspec.spec.contract.shapes import bind
+from attnspec.spec.contract.shapes import bind, results
+from attnspec.spec.contract.tree import flatten, mapped, schematic
 
-MASKED = [o.name for o in OPERATIONS.values() if o.takes("mask")]
-POOLING = [o.name for o in OPERATIONS.values() if o.takes("mask") and o.chapter != "normalization"]
-CAUSAL = [o.name for o in OPERATIONS.values() if o.takes("causal")]
-PAIRWISE = [name for name in POOLING if OPERATIONS[name].argument("mask").core[0].name == "n"]
-STORED = ("key", "value", "annotations", "memory")
-"""Arguments with a row for every key."""
+MASKED = [o.name for o in OPERATIONS.values() if o.mask]
+POOLING = [o.name for o in OPERATIONS.values() if o.only_weighs_keys]
+CAUSAL = [o.name for o in OPERATIONS.values() if o.flag]
+PAIRWISE = [
+    (o.name, x.path)
+    for o in OPERATIONS.values()
+    if o.weighs_keys and o.asking and not o.attends_to_itself
+    for x in o.attended
+]
+"""Operations that attend to another sequence, with each argument that has a row for every key."""
 SUMMED_OTHERWISE: dict[str, Any] = {"rtol": 64 * 2.0**-53, "atol": 64 * 2.0**-53}
 """64 units in the last place of numbers near 1: the same terms, added or rounded in another order."""
 
 
-def expected_shape(operation: Operation, arguments: dict[str, Any]) -> tuple[int, ...]:
-    shapes = {name: value.shape if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
-    return bind(operation, shapes).shape(operation.result.dims)
+def assert_shapes(operation: Operation, arguments: dict[str, Any], result: Any) -> None:
+    binding = bind(operation, arguments)
+    assert [(leaf.path, x.shape) for leaf, x in results(operation, result)] == [
+        (leaf.path, binding.shape(leaf)) for leaf, _ in results(operation, result)
+    ]
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (0,), (2, 1, 3)])
@@ -45,10 +52,10 @@ def test_empty_sizes(name: str, empty: tuple[str, ...], batch: tuple[int, ...], 
     if name == "padding_mask" and "m" in empty:
         arguments = {"lengths": np.zeros(batch, int), "m": 0}
     else:
-        arguments = draw(name, batch=batch if operation.result.batched else (), **dict.fromkeys(empty, 0))
+        arguments = draw(name, batch=batch, **dict.fromkeys(empty, 0))
     result = REFERENCE[name](**arguments)
-    assert result.shape == expected_shape(operation, arguments)
-    if "m" in empty and "m" in operation.size_names and (name in POOLING or name == "attention_pooling"):
+    assert_shapes(operation, arguments, result)
+    if "m" in empty and "m" in operation.sizes and (name in POOLING or name == "attention_pooling"):
         assert not result.any()
 
 
@@ -71,21 +78,18 @@ def test_fully_masked_row_is_zero(name: str, draw: Any) -> None:
 def test_what_is_stored_at_a_masked_key_does_not_count(name: str, stored: float, draw: Any) -> None:
     arguments = draw(name)
     arguments["mask"][..., -1] = False
-    names = STORED if any(a in arguments for a in STORED) else ("x",)
     clean = REFERENCE[name](**arguments)
-    for a in names:
-        if a in arguments:
-            arguments[a][-1] = stored
+    for attended in OPERATIONS[name].attended:
+        arguments[attended.path][-1] = stored
     result = REFERENCE[name](**arguments)
-    queries = slice(None, -1) if names == ("x",) else slice(None)
+    queries = slice(None, -1) if OPERATIONS[name].attends_to_itself else slice(None)
     assert np.allclose(result[queries], clean[queries], **SUMMED_OTHERWISE)
     if np.isfinite(stored):
         assert np.array_equal(result[queries], clean[queries])
 
 
 @pytest.mark.parametrize("stored", [np.nan, np.inf])
-@pytest.mark.parametrize("where", ["key", "value"])
-@pytest.mark.parametrize("name", [n for n in PAIRWISE if OPERATIONS[n].takes("key", "value")])
+@pytest.mark.parametrize(("name", "where"), PAIRWISE)
 def test_a_key_masked_for_some_queries_counts_for_the_others(name: str, where: str, stored: float, draw: Any) -> None:
     arguments = draw(name)
     mask = arguments["mask"]
@@ -128,20 +132,24 @@ def test_causal_is_aligned_top_left(n: int, m: int) -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_batches_broadcast(name: str, draw: Any) -> None:
     operation = OPERATIONS[name]
-    batched = [a.name for a in operation.arguments if a.batched and operation.result.batched]
-    arguments = draw(name, batch=(2, 3) if batched else ())
-    for place, a in enumerate(batched[: 3 if len(batched) > 1 else 0]):
-        core = len(operation.argument(a).core)
-        part = (slice(None), slice(None, 1)) if place == 0 else (slice(None, 1),) if place == 1 else (0,)
-        arguments[a] = arguments[a][part]
-        assert arguments[a].ndim >= core
-    repeated = {
-        a: np.broadcast_to(x, (2, 3, *x.shape[x.ndim - len(operation.argument(a).core) :])) if a in batched else x
-        for a, x in arguments.items()
-    }
-    got, expected = REFERENCE[name](**arguments), REFERENCE[name](**repeated)
-    assert got.shape == expected_shape(operation, arguments) == expected.shape
-    assert np.allclose(got, expected, **SUMMED_OTHERWISE)
+    ranks = {leaf.path: len(leaf.core) for leaf in operation.leaves if leaf.batched}
+    parts = ((slice(None), slice(None, 1)), (slice(None, 1),), (0,))
+    reduced_to: dict[str, Any] = dict(zip(ranks, parts, strict=False)) if len(ranks) > 1 else {}
+    arguments = draw(name, batch=(2, 3))
+
+    def reduce(path: str, x: Any) -> Any:
+        return x[reduced_to[schematic(path)]] if schematic(path) in reduced_to else x
+
+    def repeat(path: str, x: Any) -> Any:
+        rank = ranks.get(schematic(path))
+        return x if rank is None else np.broadcast_to(x, (2, 3, *x.shape[x.ndim - rank :]))
+
+    reduced = mapped(arguments, reduce)
+    got, expected = (REFERENCE[name](**given) for given in (reduced, mapped(reduced, repeat)))
+    assert_shapes(operation, reduced, got)
+    assert_shapes(operation, reduced, expected)
+    for path, x in flatten(got).items():
+        assert np.allclose(x, flatten(expected)[path], **SUMMED_OTHERWISE)
 
 
 @pytest.mark.parametrize("name", MASKED)

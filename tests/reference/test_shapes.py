@@ -1,49 +1,65 @@
 """Every shape that violates a Protocol raises, and says which operation, which argument, what and what instead."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
 from attnspec.reference import REFERENCE
-from attnspec.spec import OPERATIONS, Argument, Kind, Operation, ShapeError
-from attnspec.spec.contract.shapes import MAY_BE_ZERO
+from attnspec.spec import OPERATIONS, Axis, Kind, Leaf, Operation, Option, ShapeError
+from attnspec.spec.contract.tree import described, mapped
+
+from .conftest import draw_arguments
 
 Violation = tuple[str, str, str]
 """Operation, argument, what is wrong with it."""
 
 
-def shared(operation: Operation, argument: Argument) -> Iterator[int]:
+def drawn(operation: Operation) -> dict[str, Any]:
+    return draw_arguments(operation.name, np.random.default_rng(0), batch=(2,))
+
+
+@cache
+def given(operation: Operation) -> dict[str, Leaf | Option]:
+    """What arguments have to be given, by path, with the arrays of every layer."""
+    return {node.path: node for node, value in described(operation.call, drawn(operation)) if value is not None}
+
+
+def arrays(operation: Operation) -> list[Leaf]:
+    return [node for node in given(operation).values() if isinstance(node, Leaf) and not node.free]
+
+
+def shared(operation: Operation, leaf: Leaf) -> Iterator[int]:
     """Places of the dimensions whose sizes another argument fixes too."""
-    others = [a for a in operation.arguments if a.name != argument.name]
-    fixed = {f for a in others for d in a.core for f in d.factors} | {a.name for a in others if a.kind is Kind.SIZE}
-    for place, d in enumerate(argument.core):
-        repeated = any(d.name == e.name for e in argument.core[:place])
+    fixed = {size for other in arrays(operation) if other is not leaf for size in other.sizes}
+    fixed |= {path for path, node in given(operation).items() if node.kind is Kind.SIZE}
+    for place, d in enumerate(leaf.core):
+        repeated = any(d.written == e.written for e in leaf.core[:place])
         if repeated or fixed & set(d.factors):
             yield place
 
 
 def violations() -> Iterator[Violation]:
     for operation in OPERATIONS.values():
-        batched = [a for a in operation.arguments if a.batched and operation.result.batched]
-        for a in operation.arguments:
-            if a.kind is Kind.SIZE and not a.optional:
-                yield operation.name, a.name, "negative"
-            if not a.is_array:
-                continue
-            if a.core or not a.batched:
-                if a.core:
-                    yield operation.name, a.name, "rank too low"
-                if not a.batched:
-                    yield operation.name, a.name, "rank too high"
-            for place in shared(operation, a):
-                yield operation.name, a.name, f"size {place}"
-            for place, d in enumerate(a.core):
-                if d.name not in MAY_BE_ZERO and not d.broadcast:
-                    yield operation.name, a.name, f"empty {place}"
-            if a in batched and len(batched) > 1:
-                yield operation.name, a.name, "batch"
+        batched = [leaf for leaf in arrays(operation) if leaf.batched]
+        for path, node in given(operation).items():
+            if node.kind is Kind.SIZE:
+                yield operation.name, path, "negative"
+        for leaf in arrays(operation):
+            if leaf.core:
+                yield operation.name, leaf.path, "rank too low"
+            if not leaf.batched:
+                yield operation.name, leaf.path, "rank too high"
+            for place in shared(operation, leaf):
+                yield operation.name, leaf.path, f"size {place}"
+            for place, d in enumerate(leaf.core):
+                positions = all(operation.axis(size) & Axis.POSITION for size in d.factors)
+                if not positions and not d.broadcast:
+                    yield operation.name, leaf.path, f"empty {place}"
+            if leaf in batched and len(batched) > 1:
+                yield operation.name, leaf.path, "batch"
 
 
 def resized(x: np.ndarray, axis: int, size: int) -> np.ndarray:
@@ -51,40 +67,39 @@ def resized(x: np.ndarray, axis: int, size: int) -> np.ndarray:
     return result
 
 
-def violate(argument: Argument, value: Any, what: str) -> Any:
-    kind, _, place = what.partition(" ")
-    if what == "negative":
+def violate(node: Leaf | Option, value: Any, what: str) -> Any:
+    if isinstance(node, Option):
         return -1
+    kind, _, place = what.partition(" ")
     if what == "batch":
         return resized(value, 0, 3)
     if what == "rank too low":
-        return value[(0,) * (value.ndim - len(argument.core) + 1)]
+        return value[(0,) * (value.ndim - len(node.core) + 1)]
     if what == "rank too high":
         return value[None]
-    axis = value.ndim - len(argument.core) + int(place)
+    axis = value.ndim - len(node.core) + int(place)
     return resized(value, axis, 0 if kind == "empty" else value.shape[axis] + 1)
 
 
 @pytest.mark.parametrize(("name", "argument", "what"), list(violations()))
-def test_violation(name: str, argument: str, what: str, draw: Any) -> None:
+def test_violation(name: str, argument: str, what: str) -> None:
     operation = OPERATIONS[name]
-    arguments = draw(name, batch=(2,) if operation.result.batched else ())
+    arguments = drawn(operation)
     REFERENCE[name](**arguments)
-    arguments[argument] = violate(operation.argument(argument), arguments[argument], what)
+    node = given(operation)[argument]
+    wrong = mapped(arguments, lambda path, x: violate(node, x, what) if path == argument else x)
     with pytest.raises(ShapeError) as raised:
-        REFERENCE[name](**arguments)
+        REFERENCE[name](**wrong)
     error = raised.value
     assert error.operation == name
-    assert operation.takes(error.argument)
+    assert error.argument in given(operation)
     assert str(error) == f"{name}: {error.argument}: expected {error.expected}; got {error.got}"
 
 
 def test_every_array_argument_of_every_operation_is_violated() -> None:
     violated = {(operation, argument) for operation, argument, _ in violations()}
-    unchecked = {
-        (o.name, a.name) for o in OPERATIONS.values() for a in o.arguments if a.is_array and (a.core or not a.batched)
-    } - violated
-    assert not unchecked
+    every = {(o.name, x.path) for o in OPERATIONS.values() for x in arrays(o) if x.core or not x.batched}
+    assert not every - violated
 
 
 def zeros(*shape: int) -> np.ndarray:
@@ -123,7 +138,7 @@ def trues(*shape: int) -> np.ndarray:
         (
             "multi_head_attention",
             (zeros(2, 3), zeros(2, 3), zeros(2, 3), zeros(4, 5, 3), zeros(4, 5, 3), zeros(4, 6, 3), zeros(7, 23)),
-            "w_o: expected (p_o, h*p_v) with h*p_v = 24; got (7, 23)",
+            "w_o: expected (p_o, heads*p_v) with heads*p_v = 24; got (7, 23)",
         ),
         ("causal_mask", (-1, 2), "n: expected n of at least 0; got -1"),
         ("sinusoidal_positional_encoding", (3, 0), "d: expected d of at least 1; got 0"),

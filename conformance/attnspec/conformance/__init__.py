@@ -1,4 +1,4 @@
-"""Whether a backend computes attention: laws, examples, verdicts, and who tests the tests.
+"""The conformance suite: whether a backend computes attention as it is specified, and whether the suite would notice.
 
 Names are imported when they are first used, so that the pytest plugin, which every pytest run loads, stays light.
 """
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnspec.conformance.judging.replaying import replay
-    from attnspec.conformance.running.loading import BackendError, call, load
+    from attnspec.conformance.running.errors import BackendError
+    from attnspec.conformance.running.loading import call, load
     from attnspec.conformance.running.suite import ConformanceSuite
 
 _HOMES = {
-    "BackendError": "running.loading",
+    "BackendError": "running.errors",
     "ConformanceSuite": "running.suite",
     "call": "running.loading",
     "load": "running.loading",

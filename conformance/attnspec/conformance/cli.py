@@ -5,11 +5,19 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
+
+from attnspec.conformance.running.settings import HELP, Settings
+
+if TYPE_CHECKING:
+    from attnspec.conformance.reporting.report import Report
+    from attnspec.conformance.running.probe import Probe
 
 app = typer.Typer(
     name="attnspec",
@@ -19,18 +27,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-LONGEST_CHECK = 86_400
+MAX_HANG_AFTER = 86_400
 """Seconds that one check may be given."""
 
 WORKERS_PER_CORE = 4
 
 UNCUT = 10_000
-"""Columns of what is no terminal: no table is as wide, so that nothing is cut in a file or a pipe."""
+"""Columns where the output is no terminal: wider than any table, so that nothing is cut in a file or a pipe."""
 
 PAGE = 110
-"""Columns of running text there, and on the page of ``attnspec spec --html``."""
+"""Columns of running text there, and in the page that ``attnspec spec --html`` writes."""
 
 EXITS = "Exit status: 0 conforms, 1 violates, 2 the call or the backend cannot be used."
+WORKERS = "worker processes; one for each core if not given"
 
 
 def _unusable(message: str) -> NoReturn:
@@ -39,48 +48,60 @@ def _unusable(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _console(elsewhere: int = UNCUT, *, stderr: bool = False) -> Console:
-    """Where people read: as wide as the terminal, or as COLUMNS says; elsewhere of this width."""
+def _console(width: int = UNCUT, *, stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or as COLUMNS says; of this width where there is neither."""
     console = Console(stderr=stderr)
     if not console.file.isatty() and not os.environ.get("COLUMNS", "").isdigit():
-        console.width = elsewhere
+        console.width = width
     return console
 
 
-def _among(what: str, given: list[str], known: list[str]) -> tuple[str, ...]:
-    from attnspec.conformance.running.selection import misnamed
+def _known(what: str, name: str, known: Iterable[str]) -> str:
+    """The name, if it is known; else the end."""
+    from attnspec.conformance.running.selection import unknown_name
 
-    for name in given:
-        if name not in known:
-            _unusable(misnamed(what, name, known))
-    return tuple(dict.fromkeys(given))
-
-
-def _writable(path: Path | None, option: str) -> None:
-    if path is None:
-        return
-    existed = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        _unusable(f"{option}: expected a file that can be written; got {str(path)!r}: {error.strerror}")
-    if not existed:
-        path.unlink()
+    names = list(known)
+    return name if name in names else _unusable(unknown_name(what, name, names))
 
 
-def _write(text: str, path: Path, option: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        _unusable(f"{option}: {str(path)!r} could not be written: {error.strerror}")
+@dataclass(frozen=True)
+class _File:
+    """A file that an option asks for."""
+
+    path: Path
+    option: str
+
+    def check(self) -> None:
+        """End if it cannot be written, before any work is done."""
+        existed = self.path.exists()
+        try:
+            self.path.open("a").close()
+        except OSError as error:
+            _unusable(f"{self.option}: expected a file that can be written; got {str(self.path)!r}: {error.strerror}")
+        if not existed:
+            self.path.unlink()
+
+    def write(self, text: str) -> None:
+        try:
+            self.path.write_text(text)
+        except OSError as error:
+            _unusable(f"{self.option}: {str(self.path)!r} could not be written: {error.strerror}")
+
+
+def _files(**paths: Path | None) -> dict[str, _File]:
+    """The files that are asked for, by the names of their options, all of which can be written."""
+    files = {name: _File(path, f"--{name}") for name, path in paths.items() if path is not None}
+    for file in files.values():
+        file.check()
+    return files
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _terminate(signum: int, frame: object) -> NoReturn:
-    """Being told to end is like Ctrl-C: what was judged is reported."""
+def _interrupt(signum: int, frame: object) -> NoReturn:
+    """Treat SIGTERM like Ctrl-C, so that what has been judged is reported."""
     raise KeyboardInterrupt
 
 
@@ -89,99 +110,80 @@ def check(
     backend: Annotated[
         str, typer.Argument(help="a registered name, package.module[:attribute], or path/to/file.py[:attribute]")
     ],
-    profile: Annotated[str, typer.Option(help="how much is tried: quick, full or release")] = "quick",
-    operation: Annotated[list[str] | None, typer.Option(help="only this operation; may be repeated")] = None,
-    law: Annotated[list[str] | None, typer.Option(help="only this law; may be repeated")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="only this dtype; may be repeated")] = None,
-    device: Annotated[str, typer.Option(help="the device to run on")] = "cpu",
-    seed: Annotated[int, typer.Option(help="the seed of all examples; the same seed gives the same verdicts")] = 0,
-    workers: Annotated[int | None, typer.Option(help="worker processes; one for each core if not given")] = None,
-    hang_after: Annotated[float, typer.Option(help="seconds that one check may take before it counts as hung")] = 20.0,
+    profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
+    operation: Annotated[list[str] | None, typer.Option(help=HELP["operations"])] = None,
+    law: Annotated[list[str] | None, typer.Option(help=HELP["laws"])] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help=HELP["dtypes"])] = None,
+    device: Annotated[str, typer.Option(help=HELP["device"])] = Settings.device,
+    seed: Annotated[int, typer.Option(help=HELP["seed"])] = Settings.seed,
+    workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
+    hang_after: Annotated[float, typer.Option(help=HELP["hang_after"])] = Settings.hang_after,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
     """Judge a backend."""
-    from attnspec.conformance.running.checking import Probe
+    from attnspec.conformance.running.probe import Probe
 
-    _among("--profile", [profile], ["quick", "full", "release"])
+    operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
+    settings = Settings(profile, seed, device, operations, laws, dtypes, hang_after)
     if workers is not None and workers < 1:
         _unusable(f"--workers: expected at least 1; got {workers}")
-    if not 0 < hang_after <= LONGEST_CHECK:
-        _unusable(f"--hang-after: expected more than 0 and at most {LONGEST_CHECK:,} seconds; got {hang_after:g}")
-    for path, option in ((json, "--json"), (html, "--html"), (junit, "--junit")):
-        _writable(path, option)
-    started = time.monotonic()
-    signal.signal(signal.SIGTERM, _terminate)
+    if not 0 < hang_after <= MAX_HANG_AFTER:
+        _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")
+    files = _files(json=json, html=html, junit=junit)
+    signal.signal(signal.SIGTERM, _interrupt)
     probe = Probe(backend, device)
     try:
-        status = _check(
-            probe,
-            {"operation": operation or [], "law": law or [], "dtype": dtype or []},
-            (profile, seed, device, hang_after),
-            min(workers or _cores(), WORKERS_PER_CORE * _cores()),
-            (json, html, junit),
-            started,
-        )
+        report, xml = _judge(probe, settings, min(workers or _cores(), WORKERS_PER_CORE * _cores()))
     finally:
         probe.close()
-    raise typer.Exit(status)
+    _print(report, xml, files)
+    raise typer.Exit(report.exit_status)
 
 
-def _check(
-    probe: "object",
-    chosen: dict[str, list[str]],
-    how: tuple[str, int, str, float],
-    workers: int,
-    files: tuple[Path | None, Path | None, Path | None],
-    started: float,
-) -> int:
-    from attnspec.conformance.reporting.report import all_results, as_text, document, missing_results
-    from attnspec.conformance.reporting.table import as_html, print_report
-    from attnspec.conformance.running.checking import Admission, Probe, run
-    from attnspec.conformance.running.loading import BackendError
-    from attnspec.conformance.running.probe import rebuilt
-    from attnspec.conformance.running.suite import Settings, planned
-    from attnspec.spec.contract.law import LAWS
+def _judge(probe: "Probe", settings: Settings, workers: int) -> tuple["Report", str | None]:
+    """The report of a run, and what JUnit XML there is of it."""
+    started = time.monotonic()
+    from attnspec.conformance.reporting.report import Report
+    from attnspec.conformance.running.checking import run
+    from attnspec.conformance.running.description import contract_from
+    from attnspec.conformance.running.errors import BackendError
+    from attnspec.conformance.running.planning import Plan, check_names
     from attnspec.spec.contract.operation import OPERATIONS
     from attnspec.spec.contract.precision import DEFAULTS
 
-    assert isinstance(probe, Probe)
-    operations = _among("--operation", chosen["operation"], [o for o in OPERATIONS if not OPERATIONS[o].reference_only])
-    laws = _among("--law", chosen["law"], list(LAWS))
-    dtypes = _among("--dtype", chosen["dtype"], list(DEFAULTS))
-    profile, seed, device, hang_after = how
-    settings = Settings(profile, seed, device, operations, laws, dtypes, hang_after)
+    def make_plan() -> Plan:
+        return Plan.of(contract_from(probe.description(), probe.backend), settings)
 
-    def admitted() -> Admission:
-        contract = rebuilt(probe.answer(), probe.backend)
-        return Admission(contract, planned(contract, settings))
-
-    json, html, junit = files
-    most = len(operations or OPERATIONS) * len(dtypes or DEFAULTS)
+    cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
     try:
+        check_names(settings, "--")
         done = run(
             probe.backend,
             settings,
-            workers=max(1, min(workers, most)),
+            workers=max(1, min(workers, cases)),
             console=_console(stderr=True),
-            admitted=admitted,
+            make_plan=make_plan,
         )
     except BackendError as error:
         _unusable(str(error))
-    contract = done.admission.contract
-    results = all_results(done.admission.cases, done.results, done.causes) + missing_results(contract, settings)
-    report = document(contract, results, settings, time.monotonic() - started)
-    print_report(report, _console())
     if done.interrupted:
         sys.stderr.write("attnspec: interrupted; laws without a verdict are lost\n")
-    if json is not None:
-        _write(as_text(report), json, "--json")
-    if html is not None:
-        _write(as_html(report), html, "--html")
-    if junit is not None and done.junit is not None:
-        _write(done.junit, junit, "--junit")
-    return int(report["exit_status"])
+    return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started), done.junit
+
+
+def _print(report: "Report", junit: str | None, files: dict[str, _File]) -> None:
+    """Print a report, and write the files that are asked for."""
+    from attnspec.conformance.reporting.table import as_html, print_report
+
+    print_report(report, _console())
+    if "json" in files:
+        files["json"].write(report.as_text())
+    if "html" in files:
+        files["html"].write(as_html(report))
+    if "junit" in files and junit is not None:
+        files["junit"].write(junit)
 
 
 @app.command(name="list")
@@ -191,8 +193,7 @@ def list_(
     """List what there is."""
     from attnspec.conformance.reporting.catalogue import CATALOGUES
 
-    _among("list", [what], list(CATALOGUES))
-    _console().print(CATALOGUES[what]())
+    _console().print(CATALOGUES[_known("list", what, CATALOGUES)]())
 
 
 @app.command()
@@ -204,8 +205,7 @@ def show(
     """Show an operation (formula, sources, shapes, edges, laws), a law, a chapter, or the choices of a question."""
     from attnspec.conformance.reporting.catalogue import described, names
 
-    _among("show", [name], names())
-    _console(PAGE).print(described(name))
+    _console(PAGE).print(described(_known("show", name, names())))
 
 
 @app.command()
@@ -218,49 +218,49 @@ def spec(
 
     from attnspec.conformance.reporting.catalogue import specification
 
-    for path, option in ((markdown, "--markdown"), (html, "--html")):
-        _writable(path, option)
+    files = _files(markdown=markdown, html=html)
     text = specification()
-    if markdown is not None:
-        _write(text, markdown, "--markdown")
-    if html is not None:
-        with Path(os.devnull).open("w") as sink:
-            console = Console(record=True, width=PAGE, file=sink)
+    if "markdown" in files:
+        files["markdown"].write(text)
+    if "html" in files:
+        with Path(os.devnull).open("w") as nowhere:
+            console = Console(record=True, width=PAGE, file=nowhere)
             console.print(Markdown(text))
-            _write(console.export_html(), html, "--html")
-    if markdown is None and html is None:
+            files["html"].write(console.export_html())
+    if not files:
         _console(PAGE).print(Markdown(text))
 
 
 @app.command(help="Judge the suite itself: every mutant must be killed, no honest variant harmed.")
 def mutants(
-    profile: Annotated[str, typer.Option(help="quick, full or release")] = "quick",
+    profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
     seeds: Annotated[int, typer.Option(min=1, help="how many seeds, from 0")] = 1,
     only: Annotated[
         list[str] | None,
         typer.Option(help="only this mutant or honest variant, or those of a pattern: 'base *'; may be repeated"),
     ] = None,
     matrix: Annotated[bool, typer.Option(help="run every law against every mutant")] = False,
-    workers: Annotated[int | None, typer.Option(help="worker processes; one for each core if not given")] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
 ) -> None:
     """Print the kill matrix."""
+    from attnspec.conformance.judging.profiles import PROFILES
     from attnspec.conformance.mutants import MUTANTS
-    from attnspec.conformance.running.kill_matrix import main_mutants
+    from attnspec.conformance.running.kill_matrix import judge_mutants
     from attnspec.conformance.running.selection import matching
     from attnspec.conformance.variants import VARIANTS
 
-    _among("--profile", [profile], ["quick", "full", "release"])
-    _writable(json, "--json")
+    _known("--profile", profile, PROFILES)
+    _files(json=json)
     known = [*MUTANTS, *VARIANTS]
     patterns = only or ["*"]
     for pattern in patterns:
         if not matching([pattern], known):
-            _among("--only", [pattern], known)
+            _known("--only", pattern, known)
     chosen = matching(patterns, known)
     judged = {name: m for name, m in MUTANTS.items() if name in chosen}
     spared = {name: v for name, v in VARIANTS.items() if name in chosen}
-    status = main_mutants(profile, seeds, matrix, workers, json, _console(), mutants=judged, variants=spared)
+    status = judge_mutants(profile, seeds, matrix, workers, json, _console(), mutants=judged, variants=spared)
     raise typer.Exit(status)
 
 

@@ -1,9 +1,4 @@
-"""Attention: scores, normalised by softmax over the attendable keys, pool the values.
-
-Every formula has the same edges, written here once. Key j is attendable for query i where `mask` is True and, with
-`causal`, j ≤ i (top left also when n ≠ m). Terms that are not attendable are left out, NaN and ∞ included. A row
-without attendable keys is 0, as is every row when m = 0.
-"""
+"""The formulas of attention: a scorer, the softmax over attendable keys, and the sum of their values."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -23,6 +18,16 @@ from attnspec.spec.attention import (
     SelfAttention,
 )
 
+__all__ = [
+    "additive_attention",
+    "cross_attention",
+    "dot_product_attention",
+    "general_attention",
+    "projected_self_attention",
+    "scaled_dot_product_attention",
+    "self_attention",
+]
+
 
 @defines(DotProductAttention[np.ndarray])
 def dot_product_attention(
@@ -33,15 +38,7 @@ def dot_product_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """Attention with the dot product as score.
-
-    Formula: O = softmax(QKᵀ)V
-    Where: query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask (*batch, n, m);
-    result (*batch, n, d_v), in units of value.
-    Source: S1 “Attention: definition”; S2 “Generalized Attention in Matrix Form”; S3 “Example: Dot-Product Attention”.
-    Edges: as the module says.
-    Errors: ShapeError for sizes that do not agree, or batches or a mask that do not broadcast.
-    """
+    """O = softmax(QKᵀ)V."""
     return attend(dot_scores(query, key), value, mask, causal)
 
 
@@ -54,15 +51,7 @@ def scaled_dot_product_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """Attention with the scaled dot product as score.
-
-    Formula: O = softmax(QKᵀ/√d)V
-    Where: query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask (*batch, n, m);
-    result (*batch, n, d_v), in units of value; d is the size of the vectors actually multiplied.
-    Source: S0(6); S3 “Attention Mapping”; S4 “Scoring Function”.
-    Edges: as the module says.
-    Errors: ShapeError for sizes that do not agree, or batches or a mask that do not broadcast.
-    """
+    """O = softmax(QKᵀ/√d)V."""
     return attend(scaled_dot_scores(query, key), value, mask, causal)
 
 
@@ -76,15 +65,7 @@ def general_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """Attention with Luong's general score.
-
-    Formula: O = softmax(QWKᵀ)V
-    Where: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w (d_q, d_k), mask (*batch, n, m);
-    result (*batch, n, d_v), in units of value.
-    Source: S2 “Luong Attention, footnote 1”; Luong 2015 “general”.
-    Edges: as the module says.
-    Errors: ShapeError for sizes that do not agree, or batches or a mask that do not broadcast.
-    """
+    """O = softmax(QWKᵀ)V."""
     return attend(general_scores(query, key, w), value, mask, causal)
 
 
@@ -100,15 +81,7 @@ def additive_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """Attention with the additive score.
-
-    Formula: oᵢ = Σⱼ softmaxⱼ(w_vᵀ tanh(W_q qᵢ + W_k kⱼ)) vⱼ
-    Where: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w_q (h, d_q), w_k (h, d_k), w_v (h),
-    mask (*batch, n, m); result (*batch, n, d_v), in units of value.
-    Source: S0(1); S0(2); S0(4).
-    Edges: as the module says.
-    Errors: ShapeError for sizes that do not agree, or batches or a mask that do not broadcast.
-    """
+    """oᵢ = Σⱼ softmaxⱼ(w_vᵀ tanh(W_q qᵢ + W_k kⱼ)) vⱼ."""
     return attend(additive_scores(query, key, w_q, w_k, w_v), value, mask, causal)
 
 
@@ -119,14 +92,7 @@ def self_attention(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d"]:
-    """Self-attention without weights: every x is query, key and value, scored by the scaled dot product.
-
-    Formula: yᵢ = Σⱼ softmaxⱼ(xᵢᵀxⱼ/√d) xⱼ
-    Where: x (*batch, n, d), mask (*batch, n, n); result (*batch, n, d), in units of x.
-    Source: S0(17); S1 “Self-Attention”; S4 “Self-Attention”.
-    Edges: as the module says.
-    Errors: ShapeError for a mask that does not broadcast.
-    """
+    """yᵢ = Σⱼ softmaxⱼ(xᵢᵀxⱼ/√d) xⱼ."""
     return scaled_dot_product_attention(x, x, x, mask=mask, causal=causal)
 
 
@@ -140,15 +106,7 @@ def projected_self_attention(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """Self-attention whose queries, keys and values are linear maps of x.
-
-    Formula: Y = softmax(QKᵀ/√d_k)V with Q = XW_qᵀ, K = XW_kᵀ, V = XW_vᵀ.
-    Where: x (*batch, n, d_x), w_q (d_k, d_x), w_k (d_k, d_x), w_v (d_v, d_x), mask (*batch, n, n);
-    result (*batch, n, d_v), in units of w_v × x.
-    Source: S1 “Self-Attention: independent linear transformations”; S2 “Encoder Attention”.
-    Edges: as the module says.
-    Errors: ShapeError for sizes that do not agree, or a mask that does not broadcast.
-    """
+    """Y = softmax(QKᵀ/√d_k)V with Q = XW_qᵀ, K = XW_kᵀ, V = XW_vᵀ."""
     return scaled_dot_product_attention(project(x, w_q), project(x, w_k), project(x, w_v), mask=mask, causal=causal)
 
 
@@ -162,16 +120,7 @@ def cross_attention(
     *,
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """Attention of one sequence to another: queries from x, keys and values from a memory.
-
-    Formula: Y = softmax(QKᵀ/√d_k)V with Q = XW_qᵀ, K = MW_kᵀ, V = MW_vᵀ.
-    Where: x (*batch, n, d_x), memory (*batch, m, d_m), w_q (d_k, d_x), w_k (d_k, d_m), w_v (d_v, d_m),
-    mask (*batch, n, m); result (*batch, n, d_v), in units of w_v × memory.
-    Source: S2 “Encoder-Decoder Attention”; S3 “Attending to the input (encoder)”;
-    Vaswani 2017 “encoder-decoder attention”.
-    Edges: as the module says.
-    Errors: ShapeError for sizes that do not agree, or batches or a mask that do not broadcast.
-    """
+    """Y = softmax(QKᵀ/√d_k)V with Q = XW_qᵀ, K = MW_kᵀ, V = MW_vᵀ, where M is the memory."""
     return scaled_dot_product_attention(project(x, w_q), project(memory, w_k), project(memory, w_v), mask=mask)
 
 

@@ -1,7 +1,4 @@
-"""Moments: mean and variance of the dot product of two random vectors, which is why scores are scaled.
-
-q and k are independent of each other, the coordinates of each uncorrelated, with E = μ and Var = σ² each.
-"""
+"""The moments of the dot product of two random vectors."""
 
 import numpy as np
 from jaxtyping import Float
@@ -10,17 +7,12 @@ from attnspec.reference.defining.definition import defines
 from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.moments import DotProductMean, DotProductVariance
 
+__all__ = ["dot_product_mean", "dot_product_variance"]
+
 
 @defines(DotProductMean[np.ndarray])
 def dot_product_mean(mean: Float[np.ndarray, "*coordinates"], *, d: int | None = None) -> Float[np.ndarray, ""]:
-    """Mean of qᵀk.
-
-    Formula: E[qᵀk] = μᵀμ
-    Where: mean μ (), common to all coordinates, with d; or mean (d) without; result (), in units of mean².
-    Source: S2 “Justifying Scaled Self-Attention, solution 1”.
-    Edges: a scalar mean m gives d·m².
-    Errors: ShapeError for a scalar mean without d, a vector mean with another d, a mean of higher rank, or d below 1.
-    """
+    """E[qᵀk] = μᵀμ."""
     d = _coordinates("dot_product_mean", mean, d)
     expected: np.ndarray = np.sum(np.broadcast_to(mean * mean, (d,)))
     return expected
@@ -30,14 +22,8 @@ def dot_product_mean(mean: Float[np.ndarray, "*coordinates"], *, d: int | None =
 def dot_product_variance(
     mean: Float[np.ndarray, "*coordinates"], sigma: Float[np.ndarray, ""], *, d: int | None = None
 ) -> Float[np.ndarray, ""]:
-    """Variance of qᵀk.
+    """Var[qᵀk] = 2σ²μᵀμ + dσ⁴.
 
-    Formula: Var[qᵀk] = 2σ²μᵀμ + dσ⁴
-    Where: mean μ (), common to all coordinates, with d; or mean (d) without; sigma σ () > 0, in units of mean;
-    result (), in units of mean⁴.
-    Source: S0(5); S2 “Justifying Scaled Self-Attention, solution 2”.
-    Edges: a scalar mean m gives 2dσ²m² + dσ⁴; centred vectors give dσ⁴, and 1 once a standard normal is scaled by 1/√d.
-    Errors: ShapeError for a scalar mean without d, a vector mean with another d, a mean of higher rank, or d below 1;
     ValueError for a sigma that is not positive.
     """
     d = _coordinates("dot_product_variance", mean, d)

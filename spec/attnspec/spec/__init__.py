@@ -1,89 +1,46 @@
-"""What attention is: operations, laws, semantics, precision and the errata of the sources."""
+"""What attention is: operations, laws, semantics, precision and the errata of the sources.
 
-from attnspec.spec import laws
-from attnspec.spec.attention import (
-    AdditiveAttention,
-    CrossAttention,
-    DotProductAttention,
-    GeneralAttention,
-    ProjectedSelfAttention,
-    ScaledDotProductAttention,
-    SelfAttention,
-)
-from attnspec.spec.contract.backend import Backend, Converts, Differentiates, Limits, implements
-from attnspec.spec.contract.law import LAWS, Law
-from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Argument, Array, Dim, Kind, Operation, operation
-from attnspec.spec.contract.precision import Precision, precision
-from attnspec.spec.contract.semantics import QUESTIONS, Semantics
-from attnspec.spec.contract.shapes import ShapeError
-from attnspec.spec.errata import ERRATA, Erratum
-from attnspec.spec.masking import CausalMask, PaddingMask
-from attnspec.spec.moments import DotProductMean, DotProductVariance
-from attnspec.spec.multihead import MultiHeadAttention
-from attnspec.spec.normalization import MeanNormalization, Softmax
-from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
-from attnspec.spec.positional import SinusoidalPositionalEncoding
-from attnspec.spec.scoring import (
-    AdditiveScores,
-    DotScores,
-    GaussianScores,
-    GeneralScores,
-    LocationScores,
-    ScaledDotScores,
-)
-from attnspec.spec.seq2seq import BahdanauContext
+Every chapter exports its Protocols, the records of their parameters, and the types of a backend that has them.
+"""
+
+from attnspec.spec.attention import *
+from attnspec.spec.contract.annotations import Array as Array
+from attnspec.spec.contract.axes import Axis as Axis
+from attnspec.spec.contract.axes import Role as Role
+from attnspec.spec.contract.backend import Backend as Backend
+from attnspec.spec.contract.backend import Converts as Converts
+from attnspec.spec.contract.backend import Differentiates as Differentiates
+from attnspec.spec.contract.backend import implements as implements
+from attnspec.spec.contract.law import LAWS as LAWS
+from attnspec.spec.contract.law import Law as Law
+from attnspec.spec.contract.limits import Limits as Limits
+from attnspec.spec.contract.operation import CHAPTERS as CHAPTERS
+from attnspec.spec.contract.operation import OPERATIONS as OPERATIONS
+from attnspec.spec.contract.operation import Operation as Operation
+from attnspec.spec.contract.operation import operation as operation
+from attnspec.spec.contract.precision import Precision as Precision
+from attnspec.spec.contract.precision import precision as precision
+from attnspec.spec.contract.semantics import QUESTIONS as QUESTIONS
+from attnspec.spec.contract.semantics import Semantics as Semantics
+from attnspec.spec.contract.shapes import ShapeError as ShapeError
+from attnspec.spec.contract.shapes import bind as bind
+from attnspec.spec.contract.tree import Branch as Branch
+from attnspec.spec.contract.tree import Dim as Dim
+from attnspec.spec.contract.tree import Kind as Kind
+from attnspec.spec.contract.tree import Leaf as Leaf
+from attnspec.spec.contract.tree import Option as Option
+from attnspec.spec.masking import *
+from attnspec.spec.moments import *
+from attnspec.spec.multihead import *
+from attnspec.spec.normalization import *
+from attnspec.spec.pooling import *
+from attnspec.spec.positional import *
+from attnspec.spec.scoring import *
+from attnspec.spec.seq2seq import *
+
+# The laws and errata are about operations, so that these must be there.
+from attnspec.spec import laws as laws  # isort: skip
+from attnspec.spec.errata import ERRATA as ERRATA, Erratum as Erratum  # isort: skip
 
 SPEC_VERSION = "2026.11"
 """The version of the specification (year.month), apart from that of the package."""
-
-__all__ = [
-    "CHAPTERS",
-    "ERRATA",
-    "LAWS",
-    "OPERATIONS",
-    "QUESTIONS",
-    "SPEC_VERSION",
-    "AdditiveAttention",
-    "AdditiveScores",
-    "Argument",
-    "Array",
-    "AttentionPooling",
-    "AveragePooling",
-    "Backend",
-    "BahdanauContext",
-    "CausalMask",
-    "Converts",
-    "CrossAttention",
-    "Differentiates",
-    "Dim",
-    "DotProductAttention",
-    "DotProductMean",
-    "DotProductVariance",
-    "DotScores",
-    "Erratum",
-    "GaussianScores",
-    "GeneralAttention",
-    "GeneralScores",
-    "Kind",
-    "Law",
-    "Limits",
-    "LocationScores",
-    "MeanNormalization",
-    "MultiHeadAttention",
-    "NadarayaWatson",
-    "Operation",
-    "PaddingMask",
-    "Precision",
-    "ProjectedSelfAttention",
-    "ScaledDotProductAttention",
-    "ScaledDotScores",
-    "SelfAttention",
-    "Semantics",
-    "ShapeError",
-    "SinusoidalPositionalEncoding",
-    "Softmax",
-    "implements",
-    "laws",
-    "operation",
-    "precision",
-]

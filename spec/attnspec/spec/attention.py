@@ -1,19 +1,36 @@
-"""Attention: scores, normalised by softmax over the attendable keys, pool the values.
+"""Attention: scores, normalized by softmax over the attendable keys, pool the values.
 
-Key j is attendable for query i where `mask` is True and, with `causal`, j ≤ i (aligned top left also when n ≠ m);
-both given means both must hold. Terms that are not attendable are left out of the sum, whatever is stored there.
-A row without attendable keys is 0, and so are its gradients (semantics `fully_masked`, `no_keys`).
+Edges: Key j is attendable for query i where `mask` is True. With `causal`, j ≤ i must hold as well. If n ≠ `m`,
+`causal` aligns query 0 with key 0 (semantics `causal_alignment`). Keys that are not attendable are left out with their
+values, NaN and ∞ included. A query without attendable keys gives 0 and zero gradients (semantics `fully_masked`). So
+does every query if `m` = 0 (semantics `no_keys`). A query with a single attendable key gives the value of that key. An
+empty batch gives an empty result. So does `n` = 0.
 """
 
-from typing import Protocol
+from typing import Generic, Protocol, TypedDict
 
 from jaxtyping import Bool, Float
 
-from attnspec.spec.contract.operation import Array, operation
+from attnspec.spec.contract.annotations import Array
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.operation import operation
 from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3, S4, VASWANI
+
+__all__ = [
+    "AdditiveAttention",
+    "AttentionOperations",
+    "AttentionTable",
+    "CrossAttention",
+    "DotProductAttention",
+    "GeneralAttention",
+    "ProjectedSelfAttention",
+    "ScaledDotProductAttention",
+    "SelfAttention",
+]
 
 
 @operation(
+    "dot_product_attention",
     chapter="attention",
     formula=r"O = \operatorname{softmax}(Q K^\top) V",
     sources=[
@@ -21,17 +38,15 @@ from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3, S4, VASWANI
         S2.passage("Generalized Attention in Matrix Form"),
         S3.passage("Example: Dot-Product Attention"),
     ],
+    pooled="value",
+    linear="value",
+    sharpened={"query": 1.0},
 )
 class DotProductAttention(Protocol[Array]):
     """Attention with the dot product as score.
 
-    Where: query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask (*batch, n, m);
-    result (*batch, n, d_v).
-    Domain: Σ|q||k| must not overflow.
-    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
-    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
-    gradients; one attendable key gives its value. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
-    Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
+    Where: The result is in units of value.
+    Domain: Σ|q||k| does not overflow.
     """
 
     def __call__(
@@ -42,26 +57,23 @@ class DotProductAttention(Protocol[Array]):
         *,
         mask: Bool[Array, "*#batch #n #m"] | None = None,
         causal: bool = False,
-    ) -> Float[Array, "*batch n d_v"]:
-        """The pooled values of every query."""
-        ...
+    ) -> Float[Array, "*batch n d_v"]: ...
 
 
 @operation(
+    "scaled_dot_product_attention",
     chapter="attention",
     formula=r"O = \operatorname{softmax}(Q K^\top / \sqrt{d}) V",
     sources=[S0.equation(6), S3.passage("Attention Mapping"), S4.passage("Scoring Function")],
+    pooled="value",
+    linear="value",
+    sharpened={"query": 1.0},
 )
 class ScaledDotProductAttention(Protocol[Array]):
     """Attention with the scaled dot product as score.
 
-    Where: query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask (*batch, n, m);
-    result (*batch, n, d_v); d is the size of the vectors actually multiplied.
-    Domain: Σ|q||k| must not overflow.
-    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
-    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
-    gradients; one attendable key gives its value. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
-    Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
+    Where: d is the size actually multiplied. The result is in units of value.
+    Domain: Σ|q||k| does not overflow.
     """
 
     def __call__(
@@ -72,26 +84,23 @@ class ScaledDotProductAttention(Protocol[Array]):
         *,
         mask: Bool[Array, "*#batch #n #m"] | None = None,
         causal: bool = False,
-    ) -> Float[Array, "*batch n d_v"]:
-        """The pooled values of every query."""
-        ...
+    ) -> Float[Array, "*batch n d_v"]: ...
 
 
 @operation(
+    "general_attention",
     chapter="attention",
     formula=r"O = \operatorname{softmax}(Q W K^\top) V",
     sources=[S2.passage("Luong Attention, footnote 1"), LUONG.passage("general")],
+    pooled="value",
+    linear="value",
+    sharpened={"query": 1.0},
 )
 class GeneralAttention(Protocol[Array]):
     """Attention with Luong's general score.
 
-    Where: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w (d_q, d_k), mask (*batch, n, m);
-    result (*batch, n, d_v).
-    Domain: Σ|q||W||k| must not overflow.
-    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
-    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
-    gradients; one attendable key gives its value. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
-    Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
+    Where: The result is in units of value.
+    Domain: Σ|q||W||k| does not overflow.
     """
 
     def __call__(
@@ -103,26 +112,23 @@ class GeneralAttention(Protocol[Array]):
         *,
         mask: Bool[Array, "*#batch #n #m"] | None = None,
         causal: bool = False,
-    ) -> Float[Array, "*batch n d_v"]:
-        """The pooled values of every query."""
-        ...
+    ) -> Float[Array, "*batch n d_v"]: ...
 
 
 @operation(
+    "additive_attention",
     chapter="attention",
     formula=r"o_i = \sum_j \operatorname{softmax}_j(w_v^\top \tanh(W_q q_i + W_k k_j))\, v_j",
     sources=[S0.equation(1), S0.equation(2), S0.equation(4)],
+    pooled="value",
+    linear="value",
+    sharpened={"w_v": 1.0},
 )
 class AdditiveAttention(Protocol[Array]):
     """Attention with the additive score.
 
-    Where: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w_q (h, d_q), w_k (h, d_k), w_v (h),
-    mask (*batch, n, m); result (*batch, n, d_v).
-    Domain: W_q q and W_k k must not overflow; however large they are, tanh saturates and the result is finite.
-    Edges: a key counts for a query where `mask` is True and, with `causal`, j ≤ i, aligned top left also when n ≠ m;
-    the others are left out, NaN and ∞ included. A query for which no key counts, as with m = 0, gives 0 and zero
-    gradients; one attendable key gives its value. Batches broadcast; n = 0, or a batch of 0, gives an empty result.
-    Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
+    Where: Weights are (out, in). The result is in units of value.
+    Domain: W_q q and W_k k do not overflow; however large they are, tanh saturates and the result is finite.
     """
 
     def __call__(
@@ -136,25 +142,22 @@ class AdditiveAttention(Protocol[Array]):
         *,
         mask: Bool[Array, "*#batch #n #m"] | None = None,
         causal: bool = False,
-    ) -> Float[Array, "*batch n d_v"]:
-        """The pooled values of every query."""
-        ...
+    ) -> Float[Array, "*batch n d_v"]: ...
 
 
 @operation(
+    "self_attention",
     chapter="attention",
     formula=r"y_i = \sum_j \operatorname{softmax}_j(x_i^\top x_j / \sqrt{d})\, x_j",
     sources=[S0.equation(17), S1.passage("Self-Attention"), S4.passage("Self-Attention")],
+    axes={"n": Axis.SELF},
+    pooled="x",
 )
 class SelfAttention(Protocol[Array]):
     """Self-attention without weights: every x is query, key and value, scored by the scaled dot product.
 
-    Where: x (*batch, n, d), mask (*batch, n, n); result (*batch, n, d). S0 leaves the score open; it is (5) here.
-    Domain: Σ|x||x| must not overflow.
-    Edges: position j counts for i where `mask` is True and, with `causal`, j ≤ i; the others are left out, NaN and ∞
-    included. A row for which nothing counts gives 0 and zero gradients; one attendable position gives its x. n = 0, or
-    a batch of 0, gives an empty result.
-    Errors: a mask that does not broadcast raises.
+    Where: S0 leaves the score open; here it is S0(5). The result is in units of x.
+    Domain: Σ|x||x| does not overflow.
     """
 
     def __call__(
@@ -163,27 +166,25 @@ class SelfAttention(Protocol[Array]):
         *,
         mask: Bool[Array, "*#batch #n #n"] | None = None,
         causal: bool = False,
-    ) -> Float[Array, "*batch n d"]:
-        """One result for every x."""
-        ...
+    ) -> Float[Array, "*batch n d"]: ...
 
 
 @operation(
+    "projected_self_attention",
     chapter="attention",
     formula=r"Y = \operatorname{softmax}(Q K^\top / \sqrt{d_k}) V,"
     r"\quad Q = X W_q^\top,\ K = X W_k^\top,\ V = X W_v^\top",
     sources=[S1.passage("Self-Attention: independent linear transformations"), S2.passage("Encoder Attention")],
+    axes={"n": Axis.SELF},
+    linear="w_v",
+    sharpened={"w_q": 1.0},
 )
 class ProjectedSelfAttention(Protocol[Array]):
     """Self-attention whose queries, keys and values are linear maps of x.
 
-    Where: x (*batch, n, d_x), w_q (d_k, d_x), w_k (d_k, d_x), w_v (d_v, d_x), weights (out, in), mask (*batch, n, n);
-    result (*batch, n, d_v). S1's form without 1/√d_k is `dot_product_attention` on the projections.
-    Domain: Σ|q||k| of the projections must not overflow.
-    Edges: position j counts for i where `mask` is True and, with `causal`, j ≤ i; the others are left out, NaN and ∞
-    included. A row for which nothing counts gives 0 and zero gradients; one attendable position gives its value. n = 0,
-    or a batch of 0, gives an empty result.
-    Errors: sizes that do not agree, or a mask that does not broadcast, raise.
+    Where: Weights are (out, in). The result is in units of w_v × x. The form of S1, without 1/√d_k, is
+    `dot_product_attention` of the projections.
+    Domain: Projected, Σ|q||k| does not overflow.
     """
 
     def __call__(
@@ -195,12 +196,11 @@ class ProjectedSelfAttention(Protocol[Array]):
         *,
         mask: Bool[Array, "*#batch #n #n"] | None = None,
         causal: bool = False,
-    ) -> Float[Array, "*batch n d_v"]:
-        """One result for every x."""
-        ...
+    ) -> Float[Array, "*batch n d_v"]: ...
 
 
 @operation(
+    "cross_attention",
     chapter="attention",
     formula=r"Y = \operatorname{softmax}(Q K^\top / \sqrt{d_k}) V,"
     r"\quad Q = X W_q^\top,\ K = M W_k^\top,\ V = M W_v^\top",
@@ -209,17 +209,15 @@ class ProjectedSelfAttention(Protocol[Array]):
         S3.passage("Attending to the input (encoder)"),
         VASWANI.passage("encoder-decoder attention"),
     ],
+    linear="w_v",
+    sharpened={"w_q": 1.0},
 )
 class CrossAttention(Protocol[Array]):
     """Attention of one sequence to another: queries from x, keys and values from a memory.
 
-    Where: x (*batch, n, d_x), memory (*batch, m, d_m), w_q (d_k, d_x), w_k (d_k, d_m), w_v (d_v, d_m), weights
-    (out, in), mask (*batch, n, m); result (*batch, n, d_v). There is no `causal`: x and memory share no time axis.
-    Domain: Σ|q||k| of the projections must not overflow.
-    Edges: a key counts for a query where `mask` is True; the others are left out, NaN and ∞ included. A query for which
-    no key counts, as with m = 0, gives 0 and zero gradients; one attendable key gives its value. Batches broadcast;
-    n = 0, or a batch of 0, gives an empty result.
-    Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
+    Where: Weights are (out, in). The result is in units of w_v × memory. There is no causal flag, since x and memory
+    share no time axis.
+    Domain: Projected, Σ|q||k| does not overflow.
     """
 
     def __call__(
@@ -231,6 +229,28 @@ class CrossAttention(Protocol[Array]):
         w_v: Float[Array, "d_v d_m"],
         *,
         mask: Bool[Array, "*#batch #n #m"] | None = None,
-    ) -> Float[Array, "*batch n d_v"]:
-        """One result for every x."""
-        ...
+    ) -> Float[Array, "*batch n d_v"]: ...
+
+
+class AttentionOperations(Generic[Array]):
+    """The operations of attention as methods of a backend class."""
+
+    dot_product_attention: DotProductAttention[Array]
+    scaled_dot_product_attention: ScaledDotProductAttention[Array]
+    general_attention: GeneralAttention[Array]
+    additive_attention: AdditiveAttention[Array]
+    self_attention: SelfAttention[Array]
+    projected_self_attention: ProjectedSelfAttention[Array]
+    cross_attention: CrossAttention[Array]
+
+
+class AttentionTable(TypedDict, Generic[Array], total=False):
+    """The operations of attention by name."""
+
+    dot_product_attention: DotProductAttention[Array]
+    scaled_dot_product_attention: ScaledDotProductAttention[Array]
+    general_attention: GeneralAttention[Array]
+    additive_attention: AdditiveAttention[Array]
+    self_attention: SelfAttention[Array]
+    projected_self_attention: ProjectedSelfAttention[Array]
+    cross_attention: CrossAttention[Array]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.spec.chapters import OPERATIONS
+from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.sources import S0, S2, S3, S4, Citation
 
 Numbers = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ class Erratum:
     observed: Callable[[Any], Any] = _itself
 
     def __post_init__(self) -> None:
-        names = [a.name for a in OPERATIONS[self.operation].arguments]
+        names = list(OPERATIONS[self.operation].call.names)
         if not set(self.example) <= set(names):
             raise ValueError(f"erratum {self.identifier}: expected arguments among {names}; got {list(self.example)}")
 

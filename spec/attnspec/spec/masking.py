@@ -1,14 +1,27 @@
-"""Masking: which keys a query may attend to. Masks are boolean, True = may attend."""
+"""Masking: which keys a query may attend to. Masks are boolean, True = may attend.
 
-from typing import Protocol
+Where: In the result, True = may attend.
+Edges: With m = 0 the mask is empty. So it is with `n` = 0.
+"""
+
+from typing import Generic, Protocol, TypedDict
 
 from jaxtyping import Bool, Int
 
-from attnspec.spec.contract.operation import Array, Array_co, operation
+from attnspec.spec.contract.annotations import Array, Array_co
+from attnspec.spec.contract.operation import operation
 from attnspec.spec.contract.sources import S2, S3
+
+__all__ = [
+    "CausalMask",
+    "MaskingOperations",
+    "MaskingTable",
+    "PaddingMask",
+]
 
 
 @operation(
+    "causal_mask",
     chapter="masking",
     formula=r"M_{ij} = [\,j \le i\,]\ \text{or}\ [\,j < i\,]",
     sources=[S2.passage("Masked Decoder Self-Attention"), S3.passage("Attention Mapping in the decoder")],
@@ -16,30 +29,39 @@ from attnspec.spec.contract.sources import S2, S3
 class CausalMask(Protocol[Array_co]):
     """Every position may attend to itself and to earlier ones; without `include_self` to earlier ones only.
 
-    Where: n queries, m keys; mask (n, m) boolean. Aligned top left: query i and key i are the same position.
-    Edges: without `include_self` the first row is fully masked; keys from n on are attendable by nobody;
-    n = 0 or m = 0 gives an empty mask.
-    Errors: a negative size raises.
+    Where: Query i and key i are the same position, also when n ≠ m: the mask is aligned top left.
+    Edges: Without `include_self` the first row is fully masked. Keys j ≥ n are attendable for no query.
     """
 
-    def __call__(self, n: int, m: int, *, include_self: bool = True) -> Bool[Array_co, "{n} {m}"]:
-        """The mask."""
-        ...
+    def __call__(self, n: int, m: int, *, include_self: bool = True) -> Bool[Array_co, "{n} {m}"]: ...
 
 
 @operation(
+    "padding_mask",
     chapter="masking",
     formula=r"M_{bj} = [\,j < \ell_b\,]",
     sources=[S2.passage("Encoder Attention: padding")],
+    lengths={"lengths": "m"},
 )
 class PaddingMask(Protocol[Array]):
-    """The keys below each sequence's length may be attended to, the padding behind them may not.
+    """The keys below the length of a sequence may be attended to, the padding behind them may not.
 
-    Where: lengths (*batch) integers, m keys; mask (*batch, m) boolean. Attention takes it as `mask[..., None, :]`.
-    Edges: length 0 masks everything, length m nothing; m = 0 gives an empty mask.
-    Errors: a length outside 0..m, or a negative m, raises.
+    Where: Attention takes the mask as `mask[..., None, :]`.
+    Edges: Length 0 masks everything, length m nothing.
     """
 
-    def __call__(self, lengths: Int[Array, "*batch"], m: int) -> Bool[Array, "*batch {m}"]:
-        """The mask."""
-        ...
+    def __call__(self, lengths: Int[Array, "*batch"], m: int) -> Bool[Array, "*batch {m}"]: ...
+
+
+class MaskingOperations(Generic[Array]):
+    """The operations of masking as methods of a backend class."""
+
+    causal_mask: CausalMask[Array]
+    padding_mask: PaddingMask[Array]
+
+
+class MaskingTable(TypedDict, Generic[Array], total=False):
+    """The operations of masking by name."""
+
+    causal_mask: CausalMask[Array]
+    padding_mask: PaddingMask[Array]

@@ -1,14 +1,22 @@
-"""Positions: vectors that tell where in the sequence a token stands."""
+"""Positional encoding: vectors that say where in the sequence a token stands."""
 
-from typing import Protocol
+from typing import Generic, Protocol, TypedDict
 
 from jaxtyping import Float
 
-from attnspec.spec.contract.operation import Array_co, operation
+from attnspec.spec.contract.annotations import Array, Array_co
+from attnspec.spec.contract.operation import operation
 from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
+
+__all__ = [
+    "PositionalOperations",
+    "PositionalTable",
+    "SinusoidalPositionalEncoding",
+]
 
 
 @operation(
+    "sinusoidal_positional_encoding",
     chapter="positional",
     formula=r"P_{t,2i} = \sin(t / 10000^{2i/d}),\quad P_{t,2i+1} = \cos(t / 10000^{2i/d})",
     sources=[
@@ -21,11 +29,20 @@ from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
 class SinusoidalPositionalEncoding(Protocol[Array_co]):
     """Sines and cosines of geometrically falling frequencies, interleaved, positions counted from 0.
 
-    Where: n positions t = 0 … n−1 (steps), d ≥ 1 columns; result (n, d) in the backend's default dtype.
-    Edges: for odd d the last column is the unpaired sine (semantics `odd_encoding`); n = 0 gives an empty result.
-    Errors: a negative n, or d below 1, raises.
+    Where: Positions are t = 0 … n−1, angles in radians. The result has the default dtype of the backend, and no unit.
+    Edges: For odd d the last column is the unpaired sine (semantics `odd_encoding`). With n = 0 the result is empty.
     """
 
-    def __call__(self, n: int, d: int) -> Float[Array_co, "{n} {d}"]:
-        """The encoding of n positions."""
-        ...
+    def __call__(self, n: int, d: int) -> Float[Array_co, "{n} {d}"]: ...
+
+
+class PositionalOperations(Generic[Array]):
+    """The operations of positional encoding as methods of a backend class."""
+
+    sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]
+
+
+class PositionalTable(TypedDict, Generic[Array], total=False):
+    """The operations of positional encoding by name."""
+
+    sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]

@@ -1,34 +1,48 @@
-"""Scoring: a number for every pair of a query and a key (S0(3))."""
+"""Scoring: a number for every pair of a query and a key (S0(3)).
 
-from typing import Protocol
+Edges: With n = 0 or m = 0 the result is empty.
+"""
+
+from typing import Generic, Protocol, TypedDict
 
 from jaxtyping import Float
 
-from attnspec.spec.contract.operation import Array, operation
+from attnspec.spec.contract.annotations import Array
+from attnspec.spec.contract.operation import operation
 from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3, S4
+
+__all__ = [
+    "AdditiveScores",
+    "DotScores",
+    "GaussianScores",
+    "GeneralScores",
+    "LocationScores",
+    "ScaledDotScores",
+    "ScoringOperations",
+    "ScoringTable",
+]
 
 
 @operation(
+    "dot_scores",
     chapter="scoring",
     formula=r"e_{ij} = q_i^\top k_j",
     sources=[S0.equation(3), S1.passage("Attention: in equations"), S3.passage("Example: Dot-Product Attention")],
+    linear="query key",
 )
 class DotScores(Protocol[Array]):
     """Dot product of every query with every key.
 
-    Where: query (*batch, n, d), key (*batch, m, d); scores (*batch, n, m).
-    Edges: n = 0 or m = 0 gives an empty result.
-    Errors: a query and a key of different d, or batches that do not broadcast, raise.
+    Where: Scores are in units of query × key.
     """
 
     def __call__(
         self, query: Float[Array, "*#batch n d"], key: Float[Array, "*#batch m d"]
-    ) -> Float[Array, "*batch n m"]:
-        """Scores of every query against every key."""
-        ...
+    ) -> Float[Array, "*batch n m"]: ...
 
 
 @operation(
+    "scaled_dot_scores",
     chapter="scoring",
     formula=r"e_{ij} = q_i^\top k_j / \sqrt{d}",
     sources=[
@@ -37,33 +51,31 @@ class DotScores(Protocol[Array]):
         S3.passage("Attention Mapping"),
         S4.passage("Scoring Function"),
     ],
+    linear="query key",
 )
 class ScaledDotScores(Protocol[Array]):
-    """Dot product of every query with every key, divided by the square root of their size.
+    """Dot product of every query with every key, divided by √d.
 
-    Where: query (*batch, n, d), key (*batch, m, d); scores (*batch, n, m); d is the size actually multiplied.
-    Edges: n = 0 or m = 0 gives an empty result.
-    Errors: a query and a key of different d, or batches that do not broadcast, raise.
+    Where: d is the size of the vectors that are multiplied. Scores are in units of query × key.
     """
 
     def __call__(
         self, query: Float[Array, "*#batch n d"], key: Float[Array, "*#batch m d"]
-    ) -> Float[Array, "*batch n m"]:
-        """Scores of every query against every key."""
-        ...
+    ) -> Float[Array, "*batch n m"]: ...
 
 
 @operation(
+    "additive_scores",
     chapter="scoring",
     formula=r"e_{ij} = w_v^\top \tanh(W_q q_i + W_k k_j)",
     sources=[S0.equation(4)],
+    linear="w_v",
 )
 class AdditiveScores(Protocol[Array]):
     """Additive scores: a perceptron with one hidden layer on every query and key.
 
-    Where: query (*batch, n, d_q), key (*batch, m, d_k), w_q (h, d_q), w_k (h, d_k), w_v (h); scores (*batch, n, m).
-    Edges: tanh saturates, so any finite input gives |e| ≤ ‖w_v‖₁; n = 0 or m = 0 gives an empty result.
-    Errors: weights whose sizes do not fit query, key or one another, or batches that do not broadcast, raise.
+    Where: Weights are (out, in). Scores are in units of w_v.
+    Edges: For any finite input |e| ≤ ‖w_v‖₁, since tanh saturates.
     """
 
     def __call__(
@@ -73,50 +85,45 @@ class AdditiveScores(Protocol[Array]):
         w_q: Float[Array, "h d_q"],
         w_k: Float[Array, "h d_k"],
         w_v: Float[Array, " h"],
-    ) -> Float[Array, "*batch n m"]:
-        """Scores of every query against every key."""
-        ...
+    ) -> Float[Array, "*batch n m"]: ...
 
 
 @operation(
+    "general_scores",
     chapter="scoring",
     formula=r"e_{ij} = q_i^\top W k_j",
     sources=[S2.passage("Luong Attention, footnote 1"), LUONG.passage("general")],
+    linear="query key w",
 )
 class GeneralScores(Protocol[Array]):
     """Luong's general scores: a bilinear form of query and key.
 
-    Where: query (*batch, n, d_q), key (*batch, m, d_k), w (d_q, d_k); scores (*batch, n, m).
-    Edges: n = 0 or m = 0 gives an empty result.
-    Errors: a matrix that does not fit query and key, or batches that do not broadcast, raise.
+    Where: Scores are in units of query × w × key.
     """
 
     def __call__(
         self, query: Float[Array, "*#batch n d_q"], key: Float[Array, "*#batch m d_k"], w: Float[Array, "d_q d_k"]
-    ) -> Float[Array, "*batch n m"]:
-        """Scores of every query against every key."""
-        ...
+    ) -> Float[Array, "*batch n m"]: ...
 
 
 @operation(
+    "location_scores",
     chapter="scoring",
     formula=r"e_{ij} = (W q_i)_j",
     sources=[S2.passage("Luong Attention, footnote 1"), LUONG.passage("location")],
+    linear="query w",
 )
 class LocationScores(Protocol[Array]):
     """Luong's location scores: from the query alone, one row of weights for each position.
 
-    Where: query (*batch, n, d_q), w (m, d_q); scores (*batch, n, m).
-    Edges: n = 0 or m = 0 gives an empty result.
-    Errors: a matrix that does not fit the query raises.
+    Where: w has a row for every position that is scored. Scores are in units of query × w.
     """
 
-    def __call__(self, query: Float[Array, "*batch n d_q"], w: Float[Array, "m d_q"]) -> Float[Array, "*batch n m"]:
-        """Scores of every query against every position."""
-        ...
+    def __call__(self, query: Float[Array, "*batch n d_q"], w: Float[Array, "m d_q"]) -> Float[Array, "*batch n m"]: ...
 
 
 @operation(
+    "gaussian_scores",
     chapter="scoring",
     formula=r"e_{ij} = -\tfrac12 \lVert q_i - k_j \rVert^2",
     sources=[S4.passage("Attention Prompt")],
@@ -124,14 +131,34 @@ class LocationScores(Protocol[Array]):
 class GaussianScores(Protocol[Array]):
     """Logarithm of the Gaussian kernel, up to its constant: minus half the squared distance.
 
-    Where: query (*batch, n, d), key (*batch, m, d); scores (*batch, n, m), never positive.
-    Domain: ‖q − k‖² must not overflow. S4 writes the kernel of one-dimensional inputs; d > 1 sums over coordinates.
-    Edges: a query equal to a key scores 0; n = 0 or m = 0 gives an empty result.
-    Errors: a query and a key of different d, or batches that do not broadcast, raise.
+    Where: The kernel has width 1; query and key are in units of it. Scores are never positive. S4 writes the kernel of
+    one-dimensional inputs; for d > 1 the squares are summed over coordinates.
+    Domain: ‖q − k‖² does not overflow.
+    Edges: A query equal to a key scores 0.
     """
 
     def __call__(
         self, query: Float[Array, "*#batch n d"], key: Float[Array, "*#batch m d"]
-    ) -> Float[Array, "*batch n m"]:
-        """Scores of every query against every key."""
-        ...
+    ) -> Float[Array, "*batch n m"]: ...
+
+
+class ScoringOperations(Generic[Array]):
+    """The operations of scoring as methods of a backend class."""
+
+    dot_scores: DotScores[Array]
+    scaled_dot_scores: ScaledDotScores[Array]
+    additive_scores: AdditiveScores[Array]
+    general_scores: GeneralScores[Array]
+    location_scores: LocationScores[Array]
+    gaussian_scores: GaussianScores[Array]
+
+
+class ScoringTable(TypedDict, Generic[Array], total=False):
+    """The operations of scoring by name."""
+
+    dot_scores: DotScores[Array]
+    scaled_dot_scores: ScaledDotScores[Array]
+    additive_scores: AdditiveScores[Array]
+    general_scores: GeneralScores[Array]
+    location_scores: LocationScores[Array]
+    gaussian_scores: GaussianScores[Array]

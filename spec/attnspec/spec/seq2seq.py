@@ -1,27 +1,36 @@
-"""Sequence to sequence: what a decoder reads of its encoder."""
+"""Sequence to sequence: the context that a decoder takes from its encoder.
 
-from typing import Protocol
+Edges: As in `attention`.
+"""
+
+from typing import Generic, Protocol, TypedDict
 
 from jaxtyping import Bool, Float
 
-from attnspec.spec.contract.operation import Array, operation
+from attnspec.spec.contract.annotations import Array
+from attnspec.spec.contract.operation import operation
 from attnspec.spec.contract.sources import BAHDANAU, S0, S3
+
+__all__ = [
+    "BahdanauContext",
+    "Seq2SeqOperations",
+    "Seq2SeqTable",
+]
 
 
 @operation(
+    "bahdanau_context",
     chapter="seq2seq",
     formula=r"c = \sum_t \operatorname{softmax}_t(w_v^\top \tanh(W_q s + W_k h_t))\, h_t",
     sources=[S0.equation(16), S3.passage("The math behind attending"), BAHDANAU.passage("3.1")],
+    pooled="annotations",
+    sharpened={"w_v": 1.0},
 )
 class BahdanauContext(Protocol[Array]):
     """Bahdanau's context: the decoder's state attends additively to the encoder's annotations.
 
-    Where: state s (*batch, d_s), annotations h_t (*batch, m, d_h) as keys and values, w_q (h, d_s), w_k (h, d_h),
-    w_v (h), mask (*batch, m) boolean, True = may attend; context (*batch, d_h). S0 and S3 query with s_{t'−1}: the
-    state before the step, which the caller passes.
-    Edges: nothing attendable, or m = 0, gives 0 and zero gradients (semantics `fully_masked`, `no_keys`); one
-    attendable annotation gives itself; masked annotations are left out, NaN and ∞ included.
-    Errors: sizes that do not agree, or batches or a mask that do not broadcast, raise.
+    Where: The state s is the query, the annotations h_t are keys and values. Weights are (out, in). S0 and S3 query
+    with s_{t'−1}, the state before the step, which the caller passes. The context is in units of annotations.
     """
 
     def __call__(
@@ -33,6 +42,16 @@ class BahdanauContext(Protocol[Array]):
         w_v: Float[Array, " h"],
         *,
         mask: Bool[Array, "*#batch #m"] | None = None,
-    ) -> Float[Array, "*batch d_h"]:
-        """The context of every state."""
-        ...
+    ) -> Float[Array, "*batch d_h"]: ...
+
+
+class Seq2SeqOperations(Generic[Array]):
+    """The operations of sequence to sequence as methods of a backend class."""
+
+    bahdanau_context: BahdanauContext[Array]
+
+
+class Seq2SeqTable(TypedDict, Generic[Array], total=False):
+    """The operations of sequence to sequence by name."""
+
+    bahdanau_context: BahdanauContext[Array]

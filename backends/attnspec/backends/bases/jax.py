@@ -10,6 +10,7 @@ import numpy as np
 from attnspec.backends.bases.contract import Operations
 from attnspec.backends.bases.numpy import NDArray
 from attnspec.spec import Limits
+from attnspec.spec.contract.tree import flatten, mapped
 
 
 class JaxBackend(Operations[jax.Array]):
@@ -47,17 +48,18 @@ class JaxBackend(Operations[jax.Array]):
             raise TypeError(f"result: expected a jax.Array; got {type(array).__name__}")
         return np.array(array)
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: jax.Array) -> dict[str, jax.Array]:
-        """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float argument, by ``jax.vjp``."""
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, jax.Array]:
+        """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float array, by path, by ``jax.vjp``."""
         leaves = {
-            name: a
-            for name, a in arguments.items()
+            path: a
+            for path, a in flatten(dict(arguments)).items()
             if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jnp.floating)
         }
+        weights = {path: c for path, c in flatten(cotangent).items() if c is not None}
 
-        def apply(leaves: dict[str, jax.Array]) -> jax.Array:
-            result: jax.Array = getattr(self, operation)(**{**arguments, **leaves})
-            return result
+        def apply(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            result = getattr(self, operation)(**mapped(dict(arguments), lambda path, a: leaves.get(path, a)))
+            return {path: x for path, x in flatten(result).items() if path in weights}
 
-        (found,) = jax.vjp(apply, leaves)[1](cotangent)
+        (found,) = jax.vjp(apply, leaves)[1](weights)
         return dict(found)

@@ -1,17 +1,18 @@
 """Tensors checked against the Protocols: shapes (by one look-up for those that were seen before), dtypes, devices."""
 
 from collections.abc import Sequence
-from functools import lru_cache
-from math import prod
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
-from attnspec.spec import OPERATIONS, Kind
-from attnspec.spec.contract.operation import Argument
-from attnspec.spec.contract.shapes import Shape, bind
+from attnspec.spec import OPERATIONS, Branch, Dim, Kind, Leaf, Option, bind
+from attnspec.spec.contract.shapes import REMEMBERED
+from attnspec.spec.contract.tree import Items, Misfit, Shape, number_of, placed, reader, walked, with_items
+
+_Placed: TypeAlias = tuple[tuple[Leaf, Items], ...]
+"""Descriptions of arrays, with the items of like trees in which they stand."""
 
 
 class Check:
@@ -22,69 +23,113 @@ class Check:
 
     def __init__(self, operation: str) -> None:
         self.operation = OPERATIONS[operation]
-        self.arguments = tuple(a for a in self.operation.arguments if a.kind is not Kind.FLAG)
-        self._remembered = lru_cache(maxsize=4096)(self._bound)
-        self._plan = tuple(
-            (a.name, a.batched, tuple((d.name, d.factors, d.broadcast) for d in a.core)) for a in self.arguments
-        )
+        taken = zip(self.operation.call.names, self.operation.call.nodes, strict=True)
+        nodes = [(name, n) for name, n in taken if not (isinstance(n, Option) and n.kind is Kind.CHOICE)]
+        self.names = tuple(name for name, _ in nodes)
+        self._nodes = tuple(n for _, n in nodes)
+        self._readers = tuple(None if isinstance(n, Option) else reader(n) for n in self._nodes)
+        varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walked(self.operation.call))
+        self._leaves: _Placed = () if varies else tuple((leaf, ()) for leaf in self.operation.leaves)
+        self._known: dict[Any, Shape] = {}
 
-    def __call__(self, *arguments: Tensor | int | None) -> Shape:
-        """Take the arguments in the Protocol's order, flags left out.
+    def __call__(self, *arguments: Any) -> Shape:
+        """Take the arguments in the Protocol's order, flags and words left out: tensors, trees of them, sizes.
 
-        ``ShapeError`` names the first shape that does not fit; ``TypeError`` what is no tensor, floats that are not of
-        one dtype (outside of autocast) and a mask that is not boolean; ``ValueError`` a tensor on another device.
+        ``ShapeError`` names the first shape that does not fit; ``TypeError`` what is no tensor or no such tree, floats
+        that are not of one dtype (outside of autocast) and a mask that is not boolean; ``ValueError`` a tensor on
+        another device.
         """
-        self._check_tensors(arguments)
-        shapes = [a.shape if isinstance(a, Tensor) else a for a in arguments]
         if torch.compiler.is_compiling():
-            return self._traced(shapes)
-        return self._remembered(*shapes)
+            return self._traced(arguments)
+        found: list[Any] = []
+        numbers: list[Any] = []
+        try:
+            for read, argument in zip(self._readers, arguments, strict=True):
+                if read is None:
+                    numbers.append(argument)
+                else:
+                    read(argument, found, numbers)
+        except TypeError:
+            self._refuse_structure(arguments)
+        leaves = self._leaves or self._placed(arguments)
+        self._check_tensors(leaves, found)
+        key = (*numbers, *[None if x is None else x.shape for x in found])
+        shape = self._known.get(key)
+        if shape is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            shape = self._known[key] = bind(self.operation, dict(zip(self.names, arguments, strict=True))).result
+        return shape
 
-    def _check_tensors(self, arguments: Sequence[Tensor | int | None]) -> None:
+    def _placed(self, arguments: Sequence[Any]) -> _Placed:
+        """The descriptions of all arrays, those of every layer."""
+        pairs = zip(self._nodes, self.names, arguments, strict=True)
+        found = (place for n, name, x in pairs for place in placed(n, x, name))
+        return tuple((leaf, items) for leaf, items, _ in found if isinstance(leaf, Leaf))
+
+    def _refuse_structure(self, arguments: Sequence[Any]) -> NoReturn:
+        try:
+            self._placed(arguments)
+        except Misfit as error:
+            raise TypeError(f"{self.operation.name}: {error}") from None
+        raise AssertionError("a tree that fits was refused")
+
+    def _check_tensors(self, leaves: _Placed, given: Sequence[Any]) -> None:
         device = dtype = None
-        for declared, given in zip(self.arguments, arguments, strict=True):
-            if isinstance(given, Tensor):
-                kind = given.dtype
+        for (leaf, items), x in zip(leaves, given, strict=True):
+            if isinstance(x, Tensor):
+                kind = x.dtype
                 if device is None:
-                    device = given.device
-                elif given.device != device:
-                    self._refuse(ValueError, declared, f"a tensor on {device} as the others", given.device)
-                if declared.kind is Kind.FLOAT and kind is not dtype:
+                    device = x.device
+                elif x.device != device:
+                    self._refuse(ValueError, leaf, items, f"a tensor on {device} as the others", x.device)
+                if leaf.kind is Kind.FLOAT and kind is not dtype:
                     if not kind.is_floating_point:
-                        self._refuse(TypeError, declared, "a floating dtype", kind)
-                    if dtype is not None and not is_on(given):
-                        self._refuse(TypeError, declared, f"{dtype} as the others", kind)
+                        self._refuse(TypeError, leaf, items, "a floating dtype", kind)
+                    if dtype is not None and not is_on(x):
+                        self._refuse(TypeError, leaf, items, f"{dtype} as the others", kind)
                     dtype = kind
-                elif declared.kind is Kind.BOOL and kind is not torch.bool:
-                    self._refuse(TypeError, declared, "torch.bool, True = may attend", kind)
-            elif declared.is_array and not (given is None and declared.optional):
-                self._refuse(TypeError, declared, "a torch.Tensor", type(given).__name__)
+                elif leaf.kind is Kind.BOOL and kind is not torch.bool:
+                    self._refuse(TypeError, leaf, items, "torch.bool, True = may attend", kind)
+            elif not (x is None and leaf.optional):
+                self._refuse(TypeError, leaf, items, "a torch.Tensor", type(x).__name__)
 
-    def _refuse(self, error: type[Exception], argument: Argument, expected: str, got: object) -> NoReturn:
-        raise error(f"{self.operation.name}: {argument.name}: expected {expected}; got {got}")
+    def _refuse(self, error: type[Exception], leaf: Leaf, items: Items, expected: str, got: object) -> NoReturn:
+        raise error(f"{self.operation.name}: {with_items(leaf.path, items)}: expected {expected}; got {got}")
 
-    def _bound(self, *shapes: Shape | int | None) -> Shape:
-        values = {a.name: shape for a, shape in zip(self.arguments, shapes, strict=True)}
-        return bind(self.operation, values).shape(self.operation.result.dims)
-
-    def _traced(self, shapes: Sequence[Shape | int | None]) -> Shape:
+    def _traced(self, arguments: Sequence[Any]) -> Shape:
         """The same where sizes may be symbols; ValueError, in ``torch.compile``'s own, if something does not fit."""
-        name = self.operation.name
-        sizes: dict[str, int] = {}
+        taken = list(zip(self._nodes, self.names, arguments, strict=True))
+        places = [place for n, name, x in taken for place in placed(n, x, name) if isinstance(place[0], Leaf)]
+        leaves = tuple((leaf, items) for leaf, items, _ in places if isinstance(leaf, Leaf))
+        given = [x for _, _, x in places]
+        self._check_tensors(leaves, given)
+        sizes: dict[str, int] = {
+            node.path: x for node, x in zip(self._nodes, arguments, strict=True) if isinstance(node, Option)
+        }
         batches = []
-        for (argument, batched, core), shape in zip(self._plan, shapes, strict=True):
-            if isinstance(shape, int):
-                sizes[argument] = shape
-            elif shape is not None:
-                rank = len(shape) - len(core)
-                if rank < 0 or (rank > 0 and not batched):
-                    raise ValueError(f"{name}: {argument}: expected rank {len(core)}; got rank {len(shape)}")
-                batches.append(shape[:rank])
-                for (size_name, factors, broadcast), size in zip(core, shape[rank:], strict=True):
-                    expected = (
-                        sizes.setdefault(size_name, size) if len(factors) == 1 else prod([sizes[f] for f in factors])
-                    )
-                    if size != expected and not (broadcast and size == 1):
-                        raise ValueError(f"{name}: {argument}: expected {size_name} = {expected}; got {size}")
+        late: list[tuple[Leaf, Items, Dim, tuple[str, ...], int]] = []
+        for (leaf, items), x in zip(leaves, given, strict=True):
+            if x is None:
+                continue
+            shape = x.shape
+            rank = len(shape) - len(leaf.core)
+            if rank < 0 or (rank > 0 and not leaf.batched):
+                self._refuse(ValueError, leaf, items, f"rank {len(leaf.core)}", f"rank {len(shape)}")
+            batches.append(shape[:rank])
+            for d, size in zip(leaf.core, shape[rank:], strict=True):
+                factors = tuple(with_items(f, items) for f in d.factors)
+                if d.broadcast or len(factors) > 1 or factors[0].isdigit():
+                    late.append((leaf, items, d, factors, size))
+                elif sizes.setdefault(factors[0], size) != size:
+                    self._refuse(ValueError, leaf, items, f"{d.written} = {sizes[factors[0]]}", size)
+        for leaf, items, d, factors, size in late:
+            unknown = [f for f in factors if not f.isdigit() and f not in sizes]
+            if len(unknown) == 1:
+                rest = number_of(tuple(f for f in factors if f not in unknown), sizes)
+                sizes[unknown[0]] = size // (rest or 1)
+            expected = number_of(factors, sizes)
+            if size != expected and not (d.broadcast and size == 1):
+                self._refuse(ValueError, leaf, items, f"{d.written} = {expected}", size)
         batch: Shape = torch.broadcast_shapes(*batches) if batches else ()  # type: ignore[no-untyped-call]
-        return (*batch, *[sizes[d.name] for d in self.operation.result.core])
+        return (*batch, *[number_of(d.factors, sizes) or 0 for d in self.operation.outputs[0].core])

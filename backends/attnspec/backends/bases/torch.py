@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.contract import Operations
 from attnspec.backends.bases.numpy import NDArray, strided_copy
+from attnspec.spec.contract.tree import flatten, mapped
 
 
 def devices() -> tuple[str, ...]:
@@ -44,21 +45,25 @@ def to_numpy(array: Tensor) -> NDArray:
     return copy.numpy()
 
 
-def gradients(function: Callable[..., Tensor], arguments: Mapping[str, Any], cotangent: Tensor) -> dict[str, Tensor]:
+def gradients(function: Callable[..., Any], arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
     """Gradients of ⟨cotangent, function(**arguments)⟩ for every float tensor, 0 where the result does not depend on it.
 
-    An argument counts by its name: one tensor passed under two names gets two gradients.
+    Arguments and cotangent may be trees of tensors, the cotangent with None where the result has no part in it.
+    Gradients come by path. An argument counts by its path: one tensor passed under two names gets two gradients.
     """
     leaves = {
-        name: a.detach().requires_grad_()
-        for name, a in arguments.items()
+        path: a.detach().requires_grad_()
+        for path, a in flatten(dict(arguments)).items()
         if isinstance(a, Tensor) and a.is_floating_point()
     }
     with torch.enable_grad():
+        result = function(**mapped(dict(arguments), lambda path, a: leaves.get(path, a)))
+        pairs = zip(flatten(result).values(), flatten(cotangent).values(), strict=True)
         # Of the sum, and not with `grad_outputs`: PyTorch imports a symbolic algebra system to check their shape.
-        total = (function(**{**arguments, **leaves}) * cotangent).sum()
+        totals = [(x * c).sum() for x, c in pairs if c is not None]
+        total = sum(totals[1:], totals[0])
     if not total.requires_grad:
-        return {name: torch.zeros_like(a) for name, a in leaves.items()}
+        return {path: torch.zeros_like(a) for path, a in leaves.items()}
     found = torch.autograd.grad(total, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
@@ -79,6 +84,6 @@ class TorchBackend(Operations[Tensor]):
         """A copy with the same dtype; ``TypeError`` for what is no tensor."""
         return to_numpy(array)
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Tensor) -> dict[str, Tensor]:
-        """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float argument, by autograd."""
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
+        """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float tensor, by path, by autograd."""
         return gradients(getattr(self, operation), arguments, cotangent)

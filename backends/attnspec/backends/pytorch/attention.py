@@ -21,6 +21,16 @@ from attnspec.spec import (
     implements,
 )
 
+__all__ = [
+    "additive_attention",
+    "cross_attention",
+    "dot_product_attention",
+    "general_attention",
+    "projected_self_attention",
+    "scaled_dot_product_attention",
+    "self_attention",
+]
+
 _dot = Check("dot_product_attention")
 _scaled = Check("scaled_dot_product_attention")
 _general = Check("general_attention")

@@ -5,7 +5,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.spec import CausalMask, PaddingMask, ShapeError, implements
+
+__all__ = ["causal_mask", "padding_mask"]
 
 _causal = Check("causal_mask")
 _padding = Check("padding_mask")
@@ -15,7 +18,7 @@ _padding = Check("padding_mask")
 def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[Tensor, "{n} {m}"]:
     """Key j is attendable for query i where j ≤ i, or j < i; on PyTorch's default device."""
     _causal(n, m)
-    return torch.ones(n, m, dtype=torch.bool).tril(0 if include_self else -1)
+    return causal_triangle(n, m, None, include_self=include_self)
 
 
 @implements(PaddingMask[Tensor])

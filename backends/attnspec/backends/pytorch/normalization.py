@@ -8,6 +8,8 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.spec import MeanNormalization, Softmax, implements
 
+__all__ = ["mean_normalization", "softmax"]
+
 _softmax = Check("softmax")
 _mean = Check("mean_normalization")
 

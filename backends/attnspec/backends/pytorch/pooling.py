@@ -5,13 +5,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.kernels.dot.exact_exclusion import of_odd_values
+from attnspec.backends.pytorch.kernels.dot.exact_exclusion import nonfinite_terms
 from attnspec.backends.pytorch.normalization import masked_softmax
 from attnspec.backends.pytorch.runtime.accumulation import product, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
-from attnspec.backends.pytorch.runtime.transforms import taken_over
+from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.backends.pytorch.scoring import half_squared_distances
 from attnspec.spec import AttentionPooling, AveragePooling, NadarayaWatson, implements
+
+__all__ = ["attention_pooling", "average_pooling", "nadaraya_watson"]
 
 _attention = Check("attention_pooling")
 _average = Check("average_pooling")
@@ -23,11 +25,11 @@ def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
     if mask is None:
         return weights @ value
     finite = torch.isfinite(value)
-    if not taken_over() and value.device.type == "cpu" and bool(finite.all()):
+    if not intercepted() and value.device.type == "cpu" and bool(finite.all()):
         return weights @ value
     # The rest runs without looking at the numbers, so that nothing waits for a GPU.
     allowed = mask.expand(*mask.shape[:-1], value.shape[-2])
-    return weights @ torch.where(finite, value, 0.0) + of_odd_values(weights.detach(), value.detach(), allowed)
+    return weights @ torch.where(finite, value, 0.0) + nonfinite_terms(weights.detach(), value.detach(), allowed)
 
 
 @implements(AttentionPooling[Tensor])

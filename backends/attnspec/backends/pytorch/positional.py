@@ -7,6 +7,8 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.spec import SinusoidalPositionalEncoding, implements
 
+__all__ = ["sinusoidal_positional_encoding"]
+
 _sinusoids = Check("sinusoidal_positional_encoding")
 
 

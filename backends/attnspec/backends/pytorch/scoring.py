@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.transforms import functional, has_tangents, taken_over
+from attnspec.backends.pytorch.runtime.transforms import functional, has_tangents, intercepted
 from attnspec.spec import (
     AdditiveScores,
     DotScores,
@@ -22,6 +22,15 @@ from attnspec.spec import (
     ScaledDotScores,
     implements,
 )
+
+__all__ = [
+    "additive_scores",
+    "dot_scores",
+    "gaussian_scores",
+    "general_scores",
+    "location_scores",
+    "scaled_dot_scores",
+]
 
 _dot = Check("dot_scores")
 _scaled = Check("scaled_dot_scores")
@@ -145,7 +154,7 @@ def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
     differentiates = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
     if not functional() and not differentiates:
         return _half_squared_distances(query, key)
-    if not taken_over() and query.is_cpu:
+    if not intercepted() and query.is_cpu:
         # PyTorch's own derivative is right wherever no score overflows, and has less to call
         scores = _half_squared_distances(query, key)
         if isfinite(scores.detach().sum()):

@@ -8,6 +8,8 @@ from attnspec.backends.pytorch.attention import additive_attention
 from attnspec.backends.pytorch.runtime.autocast import lowers
 from attnspec.spec import BahdanauContext, implements
 
+__all__ = ["bahdanau_context"]
+
 _bahdanau = Check("bahdanau_context")
 
 

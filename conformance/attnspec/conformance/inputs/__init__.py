@@ -1,1 +1,1 @@
-"""The inputs that laws are checked on: examples, corners, strategies."""
+"""Inputs: the examples on which laws are checked, drawn at random or from a covering array."""

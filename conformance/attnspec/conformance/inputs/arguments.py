@@ -1,141 +1,221 @@
-"""The arguments of one call, as NumPy arrays: immutable, with named dimensions that can be cut and copied."""
+"""The arguments of one call, as NumPy arrays by path: immutable, and cut, permuted and copied by named dimensions."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
-from attnspec.spec.contract.operation import OPERATIONS, Argument, Kind, Operation
+from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import Binding, bind
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, described, flatten, mapped
 
 Numbers = np.ndarray[Any, Any]
+Change = Callable[[Numbers, int], Numbers]
+EVERY = ~Role(0)
 
 
 class Arguments(Mapping[str, Any]):
-    """Arguments of an operation by name. Arrays must not be written to: ``with_`` makes changed copies.
+    """The arguments of an operation: arrays and options by path. Arrays are never written to; changes make copies.
 
-    ``memo`` keeps what was computed from exactly these arguments, so that laws share one call and one oracle.
+    ``values`` maps the names of arguments to trees; an argument that is missing has its default value, or is not given.
+    ``memo`` caches what was computed from these arguments, so that laws share one call and one oracle.
     """
 
     def __init__(self, operation: Operation, values: Mapping[str, Any]) -> None:
         self.operation = operation
-        self._values = {
-            a.name: values.get(a.name, a.default if a.kind is Kind.FLAG else None) for a in operation.arguments
+        template = {name: values.get(name, operation.defaults.get(name)) for name in operation.call.names}
+        if unknown := set(values) - set(template):
+            raise KeyError(f"{operation.name} takes no {', '.join(sorted(unknown))}")
+        self.leaves: dict[str, Leaf] = {
+            leaf.path: leaf for leaf, _ in described(operation.call, template) if isinstance(leaf, Leaf)
         }
+        self._template, self._flat = template, flatten(template)
         self.memo: dict[str, Any] = {}
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
+    def _copy(self, changes: Mapping[str, Any]) -> "Arguments":
+        """A copy with the values at these paths replaced."""
+        copy = object.__new__(Arguments)
+        copy.operation, copy.leaves, copy._template = self.operation, self.leaves, self._template
+        copy._flat = {**self._flat, **changes}
+        copy.memo = {}
+        return copy
+
+    def __getitem__(self, path: str) -> Any:
+        return self._flat[path]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self._flat)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._flat)
 
-    def array(self, name: str) -> Numbers:
-        """An argument that is an array."""
-        return cast(Numbers, self._values[name])
+    # What there is ---------------------------------------------------------------------------------------------------
 
-    @property
-    def mask(self) -> Numbers | None:
-        """The mask, if the operation takes one and it is given."""
-        return cast("Numbers | None", self._values.get("mask"))
+    @cached_property
+    def values_by_name(self) -> dict[str, Any]:
+        """The arguments by name, as trees."""
+        return cast("dict[str, Any]", mapped(self._template, lambda path, x: self._flat.get(path, x)))
 
     @property
-    def causal(self) -> bool:
-        """Whether the operation takes ``causal`` and it is set."""
-        return bool(self._values.get("causal", False))
+    def passed(self) -> dict[str, Any]:
+        """The arguments of the call by name, without keyword-only ones that have their default value."""
+        hidden = {n for n in self.operation.keyword_only if self._is_default(n)}
+        return {name: x for name, x in self.values_by_name.items() if name not in hidden}
 
-    def with_(self, **changes: Any) -> "Arguments":
-        """The same arguments but for these."""
-        unknown = set(changes) - set(self._values)
-        if unknown:
-            raise KeyError(f"{self.operation.name} takes no {', '.join(sorted(unknown))}")
-        return Arguments(self.operation, {**self._values, **changes})
+    def _is_default(self, name: str) -> bool:
+        value, default = self._flat.get(name, ...), self.operation.defaults.get(name, ...)
+        return value is default or (value is not ... and not isinstance(value, np.ndarray) and value == default)
+
+    def array(self, path: str) -> Numbers:
+        """The array at a path."""
+        return cast(Numbers, self._flat[path])
+
+    @cached_property
+    def given(self) -> list[tuple[Leaf, Numbers]]:
+        """The arrays that are given, with their descriptions."""
+        return [(leaf, self._flat[path]) for path, leaf in self.leaves.items() if self._flat.get(path) is not None]
 
     @property
     def arrays(self) -> dict[str, Numbers]:
-        """The arrays among the arguments."""
-        return {name: v for name, v in self._values.items() if isinstance(v, np.ndarray)}
+        """The arrays that are given, by path."""
+        return {leaf.path: x for leaf, x in self.given}
 
     @property
+    def floats(self) -> list[tuple[Leaf, Numbers]]:
+        """The float arrays that are given."""
+        return [(leaf, x) for leaf, x in self.given if leaf.kind is Kind.FLOAT]
+
+    @property
+    def batched(self) -> list[tuple[Leaf, Numbers]]:
+        """The given arrays that may have batch dimensions."""
+        return [(leaf, x) for leaf, x in self.given if leaf.batched]
+
+    @property
+    def mask(self) -> Numbers | None:
+        """The mask of the keys; None if the operation has none or it is not given."""
+        leaf = self.operation.mask
+        return None if leaf is None else cast("Numbers | None", self._flat[leaf.path])
+
+    @property
+    def causal(self) -> bool:
+        """Whether the causal flag is set."""
+        flag = self.operation.flag
+        return flag is not None and bool(self._flat[flag])
+
+    @cached_property
     def binding(self) -> Binding:
-        """The sizes that names stand for here."""
-        if "binding" not in self.memo:
-            self.memo["binding"] = _bound(self.operation.name, tuple(shapes(self.operation, self._values).items()))
-        return cast(Binding, self.memo["binding"])
+        """The sizes of this call, by name, and its batch."""
+        return bind(self.operation, self.values_by_name)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes by name."""
+        return self.binding.sizes
 
     def size(self, name: str) -> int:
-        """The size that a name stands for here."""
+        """The size of this name in this call."""
         return self.binding.sizes[name]
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """The common batch."""
+        """The common shape of all batches."""
         return self.binding.batch
 
-    def along(self, size: str, change: Callable[[Numbers, int], Numbers], *only: str) -> "Arguments":
-        """Change every array (or only those named) along each of its dimensions of that name.
+    @property
+    def queries(self) -> int | None:
+        """The number of queries; None for an operation without a query axis."""
+        return None if self.operation.asking is None else self.size(self.operation.asking)
 
-        ``change`` is called with an array and an axis. Dimensions that are broadcast, with size 1, are left alone
-        unless the size itself is 1.
+    @property
+    def keys_count(self) -> int | None:
+        """The number of keys; None for an operation without a key axis."""
+        return None if self.operation.asked is None else self.size(self.operation.asked)
+
+    # Changes ---------------------------------------------------------------------------------------------------------
+
+    def replaced(self, changes: Mapping[str, Any]) -> "Arguments":
+        """A copy with the values at these paths replaced; ``KeyError`` for a path that is not there."""
+        if unknown := set(changes) - set(self._flat):
+            raise KeyError(f"{self.operation.name} takes no {', '.join(sorted(unknown))}")
+        return self._copy(changes)
+
+    def with_mask(self, mask: Numbers | None) -> "Arguments":
+        """A copy with this mask of the keys, or without one."""
+        assert self.operation.mask is not None
+        return self._copy({self.operation.mask.path: mask})
+
+    def plain(self) -> "Arguments":
+        """A copy with defaults for all options that make results depend on the order of positions."""
+        defaults = {path: self.operation.defaults[path] for path in self.operation.ordered}
+        return self._copy(defaults) if any(self._flat[p] is not x for p, x in defaults.items()) else self
+
+    def under_causal(self) -> "Arguments":
+        """A copy with the causal flag set; the same arguments if the operation is always causal."""
+        flag = self.operation.flag
+        return self if flag is None or self._flat[flag] else self._copy({flag: True})
+
+    def along(self, size: str, change: Change, only: Role = EVERY) -> "Arguments":
+        """A copy with ``change`` applied to every array of these roles, along each axis of this size.
+
+        ``change`` is called with an array and an axis. An axis of size 1 that broadcasts is left as it is, unless the
+        size itself is 1. Of a product of sizes, blocks are changed. If the size counts the items of a tuple, items are
+        selected.
         """
-        changed = {}
-        for a in self.operation.arguments:
-            x = self._values[a.name]
-            if only and a.name not in only:
-                continue
-            if a.kind is Kind.SIZE and a.name == size:
-                changed[a.name] = change(np.arange(cast(int, x)), 0).shape[0]
-            if not isinstance(x, np.ndarray):
-                continue
-            for axis in self.axes(a, size):
-                d = a.core[axis + len(a.core)]
-                if d.broadcast and x.shape[axis] == 1 and self.size(size) != 1:
-                    continue
-                x = self._change_block(x, axis, d.factors, size, change)
-            changed[a.name] = x
-        return self.with_(**changed)
+        if size in self.operation.counts:
+            return self._items(size, change)
+        changed: dict[str, Any] = {}
+        if size in self._flat:
+            changed[size] = change(np.arange(cast(int, self._flat[size])), 0).shape[0]
+        for leaf, x in self.given:
+            if size in leaf.sizes and only & self.operation.role(leaf):
+                changed[leaf.path] = along(x, leaf, size, self.binding, change)
+        return self._copy(changed)
 
-    def _change_block(
-        self, x: Numbers, axis: int, factors: tuple[str, ...], size: str, change: Callable[[Numbers, int], Numbers]
-    ) -> Numbers:
-        if len(factors) == 1:
-            return change(x, axis)
-        # A product of sizes, such as h*p_v: unfold it, change the factor, fold it again.
-        blocks = x.reshape(*x.shape[:axis], *(self.size(f) for f in factors), *x.shape[len(x.shape) + axis + 1 :])
-        inner = axis - len(factors) + 1 + factors.index(size)
-        changed = change(blocks, inner)
-        return changed.reshape(*x.shape[:axis], -1, *x.shape[len(x.shape) + axis + 1 :])
+    def _items(self, size: str, change: Change) -> "Arguments":
+        """A copy whose tuples of this length have the items that ``change`` selects from 0, 1, …."""
+        values = dict(self.values_by_name)
+        for name, node in zip(self.operation.call.names, self.operation.call.nodes, strict=True):
+            if isinstance(node, Branch) and node.count == size:
+                chosen = change(np.arange(len(values[name])), 0)
+                values[name] = tuple(values[name][i] for i in chosen)
+        return Arguments(self.operation, values)
 
-    @staticmethod
-    def axes(a: Argument, size: str) -> list[int]:
-        """The axes, counted from the end, that carry a size in an argument."""
-        return [i - len(a.core) for i, d in enumerate(a.core) if size in d.factors]
+    def element(self, index: tuple[int, ...]) -> "Arguments":
+        """One element of the batch."""
+        return self._copy({leaf.path: element(x, len(leaf.core), index) for leaf, x in self.batched})
 
 
-def shapes(operation: Operation, values: Mapping[str, Any]) -> dict[str, tuple[int, ...] | int | None]:
-    """What :func:`attnspec.spec.contract.shapes.bind` takes, from arguments."""
-    result: dict[str, tuple[int, ...] | int | None] = {}
-    for a in operation.arguments:
-        value = values.get(a.name)
-        result[a.name] = value if value is None or isinstance(value, int) else np.shape(value)
-    return result
+def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -> Numbers:
+    """An array with ``change`` applied along each axis of this size, but for axes that broadcast."""
+    for axis in leaf.axes(size):
+        d = leaf.core[axis]
+        if d.broadcast and x.shape[axis] == 1 and binding.sizes[size] != 1:
+            continue
+        place = x.ndim + axis
+        if len(d.factors) == 1:
+            x = change(x, place)
+            continue
+        # A product of sizes, such as heads*p_v: unfold it, change the factor, fold it again.
+        before, after = x.shape[:place], x.shape[place + 1 :]
+        blocks = x.reshape(*before, *(int(f) if f.isdigit() else binding.sizes[f] for f in d.factors), *after)
+        x = change(blocks, place + d.factors.index(size)).reshape(*before, -1, *after)
+    return x
 
 
-@lru_cache(maxsize=1 << 14)
-def _bound(operation: str, shapes: tuple[tuple[str, tuple[int, ...] | int | None], ...]) -> Binding:
-    """Laws change numbers far more often than shapes."""
-    return bind(OPERATIONS[operation], dict(shapes))
+def element(x: Numbers, core: int, index: tuple[int, ...]) -> Numbers:
+    """One element of a batch that may broadcast; ``core`` is the number of dimensions after those of the batch."""
+    depth = x.ndim - core
+    own = index[len(index) - depth :]
+    return np.asarray(x[tuple(0 if x.shape[i] == 1 else j for i, j in enumerate(own))])
 
 
-def take(indices: Any) -> Callable[[Numbers, int], Numbers]:
-    """A change for :meth:`Arguments.along`: pick these indices."""
+def take(indices: Any) -> Change:
+    """A change for :meth:`Arguments.along` that selects these indices."""
     return lambda x, axis: np.take(x, indices, axis=axis)
 
 
-def keep(stop: int) -> Callable[[Numbers, int], Numbers]:
-    """A change for :meth:`Arguments.along`: keep the first ``stop``."""
+def keep(stop: int) -> Change:
+    """A change for :meth:`Arguments.along` that keeps the first ``stop`` indices."""
     return lambda x, axis: np.take(x, np.arange(min(stop, x.shape[axis])), axis=axis)

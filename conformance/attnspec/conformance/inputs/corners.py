@@ -1,6 +1,6 @@
-"""Corners: rows of a covering array over what is known to break kernels, every pair of levels in some row.
+"""Corner cases: rows of a covering array, in which every pair of levels that are known to break kernels occurs.
 
-Random draws alone rarely meet two conditions at once, such as more than 128 keys under a broadcast mask.
+Independent random draws rarely combine two conditions, such as more than 128 keys and a mask that broadcasts.
 """
 
 import random
@@ -9,68 +9,109 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.examples import KINDS, MASKS, Example
-from attnspec.spec.contract.backend import Limits
-from attnspec.spec.contract.operation import Kind, Operation
+from attnspec.conformance.inputs.examples import ABSENT, KINDS, MASKS, Example
+from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Option
 
 LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 255, 256, 257)
-"""Numbers of queries and keys: around the tile sizes of kernels, and those that are no multiple of anything."""
+"""Numbers of queries and keys: multiples of the tile sizes of kernels, and numbers just below and above them."""
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
+DEPTHS = (2, 1, 3, 0)
 BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
-LENGTH_NAMES = frozenset({"n", "m"})
-HEAD_DIMS = frozenset({"d", "d_k", "d_v", "d_q", "p_q", "p_v"})
 
 TILE = 128
-"""Rows or keys that a kernel computes at a time, at the most."""
-
-LONG = (("m",), ("n",), ("n", "m"), ("d", "d_v", "p_v"))
-"""Which sizes are beyond a tile in the first rows; where several are, tiles are half as large."""
+"""The largest tile of common kernels, in queries or keys."""
 
 FAR_BEYOND = 256
-"""How many times the bound on work an example may take before it loses its batch."""
+"""An example that exceeds the bound on work by this factor loses its batch."""
 
 Row = dict[str, Any]
 
 
-def size_levels(name: str, operation: Operation, limits: Limits) -> tuple[int, ...]:
-    """The sizes that a name may have, within the limits."""
-    if name in LENGTH_NAMES:
+def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
+    """The groups of sizes that exceed a tile in the first rows: keys, queries, both, time steps, features.
+
+    Of the features, these are the last two that the operation names: as a rule the size multiplied in scores, and that
+    of the values.
+    """
+    keys, queries = (operation.sizes_of(axis)[-1:] for axis in (Axis.KEY, Axis.QUERY))
+    groups = (keys, queries, queries + keys, operation.sizes_of(Axis.TIME), operation.sizes_of(Axis.FEATURE)[-2:])
+    return tuple(dict.fromkeys(tuple(dict.fromkeys(group)) for group in groups if group))
+
+
+def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, ...]:
+    """The levels of a size, within the limits of the backend."""
+    axis = operation.axis(size)
+    if axis & Axis.POSITION:
         lengths = {_multiple(x, limits.multiple_of) for x in LENGTHS}
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
-    if name in HEAD_DIMS and limits.head_sizes is not None:
+    if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
-    return HEADS if name == "h" and operation.chapter == "multihead" else FEATURES
+    return DEPTHS if axis & Axis.LAYER else HEADS if axis & Axis.HEAD else FEATURES
 
 
 def _multiple(size: int, of: int) -> int:
     return -(-size // of) * of
 
 
+def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple[Any, ...]:
+    """The levels of an option: its choices, or the numbers to try it with, as far as the backend has the feature."""
+    default = operation.defaults.get(option.path)
+    below = operation.indices.get(option.path)
+    values = [default, *(option.choices or operation.tried.get(option.path, (0,) if below else ()))]
+    features = operation.features
+    if option.path in features and not limits.has(option.path):
+        values = [default]
+    kept = (
+        v for v in values if v == default or f"{option.path}={v}" not in features or limits.has(f"{option.path}={v}")
+    )
+    return tuple(dict.fromkeys(kept))
+
+
 def factors(operation: Operation, limits: Limits) -> dict[str, Sequence[Any]]:
-    """What varies, and its levels."""
+    """The factors of the covering array, each with its levels."""
     result: dict[str, Sequence[Any]] = {
-        f"size:{name}": size_levels(name, operation, limits) for name in operation.size_names
+        f"size:{name}": size_levels(name, operation, limits) for name in operation.sizes
     }
-    batched = [a for a in operation.arguments if a.batched]
+    batched = [leaf for leaf in operation.leaves if leaf.batched]
     if batched:
         result["batch"] = [b for b in BATCHES if len(b) <= limits.max_batch_dims]
-    for a in operation.arguments:
-        if a.kind is Kind.FLAG:
-            result[f"flag:{a.name}"] = (False, True)
-        if a.kind is Kind.BOOL:
-            result["mask"] = MASKS
-            result["mask-broadcast"] = ((), (), *((d.name,) for d in a.core))
-        if a.batched and a.dims[0].broadcast and len(batched) > 1 and limits.broadcasting:
-            result[f"kept:{a.name}"] = ("all", "all", "none", "first")
-        if a.kind is Kind.FLOAT:
-            result[f"kind:{a.name}"] = KINDS
+    for name, node in zip(operation.call.names, operation.call.nodes, strict=True):
+        if isinstance(node, Option):
+            if node.kind is not Kind.SIZE:
+                result[f"option:{name}"] = option_levels(node, operation, limits)
+            continue
+        for leaf in (x for x in operation.leaves if _inside(x, name)):
+            result |= _leaf_factors(leaf, operation, limits, len(batched) > 1)
+        if isinstance(node, Branch) or node.kind is Kind.FLOAT:
+            result[f"kind:{name}"] = KINDS
+    return result
+
+
+def _inside(leaf: Leaf, name: str) -> bool:
+    """Whether an array is this argument or part of it."""
+    return leaf.path == name or leaf.path.startswith((f"{name}.", f"{name}["))
+
+
+def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: bool) -> dict[str, Sequence[Any]]:
+    result: dict[str, Sequence[Any]] = {}
+    lacking = leaf.path in operation.features and not limits.has(leaf.path)
+    if operation.role(leaf) is Role.MASK:
+        result[f"masked:{leaf.path}"] = (ABSENT,) if lacking else MASKS if leaf.optional else MASKS[1:]
+        result[f"collapsed:{leaf.path}"] = ((), (), *((d.factors[0],) for d in leaf.core if d.broadcast))
+    elif leaf.optional:
+        result[f"given:{leaf.path}"] = (False,) if lacking else (True, False)
+    if leaf.batched and leaf.dims[0].broadcast and broadcasts and limits.broadcasting:
+        result[f"kept:{leaf.path}"] = ("all", "all", "none", "first")
     return result
 
 
 def covering_rows(levels: dict[str, Sequence[Any]], rng: random.Random, most: int, tries: int = 12) -> Iterator[Row]:
-    """Rows that cover all pairs of levels, greedily, the best of a few at a time; at most ``most``."""
+    """At most ``most`` rows that cover all pairs of levels: each is the best of a few random candidates."""
     names = list(levels)
     options = [list(dict.fromkeys(levels[n])) for n in names]
     weights = [list(levels[n]) for n in names]
@@ -94,58 +135,68 @@ def covering_rows(levels: dict[str, Sequence[Any]], rng: random.Random, most: in
 
 
 def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work: float) -> list[Example]:
-    """Examples of an operation that cover pairs of levels; ``work`` bounds the multiply-adds of each.
+    """Examples of an operation that cover all pairs of levels; ``work`` bounds the multiply-adds of each.
 
-    The first ones are long in keys, in queries, in both under a causal mask, and wide, however few there are.
+    However few are asked for, the first ones are long in keys, in queries, in both under a causal mask, and in
+    features.
     """
     rng = random.Random(seed)
     levels = factors(operation, limits)
-    spared: list[tuple[str, ...]] = [*LONG, *[()] * most]
+    spared: list[tuple[str, ...]] = [*long_sizes(operation), *[()] * most]
     return [
         example_from(
-            _lengthened(row, names, levels, rng), operation, limits, seed=rng.getrandbits(32), work=work, spared=names
+            _lengthened(row, names, operation, levels, rng),
+            operation,
+            limits,
+            seed=rng.getrandbits(32),
+            work=work,
+            spared=names,
         )
         for row, names in zip(covering_rows(levels, rng, most), spared, strict=False)
     ]
 
 
-def _lengthened(row: Row, names: tuple[str, ...], levels: dict[str, Sequence[Any]], rng: random.Random) -> Row:
-    """The row with large lengths, and with numbers that hide nothing."""
-    tile = TILE if len(names) == 1 else TILE // 2
-    changed: Row = {
-        f"size:{name}": _beyond(tile, levels[f"size:{name}"], rng) for name in names if f"size:{name}" in levels
-    }
-    if not changed:
+def _lengthened(
+    row: Row, names: tuple[str, ...], operation: Operation, levels: dict[str, Sequence[Any]], rng: random.Random
+) -> Row:
+    """The row with these sizes beyond a tile, and with normal numbers, which hide no error."""
+    if not names:
         return row
-    if "n" in names and len(names) > 1:
-        changed |= {name: value for name, value in (("flag:causal", True), ("batch", ())) if name in levels}
-    return {**row, **changed, **{name: "normal" for name in levels if name.startswith("kind:")}}
+    tile = TILE if len(names) == 1 else TILE // 2
+    changed: Row = {f"size:{name}": _beyond(tile, levels[f"size:{name}"], rng) for name in names}
+    if len(names) > 1 and any(operation.axis(name) & Axis.QUERY for name in names):
+        changed |= {"batch": ()} if "batch" in levels else {}
+        changed |= {f"option:{operation.flag}": True} if operation.flag else {}
+    return {**row, **changed, **{name: KINDS[0] for name in levels if name.startswith("kind:")}}
 
 
 def _beyond(tile: int, lengths: Sequence[int], rng: random.Random) -> int:
-    """A length in the second or third tile, or the largest that there is."""
+    """A length in the second or third tile; the greatest length if the limits allow none of these."""
     return rng.choice([x for x in lengths if tile < x <= 2 * tile + 2] or [max(lengths)])
 
 
 def example_from(
     row: Row, operation: Operation, limits: Limits, *, seed: int, work: float, spared: tuple[str, ...] = ()
 ) -> Example:
-    """The example that a row of levels stands for, cut down to the bound on work but for the spared sizes."""
-    sizes = {n.partition(":")[2]: v for n, v in row.items() if n.startswith("size:")}
+    """The example that a row of levels describes, with all sizes but the spared ones lowered to the bound on work."""
+
+    def chosen(what: str) -> dict[str, Any]:
+        return {name.partition(":")[2]: level for name, level in row.items() if name.startswith(f"{what}:")}
+
     batch = tuple(row.get("batch", ()))
-    batched = [a.name for a in operation.arguments if a.batched]
-    sizes = tamed(sizes, batch, operation, limits, work, random.Random(seed), spared)
+    sizes = tamed(chosen("size"), batch, operation, limits, work, random.Random(seed), spared)
     if multiply_adds(sizes, batch, operation) > FAR_BEYOND * work:
         batch = ()  # lengths that are multiples of many cannot be cut any further
-    kept = {name: _kept(row.get(f"kept:{name}", "all"), batch) for name in batched}
+    kept = chosen("kept")
     return Example(
         sizes=sizes,
         batch=batch,
-        kept=kept,
-        kinds={n.partition(":")[2]: v for n, v in row.items() if n.startswith("kind:")},
-        flags={n.partition(":")[2]: v for n, v in row.items() if n.startswith("flag:")},
-        mask=row.get("mask", "absent"),
-        mask_broadcast=tuple(row.get("mask-broadcast", ())),
+        kept={leaf.path: _kept(kept.get(leaf.path, "all"), batch) for leaf in operation.leaves if leaf.batched},
+        kinds=chosen("kind"),
+        options=chosen("option"),
+        masks=chosen("masked"),
+        collapsed=chosen("collapsed"),
+        absent=frozenset(path for path, given in chosen("given").items() if not given),
         seed=seed,
     )
 
@@ -165,13 +216,13 @@ def tamed(
     rng: random.Random,
     spared: tuple[str, ...] = (),
 ) -> dict[str, int]:
-    """Sizes that stay within the bound on work: one that is more than small is lowered, again and again.
+    """Sizes lowered one level at a time, in random order, until the call is within the bound on work.
 
-    What goes wrong beyond a size needs only that size: those that are spared stay, and one drawn by lot stays while
-    there are others.
+    A kernel that fails beyond some size needs only that one size to be large: sizes that are spared keep their values,
+    and one at random is lowered only when nothing else can be.
     """
     sizes = dict(sizes)
-    large = sorted(name for name, size in sizes.items() if size > 8)
+    large = [name for name, size in sizes.items() if size > 8]
     last = rng.choice(large) if large else ""
     while multiply_adds(sizes, batch, operation) > work:
         lower = {
@@ -179,7 +230,7 @@ def tamed(
             for name, size in sizes.items()
             if size > 8 and name not in spared
         }
-        names = sorted(name for name, options in lower.items() if options)
+        names = [name for name, options in lower.items() if options]
         if not names:
             break
         name = rng.choice([n for n in names if n != last] or names)
@@ -188,9 +239,11 @@ def tamed(
 
 
 def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
-    """About how many multiply-adds a call takes: products of matrices take three sizes."""
-    lengths = [sizes["n"]] if "n" in sizes and "m" not in sizes and operation.takes("x") else []
+    """An estimate of the multiply-adds of a call: products of three sizes, in every head and layer."""
+    itself = [sizes[operation.asking]] if operation.attends_to_itself and operation.asking else []
+    repeated = [size for name, size in sizes.items() if operation.axis(name) & (Axis.LAYER | Axis.HEAD)]
+    others = [size for name, size in sizes.items() if not operation.axis(name) & (Axis.LAYER | Axis.HEAD)]
     product = 1.0
-    for size in (*sorted([*sizes.values(), *lengths])[-3:], *batch):
+    for size in (*sorted([*others, *itself])[-3:], *repeated, *batch):
         product *= max(size, 1)
     return product

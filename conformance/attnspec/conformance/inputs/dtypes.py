@@ -5,7 +5,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-FLOATS = ("float64", "float32", "bfloat16", "float16")
+NARROW = frozenset({"bfloat16", "float16"})
+"""The dtypes of 16 bits."""
 
 SMALLEST_NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
 
@@ -18,11 +19,11 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_float(x: Any) -> bool:
-    """Whether an array is of floating point, bfloat16 included (whose NumPy kind is not ``f``)."""
-    return isinstance(x, np.ndarray) and x.dtype.kind not in "biuO"
+    """Whether an array is of floating point; the NumPy kind of bfloat16 is not ``f``."""
+    return isinstance(x, np.ndarray) and x.dtype.kind not in "biuOUS"
 
 
 def exact_in(x: Any, dtype: str) -> np.ndarray[Any, Any]:
-    """The nearest numbers that the dtype can hold."""
+    """The numbers rounded to the dtype."""
     with np.errstate(over="ignore"):
         return np.asarray(x, dtype=np.float64).astype(numpy_dtype(dtype))

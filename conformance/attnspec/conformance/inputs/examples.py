@@ -1,4 +1,4 @@
-"""One example: a few drawn words that determine every number of a call, so that it can be printed and replayed."""
+"""Examples: a few drawn parameters that determine all numbers of a call, so that it can be printed and replayed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,64 +8,90 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
-from attnspec.spec.contract.operation import Argument, Kind, Operation
+from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, built, number_of, schematic
 
 KINDS = ("normal", "integers", "ties", "ones", "large", "wide", "offset", "small", "equal-rows", "zeros")
-"""How the numbers of an array are distributed."""
+"""The distributions of the numbers of an array."""
 
-MASKS = ("absent", "random", "padding", "causal", "one-key", "banded", "all", "nothing", "some-rows-nothing")
-"""What a mask looks like."""
+ABSENT = "absent"
+MASKS = (ABSENT, "random", "padding", "triangle", "one-key", "banded", "all", "nothing", "some-rows-nothing")
+"""The patterns of a mask."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """The structure of one call. ``kept`` says for every argument which batch dimensions it has in full.
+    """The structure of one call, from which its numbers follow.
 
-    The numbers come from ``seed``, one stream for each argument, so that changing one leaves the others.
+    ``kept``: which batch dimensions an array has, the others being 1. ``kinds``: how the numbers of an argument are
+    distributed. ``options``: the value of each option. ``masks``: the pattern of each mask. ``collapsed``: the sizes
+    along which a mask broadcasts. ``absent``: the optional arrays that are not given. Each array has a random stream of
+    its own, derived from ``seed``, so that a change of one leaves the others as they are.
     """
 
     sizes: Mapping[str, int]
     batch: tuple[int, ...] = ()
     kept: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
-    flags: Mapping[str, bool] = field(default_factory=dict)
-    mask: str = "absent"
-    mask_broadcast: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    masks: Mapping[str, str] = field(default_factory=dict)
+    collapsed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
     seed: int = 0
 
     def arguments(self, operation: Operation, dtype: str) -> Arguments:
-        """The arguments that the example stands for, exactly representable in the dtype."""
-        values: dict[str, Any] = {}
-        for i, a in enumerate(operation.arguments):
-            rng = np.random.Generator(np.random.PCG64([self.seed, i]))
-            if a.kind is Kind.SIZE:
-                values[a.name] = self.sizes[a.name]
-            elif a.kind is Kind.FLAG:
-                values[a.name] = self.flags.get(a.name, a.default)
-            elif a.kind is Kind.INT:
-                values[a.name] = rng.integers(0, self.sizes["m"] + 1, self.shape(a))
-            elif a.kind is Kind.BOOL:
-                values[a.name] = None if self.mask == "absent" else boolean_mask(self.mask, self.shape(a), rng)
-            else:
-                weight = (not a.batched and operation.chapter not in ("scoring",)) or a.name.startswith("w")
-                values[a.name] = exact_in(
-                    numbers(self.kinds.get(a.name, "normal"), self.shape(a), rng, dtype, weight), dtype
-                )
+        """The arguments that the example describes, exactly representable in the dtype."""
+        values = {
+            name: self._tree(operation, node, i, self.kinds.get(name, "normal"), dtype)
+            for i, (name, node) in enumerate(zip(operation.call.names, operation.call.nodes, strict=True))
+        }
         return Arguments(operation, values)
 
-    def shape(self, a: Argument) -> tuple[int, ...]:
-        """The shape of an argument in this example."""
-        kept = self.kept.get(a.name, (True,) * len(self.batch))
-        batch = tuple(b if k else 1 for b, k in zip(self.batch, kept, strict=True)) if a.batched else ()
-        core = []
-        for d in a.core:
-            size = int(np.prod([self.sizes[f] for f in d.factors]))
-            core.append(1 if d.broadcast and d.name in self.mask_broadcast else size)
+    def _tree(self, operation: Operation, node: Node, place: int, kind: str, dtype: str) -> Any:
+        """One argument. Half of the arrays in a record are of the drawn kind, the others normal."""
+        inside = iter(range(1 << 30))
+
+        def at(part: Leaf | Option) -> Any:
+            if isinstance(part, Option):
+                default = operation.defaults.get(part.path)
+                return self.sizes[part.path] if part.kind is Kind.SIZE else self.options.get(part.path, default)
+            stream = [self.seed, place, next(inside)] if isinstance(node, Branch) else [self.seed, place]
+            rng = np.random.Generator(np.random.PCG64(stream))
+            own = "normal" if isinstance(node, Branch) and rng.random() < 0.5 else kind
+            return self._array(operation, part, rng, own, dtype)
+
+        return built(node, at, lambda branch: self.sizes[branch.count])
+
+    def _array(self, operation: Operation, leaf: Leaf, rng: np.random.Generator, kind: str, dtype: str) -> Any:
+        shape = self.shape(leaf)
+        if leaf.kind is Kind.INT:
+            counts = leaf.path in operation.lengths
+            bound = self.sizes[(operation.lengths if counts else operation.indices)[leaf.path]]
+            return None if leaf.path in self.absent else rng.integers(0, bound + counts, shape)
+        if leaf.kind is Kind.BOOL:
+            mask = self.masks.get(leaf.path, ABSENT)
+            return None if mask == ABSENT and leaf.optional else boolean_mask(mask, shape, rng)
+        if leaf.path in self.absent:
+            return None
+        weight = bool(operation.role(leaf) & Role.WEIGHT)
+        return exact_in(numbers(kind, shape, rng, dtype, weight), dtype)
+
+    def shape(self, leaf: Leaf) -> tuple[int, ...]:
+        """The shape of an array in this example."""
+        kept = self.kept.get(leaf.path, (True,) * len(self.batch))
+        batch = tuple(b if k else 1 for b, k in zip(self.batch, kept, strict=True)) if leaf.batched else ()
+        collapsed = self.collapsed.get(leaf.path, ())
+        sizes = dict(self.sizes)
+        core = (
+            1 if d.broadcast and d.factors[0] in collapsed else number_of(tuple(map(schematic, d.factors)), sizes) or 0
+            for d in leaf.core
+        )
         return (*batch, *core)
 
 
 def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: str, weight: bool = False) -> Numbers:
-    """Numbers of a kind. ``weight`` scales them as the weights of a layer are, by their last dimension."""
+    """Numbers of a kind; those of weights are scaled by 1/√fan-in, the last dimension."""
     half = dtype == "float16"
     scale = float(1 / np.sqrt(max(shape[-1], 1))) if weight and shape else 1.0
     power = float(2.0 ** np.round(np.log2(scale)))
@@ -95,7 +121,7 @@ def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: 
 
 
 def boolean_mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
-    """A mask of a kind; one with a single row of keys has shape (…, m), any other (…, n, m)."""
+    """A mask of a pattern: (…, m) if it is the same for all queries, and (…, n, m) otherwise."""
     *batch, m = shape
     if kind == "nothing":
         return np.zeros(shape, bool)
@@ -111,5 +137,5 @@ def boolean_mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) ->
         return (rng.random(shape) < 0.7) & (rng.random((*batch, 1)) < 0.6)
     rows = np.arange(shape[-2] if len(shape) > 1 else 1)[:, None]
     columns = np.arange(m)
-    drawn = {"causal": columns <= rows, "banded": np.abs(columns - rows) <= 1}.get(kind, np.ones((1, m), bool))
+    drawn = {"triangle": columns <= rows, "banded": np.abs(columns - rows) <= 1}.get(kind, np.ones((1, m), bool))
     return np.array(np.broadcast_to(drawn if len(shape) > 1 else drawn[0], shape))

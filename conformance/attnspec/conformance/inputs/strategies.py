@@ -1,21 +1,22 @@
-"""Hypothesis strategies for examples, generated from the Protocols and inside a backend's limits."""
+"""Hypothesis strategies for examples, from the Protocols and within the limits of a backend."""
 
 from typing import Any
 
 from hypothesis import strategies as st
 
-from attnspec.conformance.inputs.corners import BATCHES, LENGTH_NAMES, Row, example_from, factors, size_levels
+from attnspec.conformance.inputs.corners import BATCHES, Row, example_from, factors, size_levels
 from attnspec.conformance.inputs.examples import Example
-from attnspec.spec.contract.backend import Limits
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 
 
 @st.composite
 def examples(draw: st.DrawFn, operation: Operation, limits: Limits, *, work: float = 2.0**18) -> Example:
-    """Examples of an operation: small sizes, one or two of them large, everything else as in the corners."""
+    """Examples of an operation: one or two sizes large and the others small, everything else as in the corner cases."""
     row: Row = {}
     levels = factors(operation, limits)
-    large = {draw(st.sampled_from([None, *operation.size_names])) for _ in range(2)}
+    large = {draw(st.sampled_from([None, *operation.sizes])) for _ in range(2)}
     for name, options in levels.items():
         kind, _, size = name.partition(":")
         if kind == "size":
@@ -29,13 +30,14 @@ def examples(draw: st.DrawFn, operation: Operation, limits: Limits, *, work: flo
 
 def _size(name: str, large: bool, operation: Operation, limits: Limits) -> st.SearchStrategy[int]:
     options = size_levels(name, operation, limits)
-    free = limits.multiple_of == 1 if name in LENGTH_NAMES else limits.head_sizes is None
-    if not free:
+    axis = operation.axis(name)
+    position = bool(axis & Axis.POSITION)
+    free = limits.multiple_of == 1 if position else not (axis & Axis.FEATURE and limits.head_sizes is not None)
+    if not free or axis & Axis.LAYER:
         return st.sampled_from(options)
     if large:
         return st.integers(1, max(options))
-    least = 0 if name in LENGTH_NAMES else 1
-    return st.integers(least, 5).map(lambda x: min(x, max(options)))
+    return st.integers(0 if position else 1, 5).map(lambda x: min(x, max(options)))
 
 
 def _batch(limits: Limits) -> st.SearchStrategy[Any]:

@@ -1,26 +1,28 @@
 """Judging: all laws of one operation at one dtype, over shared examples, with a verdict for each law."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hypothesis
-import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
-from attnspec.conformance.judging.profiles import NARROW, Effort, Profile
+from attnspec.conformance.judging.attempt import attempt, stable_seed
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.snippet import counterexample
-from attnspec.conformance.judging.subject import Contract, Subject, Violation
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.law import LAWS
-from attnspec.spec.contract.operation import OPERATIONS, Kind, Operation
+from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 Mark = Callable[[str, Any], None]
 """Called with a law and its input before each check, so that a crash can be named."""
@@ -43,17 +45,11 @@ class Case:
         return f"{self.operation}-{self.dtype}"
 
 
-def stable_seed(*parts: object) -> int:
-    """A seed that depends on these words alone, on every machine."""
-    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big")
-
-
 def dtypes_of(operation: Operation, dtypes: Iterable[str]) -> tuple[str, ...]:
     """The dtypes at which an operation is judged."""
-    if operation.result.kind is Kind.BOOL:
+    if not operation.float_result and not operation.floats:
         return (BOOLEAN,)
-    return tuple(dtypes) if operation.float_arguments else (DEFAULT,)
+    return tuple(dtypes) if operation.floats else (DEFAULT,)
 
 
 def cases(
@@ -110,21 +106,6 @@ class _Run:
         progress.not_judged += vague
         if violation is not None:
             progress.failure = (arguments, violation, seed)
-
-
-def attempt(
-    subject: Subject, check: Check, arguments: Arguments, seed: int
-) -> tuple[Violation | None, bool, float, int]:
-    """Check one law on one example: what violates it, whether it was concerned, error ratio, elements not judged."""
-    subject.ratio, subject.not_judged = 0.0, 0
-    rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.law.id)))
-    try:
-        concerned = check.function(subject, arguments, rng)
-    except Violation as violation:
-        if violation.arguments is None:
-            violation.arguments = arguments
-        return violation, True, subject.ratio, subject.not_judged
-    return None, concerned, subject.ratio, subject.not_judged
 
 
 def judge(

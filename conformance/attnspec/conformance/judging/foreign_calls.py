@@ -1,33 +1,35 @@
-"""Calling other people's code: whatever it raises is its verdict, not an error of ours."""
+"""Calls into a backend: an exception of its code is a finding about the backend, not an error of the suite."""
 
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-LONGEST = 300
+MAX_LENGTH = 300
+"""Characters of a message; the rest is cut."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """What a stranger's code raised."""
+    """What a backend's code raised."""
 
     error: BaseException
 
     @property
-    def told(self) -> str:
-        """Type and message in one line, of characters that can be written down."""
+    def message(self) -> str:
+        """The exception's type and message on one line, in characters that every encoding of Unicode can write."""
         kind = type(self.error).__name__
-        message = guarded(lambda: str(self.error))
-        text = "its message cannot be read" if isinstance(message, Raised) else " ".join(message.split())
-        text = text if len(text) <= LONGEST else text[:LONGEST] + " …"
-        return (f"{kind}: {text}" if text else kind).encode("utf-8", "replace").decode()
+        text = call_safely(lambda: str(self.error))
+        line = "its message cannot be read" if isinstance(text, Raised) else " ".join(text.split())
+        line = line if len(line) <= MAX_LENGTH else line[:MAX_LENGTH] + " …"
+        return (f"{kind}: {line}" if line else kind).encode("utf-8", "replace").decode()
 
 
-def guarded(call: Callable[[], Any]) -> Any:
-    """The result of a call, or :class:`Raised`, whatever it raises.
+def call_safely(call: Callable[[], Any]) -> Any:
+    """The result of a call, or :class:`Raised` if it raises anything at all.
 
-    Only ``KeyboardInterrupt`` is the user's, unless this process has been told to leave the keyboard to another.
+    ``KeyboardInterrupt`` alone comes through, since the user may have pressed Ctrl-C. A worker process ignores SIGINT:
+    there it can only come from the backend, and is returned like any other exception.
     """
     try:
         return call()
@@ -35,5 +37,5 @@ def guarded(call: Callable[[], Any]) -> Any:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             raise
         return Raised(error)
-    except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
+    except BaseException as error:  # noqa: BLE001 - a backend's code may raise anything
         return Raised(error)

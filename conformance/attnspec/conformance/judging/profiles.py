@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-NARROW = frozenset({"bfloat16", "float16"})
-"""The dtypes of 16 bits."""
+from attnspec.conformance.inputs.dtypes import NARROW
 
 
 @dataclass(frozen=True)
@@ -12,8 +11,8 @@ class Effort:
     """How many examples, and how large, at some dtypes.
 
     corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: a law other than the oracle's is
-    checked on every so-many-th example. gradients: the same for the law that compares all gradients, and has no other
-    beside it. work: multiply-adds of an example at the most.
+    checked on one example in so many. gradients: the stride of the law that compares all gradients. work: the most
+    multiply-adds of an example.
     """
 
     corners: int
@@ -23,7 +22,7 @@ class Effort:
     work: float
 
     def due(self, law: str, index: int, place: int) -> bool:
-        """Whether a law, at this place among others, is checked on the example of this number."""
+        """Whether the law at this place in the list of laws is checked on the example of this number."""
         if law == "operation.oracle":
             return True
         if law == "operation.gradient":
@@ -33,10 +32,10 @@ class Effort:
 
 @dataclass(frozen=True)
 class Profile:
-    """The efforts of a run: for float32, for float64 and for the dtypes of 16 bits.
+    """The efforts of a run: at float32, at float64, and at the dtypes of 16 bits.
 
-    The oracle of float64 computes in long double, without BLAS, hence on smaller examples. Structure is in narrow
-    dtypes what it is in wide ones, hence fewer examples there.
+    The oracle of float64 computes in long double, without BLAS, hence on smaller examples. A wrong index or shape shows
+    at any dtype, hence fewer examples at the narrow ones.
     """
 
     single: Effort
@@ -44,7 +43,7 @@ class Profile:
     narrow: Effort
 
     def at(self, dtype: str) -> Effort:
-        """The effort at a dtype; whatever has none of its own is like float32."""
+        """The effort at a dtype; that of float32 where a dtype has none of its own."""
         return self.double if dtype == "float64" else self.narrow if dtype in NARROW else self.single
 
 

@@ -6,44 +6,49 @@ random choices that led to them.
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
-from attnspec.conformance.inputs.corners import HEAD_DIMS, LENGTH_NAMES
-from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.inputs.corners import multiply_adds
 from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.laws.common import data_dtype, fitting
 from attnspec.conformance.laws.registry import Check
-from attnspec.spec.contract.operation import Kind
+from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.tree import Kind
 
-if TYPE_CHECKING:
-    from attnspec.conformance.judging.subject import Subject, Violation
+EFFORT = 1500.0
+"""What a reduction may cost: small calls count as one each, so that the same search ends at the same place anywhere."""
 
-SECONDS = 1.5
-CALLS = 1500
+LARGE = 2.0**16
+"""Multiply-adds that count as much as a small call does anyway."""
+
+SECONDS = 30.0
+"""After which a reduction ends all the same: some backends take long for small inputs."""
 
 
 class _Search:
     def __init__(
-        self, subject: "Subject", check: Check, arguments: Arguments, violation: "Violation", seed: int, mark: Any
+        self, subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
     ) -> None:
         self.subject, self.check, self.seed, self.mark = subject, check, seed, mark
         self.best, self.violation = arguments, violation
         self.deadline = time.monotonic() + SECONDS
-        self.calls = 0
+        self.effort = 0.0
 
     @property
     def spent(self) -> bool:
-        return self.calls >= CALLS or time.monotonic() > self.deadline
+        return self.effort >= EFFORT or time.monotonic() > self.deadline
 
     def accept(self, candidate: Arguments) -> bool:
         """Take the candidate if the law fails on it too, for the same reason."""
-        from attnspec.conformance.judging.engine import attempt
-
         if self.spent:
             return False
-        self.calls += 1
+        self.effort += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / LARGE
         self.mark(self.check.law.id, "reducing the counterexample")
         if not self._in_domain(candidate):
             return False
@@ -54,11 +59,9 @@ class _Search:
         return True
 
     def _in_domain(self, candidate: Arguments) -> bool:
-        from attnspec.conformance.judging.subject import Violation
-
         try:
             self.subject.oracle(candidate)
-            return self.violation.reason != "value" or self.subject.in_domain(candidate)
+            return self.violation.reason != Reason.VALUE or self.subject.in_domain(candidate)
         except ValueError:
             return False  # cutting sizes has left a length that is too long
         except Violation:
@@ -66,11 +69,11 @@ class _Search:
 
 
 def reduced(
-    subject: "Subject", check: Check, arguments: Arguments, violation: "Violation", seed: int, mark: Any
-) -> tuple[Arguments, "Violation"]:
+    subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
+) -> tuple[Arguments, Violation]:
     """The smallest arguments found on which the law fails, and how it fails there."""
     search = _Search(subject, check, arguments, violation, seed, mark)
-    passes: tuple[Callable[[_Search], bool], ...] = (_flags, _batch, _sizes, _numbers, _mask)
+    passes: tuple[Callable[[_Search], bool], ...] = (_options, _batch, _sizes, _numbers, _masks)
     changed = True
     while changed and not search.spent:
         changed = False
@@ -80,27 +83,30 @@ def reduced(
 
 
 def simplest(
-    subject: "Subject", check: Check, arguments: Arguments, violation: "Violation", seed: int, mark: Any
-) -> tuple[Arguments, "Violation"]:
+    subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
+) -> tuple[Arguments, Violation]:
     """For a law that makes its own inputs: arguments of size 1, if it fails beside them as it did."""
-    from attnspec.conformance.laws.common import data_dtype, fitting
-
     search = _Search(subject, check, arguments, violation, seed, mark)
-    sizes = {name: fitting(subject, name, 1) for name in subject.operation.size_names}
+    sizes = {name: fitting(subject, name, 1) for name in subject.operation.sizes}
     search.accept(
-        Example(sizes, kinds=dict.fromkeys(arguments, "zeros")).arguments(subject.operation, data_dtype(subject))
+        Example(sizes, kinds=dict.fromkeys(subject.operation.call.names, "zeros")).arguments(
+            subject.operation, data_dtype(subject)
+        )
     )
     return search.best, search.violation
 
 
-def _flags(search: _Search) -> bool:
+def _options(search: _Search) -> bool:
+    """Every option as it is by default, and nothing that need not be given."""
     changed = False
-    for a in search.best.operation.arguments:
-        value = search.best[a.name]
-        if a.kind is Kind.FLAG and value is not a.default:
-            changed |= search.accept(search.best.with_(**{a.name: a.default}))
-        if a.kind is Kind.BOOL and value is not None:
-            changed |= search.accept(search.best.with_(**{a.name: None}))
+    operation = search.best.operation
+    for option in operation.options:
+        default = operation.defaults.get(option.path)
+        if option.kind is not Kind.SIZE and search.best[option.path] != default:
+            changed |= search.accept(search.best.replaced({option.path: default}))
+    for leaf, _ in search.best.given:
+        if leaf.optional and leaf.path in search.best:
+            changed |= search.accept(search.best.replaced({leaf.path: None}))
     return changed
 
 
@@ -119,19 +125,19 @@ def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
         size = arguments.batch[-axis]
         for element in dict.fromkeys((0, size - 1)):
             changes = {}
-            for a in arguments.operation.arguments:
-                x = arguments[a.name]
-                if a.batched and isinstance(x, np.ndarray) and x.ndim - len(a.core) >= axis:
-                    place = x.ndim - len(a.core) - axis
-                    changes[a.name] = np.take(x, element if x.shape[place] > 1 else 0, axis=place)
+            for leaf, x in arguments.batched:
+                place = x.ndim - len(leaf.core) - axis
+                if place >= 0:
+                    changes[leaf.path] = np.take(x, element if x.shape[place] > 1 else 0, axis=place)
             if changes and size:
-                yield arguments.with_(**changes)
+                yield arguments.replaced(changes)
 
 
 def _sizes(search: _Search) -> bool:
     changed = False
-    for name in search.best.operation.size_names:
-        changed |= _shrink(search, name)
+    for name in tuple(search.best.sizes):
+        if name in search.best.sizes:  # a layer that was cut off took its own sizes along
+            changed |= _shrink(search, name)
     return changed
 
 
@@ -159,33 +165,37 @@ def _shrink(search: _Search, name: str) -> bool:
 
 def _allowed(search: _Search, name: str, size: int) -> int | None:
     """The least size from this one on that the backend's limits allow."""
-    limits = search.subject.limits
+    limits, axis = search.subject.limits, search.subject.operation.axis(name)
     size = max(size, 1)
-    if name in LENGTH_NAMES:
+    if axis & Axis.POSITION:
         return -(-size // limits.multiple_of) * limits.multiple_of
-    if name in HEAD_DIMS and limits.head_sizes is not None:
+    if axis & Axis.FEATURE and limits.head_sizes is not None:
         return min((s for s in limits.head_sizes if s >= size), default=None)
     return size
 
 
-def _mask(search: _Search) -> bool:
-    mask = search.best.mask
-    if mask is None or mask.all():
-        return False
-    return _simplify_elements(search, "mask", np.ones_like(mask))
+def _masks(search: _Search) -> bool:
+    changed = False
+    for leaf, mask in search.best.given:
+        if search.subject.operation.role(leaf) is Role.MASK and not mask.all():
+            changed |= _simplify_elements(search, leaf.path, np.ones_like(mask))
+    return changed
 
 
 def _numbers(search: _Search) -> bool:
     changed = False
-    for name, x in search.best.arrays.items():
-        if not is_float(x) or not x.size:
+    for leaf, x in search.best.floats:
+        path = leaf.path
+        if not x.size:
             continue
         for simpler in (np.zeros_like(x), np.ones_like(x), np.sign(x), np.round(x), np.round(x * 4) / 4):
-            if not _as_simple(search.best.array(name), simpler) and search.accept(search.best.with_(**{name: simpler})):
+            if _as_simple(search.best.array(path), simpler):
+                continue
+            if search.accept(search.best.replaced({path: simpler})):
                 changed = True
                 break
-        changed |= _simplify_elements(search, name, np.zeros_like(x))
-        changed |= _to_ones(search, name)
+        changed |= _simplify_elements(search, path, np.zeros_like(x))
+        changed |= _to_ones(search, path)
     return changed
 
 
@@ -194,37 +204,37 @@ def _as_simple(x: Numbers, simpler: Numbers) -> bool:
     return bool(np.array_equal(x, simpler)) or bool((np.abs(x) <= np.abs(simpler)).all() and np.isin(x, (0, 1)).all())
 
 
-def _simplify_elements(search: _Search, name: str, target: Numbers) -> bool:
+def _simplify_elements(search: _Search, path: str, target: Numbers) -> bool:
     """Set elements to those of the target, many at a time and then fewer (delta debugging)."""
     changed = False
-    size = search.best.array(name).size
+    size = search.best.array(path).size
     step = size
     while step >= 1 and not search.spent:
         for start in range(0, size, step):
-            flat = search.best.array(name).reshape(-1)
+            flat = search.best.array(path).reshape(-1)
             part, wanted = flat[start : start + step], target.reshape(-1)[start : start + step]
             if np.array_equal(part, wanted):
                 continue
             new = flat.copy()
             new[start : start + step] = wanted
-            changed |= search.accept(search.best.with_(**{name: new.reshape(target.shape)}))
+            changed |= search.accept(search.best.replaced({path: new.reshape(target.shape)}))
         step //= 2
     return changed
 
 
-def _to_ones(search: _Search, name: str) -> bool:
+def _to_ones(search: _Search, path: str) -> bool:
     changed = False
-    x = search.best.array(name)
+    x = search.best.array(path)
     if np.count_nonzero(x) > 64:
         return False
     for i in np.flatnonzero(x.reshape(-1)):
         for simple in (1.0, -1.0, 2.0, 8.0, 64.0):
-            flat = search.best.array(name).reshape(-1)
+            flat = search.best.array(path).reshape(-1)
             if flat[i] == simple or search.spent:
                 break
             new = flat.copy()
             new[i] = simple
-            if search.accept(search.best.with_(**{name: new.reshape(x.shape)})):
+            if search.accept(search.best.replaced({path: new.reshape(x.shape)})):
                 changed = True
                 break
     return changed

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.judging.engine import attempt
+from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.tree import as_source
 
 
 def replay(
@@ -39,8 +40,8 @@ def replay(
         return 0
     print(f"{operation} of {origin} ({dtype}) violates it: {violation.message}")
     shown = violation.arguments or given
-    for name in shown:
-        print(f"{name} = {shown[name]}")
+    for name, value in shown.values_by_name.items():
+        print(f"{name} = {as_source(value, str)}")
     if violation.expected is not None:
         print("expected", violation.expected, "got", violation.got, sep="\n")
     return 1

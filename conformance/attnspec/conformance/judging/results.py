@@ -24,6 +24,8 @@ class Result:
     ``reason`` says of a failure what kind it is (`value`, `shape`, `dtype`, `type`, `raised`, `accepted`,
     `mutated-input`, `declared`, `crashed`, `hung`), and of a law that was not judged, why. ``counterexample`` has the
     keys arguments, expected, got, budget, index and snippet.
+
+    The fields, in this order, are the keys of a result in the JSON report.
     """
 
     operation: str
@@ -38,28 +40,28 @@ class Result:
     observed: str | None = None
     counterexample: Mapping[str, Any] | None = None
 
+    @property
+    def violates(self) -> bool:
+        """Whether the backend does not conform because of it: a law without a verdict is not presumed to hold."""
+        return self.status in (Status.FAILED, Status.LOST)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the law was to be judged: the operation is provided, and something concerned the law."""
+        return self.status is Status.PASSED or self.violates
+
     def as_json(self) -> dict[str, Any]:
-        """The result as an object of the report; infinities are the string ``"inf"``."""
-        return {
-            "operation": self.operation,
-            "law": self.law,
-            "dtype": self.dtype,
-            "status": str(self.status),
-            "reason": self.reason,
-            "message": self.message,
-            "examples": self.examples,
-            "not_judged": self.not_judged,
-            "error_ratio": _number(self.error_ratio),
-            "observed": self.observed,
-            "counterexample": self.counterexample,
-        }
+        """The result as plain JSON."""
+        reason = None if self.reason is None else str(self.reason)
+        ratio = json_number(self.error_ratio)
+        return {**vars(self), "status": str(self.status), "reason": reason, "error_ratio": ratio}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Result":
-        """The result that an object of a report describes."""
-        values = {**data, "status": Status(data["status"]), "error_ratio": float(data["error_ratio"])}
-        return cls(**values)
+        """The result that plain JSON describes."""
+        return cls(**{**data, "status": Status(data["status"]), "error_ratio": float(data["error_ratio"])})
 
 
-def _number(x: float) -> float | str:
+def json_number(x: float) -> float | str:
+    """A number as JSON can hold it: what is not finite becomes ``"inf"`` or ``"nan"``."""
     return float(x) if math.isfinite(x) else ("nan" if math.isnan(x) else "inf")

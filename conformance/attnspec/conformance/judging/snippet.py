@@ -3,14 +3,18 @@
 import base64
 import textwrap
 import zlib
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import is_float
-from attnspec.conformance.judging.subject import Subject, Violation, is_default
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.registry import Check
+from attnspec.spec.contract.tree import as_source, branches
 
 SHOWN = 400
 """Arrays of more elements are summed up by shape and dtype."""
@@ -27,7 +31,7 @@ def counterexample(
     """The counterexample as the report holds it; its snippet, run by itself, exits with 1."""
     shown = violation.arguments or arguments
     return {
-        "arguments": {name: readable(shown[name]) for name in shown},
+        "arguments": {path: readable(value) for path, value in shown.items()},
         "expected": readable(violation.expected),
         "got": readable(violation.got),
         "budget": readable(violation.budget),
@@ -76,17 +80,18 @@ def literal(x: Any) -> str:
 def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int) -> str:
     """A script that shows the violation and exits with 1."""
     operation = subject.operation
-    given = {a.name: arguments[a.name] for a in operation.arguments if not is_default(arguments[a.name], a.default)}
-    lines = [f"{name} = {literal(value)}" for name, value in given.items()]
-    code = "\n".join(lines)
+    given = arguments.passed
+    code = "\n".join(f"{name} = {as_source(value, literal)}" for name, value in given.items())
+    records = sorted({type(x).__name__ for value in given.values() for x in _records(value)})
     named = ", ".join(f"{name}={name}" for name in given)
     imports = ["import sys"]
     imports += ["import base64, zlib"] if "zlib." in code else []
     imports += ["", "import ml_dtypes"] if "ml_dtypes." in code else [""]
     imports += ["import numpy as np"] if "np." in code else []
+    record_import = [f"from attnspec.spec import {', '.join(records)}"] if records else []
     backend = subject.contract.origin
     if _plain(check, arguments, violation):
-        imports += ["from attnspec import reference", "from attnspec.conformance import call, load"]
+        imports += ["from attnspec import reference", "from attnspec.conformance import call, load", *record_import]
         body = f"""
 got = call(load({backend!r}), {operation.name!r}, {named})
 expected = reference.{operation.name}({named})
@@ -96,7 +101,7 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)})))
         if subject.device != "cpu":
             body = body.replace(f"{operation.name!r}, ", f"{operation.name!r}, device={subject.device!r}, ", 1)
     else:
-        imports += ["from attnspec.conformance import replay"]
+        imports += ["from attnspec.conformance import replay", *record_import]
         derived = not _same(violation.arguments or arguments, arguments)
         body = f"\n{DERIVED}" if derived else ""
         body += textwrap.dedent(f"""
@@ -110,7 +115,9 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)})))
 
 def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
     """Whether a comparison with the reference shows it: by more than two budgets, since the reference rounds too."""
-    if check.law.id != "operation.oracle" or violation.reason != "value" or violation.budget is None:
+    if check.law.id != "operation.oracle" or violation.reason != Reason.VALUE or violation.budget is None:
+        return False
+    if len(arguments.operation.outputs) > 1:
         return False
     if any(is_float(x) and x.dtype.name == "bfloat16" for x in arguments.arrays.values()):
         return False
@@ -123,7 +130,17 @@ def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
 
 def _same(one: Arguments, other: Arguments) -> bool:
     """Whether the arguments are equal, shapes and numbers."""
-    return all(np.array_equal(one[name], other[name], equal_nan=is_float(np.asarray(one[name]))) for name in one)
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[path], other[path], equal_nan=is_float(np.asarray(one[path]))) for path in one
+    )
+
+
+def _records(value: Any) -> Iterator[Any]:
+    """The records of a tree, each before what is inside."""
+    if is_dataclass(value) or hasattr(value, "_fields"):
+        yield value
+    for _, part in branches(value) or ():
+        yield from _records(part)
 
 
 def _largest(budget: Numbers) -> str:

@@ -1,88 +1,34 @@
 """One operation of one backend, seen from NumPy: calls, oracle, budgets and comparisons."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import attendable
-from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL, exact_in
-from attnspec.conformance.judging.foreign_calls import Raised, guarded
+from attnspec.conformance.inputs.dtypes import exact_in
+from attnspec.conformance.judging.comparison import Comparisons
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Judged, judged, oracle_dtype
 from attnspec.reference.budget.derivative import gradients
-from attnspec.reference.budget.soft import UNKNOWN
-from attnspec.spec.contract.backend import Limits
-from attnspec.spec.contract.operation import OPERATIONS, Kind, Operation
-from attnspec.spec.contract.precision import DEFAULTS, DeclaredPrecision, Precision
-from attnspec.spec.contract.semantics import DeclaredSemantics, Semantics
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.precision import DEFAULTS, Precision
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+from attnspec.spec.contract.shapes import results
+from attnspec.spec.contract.tree import Kind, Leaf, Misfit, Option, as_tuple, built, mapped
 
-INFORMATIVE = 0.03
-"""An element whose budget exceeds this part of the largest element is counted as not judged."""
-
-
-class Violation(Exception):
-    """A law does not hold: what was expected, what was got, where, and by which arguments."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        reason: str = "value",
-        arguments: Arguments | None = None,
-        expected: Any = None,
-        got: Any = None,
-        budget: Any = None,
-        index: tuple[int, ...] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message, self.reason, self.arguments = message, reason, arguments
-        self.expected, self.got, self.budget, self.index = expected, got, budget, index
+Results = dict[str, Numbers]
+"""The arrays of a result by path, in order; a result that is one array has the path ``result``."""
 
 
-@dataclass(frozen=True)
-class Contract:
-    """What a backend declares, read once and checked: ``ValueError`` says what was expected and got."""
-
-    name: str
-    operations: tuple[str, ...]
-    limits: Limits
-    semantics: DeclaredSemantics
-    precision: DeclaredPrecision
-    differentiable: bool
-    notes: Mapping[str, str]
-    origin: str = ""
-
-    @classmethod
-    def of(cls, backend: Any, origin: str = "") -> "Contract":
-        """Read a backend; ``origin`` is how it was named, so that snippets can name it again."""
-        name = getattr(backend, "name", None)
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"name: expected a text; got {name!r}")
-        operations = tuple(
-            o.name for o in OPERATIONS.values() if not o.reference_only and getattr(backend, o.name, None) is not None
-        )
-        for operation in operations:
-            if not callable(getattr(backend, operation)):
-                raise ValueError(f"{operation}: expected a function; got {type(getattr(backend, operation)).__name__}")
-        notes = getattr(backend, "notes", None) or {}
-        if not isinstance(notes, Mapping):
-            raise ValueError(f"notes: expected a mapping of texts; got {type(notes).__name__}")
-        return cls(
-            name,
-            operations,
-            Limits.of(getattr(backend, "limits", None)),
-            DeclaredSemantics.of(getattr(backend, "semantics", None), OPERATIONS),
-            DeclaredPrecision.of(getattr(backend, "precision", None), OPERATIONS),
-            callable(getattr(backend, "vjp", None)),
-            {str(k): str(v) for k, v in notes.items()},
-            origin,
-        )
-
-
-class Subject:
+class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
     ``ratio`` is the largest error ratio since it was last set to 0, ``not_judged`` counts elements whose budget says
@@ -126,93 +72,129 @@ class Subject:
         x = np.array(x, order="C")
         if function is None:
             return x
-        moved = guarded(lambda: function(x, device=self.device))
+        moved = call_safely(lambda: function(x, device=self.device))
         if isinstance(moved, Raised):
-            raise Violation(f"from_numpy raised {moved.told}", reason="raised")
+            raise Violation(f"from_numpy raised {moved.message}", reason=Reason.RAISED)
         return moved
 
     def back(self, x: Any) -> Any:
         """A NumPy array with the numbers of a backend's array; whatever the conversion raises comes through."""
         function = getattr(self.backend, "to_numpy", None)
-        return x if function is None else function(x)
+        return x if function is None or x is None else function(x)
 
     def numbers(self, x: Any) -> Numbers:
         """A NumPy array with the numbers of a backend's array; what the conversion raises is a violation."""
-        found = guarded(lambda: np.asarray(self.back(x)))
+        found = call_safely(lambda: np.asarray(self.back(x)))
         if isinstance(found, Raised):
-            raise Violation(f"to_numpy raised {found.told}", reason="raised")
+            raise Violation(f"to_numpy raised {found.message}", reason=Reason.RAISED)
         return cast(Numbers, found)
 
     def converted(self, arguments: Arguments) -> dict[str, Any]:
-        """The arguments as the backend's arrays; what has its default value is left out."""
-        return {
-            a.name: self.convert(arguments[a.name])
-            for a in self.operation.arguments
-            if not (a.keyword_only and is_default(arguments[a.name], a.default))
-        }
+        """The arguments as trees of the backend's arrays; what has its default value is left out."""
+        return {name: mapped(x, lambda _, leaf: self.convert(leaf)) for name, x in arguments.passed.items()}
 
     def invoke(self, inputs: Mapping[str, Any]) -> Any:
         """Call the operation with arrays of the backend; whatever it raises comes through."""
-        positional = [inputs[a.name] for a in self.operation.arguments if not a.keyword_only and a.name in inputs]
-        keyword = {a.name: inputs[a.name] for a in self.operation.arguments if a.keyword_only and a.name in inputs}
+        keyword_only = self.operation.keyword_only
+        names = [name for name in self.operation.call.names if name in inputs]
+        positional = [inputs[name] for name in names if name not in keyword_only]
+        keyword = {name: inputs[name] for name in names if name in keyword_only}
         return getattr(self.backend, self.operation.name)(*positional, **keyword)
 
     def demanded(self, inputs: Mapping[str, Any]) -> Any:
         """What a call with arrays of the backend gives, as the backend gave it; what it raises is a violation."""
-        result = guarded(lambda: self.invoke(inputs))
+        result = call_safely(lambda: self.invoke(inputs))
         if isinstance(result, Raised):
-            raise Violation(f"raised {result.told}", reason="raised")
+            raise Violation(f"raised {result.message}", reason=Reason.RAISED)
         return result
 
     def outcome(self, inputs: Mapping[str, Any]) -> Any:
-        """What a call with arrays of the backend gives, turned into NumPy, or :class:`Raised`."""
-        return guarded(lambda: self.back(self.invoke(inputs)))
+        """What a call with arrays of the backend gives, by path and turned into NumPy, or :class:`Raised`."""
+        return call_safely(lambda: self.unfolded(self.invoke(inputs)))
 
-    def call(self, arguments: Arguments) -> Numbers:
-        """The result, computed once for the same arguments. What the backend raises is a violation."""
-        if "result" not in arguments.memo:
-            arguments.memo["result"] = self.call_anew(arguments)
-        result = cast(Numbers, arguments.memo["result"])
-        expected = arguments.binding.shape(self.operation.result.dims)
-        if result.shape != expected:
-            raise Violation(
-                f"the result has shape {result.shape}, expected {expected}", reason="shape", arguments=arguments
-            )
-        return result
+    def unfolded(self, result: Any) -> dict[str, Any]:
+        """The arrays of a backend's result by path, turned into NumPy; :class:`Misfit` for another structure."""
+        return {leaf.path: self.back(x) for leaf, x in results(self.operation, result)}
 
-    def call_anew(self, arguments: Arguments) -> Numbers:
-        """The result of a new call, whatever its shape."""
-        result = self.outcome(self.converted(arguments))
-        if isinstance(result, Raised):
-            raise Violation(f"raised {result.told}", reason="raised", arguments=arguments)
-        if not isinstance(result, np.ndarray):
-            raise Violation(
-                f"the result is of type {type(result).__name__}, expected what to_numpy turns into a NumPy array",
-                reason="type",
-                arguments=arguments,
-            )
-        if result.dtype.kind not in "biuf" and result.dtype.name != "bfloat16":
-            raise Violation(
-                f"the result is of dtype {result.dtype}, expected numbers", reason="type", arguments=arguments
-            )
-        return result
-
-    def vjp(self, arguments: Arguments, cotangent: Numbers) -> dict[str, Numbers]:
-        """The backend's gradients; what it raises, or leaves out, is a violation."""
-        inputs = self.converted(arguments)
-        found = guarded(lambda: self._gradients_of_backend(inputs, self.convert(cotangent)))
-        if isinstance(found, Raised):
-            raise Violation(f"vjp raised {found.told}", reason="raised", arguments=arguments)
-        for name in self.operation.float_arguments:
-            g = found.get(name)
-            if not isinstance(g, np.ndarray) or g.shape != arguments.array(name).shape:
+    def results(self, arguments: Arguments) -> Results:
+        """All arrays of the result, computed once for the same arguments. What the backend raises is a violation."""
+        if "results" not in arguments.memo:
+            arguments.memo["results"] = self.call_anew(arguments)
+        found = cast(Results, arguments.memo["results"])
+        for leaf in self.operation.outputs:
+            shape, expected = found[leaf.path].shape, arguments.binding.shape(leaf)
+            if shape != expected:
                 raise Violation(
-                    f"vjp: expected a gradient for {name} of shape {arguments.array(name).shape}; got "
-                    f"{'none' if g is None else getattr(g, 'shape', type(g).__name__)}",
-                    reason="type" if g is None else "shape",
+                    f"{self.titled(leaf)} has shape {as_tuple(shape)}, expected {as_tuple(expected)}",
+                    reason=Reason.SHAPE,
                     arguments=arguments,
                 )
-        return cast("dict[str, Numbers]", found)
+        return found
+
+    def call(self, arguments: Arguments) -> Numbers:
+        """The result, the first array where there are several."""
+        return self.results(arguments)[self.operation.outputs[0].path]
+
+    def call_anew(self, arguments: Arguments) -> Results:
+        """The arrays of a new call, whatever their shapes."""
+        found = self.outcome(self.converted(arguments))
+        if isinstance(found, Raised):
+            if isinstance(found.error, Misfit):
+                raise Violation(f"the result does not fit: {found.error}", reason=Reason.TYPE, arguments=arguments)
+            raise Violation(f"raised {found.message}", reason=Reason.RAISED, arguments=arguments)
+        for leaf in self.operation.outputs:
+            self._demand_numbers(leaf, found[leaf.path], arguments)
+        return cast(Results, found)
+
+    def _demand_numbers(self, leaf: Leaf, x: Any, arguments: Arguments) -> None:
+        title = self.titled(leaf)
+        if not isinstance(x, np.ndarray):
+            raise Violation(
+                f"{title} is of type {type(x).__name__}, expected what to_numpy turns into a NumPy array",
+                reason=Reason.TYPE,
+                arguments=arguments,
+            )
+        if x.dtype.kind not in "biuf" and x.dtype.name != "bfloat16":
+            raise Violation(f"{title} is of dtype {x.dtype}, expected numbers", reason=Reason.TYPE, arguments=arguments)
+
+    def titled(self, leaf: Leaf) -> str:
+        """What an array of the result is called."""
+        return f"the result {leaf.path}" if len(self.operation.outputs) > 1 else "the result"
+
+    def cotangents(self, arguments: Arguments, rng: np.random.Generator) -> Results:
+        """Random weights for every float array of the result."""
+        found = self.results(arguments)
+        return {
+            leaf.path: self.exact(rng.standard_normal(found[leaf.path].shape))
+            for leaf in self.operation.outputs
+            if leaf.kind is Kind.FLOAT
+        }
+
+    def vjp(self, arguments: Arguments, cotangents: Results) -> Results:
+        """The backend's gradients by path; what it raises, or leaves out, is a violation."""
+        inputs = self.converted(arguments)
+        found = call_safely(lambda: self._gradients_of_backend(inputs, self.like_result(cotangents, arguments)))
+        if isinstance(found, Raised):
+            raise Violation(f"vjp raised {found.message}", reason=Reason.RAISED, arguments=arguments)
+        for leaf, x in arguments.floats:
+            g = found.get(leaf.path)
+            if not isinstance(g, np.ndarray) or g.shape != x.shape:
+                raise Violation(
+                    f"vjp: expected a gradient for {leaf.path} of shape {as_tuple(x.shape)}; got "
+                    f"{'none' if g is None else getattr(g, 'shape', type(g).__name__)}",
+                    reason=Reason.TYPE if g is None else Reason.SHAPE,
+                    arguments=arguments,
+                )
+        return cast(Results, found)
+
+    def like_result(self, arrays: Mapping[str, Numbers], arguments: Arguments, *, convert: bool = True) -> Any:
+        """A tree like the result, of these arrays; None for what is not among them."""
+
+        def at(leaf: Leaf | Option) -> Any:
+            x = arrays.get(leaf.path)
+            return self.convert(x) if convert else x
+
+        return built(self.operation.result, at, lambda branch: arguments.size(branch.count))
 
     def _gradients_of_backend(self, inputs: Mapping[str, Any], cotangent: Any) -> dict[str, Any]:
         result = self.backend.vjp(self.operation.name, inputs, cotangent)
@@ -220,41 +202,58 @@ class Subject:
 
     # Oracle ------------------------------------------------------------------------------------------------------
 
-    def oracle(self, arguments: Arguments) -> Judged:
-        """The oracle's result and the budget of every element, computed once for the same arguments.
+    def oracles(self, arguments: Arguments) -> dict[str, Judged]:
+        """The oracle's results and the budget of every element, computed once for the same arguments.
 
         Where the backend declares another choice than the normative one, what that choice leaves open is NaN in the
         oracle and compared with nothing; a causal mask is aligned as declared.
         """
         if "judged" not in arguments.memo:
             arguments.memo["judged"] = self._as_declared(arguments)
-        return cast(Judged, arguments.memo["judged"])
+        return cast("dict[str, Judged]", arguments.memo["judged"])
 
-    def budget(self, arguments: Arguments) -> Numbers:
+    def oracle(self, arguments: Arguments) -> Judged:
+        """The oracle's result, the first array where there are several."""
+        return self.oracles(arguments)[self.operation.outputs[0].path]
+
+    def budgets(self, arguments: Arguments) -> Results:
         """The budget of every element alone: for doubles it takes no long doubles."""
         if "judged" not in arguments.memo and self.dtype == "float64":
-            if "budget" not in arguments.memo:
-                arguments.memo["budget"] = self._as_declared(arguments, np.dtype(np.float64)).budget
-            return cast(Numbers, arguments.memo["budget"])
-        return self.oracle(arguments).budget
+            if "budgets" not in arguments.memo:
+                arguments.memo["budgets"] = _budgets(self._as_declared(arguments, np.dtype(np.float64)))
+            return cast(Results, arguments.memo["budgets"])
+        return _budgets(self.oracles(arguments))
 
-    def normative_oracle(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> Judged:
-        """The oracle's result as the specification has it, whatever the backend declares; computed in ``wide``."""
-        if not self.operation.float_arguments and self.operation.result.kind is Kind.FLOAT:
+    def budget(self, arguments: Arguments) -> Numbers:
+        """The budget of the result, of its first array where there are several."""
+        return self.budgets(arguments)[self.operation.outputs[0].path]
+
+    def normative_oracles(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
+        """The oracle's results as the specification has them, whatever the backend declares; computed in ``wide``."""
+        if not self.operation.floats and self.operation.float_result:
             self.default_dtype = self.result_dtype(arguments)
-        return judged(REFERENCE[self.operation.name], dict(arguments), self.precision, wide)
+        found = judged(REFERENCE[self.operation.name], arguments.values_by_name, self.precision, wide)
+        return {leaf.path: x for leaf, x in results(self.operation, found)}
 
-    def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> Judged:
+    def normative_oracle(self, arguments: Arguments) -> Judged:
+        """The oracle's first result, as the specification has it."""
+        return self.normative_oracles(arguments)[self.operation.outputs[0].path]
+
+    def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
         spelled = self.aligned(arguments)
-        result = self.normative_oracle(spelled, wide)
-        if not self.operation.takes("mask"):
-            return result
+        found = self.normative_oracles(spelled, wide)
+        if self.operation.mask is None:
+            return found
+        return {leaf.path: self._opened(leaf, found[leaf.path], spelled) for leaf in self.operation.outputs}
+
+    def _opened(self, leaf: Leaf, result: Judged, arguments: Arguments) -> Judged:
+        """The oracle without what a declared choice leaves open."""
+        rows = self.operation.asking is None or -2 in leaf.axes(self.operation.asking)
         open_: Numbers = np.zeros(result.value.shape, bool)
-        keys = spelled.binding.sizes.get("m", spelled.binding.sizes.get("n"))
-        if self.semantics.no_keys != "zero" and keys == 0:
+        if self.semantics.no_keys != "zero" and arguments.keys_count == 0:
             open_ = np.ones(result.value.shape, bool)
-        elif self.semantics.fully_masked != "zero":
-            open_ = np.broadcast_to(np.expand_dims(~attendable(spelled).any(-1), -1), result.value.shape)
+        elif self.semantics.fully_masked != "zero" and rows:
+            open_ = np.broadcast_to(np.expand_dims(~attendable(arguments).any(-1), -1), result.value.shape)
         if not open_.any():
             return result
         return replace(
@@ -263,133 +262,62 @@ class Subject:
 
     def aligned(self, arguments: Arguments) -> Arguments:
         """The same arguments for the reference: a causal mask that the backend aligns otherwise is spelled out."""
-        if self.semantics.causal_alignment == "top-left" or not arguments.causal or "m" not in arguments.binding.sizes:
+        alone = self.operation.attends_to_itself
+        if self.semantics.causal_alignment == "top-left" or not arguments.causal or alone:
             return arguments
-        n, m = arguments.size("n"), arguments.size("m")
-        allowed = np.tri(n, m, m - n).astype(bool)
-        mask = allowed if arguments.mask is None else arguments.mask & allowed
-        return arguments.with_(causal=False, mask=mask)
+        allowed = attendable(arguments, bottom_right=True)
+        return arguments.plain().with_mask(allowed)
 
     def result_dtype(self, arguments: Arguments) -> str:
         """The dtype of the result, by name; one that is not a float dtype is a violation."""
         name = str(self.call(arguments).dtype.name)
         if name not in DEFAULTS:
-            raise Violation(f"the result has dtype {name}, expected a float dtype", reason="dtype", arguments=arguments)
+            raise Violation(
+                f"the result has dtype {name}, expected a float dtype", reason=Reason.DTYPE, arguments=arguments
+            )
         return name
 
-    def gradients(self, arguments: Arguments, cotangent: Numbers) -> dict[str, tuple[Numbers, Numbers]]:
-        """The oracle's gradients and their budgets, by argument."""
+    def gradients(self, arguments: Arguments, cotangents: Results) -> dict[str, tuple[Numbers, Numbers]]:
+        """The oracle's gradients and their budgets, by path."""
         formula, wide = REFERENCE[self.operation.name], oracle_dtype(self.precision.dtype)
-        return gradients(formula, dict(self.aligned(arguments)), cotangent, self.precision, wide)
+        cotangent = self.like_result(cotangents, arguments, convert=False)
+        return gradients(formula, self.aligned(arguments).values_by_name, cotangent, self.precision, wide)
 
     def in_domain(self, arguments: Arguments) -> bool:
         """Whether nothing overflows, neither in the oracle nor in any intermediate of the precision class."""
         if self._refuses(arguments):
             return False
-        if self.operation.result.kind is not Kind.FLOAT or not self.operation.float_arguments:
+        if not self.operation.float_result or not self.operation.floats:
             return True
-        result = self.oracle(arguments)
-        return result.peak <= self.precision.largest
+        return all(x.peak <= self.precision.largest for x in self.oracles(arguments).values())
 
     def _refuses(self, arguments: Arguments) -> bool:
         """Whether the backend declares that it raises on these arguments."""
-        sizes = arguments.binding.sizes
-        no_keys = self.operation.takes("mask") and sizes.get("m", sizes.get("n")) == 0
-        odd = self.operation.name == "sinusoidal_positional_encoding" and sizes["d"] % 2 == 1
-        return (no_keys and self.semantics.no_keys == "error") or (odd and self.semantics.odd_encoding == "error")
+        choices = self.semantics
+        if self.operation.mask is not None and choices.no_keys == "error" and arguments.keys_count == 0:
+            return True
+        odd = any(arguments.size(size) % 2 for size in self.operation.sizes_of(Axis.FEATURE))
+        return choices.odd_encoding == "error" and odd and QUESTIONS["odd_encoding"].concerns(self.operation)
 
-    # Comparisons -------------------------------------------------------------------------------------------------
+    # Results -----------------------------------------------------------------------------------------------------
 
-    def matches(
-        self,
-        got: Numbers,
-        expected: Numbers,
-        budget: Numbers,
-        arguments: Arguments,
-        what: str = "the result",
+    @property
+    def within_budget(self) -> bool:
+        """Whether the backend declares that the same call may give other bits."""
+        return self.semantics.repeatability == "within-budget"
+
+    def all_match(
+        self, got: Results, expected: Mapping[str, Any], budgets: Results, arguments: Arguments, what: str = ""
     ) -> None:
-        """Every element of ``got`` is within its budget of what is expected; the error ratio is recorded."""
-        if got.size == 0:
-            return
-        if got.dtype == bool or expected.dtype == bool:
-            wrong = np.asarray(got != expected)
-            if wrong.any():
-                self.ratio = np.inf
-                self._raise(np.where(wrong, np.inf, 0.0), got, expected, np.zeros(got.shape), arguments, what)
-            return
-        ratios = self._ratios(got, expected, budget)
-        largest = float(ratios.max())
-        self.ratio = max(self.ratio, largest)
-        if largest > 1:
-            self._raise(ratios, got, expected, budget, arguments, what)
-
-    def _ratios(self, got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
-        wide = np.result_type(expected.dtype, np.float64)
-        found, budget = got.astype(wide), np.broadcast_to(budget, got.shape)
-        with np.errstate(all="ignore"):
-            error = np.abs(found - expected).astype(np.float64)
-            finite = np.isfinite(expected)
-            ratios = np.where(error == 0, 0.0, error / np.where(budget > 0, budget, np.nan))
-            ratios = np.where((error > 0) & (budget == 0), np.inf, ratios)
-            top = np.max(np.abs(expected), where=finite, initial=0.0)
-            # Where every element is expected to be 0, any budget that is known says enough.
-            vague = ~(budget <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
-            ratios = np.where(vague, 0.0, ratios)
-            ratios = np.where(finite & ~np.isfinite(found), np.inf, ratios)
-            ratios = np.where(finite, ratios, 0.0)
-        self.not_judged += int((vague | ~finite).sum())
-        return ratios
-
-    def _raise(
-        self, ratios: Numbers, got: Numbers, expected: Numbers, budget: Numbers, arguments: Arguments, what: str
-    ) -> None:
-        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
-        place = "".join(f"[{', '.join(map(str, index))}]" if index else "")
-        text = f"{what}{place} is {_number(got[index])}, expected {_number(expected[index])}"
-        if got.dtype != bool:
-            text += f" ± {float(np.broadcast_to(budget, got.shape)[index]):.3g}"
-        raise Violation(text, arguments=arguments, expected=expected, got=got, budget=budget, index=index)
-
-    def same(
-        self, got: Numbers, expected: Numbers, budget: Callable[[], Numbers], arguments: Arguments, what: str
-    ) -> None:
-        """Two results are equal bit for bit, or within the sum of both budgets where the backend declares that.
-
-        Numbers below the smallest normal one are not compared: flushing them to zero is allowed. ``budget`` is asked
-        for only if bits differ.
-        """
-        different = (got != expected) & ~((got != got) & (expected != expected))
-        if not different.any():
-            return
-        if self.semantics.repeatability == "within-budget":
-            self.matches(got, expected.astype(np.float64), 2 * budget(), arguments, what)
-            return
-        # An infinite budget marks what a declared choice leaves open.
-        different &= np.isfinite(budget())
-        if got.dtype != bool:
-            smallest = SMALLEST_NORMAL.get(got.dtype.name, 0.0)
-            tiny = (np.abs(got.astype(np.float64)) < smallest) & (np.abs(expected.astype(np.float64)) < smallest)
-            different &= ~tiny
-        if different.any():
-            self.ratio = np.inf
-            self._raise(
-                np.where(different, np.inf, 0.0), got, expected, np.zeros(got.shape), arguments, f"{what}, bit for bit,"
-            )
+        """Every array of a result is within its budgets of what is expected; ``what`` is said before its name."""
+        for leaf in self.operation.outputs:
+            title = f"{what} {self.titled(leaf)}".strip()
+            self.matches(got[leaf.path], expected[leaf.path], budgets[leaf.path], arguments, title)
 
     def exact(self, x: Any) -> Numbers:
         """The nearest numbers that the tested dtype can hold."""
         return exact_in(x, self.dtype)
 
-    def holds(self, condition: bool, message: str, arguments: Arguments, *, reason: str = "value", **more: Any) -> None:
-        """A plain condition; where it fails the law is violated."""
-        if not condition:
-            raise Violation(message, reason=reason, arguments=arguments, **more)
 
-
-def is_default(value: Any, default: Any) -> bool:
-    """Whether an argument need not be given."""
-    return value is None or (isinstance(default, bool) and value is default)
-
-
-def _number(x: Any) -> str:
-    return str(bool(x)) if np.asarray(x).dtype == bool else f"{float(x):.9g}"
+def _budgets(found: Mapping[str, Judged]) -> Results:
+    return {path: x.budget for path, x in found.items()}

@@ -1,92 +1,165 @@
-"""What several checks share: who may attend to what, inputs of one's own, and how far averages may lie off."""
+"""What checks of several laws share: selected rows, samples of given sizes, budgets of averages, the matched filter."""
 
 from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
 from attnspec.conformance.inputs.attendance import attendable
-from attnspec.conformance.inputs.corners import HEAD_DIMS, LENGTH_NAMES
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.inputs.examples import Example
-from attnspec.conformance.judging.subject import INFORMATIVE, Subject
+from attnspec.conformance.judging.comparison import INFORMATIVE
+from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.reference.budget import WIDTH, Judged
-from attnspec.spec.contract.operation import Argument, Kind
+from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.tree import Kind, Leaf
 
-
-def key_axis_size(arguments: Arguments) -> int:
-    """The number of keys: m, or n where a sequence attends to itself."""
-    sizes = arguments.binding.sizes
-    return sizes["m"] if "m" in sizes else sizes["n"]
+# Who attends to what --------------------------------------------------------------------------------------------------
 
 
 def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
-    """Rows with an attendable key, shape (…, 1) to broadcast against the result."""
-    aligned = subject.semantics.causal_alignment == "bottom-right"
-    return np.expand_dims(attendable(arguments, bottom_right=aligned).any(-1), -1)
+    """Rows that have an attendable key, of shape (…, 1) to broadcast against the result."""
+    return np.expand_dims(allowed(subject, arguments).any(-1), -1)
+
+
+def allowed(subject: Subject, arguments: Arguments) -> Numbers:
+    """The keys that every query may attend to, in full and with the backend's causal alignment."""
+    return attendable(arguments, bottom_right=subject.semantics.causal_alignment == "bottom-right")
 
 
 def aligned(subject: Subject, arguments: Arguments) -> bool:
-    """Whether position i of the queries is position i of the keys under the backend's causal mask."""
-    return subject.semantics.causal_alignment == "top-left" or (
-        "m" not in arguments.binding.sizes or arguments.size("n") == arguments.size("m")
-    )
+    """Whether the causal flag of the backend aligns query i with key i."""
+    top_left = subject.semantics.causal_alignment == "top-left"
+    return top_left or arguments.queries == arguments.keys_count
 
 
-def plain(arguments: Arguments) -> Arguments:
-    """The same without a causal mask."""
-    return arguments.with_(causal=False) if arguments.operation.takes("causal") else arguments
+def causal_sizes(subject: Subject) -> tuple[str, str]:
+    """The size of the rows of causal results, and the size of the positions that they depend on."""
+    return subject.operation.causal[0], subject.operation.causal[-1]
 
 
-def causal(arguments: Arguments) -> Arguments:
-    """The same under a causal mask."""
-    return arguments if arguments.causal else arguments.with_(causal=True)
+# Results along an axis ------------------------------------------------------------------------------------------------
 
 
-def sample(subject: Subject, rng: np.random.Generator, batch: tuple[int, ...] = (), /, **sizes: int) -> Arguments:
-    """Normal inputs of these sizes, the others 4, within the backend's limits, unmasked."""
+def picked(results: Results, size: str, order: Any, subject: Subject, arguments: Arguments) -> Results:
+    """The arrays of a result; of those that have an axis of this size, the selected rows."""
+    change = take(order)
+    return {
+        leaf.path: along(results[leaf.path], leaf, size, arguments.binding, change)
+        if size in leaf.sizes
+        else results[leaf.path]
+        for leaf in subject.operation.outputs
+    }
+
+
+def doubles(results: Results) -> Results:
+    """All arrays of a result in double precision."""
+    return {path: wide(x) for path, x in results.items()}
+
+
+def twice(budgets: Results) -> Results:
+    """The budget of the difference of two results that have the same budget."""
+    return {path: 2 * x for path, x in budgets.items()}
+
+
+def together(*budgets: Results) -> Results:
+    """The budget of a difference of results: the sum of their budgets."""
+    return {path: sum((b[path] for b in budgets), np.zeros(())) for path in budgets[0]}
+
+
+def permuted_alike(
+    subject: Subject, arguments: Arguments, rng: np.random.Generator, kind: Axis, but: Axis, what: str
+) -> bool:
+    """Permute inputs along the axes of a kind and expect permuted results; False if there is no such axis."""
+    given, operation = arguments.plain(), arguments.operation
+    judged = False
+    for size in given.sizes:
+        axis = operation.axis(size)
+        if kind not in axis or axis & but or not any(size in x.sizes and x.kind is Kind.FLOAT for x, _ in given.given):
+            continue
+        order = rng.permutation(given.size(size))
+        permuted = given.along(size, take(order))
+        budgets = picked(subject.budgets(given), size, order, subject, given)
+        expected = picked(doubles(subject.results(given)), size, order, subject, given)
+        subject.all_match(subject.results(permuted), expected, twice(budgets), permuted, what)
+        judged = True
+    return judged
+
+
+# Samples --------------------------------------------------------------------------------------------------------------
+
+
+def sample(
+    subject: Subject,
+    rng: np.random.Generator,
+    batch: tuple[int, ...] = (),
+    /,
+    *,
+    queries: int = 4,
+    keys: int = 4,
+    heads: int = 4,
+    features: int = 4,
+) -> Arguments:
+    """Normal inputs within the backend's limits, unmasked.
+
+    Sizes are given by what they count; ``features`` is every other size.
+    """
     operation = subject.operation
-    fitted = {name: fitting(subject, name, sizes.get(name, 4)) for name in operation.size_names}
-    example = Example(
-        fitted, batch if len(batch) <= subject.limits.max_batch_dims else (), seed=int(rng.integers(2**32))
-    )
+    kinds = {Axis.HEAD: heads, Axis.KEY: keys, Axis.QUERY: queries}
+    fitted = {}
+    for name in operation.sizes:
+        axis = operation.axis(name)
+        wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
+        fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
+        fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
+    fits = len(batch) <= subject.limits.max_batch_dims
+    example = Example(fitted, batch if fits else (), absent=_optional(subject), seed=int(rng.integers(2**32)))
     return example.arguments(operation, data_dtype(subject))
 
 
+def _optional(subject: Subject) -> frozenset[str]:
+    return frozenset(leaf.path for leaf in subject.operation.leaves if leaf.optional)
+
+
 def fitting(subject: Subject, name: str, size: int) -> int:
-    """The nearest size that the backend's limits allow."""
-    limits = subject.limits
-    if name in LENGTH_NAMES:
+    """The wanted size, changed as little as the backend's limits require."""
+    limits, axis = subject.limits, subject.operation.axis(name)
+    if axis & Axis.POSITION:
         size = -(-size // limits.multiple_of) * limits.multiple_of
         return size if limits.max_length is None else min(size, limits.max_length)
-    if name in HEAD_DIMS and limits.head_sizes is not None:
+    if axis & Axis.FEATURE and limits.head_sizes is not None:
         return min(limits.head_sizes, key=lambda s: (abs(s - size), s))
     return size
 
 
 def data_dtype(subject: Subject) -> str:
-    """The dtype of inputs; operations without float inputs count in doubles."""
-    return subject.dtype if subject.operation.float_arguments else "float64"
+    """The dtype of the inputs; float64 for operations without float inputs."""
+    return subject.dtype if subject.operation.floats else "float64"
+
+
+def normal_like(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments | None:
+    """Normal inputs of the same shapes and mask, whose rounding errors are independent; None for too few rows."""
+    if np.prod(np.array(arguments.binding.result)) < 8:
+        return None
+    changes = {}
+    for leaf, x in arguments.floats:
+        weight = subject.operation.role(leaf) & Role.WEIGHT
+        scale = 1 / np.sqrt(max(x.shape[-1], 1)) if weight else 1.0
+        changes[leaf.path] = subject.exact(scale * rng.standard_normal(x.shape))
+    return arguments.replaced(changes)
+
+
+def random_like(x: Numbers, rng: np.random.Generator, subject: Subject) -> Numbers:
+    """Normal numbers of the same shape, exactly representable in the tested dtype."""
+    return subject.exact(rng.standard_normal(x.shape))
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
 
 
 def wide(x: Numbers) -> Numbers:
-    """Doubles; long doubles stay."""
+    """The array in double precision; long doubles are kept."""
     return x if x.dtype == np.longdouble else x.astype(np.float64)
-
-
-def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -> float:
-    """How far a rounded average of values may lie outside their hull, whatever the errors of its weights."""
-    p = subject.precision
-    keys = key_axis_size(arguments)
-    top = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
-    units = (2 * keys + 8) * p.accumulation + 2 * p.weights + 2 * p.operand + p.output
-    units += WIDTH * subject.oracle(arguments).level
-    return units * top + 8 * (keys * p.weights_smallest * max(top, 1.0) + p.output_smallest)
-
-
-def pooled_name(arguments: Arguments) -> str:
-    """The argument that is averaged."""
-    return next(name for name in ("value", "annotations", "x") if name in arguments)
 
 
 def coarse(x: Any, reach: float = 4.0, step: float = 0.25) -> Numbers:
@@ -94,42 +167,78 @@ def coarse(x: Any, reach: float = 4.0, step: float = 0.25) -> Numbers:
     return np.clip(np.round(np.asarray(x).astype(np.float64) / step) * step, -reach, reach)
 
 
-def normal_like(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments | None:
-    """The same shapes and mask with normal inputs, whose rounding errors are independent; None for too few rows."""
-    if np.prod(arguments.binding.shape(subject.operation.result.dims)) < 8:
-        return None
-    changes = {}
-    for a in subject.operation.arguments:
-        if a.kind is Kind.FLOAT:
-            shape = arguments.array(a.name).shape
-            scale = 1 / np.sqrt(max(shape[-1], 1)) if a.name.startswith("w") else 1.0
-            changes[a.name] = subject.exact(scale * rng.standard_normal(shape))
-    return arguments.with_(**changes)
-
-
 def smallest_normal(subject: Subject) -> float:
     """The smallest normal number of the tested dtype."""
     return SMALLEST_NORMAL[subject.dtype]
 
 
-def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *, rows_err_alike: bool = False) -> bool:
-    """The matched filter: no error along a direction, weighted over all elements, beyond what roundings leave.
+def broadcast_batches(*arrays: Any, core: int) -> list[Numbers]:
+    """The arrays with their batches broadcast against each other; ``core`` is the number of last dimensions to keep."""
+    batch = np.broadcast_shapes(*(a.shape[: a.ndim - core] for a in arrays))
+    return [np.broadcast_to(a, (*batch, *a.shape[a.ndim - core :])) for a in arrays]
 
-    ε̂ = Σ w (got − o) g / Σ w g² with w = 1/σ² has the standard error se = (Σ g²/σ²)^−½ where errors are independent,
-    as they are for normal inputs. ``rows_err_alike`` takes the errors within a row as equal instead, but for the
-    rounding of the result: all columns share the errors of their weights. The limit is 12 se, and 4 units of
-    accumulation for what errs alike everywhere. Returns whether anything was judged; where the class rounds the
-    operands of products, nothing is, since all rows share the error of a key.
+
+def linear_in(subject: Subject, leaves: tuple[Leaf, ...]) -> str:
+    """The first of these arguments in which the result is linear."""
+    return next(leaf.path for leaf in leaves if leaf.path in subject.operation.linear)
+
+
+def additive_in(subject: Subject, arguments: Arguments, rng: np.random.Generator, path: str, what: str) -> bool:
+    """Check that the result is additive in one argument, on a grid on which the sum is exact."""
+    first = subject.exact(coarse(arguments.array(path)))
+    second = subject.exact(coarse(2 * rng.standard_normal(first.shape)))
+    both = subject.exact(first.astype(np.float64) + second.astype(np.float64))
+    parts = [arguments.replaced({path: x}) for x in (first, second, both)]
+    one, two, total = (subject.call(p) for p in parts)
+    budget = sum((subject.budget(p) for p in parts), np.zeros(()))
+    subject.matches(total, wide(one) + wide(two), budget, parts[2], f"{what} of the sum of two {path}s")
+    return True
+
+
+# Averages and ensembles -----------------------------------------------------------------------------------------------
+
+
+def pooled(arguments: Arguments) -> Numbers:
+    """The rows that are averaged."""
+    return arguments.array(arguments.operation.pooled)
+
+
+def rows_of_queries(arguments: Arguments) -> bool:
+    """Whether the operation has a query axis, so that the result has a row for every query."""
+    return arguments.operation.asking is not None
+
+
+def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -> float:
+    """The rounding by which an average may leave the hull of its values, whatever the errors of the weights."""
+    p = subject.precision
+    keys = arguments.keys_count or 0
+    largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
+    units = (2 * keys + 8) * p.accumulation + 2 * p.weights + 2 * p.operand + p.output
+    units += WIDTH * subject.oracle(arguments).level
+    return units * largest + 8 * (keys * p.weights_smallest * max(largest, 1.0) + p.output_smallest)
+
+
+def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *, rows_err_alike: bool = False) -> bool:
+    """The matched filter: the error along a direction, estimated from all elements, is not more than rounding explains.
+
+    ε̂ = Σ w (got − o) g / Σ w g² with w = 1/σ² has the standard error se = (Σ g²/σ²)^−½ if errors are independent, as
+    they are for normal inputs. With ``rows_err_alike`` the errors within a row are taken as equal instead, except for
+    the rounding of the result, because all columns share the errors of their weights. The limit is 12 se, plus 4 unit
+    roundoffs of the accumulation for an error that all elements share. Returns whether anything was judged: where the
+    class rounds the operands of products nothing is, since all rows share the error of a key.
     """
-    weights = subject.operation.takes("w") or subject.operation.takes("w_q")
+    weights = any(
+        subject.operation.role(leaf) == Role.WEIGHT and len(leaf.core) > 1 for leaf in subject.operation.leaves
+    )
     if subject.precision.inputs or (subject.precision.operand and weights):
         return False
     oracle = subject.oracle(arguments)
     got = wide(subject.call(arguments))
     sigma = oracle.sigma
-    top = float(np.max(np.abs(oracle.value), initial=0.0))
+    largest = float(np.max(np.abs(oracle.value), initial=0.0))
     with np.errstate(all="ignore"):
-        usable = (oracle.budget <= INFORMATIVE * top) & (oracle.budget > 0) & np.isfinite(got) & np.isfinite(direction)
+        usable = (oracle.budget <= INFORMATIVE * largest) & (oracle.budget > 0)
+        usable &= np.isfinite(got) & np.isfinite(direction)
         scaled = np.where(usable, direction / np.where(usable, sigma, 1.0), 0.0).astype(np.float64)
         information = float((scaled**2).sum())
         if information == 0.0:
@@ -150,44 +259,12 @@ def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *
 
 
 def _spread(subject: Subject, oracle: Judged, scaled: Numbers, rows_err_alike: bool) -> float:
-    """√Var[Σ w e g]: independent errors add in quadrature, equal ones as they are."""
+    """√Var[Σ w e g], where independent errors add in quadrature and equal ones linearly."""
     if not rows_err_alike:
         return float(np.sqrt((scaled**2).sum()))
     sigma = oracle.sigma
     with np.errstate(all="ignore"):
         rounding = 0.6 * subject.precision.output * np.abs(oracle.value).astype(np.float64) / sigma
         rounding = np.where(scaled != 0, np.minimum(rounding, 1.0), 0.0)
-    alone, together = scaled * rounding, np.abs(scaled) * np.sqrt(1 - rounding**2)
-    return float(np.sqrt((alone**2).sum() + (together.sum(-1) ** 2).sum()))
-
-
-def random_like(x: Numbers, rng: np.random.Generator, subject: Subject) -> Numbers:
-    """Other normal numbers of the same shape, exact in the tested dtype."""
-    return subject.exact(rng.standard_normal(x.shape))
-
-
-def boolean(arguments: Arguments) -> bool:
-    """Whether the result is a mask."""
-    return arguments.operation.result.kind is Kind.BOOL
-
-
-def broadcast_batches(*arrays: Any, core: int) -> list[Numbers]:
-    """The arrays with their batches made equal; the last ``core`` dimensions stay."""
-    batch = np.broadcast_shapes(*(a.shape[: a.ndim - core] for a in arrays))
-    return [np.broadcast_to(a, (*batch, *a.shape[a.ndim - core :])) for a in arrays]
-
-
-def element(arguments: Arguments, index: tuple[int, ...]) -> Arguments:
-    """The arguments for one element of the batch."""
-    return arguments.with_(**{a.name: _element(arguments[a.name], len(a.core), index) for a in batched(arguments)})
-
-
-def batched(arguments: Arguments) -> list[Argument]:
-    """The arguments that are arrays with a batch."""
-    return [a for a in arguments.operation.arguments if a.batched and isinstance(arguments[a.name], np.ndarray)]
-
-
-def _element(x: Numbers, core: int, index: tuple[int, ...]) -> Numbers:
-    depth = x.ndim - core
-    own = index[len(index) - depth :]
-    return np.asarray(x[tuple(0 if x.shape[i] == 1 else j for i, j in enumerate(own))])
+    alone, shared = scaled * rounding, np.abs(scaled) * np.sqrt(1 - rounding**2)
+    return float(np.sqrt((alone**2).sum() + (shared.sum(-1) ** 2).sum()))

@@ -1,4 +1,4 @@
-"""Checks of the moments of scores: exactly, on a four-wise independent design, and by Monte Carlo."""
+"""Checks of the moments of scores: exactly on a four-wise independent design, and by Monte Carlo."""
 
 import numpy as np
 
@@ -7,32 +7,39 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, wide
 from attnspec.conformance.laws.registry import proves
 from attnspec.reference import dot_product_mean, dot_product_variance, two_point_design
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import moments as law
+from attnspec.spec.scoring import ScaledDotScores
 
 DIMENSIONS = (1, 2, 7, 15, 31)
-"""The sizes at which the design is run; the tests of this project go on to 64."""
+"""The sizes at which the suite runs the design; the tests of this project run it up to 64."""
 
 STANDARD_ERRORS = 5.0
-"""Of the Monte Carlo version: a chance of 6·10⁻⁷ of a false alarm, if the estimate is normal."""
+"""The limit of the Monte Carlo check: a probability of 6·10⁻⁷ of a false alarm if the estimate is normal."""
 
 
 def designed(subject: Subject, mean: Numbers, sigma: float) -> Arguments:
-    """Queries and keys μ ± σ, one of each in a batch element, over all samples of the design."""
+    """Queries and keys μ ± σ over all samples of the design, one of each in every element of the batch."""
     d = len(mean)
     signs = two_point_design(2 * d).astype(np.float64)
     query, key = mean + sigma * signs[:, :d], mean + sigma * signs[:, d:]
-    return Arguments(
-        subject.operation, {"query": subject.exact(query)[:, None, :], "key": subject.exact(key)[:, None, :]}
-    )
+    return _pairs(subject, query, key)
+
+
+def _pairs(subject: Subject, query: Numbers, key: Numbers) -> Arguments:
+    """One query and one key in every element of the batch."""
+    paths = (*subject.operation.queries, *subject.operation.attended)
+    values = {leaf.path: subject.exact(x)[:, None, :] for leaf, x in zip(paths, (query, key), strict=True)}
+    return Arguments(subject.operation, values)
 
 
 def _scale(subject: Subject, d: int) -> float:
-    """What the scores are divided by."""
-    return float(np.sqrt(d)) if subject.operation.name == "scaled_dot_scores" else 1.0
+    """The factor by which the scores are divided."""
+    return float(np.sqrt(d)) if subject.operation.protocol is ScaledDotScores else 1.0
 
 
 def _moments(subject: Subject, given: Arguments) -> tuple[float, float, float, float]:
-    """Mean and variance of the scores, and how far roundings within budget can move each."""
+    """Mean and variance of the scores, each with the error that roundings within budget can cause."""
     scores = wide(subject.call(given))[:, 0, 0]
     budget = subject.budget(given)[:, 0, 0]
     centred = scores - scores.mean()
@@ -47,7 +54,13 @@ def _moments(subject: Subject, given: Arguments) -> tuple[float, float, float, f
 
 
 def _sizes(subject: Subject) -> list[int]:
-    return sorted({fitting(subject, "d", d) for d in DIMENSIONS if fitting(subject, "d", d) <= 64})
+    sizes = {_fitting(subject, d) for d in DIMENSIONS}
+    return sorted(d for d in sizes if d <= 64)
+
+
+def _fitting(subject: Subject, d: int) -> int:
+    (feature,) = subject.operation.sizes_of(Axis.FEATURE)
+    return fitting(subject, feature, d)
 
 
 def _within(subject: Subject, what: str, got: float, expected: float, slack: float, given: Arguments) -> None:
@@ -64,13 +77,13 @@ def _within(subject: Subject, what: str, got: float, expected: float, slack: flo
 
 
 def _grid(rng: np.random.Generator, d: int) -> Numbers:
-    """Means that every dtype represents exactly, with σ added or taken away too."""
+    """Means for which μ, μ + σ and μ − σ are exact in every dtype."""
     return rng.integers(-4, 5, d) / 4
 
 
 @proves(law.MEAN, once=True)
 def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The mean over the design."""
+    """The mean of the scores over the design."""
     for d in _sizes(subject):
         mu = _grid(rng, d)
         given = designed(subject, mu, 0.5)
@@ -81,7 +94,7 @@ def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
 
 @proves(law.VARIANCE_VECTOR_MEAN, once=True)
 def variance_vector_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The variance over the design, with another mean for every coordinate."""
+    """The variance of the scores over the design, with a different mean for every coordinate."""
     for d in _sizes(subject):
         mu, sigma = _grid(rng, d), float(rng.choice([0.5, 1.0]))
         given = designed(subject, mu, sigma)
@@ -93,7 +106,7 @@ def variance_vector_mean(subject: Subject, arguments: Arguments, rng: np.random.
 
 @proves(law.VARIANCE_COMMON_MEAN, once=True)
 def variance_common_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The variance over the design, with one mean for all coordinates."""
+    """The variance of the scores over the design, with a common mean of all coordinates."""
     for d in _sizes(subject):
         m, sigma = float(rng.integers(-4, 5)) / 4, float(rng.choice([0.5, 1.0]))
         given = designed(subject, np.full(d, m), sigma)
@@ -105,11 +118,11 @@ def variance_common_mean(subject: Subject, arguments: Arguments, rng: np.random.
 
 @proves(law.VARIANCE_MONTE_CARLO, once=True)
 def variance_monte_carlo(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The variance over normal samples; its standard error comes from their fourth moment."""
-    d, samples, sigma = fitting(subject, "d", 8), 1 << 15, 0.75
+    """The variance of the scores over normal samples, with the standard error given by the fourth moment."""
+    d, samples, sigma = _fitting(subject, 8), 1 << 15, 0.75
     mu = _grid(rng, d)
-    query, key = (subject.exact(mu + sigma * rng.standard_normal((samples, d)))[:, None, :] for _ in range(2))
-    given = Arguments(subject.operation, {"query": query, "key": key})
+    query, key = (mu + sigma * rng.standard_normal((samples, d)) for _ in range(2))
+    given = _pairs(subject, query, key)
     scores = wide(subject.call(given))[:, 0, 0]
     centred = scores - scores.mean()
     got = float(np.mean(centred**2))

@@ -4,24 +4,35 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import wide
+from attnspec.conformance.laws.common import permuted_alike, wide
 from attnspec.conformance.laws.registry import proves
 from attnspec.reference import scaled_dot_product_attention
+from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws import multihead as law
 
 
 @proves(law.ONE_HEAD)
 def one_head(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """One head, identity projections, keys as wide as queries."""
-    sizes = arguments.binding.sizes
-    d, d_v = sizes["d_q"], sizes["d_v"]
-    given = arguments.along("d_k", take(np.arange(d) % sizes["d_k"]))
-    identity, of_values = subject.exact(np.eye(d)), subject.exact(np.eye(d_v))
-    given = given.with_(w_q=identity[None], w_k=identity[None], w_v=of_values[None], w_o=of_values)
+    """One head with identity projections, keys as wide as queries."""
+    operation = subject.operation
+    (query,), (key, value) = operation.queries, operation.attended
+    d = arguments.array(query.path).shape[-1]
+    size = key.core[-1].factors[0]
+    given = arguments.along(size, take(np.arange(d) % arguments.size(size)))
+    changes = {}
+    for leaf in operation.leaves:
+        if operation.role(leaf) is Role.WEIGHT:
+            # W_o has no axis of its own for heads, and gives back the values as wide as they are.
+            by_head = Axis.HEAD in operation.axis(leaf.core[0].factors[0])
+            rows = _projected((key, value, query), leaf) if by_head else value
+            identity = subject.exact(np.eye(given.array(rows.path).shape[-1]))
+            changes[leaf.path] = identity[None] if by_head else identity
+    given = given.replaced(changes)
     if not subject.in_domain(given):
         return False
     expected = scaled_dot_product_attention(
-        *(wide(given.array(name)) for name in ("query", "key", "value")), mask=given.mask, causal=given.causal
+        *(wide(given.array(leaf.path)) for leaf in (query, key, value)), mask=given.mask, causal=given.causal
     )
     if subject.semantics.causal_alignment != "top-left" and given.causal:
         return False
@@ -31,28 +42,26 @@ def one_head(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return True
 
 
+def _projected(rows: tuple[Leaf, ...], weight: Leaf) -> Leaf:
+    """The array that a weight projects: the one whose rows have the size of its last axis."""
+    return next(leaf for leaf in rows if leaf.core[-1].factors == weight.core[-1].factors)
+
+
 @proves(law.HEAD_PERMUTATION)
 def head_permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Heads, and the blocks of W_o, in another order."""
-    h = arguments.size("h")
-    if h < 2:
-        return False
-    permuted = arguments.along("h", take(np.roll(rng.permutation(h), 1)))
-    budget = subject.budget(arguments)
-    subject.matches(
-        subject.call(permuted), wide(subject.call(arguments)), 2 * budget, permuted, "of permuted heads, the result"
-    )
-    return True
+    """Permute the heads and the blocks of W_o."""
+    return permuted_alike(subject, arguments, rng, Axis.HEAD, Axis(0), "of permuted heads,")
 
 
 @proves(law.HEAD_SUM)
 def head_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The heads in two groups."""
-    h = arguments.size("h")
-    if h < 2:
+    """Split the heads into two groups, and add their results."""
+    (size,) = subject.operation.sizes_of(Axis.HEAD)
+    heads = arguments.size(size)
+    if heads < 2:
         return False
-    first = int(rng.integers(1, h))
-    groups = [arguments.along("h", take(np.arange(h)[part])) for part in (slice(first), slice(first, None))]
+    first = int(rng.integers(1, heads))
+    groups = [arguments.along(size, take(np.arange(heads)[part])) for part in (slice(first), slice(first, None))]
     budget = sum((subject.budget(x) for x in (arguments, *groups)), np.zeros(()))
     total = wide(subject.call(groups[0])) + wide(subject.call(groups[1]))
     subject.matches(subject.call(arguments), total, budget, arguments, "against the sum over its heads, the result")

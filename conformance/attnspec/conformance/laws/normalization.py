@@ -11,12 +11,18 @@ from attnspec.conformance.laws.registry import proves
 from attnspec.spec.laws import normalization as law
 
 LOW = 2.0**15
-"""How low whole rows are made: exponentials underflow, and a rounding of such a score still leaves weights known."""
+"""The offset of rows with low scores: unshifted exponentials underflow, but the scores still have enough precision."""
+
+
+def _scores(subject: Subject) -> str:
+    """The path of the scores."""
+    (leaf,) = subject.operation.floats
+    return leaf.path
 
 
 @proves(law.ROW_SUMS)
 def row_sums(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Sums of rows that have an attendable key."""
+    """The sums of rows that have an attendable key."""
     got = np.where(live_rows(subject, arguments), wide(subject.call(arguments)), 0.0)
     sums = got.sum(-1)
     expected = np.broadcast_to(live_rows(subject, arguments)[..., 0], sums.shape).astype(np.float64)
@@ -35,7 +41,7 @@ def nonnegative(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @proves(law.MASKED_ZERO)
 def masked_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The weights where the mask is False, in rows that have an attendable key."""
+    """The weights of masked keys, in rows that have an attendable key."""
     hidden = ~attendable(arguments) & live_rows(subject, arguments)
     got = subject.call(arguments)
     leaked = hidden & (got != 0)
@@ -51,10 +57,11 @@ def masked_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @proves(law.SHIFT_INVARIANCE)
 def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Scores on a grid on which the shift is exact."""
-    near = arguments.with_(scores=subject.exact(coarse(arguments["scores"])))
+    """Shift scores on a grid on which the shift is exact."""
+    path = _scores(subject)
+    near = arguments.replaced({path: subject.exact(coarse(arguments[path]))})
     shift = float(rng.choice([-8.0, 4.0, 8.0]))
-    far = near.with_(scores=subject.exact(near["scores"].astype(np.float64) + shift))
+    far = near.replaced({path: subject.exact(wide(near.array(path)) + shift)})
     budget = subject.budget(near) + subject.budget(far)
     subject.matches(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the weight")
     return True
@@ -62,11 +69,11 @@ def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @proves(law.ORDER)
 def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Weights in the order of their scores, attendable keys only."""
+    """Sort the attendable keys by score and compare their weights."""
     allowed = attendable(arguments)
     if allowed.shape[-1] < 2:
         return False
-    scores = np.where(allowed, np.broadcast_to(wide(arguments.array("scores")), allowed.shape), -np.inf)
+    scores = np.where(allowed, np.broadcast_to(wide(arguments.array(_scores(subject))), allowed.shape), -np.inf)
     places = np.argsort(scores, axis=-1)
     got, budget = wide(subject.call(arguments)), subject.budget(arguments)
     ordered, slack = np.take_along_axis(got, places, -1), np.take_along_axis(budget, places, -1)
@@ -81,13 +88,13 @@ def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @proves(law.EXTREME_SCORES)
 def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Some scores at the largest number of the dtype, of either sign; and rows that are low throughout."""
-    scores = wide(arguments.array("scores"))
+    """Set some scores to the largest number of the dtype, of either sign, and make all scores of some rows very low."""
+    scores = wide(arguments.array(_scores(subject)))
     largest = LARGEST[subject.dtype]
     kind = rng.integers(0, 6, scores.shape)
     row = rng.random((*scores.shape[:-1], 1))
     scores = np.where(row < 0.4, scores - LOW, np.where(kind == 0, largest, np.where(kind < 3, -largest, scores)))
-    extreme = arguments.with_(scores=subject.exact(np.where(row < 0.1, -largest, scores)))
+    extreme = arguments.replaced({_scores(subject): subject.exact(np.where(row < 0.1, -largest, scores))})
     got, expected = subject.call(extreme), subject.oracle(extreme)
     rows = np.broadcast_to(live_rows(subject, extreme), got.shape)
     subject.holds(
@@ -99,8 +106,8 @@ def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @proves(law.HOMOGENEITY)
 def homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Scores doubled."""
-    doubled = arguments.with_(scores=2 * arguments["scores"])
+    """Double the scores."""
+    doubled = arguments.replaced({_scores(subject): 2 * arguments.array(_scores(subject))})
     result = subject.call(arguments)
     # A weight that is not above the smallest normal number may have been rounded more coarsely than its double.
     normal = np.abs(wide(result)) > smallest_normal(subject)

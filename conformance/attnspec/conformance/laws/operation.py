@@ -1,135 +1,159 @@
-"""Checks of the laws of every operation."""
+"""Checks of the laws that govern every operation."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers, shapes
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, element
 from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.judging.foreign_calls import Raised
-from attnspec.conformance.judging.subject import Subject, Violation
-from attnspec.conformance.laws.common import batched, boolean, element, live_rows, normal_like, sample, wide
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.laws.common import doubles, live_rows, normal_like, sample, twice, wide
 from attnspec.conformance.laws.registry import proves
-from attnspec.spec.contract.operation import Kind
+from attnspec.reference.budget import Judged
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind
+from attnspec.spec.contract.tree import Kind, Leaf, mapped
 from attnspec.spec.laws import operation as law
 
 
 @proves(law.ORACLE)
 def oracle(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare with the reference, element by element."""
-    got = subject.call(arguments)
-    expected = subject.oracle(arguments)
-    subject.matches(got, expected.value, expected.budget, arguments)
+    """Compare the result with the reference, element by element."""
+    got = subject.results(arguments)
+    for leaf in subject.operation.outputs:
+        expected = subject.oracles(arguments)[leaf.path]
+        subject.matches(got[leaf.path], expected.value, expected.budget, arguments, subject.titled(leaf))
     return True
 
 
 @proves(law.SHAPE)
 def shape(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """``call`` itself demands the shape."""
-    subject.call(arguments)
+    """Call the backend: the subject checks the shapes of every result."""
+    subject.results(arguments)
     return True
 
 
 @proves(law.DTYPE)
 def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The dtype by name; an operation without float inputs may answer in any float dtype."""
-    got = subject.call(arguments).dtype.name
-    if boolean(arguments):
-        expected = ["bool"]
-    elif subject.operation.float_arguments:
-        expected = [subject.dtype]
-    else:
-        expected = list(DEFAULTS)
-    message = f"the result has dtype {got}, expected {' or '.join(expected)}"
-    subject.holds(got in expected, message, arguments, reason="dtype")
+    """The name of the dtype; an operation without float inputs may return any float dtype."""
+    results = subject.results(arguments)
+    for leaf in subject.operation.outputs:
+        got = results[leaf.path].dtype
+        message = f"{subject.titled(leaf)} has dtype {got.name}, expected {_expected_dtype(subject, leaf)}"
+        fits = got.kind in "iu" if leaf.kind is Kind.INT else got.name in _expected_dtype(subject, leaf).split(" or ")
+        subject.holds(fits, message, arguments, reason=Reason.DTYPE)
     return True
+
+
+def _expected_dtype(subject: Subject, leaf: Leaf) -> str:
+    if leaf.kind is not Kind.FLOAT:
+        return "bool" if leaf.kind is Kind.BOOL else "integers"
+    return subject.dtype if subject.operation.floats else " or ".join(DEFAULTS)
 
 
 @proves(law.BATCH_INVARIANCE)
 def batch_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """One element of the batch alone."""
+    """Compute one element of the batch alone."""
     if not arguments.batch or 0 in arguments.batch:
         return False
     index = tuple(int(rng.integers(size)) for size in arguments.batch)
-    whole, budget = subject.call(arguments), subject.budget(arguments)
-    what = f"the result for element {index} of the batch, computed alone,"
-    subject.matches(subject.call(element(arguments, index)), wide(whole[index]), 2 * budget[index], arguments, what)
+    whole = _element(doubles(subject.results(arguments)), subject, index)
+    budgets = twice(_element(subject.budgets(arguments), subject, index))
+    alone = subject.results(arguments.element(index))
+    subject.all_match(alone, whole, budgets, arguments, f"for element {index} of the batch, computed alone,")
     return True
+
+
+def _element(results: Results, subject: Subject, index: tuple[int, ...]) -> Results:
+    return {
+        leaf.path: element(results[leaf.path], len(leaf.core), index) if leaf.batched else results[leaf.path]
+        for leaf in subject.operation.outputs
+    }
 
 
 @proves(law.BROADCASTING)
 def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """All batches repeated in full."""
+    """Repeat all batches in full."""
     full = {}
-    for a in batched(arguments):
-        x = arguments.array(a.name)
-        repeated = np.broadcast_to(x, (*arguments.batch, *x.shape[x.ndim - len(a.core) :]))
+    for leaf, x in arguments.batched:
+        repeated = np.broadcast_to(x, (*arguments.batch, *x.shape[x.ndim - len(leaf.core) :]))
         if repeated.shape != x.shape:
-            full[a.name] = np.ascontiguousarray(repeated)
+            full[leaf.path] = np.ascontiguousarray(repeated)
     if not full or not subject.limits.broadcasting:
         return False
-    got, budget = subject.call(arguments), subject.budget(arguments)
-    repeated_result = wide(subject.call(arguments.with_(**full)))
-    subject.matches(got, repeated_result, 2 * budget, arguments, "the result of batches that broadcast")
+    got, budgets = subject.results(arguments), subject.budgets(arguments)
+    expected = doubles(subject.results(arguments.replaced(full)))
+    subject.all_match(got, expected, twice(budgets), arguments, "of batches that broadcast,")
     return True
 
 
 @proves(law.FEWER_DIMENSIONS, once=True)
 def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Each argument in turn without a batch, beside others that have one."""
+    """Leave out the batch of each argument in turn, while others have one."""
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
         return False
-    given = sample(subject, rng, (2,), n=3, m=5)
-    for a in batched(given):
-        alone = given.with_(**{a.name: given.array(a.name)[0]})
-        expected = subject.oracle(alone)
-        what = f"the result with a {a.name} that has no batch"
-        subject.matches(subject.call(alone), expected.value, expected.budget, alone, what)
+    given = sample(subject, rng, (2,), queries=3, keys=5)
+    for leaf, x in given.batched:
+        alone = given.replaced({leaf.path: x[0]})
+        oracles = subject.oracles(alone)
+        expected, budgets = _expected(oracles)
+        subject.all_match(subject.results(alone), expected, budgets, alone, f"with a {leaf.path} that has no batch,")
     return True
+
+
+def _expected(oracles: Mapping[str, Judged]) -> tuple[Results, Results]:
+    """The values and the budgets of an oracle's results."""
+    return {path: o.value for path, o in oracles.items()}, {path: o.budget for path, o in oracles.items()}
 
 
 @proves(law.EMPTY_BATCH, once=True)
 def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Batches without elements, of one dimension and of two; ``call`` demands the shape."""
+    """Pass batches without elements, of one dimension and of two; the subject checks the shapes of the results."""
     tried = False
     for batch in ((0,), (2, 0)):
         if len(batch) <= subject.limits.max_batch_dims:
             given = sample(subject, rng, batch)
-            subject.call(given)
-            if "mask" in given:
-                subject.call(given.with_(mask=np.ones(mask_shape(given), bool)))
+            subject.results(given)
+            if subject.operation.mask is not None:
+                subject.results(given.with_mask(np.ones(mask_shape(given), bool)))
             tried = True
     return tried
 
 
 @proves(law.NON_CONTIGUOUS)
 def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Every second number of arrays twice as long, with garbage in between; or the last axes, or all, transposed."""
-    inputs = subject.converted(arguments)
-    strided = dict(inputs)
+    """Pass arrays that are not contiguous.
+
+    These are every second number of arrays twice as long, with garbage in between, and arrays with transposed memory.
+    """
     way = int(rng.integers(3))
-    for name, x in arguments.arrays.items():
-        if name in inputs and x.ndim:
-            try:
-                strided[name] = _strided(subject, x, way)
-            except (TypeError, IndexError, AttributeError):
-                return False  # arrays of this backend cannot be cut or transposed
-    got = subject.outcome(strided)
+
+    def strided(_: str, x: Any) -> Any:
+        return _strided(subject, x, way) if isinstance(x, np.ndarray) and x.ndim else subject.convert(x)
+
+    try:
+        inputs = {name: mapped(x, strided) for name, x in arguments.passed.items()}
+    except (TypeError, IndexError, AttributeError):
+        return False  # arrays of this backend cannot be cut or transposed
+    got = subject.outcome(inputs)
     if isinstance(got, Raised):
-        raise Violation(f"strided inputs raised {got.told}", reason="raised")
-    expected, budget = subject.call(arguments), subject.budget(arguments)
-    subject.holds(
-        isinstance(got, np.ndarray) and got.shape == expected.shape, "strided inputs change the shape", arguments
-    )
-    if boolean(arguments):
-        subject.matches(got, expected, budget, arguments, "the result of strided inputs")
-    else:
-        subject.matches(got, wide(expected), 2 * budget, arguments, "the result of strided inputs")
+        raise Violation(f"strided inputs raised {got.message}", reason=Reason.RAISED)
+    expected, budgets = subject.results(arguments), subject.budgets(arguments)
+    alike = all(isinstance(x, np.ndarray) and x.shape == expected[path].shape for path, x in got.items())
+    subject.holds(alike, "strided inputs change the shape", arguments)
+    subject.all_match(got, _comparable(expected), twice(budgets), arguments, "of strided inputs,")
     return True
+
+
+def _comparable(results: Results) -> Results:
+    """Booleans as they are, and numbers in double precision."""
+    return {path: x if x.dtype == bool else wide(x) for path, x in results.items()}
 
 
 def _strided(subject: Subject, x: Numbers, way: int) -> Any:
@@ -147,19 +171,25 @@ def _strided(subject: Subject, x: Numbers, way: int) -> Any:
 
 @proves(law.NO_MUTATION)
 def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The backend's own arrays, before and after a call."""
-    inputs = subject.converted(arguments)
+    """Compare the backend's arrays before and after a call."""
+    kept: dict[str, Any] = {}
+
+    def convert(path: str, x: Any) -> Any:
+        moved = kept[path] = subject.convert(x)
+        return moved
+
+    inputs = {name: mapped(x, convert, name) for name, x in arguments.passed.items()}
     result = subject.outcome(inputs)
     if isinstance(result, Raised):
-        raise Violation(f"raised {result.told}", reason="raised")
-    for name, x in arguments.arrays.items():
-        if name in inputs:
-            after = subject.numbers(inputs[name])
+        raise Violation(f"raised {result.message}", reason=Reason.RAISED)
+    for path, x in arguments.arrays.items():
+        if path in kept:
+            after = subject.numbers(kept[path])
             subject.holds(
                 np.array_equal(after, x, equal_nan=is_float(x)),
-                f"{name} was written to",
+                f"{path} was written to",
                 arguments,
-                reason="mutated-input",
+                reason=Reason.MUTATED_INPUT,
                 expected=x,
                 got=after.copy(),
             )
@@ -168,31 +198,35 @@ def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @proves(law.NO_MEMORY)
 def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The same call before and after another one, whose result is overwritten in between."""
-    subject.call(arguments)  # what raises is told here
+    """Repeat a call after another one, whose result is overwritten in between."""
+    subject.results(arguments)  # what raises is reported here
     first_raw = subject.demanded(subject.converted(arguments))
-    first = np.array(subject.numbers(first_raw))
-    other = arguments.with_(
-        **{
-            name: subject.exact(-0.5 * x.astype(np.float64) + 0.25)
-            for name, x in arguments.arrays.items()
-            if is_float(x)
-        }
+    first = _copied(subject, first_raw)
+    other = arguments.replaced(
+        {leaf.path: subject.exact(-0.5 * x.astype(np.float64) + 0.25) for leaf, x in arguments.floats}
     )
-    subject.call(other)
+    subject.results(other)
     other_raw = subject.demanded(subject.converted(other))
-
-    def budget() -> Numbers:
-        return subject.budget(arguments)
-
-    subject.same(
-        np.array(subject.numbers(first_raw)), first, budget, arguments, "an earlier result, after a later call,"
-    )
+    _same(subject, _copied(subject, first_raw), first, arguments, "an earlier result, after a later call,")
     for raw in (first_raw, other_raw):
-        _poison(raw)
-    again = np.array(subject.numbers(subject.demanded(subject.converted(arguments))))
-    subject.same(again, first, budget, arguments, "the result of the same call, made again after another,")
+        mapped(raw, lambda _, x: _poison(x))
+    again = _copied(subject, subject.demanded(subject.converted(arguments)))
+    _same(subject, again, first, arguments, "the result of the same call, made again after another,")
     return True
+
+
+def _copied(subject: Subject, raw: Any) -> Results:
+    return {path: np.array(x) for path, x in subject.unfolded(raw).items()}
+
+
+def _same(subject: Subject, got: Results, expected: Results, arguments: Arguments, what: str) -> None:
+    for path, x in expected.items():
+        named = f"{what} {path}," if len(expected) > 1 else what
+        subject.same(got[path], x, partial(_budget, subject, arguments, path), arguments, named)
+
+
+def _budget(subject: Subject, arguments: Arguments, path: str) -> Numbers:
+    return subject.budgets(arguments)[path]
 
 
 def _poison(raw: Any) -> None:
@@ -202,87 +236,102 @@ def _poison(raw: Any) -> None:
         return  # arrays of this backend cannot be written to
 
 
+@proves(law.OPTION_EFFECT)
+def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare the result for every value of an option with the formula, on the same arrays."""
+    tried = False
+    for option in subject.operation.options:
+        if option.kind is Kind.SIZE:
+            continue
+        for value in option_levels(option, subject.operation, subject.limits):
+            given = arguments.replaced({option.path: value})
+            if value == arguments[option.path] or not subject.in_domain(given):
+                continue
+            expected = subject.oracles(given)
+            values, budgets = _expected(expected)
+            what = f"with {option.path}={value!r},"
+            subject.all_match(subject.results(given), values, budgets, given, what)
+            tried = True
+    return tried
+
+
 @proves(law.REJECTION)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Every shape made wrong in turn, that of a mask too."""
-    if "mask" in arguments and arguments.mask is None:
-        arguments = arguments.with_(mask=np.ones(mask_shape(arguments), bool))
+    """Make the shape of every argument wrong in turn, including that of the mask."""
+    if subject.operation.mask is not None and arguments.mask is None:
+        arguments = arguments.with_mask(np.ones(mask_shape(arguments), bool))
     tried = False
-    for name, values in violations(arguments):
-        broken = Arguments(arguments.operation, values)
-        expected = _complaint(broken, values)
+    for path, broken in violations(arguments):
+        expected = _complaint(broken)
         if expected is None:
             continue
         tried = True
         result = subject.outcome(subject.converted(broken))
         if not isinstance(result, Raised):
+            got = " and ".join(f"{np.shape(x)}" for x in result.values())
             raise Violation(
-                f"a wrong shape of {name} was accepted ({expected}); expected an exception, got a result of shape "
-                f"{np.shape(result)}",
-                reason="accepted",
+                f"a wrong shape of {path} was accepted ({expected}); expected an exception, got a result of shape "
+                f"{got}",
+                reason=Reason.ACCEPTED,
                 arguments=broken,
             )
     return tried
 
 
-def _complaint(broken: Arguments, values: Mapping[str, Any]) -> str | None:
-    """What the Protocol has against these shapes; None if they fit after all."""
+def _complaint(broken: Arguments) -> str | None:
+    """The reason for which the Protocol refuses these shapes; None if it accepts them."""
     try:
-        bind(broken.operation, shapes(broken.operation, values))
+        bind(broken.operation, broken.values_by_name)
     except ShapeError as error:
         return str(error)
     return None
 
 
-def violations(arguments: Arguments) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Arguments with one shape that violates the Protocol, and the name of the culprit."""
-    values = dict(arguments)
-    for a in arguments.operation.arguments:
-        x = values[a.name]
-        if a.kind is Kind.SIZE:
-            yield a.name, {**values, a.name: -1}
-        if not isinstance(x, np.ndarray):
-            continue
+def violations(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """Arguments with one shape that violates the Protocol, and the path of that argument."""
+    for option in arguments.operation.numbers:
+        yield option.path, arguments.replaced({option.path: -1})
+    for leaf, x in arguments.given:
         for axis in range(x.ndim):
             if x.shape[axis]:
                 longer = np.concatenate([x, np.take(x, [0], axis=axis)], axis=axis)
-                yield a.name, {**values, a.name: longer}
+                yield leaf.path, arguments.replaced({leaf.path: longer})
             if x.shape[axis] > 2:
-                yield a.name, {**values, a.name: np.take(x, np.arange(x.shape[axis] - 1), axis=axis)}
-        if x.ndim == len(a.core) and x.size and x.ndim:
-            yield a.name, {**values, a.name: x[0]}
+                yield leaf.path, arguments.replaced({leaf.path: np.take(x, np.arange(x.shape[axis] - 1), axis=axis)})
+        if x.ndim == len(leaf.core) and x.size and x.ndim:
+            yield leaf.path, arguments.replaced({leaf.path: x[0]})
 
 
 def _small(arguments: Arguments) -> bool:
-    """Whether some input is small throughout, or spread over many magnitudes."""
-    sizes = [np.abs(wide(x)) for x in arguments.arrays.values() if is_float(x) and x.size]
+    """Whether an input is small throughout, or spans many orders of magnitude."""
+    sizes = [np.abs(wide(x)) for _, x in arguments.floats if x.size]
     return any(x.max() < 2.0**-5 or (x[x > 0].min(initial=1.0) < 2.0**-12) for x in sizes)
 
 
 @proves(law.GRADIENT)
 def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The gradient of a weighted sum of the results, with random weights.
+    """The gradient of a sum of the results, weighted at random.
 
-    In float16 products of small numbers underflow, which is why people scale their losses: inputs are not small there.
+    Inputs in float16 are not small, since products of small numbers underflow; this is why losses are scaled.
     """
     if subject.dtype == "float16" and _small(arguments):
         changed = normal_like(subject, arguments, rng)
         if changed is None:
             return False
         arguments = changed
-    got = subject.call(arguments)
-    if not got.size:
+    if not any(x.size for x in subject.results(arguments).values()):
         return False
-    cotangent = subject.exact(rng.standard_normal(got.shape))
-    if subject.operation.takes("mask"):
-        if subject.semantics.fully_masked == "nan" and not live_rows(subject, arguments).all():
+    cotangents = subject.cotangents(arguments, rng)
+    if subject.operation.mask is not None:
+        live = live_rows(subject, arguments)
+        if subject.semantics.fully_masked == "nan" and not live.all():
             return False
-        if subject.operation.chapter != "normalization":
-            cotangent = np.where(live_rows(subject, arguments), cotangent, cotangent.dtype.type(0))
-    expected = subject.gradients(arguments, cotangent)
+        if subject.operation.only_weighs_keys:
+            cotangents = {path: np.where(live, x, x.dtype.type(0)) for path, x in cotangents.items()}
+    expected = subject.gradients(arguments, cotangents)
     if any(np.abs(value).max(initial=0.0) > subject.precision.largest / 16 for value, _ in expected.values()):
         return False
-    found = subject.vjp(arguments, cotangent)
-    for name, (value, budget) in expected.items():
-        subject.matches(found[name], value, budget, arguments, f"the gradient of {name}")
+    found = subject.vjp(arguments, cotangents)
+    for path, (value, budget) in expected.items():
+        subject.matches(found[path], value, budget, arguments, f"the gradient of {path}")
     return True

@@ -3,32 +3,35 @@
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
+    additive_in,
+    allowed,
     average_tolerance,
     coarse,
     filtered_error,
+    linear_in,
     live_rows,
     normal_like,
-    pooled_name,
+    pooled,
+    rows_of_queries,
     smallest_normal,
     wide,
 )
 from attnspec.conformance.laws.registry import proves
+from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import pooling as law
 
 
 @proves(law.CONVEXITY)
 def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Smallest and largest attendable value, coordinate by coordinate."""
-    bottom_right = subject.semantics.causal_alignment == "bottom-right"
-    allowed = attendable(arguments, bottom_right=bottom_right)[..., None]
-    values = wide(arguments.array(pooled_name(arguments)))
-    if "query" in arguments or pooled_name(arguments) == "x":
+    """The smallest and the largest attendable value, coordinate by coordinate."""
+    attendable = allowed(subject, arguments)[..., None]
+    values = wide(pooled(arguments))
+    if rows_of_queries(arguments):
         values = values[..., None, :, :]
-    low = np.where(allowed, values, np.inf).min(axis=-2, initial=np.inf)
-    high = np.where(allowed, values, -np.inf).max(axis=-2, initial=-np.inf)
+    low = np.where(attendable, values, np.inf).min(axis=-2, initial=np.inf)
+    high = np.where(attendable, values, -np.inf).max(axis=-2, initial=-np.inf)
     live = np.broadcast_to(live_rows(subject, arguments), low.shape)
     if not live.any():
         return False
@@ -50,12 +53,12 @@ def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 @proves(law.CONSTANTS)
 def constants(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """All values replaced by one."""
-    value = arguments.array("value")
+    """Give all keys the same value."""
+    value = pooled(arguments)
     if not value.shape[-2]:
         return False
     constant = subject.exact(coarse(3 * rng.standard_normal(value.shape[-1]) + 1, reach=8))
-    given = arguments.with_(value=np.broadcast_to(constant, value.shape).copy())
+    given = arguments.replaced({subject.operation.pooled: np.broadcast_to(constant, value.shape).copy()})
     live = live_rows(subject, given)
     got = wide(subject.call(given))
     slack = average_tolerance(subject, given, constant)
@@ -69,59 +72,54 @@ def constants(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 @proves(law.ADDITIVITY)
 def additivity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Values on a grid on which the sum is exact."""
-    return additive_in(subject, arguments, rng, "value")
+    """Add values on a grid on which the sum is exact."""
+    return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.attended), "the result")
 
 
 @proves(law.WEIGHT_LINEARITY)
 def weight_linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Weights on a grid on which the sum is exact."""
-    return additive_in(subject, arguments, rng, "weights")
-
-
-def additive_in(subject: Subject, arguments: Arguments, rng: np.random.Generator, name: str) -> bool:
-    """f(x + y) = f(x) + f(y) in one argument."""
-    first = subject.exact(coarse(arguments.array(name)))
-    second = subject.exact(coarse(2 * rng.standard_normal(first.shape)))
-    total = subject.exact(first.astype(np.float64) + second.astype(np.float64))
-    parts = [arguments.with_(**{name: x}) for x in (first, second, total)]
-    one, two, both = (subject.call(p) for p in parts)
-    budget = sum((subject.budget(p) for p in parts), np.zeros(()))
-    subject.matches(both, wide(one) + wide(two), budget, parts[2], f"the result for the sum of two {name}s")
-    return True
+    """Add weights on a grid on which the sum is exact."""
+    return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.queries), "the result")
 
 
 @proves(law.DOUBLING)
 def doubling(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Values times 2 and times −1: exact in every binary format."""
+    """Multiply the values by 2 and by −1, both exact in every binary format."""
     factor = float(rng.choice([2.0, -1.0]))
-    value = arguments.array("value")
-    changed = arguments.with_(value=subject.exact(factor * value.astype(np.float64)))
+    path = linear_in(subject, subject.operation.attended)
+    changed = arguments.replaced({path: subject.exact(factor * arguments.array(path).astype(np.float64))})
     if not subject.in_domain(changed):
         return False
     result = subject.call(arguments)
     expected = subject.exact(factor * result.astype(np.float64)) if subject.dtype != "float64" else factor * result
-    if "w_o" in arguments:
+    what = f"of values times {factor:g}, the result"
+    if _projects(subject):
         # Projected values and heads may lie below the smallest normal number, and round more coarsely there.
         budget = 3 * subject.budget(arguments)
-        subject.matches(
-            subject.call(changed), wide(expected), budget, changed, f"of values times {factor:g}, the result"
-        )
+        subject.matches(subject.call(changed), wide(expected), budget, changed, what)
         return True
     # A result that is not above the smallest normal number may have been rounded more coarsely than its double.
     normal = np.abs(result.astype(np.float64)) > smallest_normal(subject)
     got = np.where(normal, subject.call(changed), expected)
-    what = f"of values times {factor:g}, the result"
     subject.same(got, expected, lambda: 2 * subject.budget(arguments), changed, what)
     return True
 
 
+def _projects(subject: Subject) -> bool:
+    """Whether values are multiplied by a weight before they are summed."""
+    operation = subject.operation
+    path = linear_in(subject, operation.attended)
+    width = next(leaf for leaf in operation.leaves if leaf.path == path).core[-1].factors[0]
+    return any(operation.role(leaf) == Role.WEIGHT and width in leaf.sizes for leaf in operation.leaves)
+
+
 @proves(law.ZERO_VALUES)
 def zero_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """All values 0."""
-    given = arguments.with_(value=np.zeros_like(arguments.array("value")))
+    """Set all values to 0."""
+    path = linear_in(subject, subject.operation.attended)
+    given = arguments.replaced({path: np.zeros_like(arguments.array(path))})
     got = subject.call(given)
-    live = live_rows(subject, given) if "mask" in given else np.ones((1,), bool)
+    live = live_rows(subject, given) if subject.operation.mask is not None else np.ones((1,), bool)
     wrong = live & (got != 0)
     subject.holds(not bool(wrong.any()), "values of 0 do not give 0", given, got=got, expected=np.zeros(got.shape))
     return bool(got.size)
@@ -129,22 +127,25 @@ def zero_values(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @proves(law.GAIN, ensemble=True)
 def gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The matched filter along the result itself."""
+    """A matched filter in the direction of the result itself."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value, rows_err_alike=True)
 
 
 @proves(law.UNIFORM)
 def uniform(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """All keys replaced by the first one; the mean of the attendable values."""
-    key = arguments.array("key")
-    if not key.shape[-2]:
+    """Replace all keys by the first one: the result is the mean of the attendable values."""
+    changes = {}
+    for leaf in subject.operation.attended:
+        key = arguments.array(leaf.path)
+        if leaf.path != subject.operation.pooled:
+            changes[leaf.path] = np.broadcast_to(key[..., :1, :], key.shape).copy()
+    if not arguments.keys_count:
         return False
-    given = arguments.with_(key=np.broadcast_to(key[..., :1, :], key.shape).copy())
-    bottom_right = subject.semantics.causal_alignment == "bottom-right"
-    weights = attendable(given, bottom_right=bottom_right).astype(np.float64)
+    given = arguments.replaced(changes)
+    weights = allowed(subject, given).astype(np.float64)
     live = live_rows(subject, given)
-    mean = weights @ wide(given.array("value")) / np.maximum(weights.sum(-1, keepdims=True), 1)
+    mean = weights @ wide(pooled(given)) / np.maximum(weights.sum(-1, keepdims=True), 1)
     budget = subject.budget(given)
     got = np.where(live, wide(subject.call(given)), 0.0)
     subject.matches(got, np.where(live, mean, 0.0), 2 * budget, given, "for equal keys, the result")

@@ -6,26 +6,37 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import wide
 from attnspec.conformance.laws.registry import proves
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import positional as law
 
 
 def _pairs(x: Numbers) -> tuple[Numbers, Numbers]:
-    """Sines and cosines that belong together; the unpaired sine of an odd width is left out."""
+    """The pairs of sine and cosine of each frequency, without the unpaired sine of an odd width."""
     even = x.shape[-1] // 2 * 2
     return x[:, 0:even:2], x[:, 1:even:2]
 
 
+def _size(arguments: Arguments, kind: Axis) -> tuple[str, int]:
+    """The path and the value of the argument that counts positions, or features."""
+    ((path, *_),) = (arguments.operation.sizes_of(kind),)
+    return path, arguments[path]
+
+
+def _width(arguments: Arguments) -> int:
+    return _size(arguments, Axis.FEATURE)[1]
+
+
 def _encoded(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] | None:
-    """The encoding and its budget, if it has two positions and the backend encodes this width."""
-    odd_refused = subject.semantics.odd_encoding == "error" and arguments["d"] % 2
-    if arguments["n"] < 2 or odd_refused:
+    """The encoding and its budget; None for fewer than two positions, or a width that the backend does not encode."""
+    odd_refused = subject.semantics.odd_encoding == "error" and _width(arguments) % 2
+    if _size(arguments, Axis.QUERY)[1] < 2 or odd_refused:
         return None
     return wide(subject.call(arguments)), subject.budget(arguments)
 
 
 @proves(law.BOUNDS)
 def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """All magnitudes, and the first row."""
+    """No magnitude exceeds 1, and the first row is 0, 1, 0, 1, …."""
     found = _encoded(subject, arguments)
     if found is None:
         return False
@@ -38,9 +49,9 @@ def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @proves(law.UNIT_PAIRS)
 def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Lengths of all pairs."""
+    """The norm of each pair."""
     found = _encoded(subject, arguments)
-    if found is None or arguments["d"] < 2:
+    if found is None or _width(arguments) < 2:
         return False
     (sine, cosine), (sine_budget, cosine_budget) = _pairs(found[0]), _pairs(found[1])
     budget = 2 * (np.abs(sine) * sine_budget + np.abs(cosine) * cosine_budget) + sine_budget**2 + cosine_budget**2
@@ -51,9 +62,9 @@ def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @proves(law.ROTATION)
 def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Every position as the rotation of the one ``shift`` before, by the pairs of position ``shift``."""
+    """Rotate each position by the pairs of position ``shift``: this gives the position ``shift`` later."""
     found = _encoded(subject, arguments)
-    if found is None or arguments["d"] < 2:
+    if found is None or _width(arguments) < 2:
         return False
     got, budget = found
     shift = int(rng.integers(1, len(got)))
@@ -68,9 +79,9 @@ def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @proves(law.DISTANCE)
 def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Inner products of positions with a fixed distance."""
+    """The inner products of positions at a fixed distance."""
     found = _encoded(subject, arguments)
-    if found is None or arguments["d"] % 2:
+    if found is None or _width(arguments) % 2:
         return False
     got, budget = found
     shift = int(rng.integers(1, len(got)))
@@ -86,10 +97,10 @@ def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @proves(law.DISTINCT)
 def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """All rows, compared as wholes, where the dtype can tell them apart."""
+    """Compare all rows with each other, where the dtype has enough precision to distinguish them."""
     found = _encoded(subject, arguments)
     name = subject.call(arguments).dtype.name
-    if found is None or name not in ("float64", "float32") or (name == "float32" and arguments["d"] < 2):
+    if found is None or name not in ("float64", "float32") or (name == "float32" and _width(arguments) < 2):
         return False
     got, _ = found
     different = len(np.unique(got, axis=0))
@@ -99,12 +110,12 @@ def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @proves(law.POSITION_PREFIX)
 def position_prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The encoding of fewer positions."""
+    """Encode fewer positions."""
     found = _encoded(subject, arguments)
     if found is None:
         return False
     got, budget = found
-    fewer = arguments.with_(n=int(rng.integers(1, len(got))))
-    count = fewer["n"]
+    count = int(rng.integers(1, len(got)))
+    fewer = arguments.replaced({_size(arguments, Axis.QUERY)[0]: count})
     subject.matches(subject.call(fewer), got[:count], 2 * budget[:count], fewer, "the encoding of fewer positions")
     return True

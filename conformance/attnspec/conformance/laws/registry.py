@@ -1,4 +1,4 @@
-"""Checks of the laws: ``@proves`` joins a function to the law that it checks."""
+"""The registry of checks: ``@proves`` makes a function the check of a law."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ Function = Callable[[Subject, Arguments, np.random.Generator], bool]
 class Check:
     """How a law is checked on one example.
 
-    The function raises :class:`~attnspec.conformance.judging.subject.Violation` where the law does not hold, and
-    returns whether the example concerned the law at all. A check that is made ``once`` brings its own inputs; the
-    arguments that it is given serve only as a model. An ``ensemble`` adds up many small errors: in a narrow dtype,
-    where rounding hides them, it is checked on every example.
+    The function raises :class:`~attnspec.conformance.judging.violation.Violation` where the law does not hold, and
+    returns whether the law says anything about the example. A check that runs ``once`` makes its own inputs, from the
+    given arguments as a template. An ``ensemble`` estimates an error from many elements; in a narrow dtype, where
+    rounding hides small errors, it runs on every example.
     """
 
     law: Law

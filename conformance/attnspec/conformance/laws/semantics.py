@@ -1,42 +1,44 @@
-"""Probes: what a backend does where the specification leaves a choice, against what it declares."""
+"""Probes: which choice a backend makes where the specification leaves one, and whether it is the declared one."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.judging.foreign_calls import Raised
-from attnspec.conformance.judging.subject import Subject, Violation
-from attnspec.conformance.laws.common import live_rows, plain, pooled_name, sample, wide
-from attnspec.conformance.laws.masking import attended
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
 from attnspec.conformance.laws.registry import Function, proves
 from attnspec.reference import REFERENCE
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws.semantics import SEMANTICS
 
 Seen = list[tuple[str, Arguments]]
-"""What was observed, each with the call that shows it; empty where there is nothing to observe."""
+"""The choices that were observed, each with the arguments that show it; empty if these do not tell."""
 
 Probe = Callable[[Subject, np.random.Generator], Seen]
 
-SIZES: tuple[tuple[tuple[int, ...], dict[str, int]], ...] = (
-    ((), {"n": 2, "m": 3}),
-    ((2,), {"n": 3, "m": 5}),
-    ((2, 2), {"n": 17, "m": 33, "d": 16, "d_v": 16}),
-    ((2,), {"n": 3, "m": 130, "d": 8, "d_v": 8}),
+SIZES: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
+    ((), 2, 3, 4),
+    ((2,), 3, 5, 4),
+    ((2, 2), 17, 33, 16),
+    ((2,), 3, 130, 8),
 )
-"""Kernels differ by rank and size, and choose differently."""
+"""Batch, queries, keys and features: the kernel, and with it the choice, may depend on rank and size."""
 
 
 def _samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
-    for batch, sizes in SIZES:
+    for batch, queries, keys, features in SIZES:
         small = len(batch) <= subject.limits.max_batch_dims
-        yield sample(subject, rng, batch if small else (), **sizes)
+        yield sample(subject, rng, batch if small else (), queries=queries, keys=keys, features=features)
 
 
 def probes(question: str) -> Callable[[Probe], Probe]:
-    """Make the law of a question out of a probe that says what it observed."""
+    """Make a check out of a probe, which returns what it observed."""
 
     def register(probe: Probe) -> Probe:
         def check(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
@@ -48,7 +50,7 @@ def probes(question: str) -> Callable[[Probe], Probe]:
                 known = observed in QUESTIONS[question].choices
                 meant = f'; if that is meant, declare semantics = {{"{question}": "{observed}"}}' if known else ""
                 raise Violation(
-                    f"{question}: declared {declared}, observed {observed}{meant}", reason="declared",
+                    f"{question}: declared {declared}, observed {observed}{meant}", reason=Reason.DECLARED,
                     arguments=next(given for word, given in seen if word != declared), expected=declared, got=observed,
                 )  # fmt: skip
             return True
@@ -63,64 +65,70 @@ def probes(question: str) -> Callable[[Probe], Probe]:
 
 @probes("fully_masked")
 def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Rows without attendable keys, some among others and all together."""
+    """Rows without attendable keys, among other rows and alone."""
     seen: Seen = []
     for given in _samples(subject, rng):
         shape = mask_shape(given)
         some = rng.random(shape) < 0.6
         some[(..., 0, slice(None)) if some.ndim > 1 else ...] = False
         for mask in (some, np.zeros(shape, bool)):
-            masked = given.with_(mask=mask)
+            masked = given.with_mask(mask)
             got = wide(subject.call(masked))
             dead = np.broadcast_to(~live_rows(subject, masked), got.shape)
-            even = _even(masked, got.shape)
-            seen.append((_classified(got[dead], even[dead], subject), masked))
+            seen.append((_classified(got, dead, masked, subject), masked))
     return seen
 
 
-def _even(given: Arguments, shape: tuple[int, ...]) -> Numbers:
-    """What equal weights over all keys give."""
-    name = given.operation.name
-    if name == "softmax":
-        return np.full(shape, 1 / shape[-1])
-    values = dict(given) | {k: wide(x) if x.dtype != bool else x for k, x in given.arrays.items()}
-    if name in ("self_attention", "nadaraya_watson"):
-        return np.broadcast_to(values[pooled_name(given)].mean(-2, keepdims=True), shape)
-    # Projections of 0, or queries of 0, score all keys alike.
-    for argument in ("w_q", "w_k") if "w_q" in given else ("query",):
-        if argument in given:
-            values[argument] = np.zeros_like(values[argument])
-    return np.broadcast_to(REFERENCE[name](**{**values, "mask": None}), shape)
-
-
-def _classified(got: Numbers, even: Numbers, subject: Subject) -> str:
-    if (got == 0).all():
+def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> str:
+    """The choice that rows without attendable keys show."""
+    rows = got[dead]
+    normative = subject.normative_oracle(masked)
+    expected, budget = normative.value[dead], normative.budget[dead]
+    # What adds something to the attention, such as a layer, rounds; attention alone is exactly 0.
+    zero = (rows == 0).all() if (expected == 0).all() else (np.abs(rows - expected) <= budget).all()
+    if zero:
         return "zero"
-    if np.isnan(got).all():
+    if np.isnan(rows).all():
         return "nan"
+    even = _even(masked, got.shape)[dead]
     coarse_unit = max(subject.precision.accumulation, subject.precision.output, subject.precision.operand)
-    near = np.abs(got - even) <= 64 * coarse_unit * max(float(np.abs(even).max(initial=0.0)), 1.0)
+    near = np.abs(rows - even) <= 64 * coarse_unit * max(float(np.abs(even).max(initial=0.0)), 1.0)
     return "uniform" if near.all() else "something else"
+
+
+def _even(given: Arguments, shape: tuple[int, ...]) -> Numbers:
+    """The result of equal weights for all keys, attendable or not: that of scores which are all 0."""
+    operation = given.operation
+    if operation.pooled and not operation.sharpened and operation.attends_to_itself:
+        return np.broadcast_to(wide(pooled(given)).mean(-2, keepdims=True), shape)
+    exponents = operation.sharpened
+    doubles = {leaf.path: wide(x) * (0.0 if leaf.path in exponents else 1.0) for leaf, x in given.floats}
+    changed = given.replaced(doubles).with_mask(None)
+    result = REFERENCE[operation.name](**changed.values_by_name)
+    return np.broadcast_to(result[0] if isinstance(result, tuple) else result, shape)
 
 
 @probes("no_keys")
 def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
     """Attention over no keys at all."""
     seen: Seen = []
+    size = subject.operation.asked
+    assert size is not None
+    if subject.operation.attends_to_itself:
+        return []  # no keys means no queries either: there is nothing to observe
     for given in _samples(subject, rng):
-        name = "m" if "m" in given.binding.sizes else "n"
-        empty = given.along(name, lambda x, axis: np.take(x, [], axis=axis))
-        got = subject.outcome(subject.converted(empty))
-        if isinstance(got, Raised):
+        empty = given.along(size, take([]))
+        found = subject.outcome(subject.converted(empty))
+        if isinstance(found, Raised):
             seen.append(("error", empty))
             continue
-        got = np.asarray(got)
-        if name == "n":
-            return []  # no keys means no queries either: there is nothing to observe
-        expected = empty.binding.shape(subject.operation.result.dims)
+        got = np.asarray(next(iter(found.values())))
+        expected = empty.binding.result
         if got.shape != expected:
             raise Violation(
-                f"with no keys the result has shape {got.shape}, expected {expected}", reason="shape", arguments=empty
+                f"with no keys the result has shape {got.shape}, expected {expected}",
+                reason=Reason.SHAPE,
+                arguments=empty,
             )
         word = "zero" if (got == 0).all() else "nan" if np.isnan(wide(got)).all() else "something else"
         seen.append((word, empty))
@@ -129,22 +137,19 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
 
 @probes("causal_alignment")
 def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
-    """More keys than queries, and more queries than keys, under `causal`."""
+    """Pass more keys than queries, and more queries than keys, with `causal`."""
     seen: Seen = []
-    for batch, sizes in (
-        ((), {"n": 2, "m": 5}),
-        ((2,), {"n": 5, "m": 3}),
-        ((2, 2), {"n": 17, "m": 40, "d": 16, "d_v": 16}),
-    ):
-        given = sample(subject, rng, batch if len(batch) <= subject.limits.max_batch_dims else (), **sizes)
-        if given.size("n") == given.size("m"):
+    for batch, queries, keys, features in (((), 2, 5, 4), ((2,), 5, 3, 4), ((2, 2), 17, 40, 16)):
+        fits = len(batch) <= subject.limits.max_batch_dims
+        given = sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features)
+        if given.queries == given.keys_count:
             continue
-        given = given.with_(causal=True)
+        given = given.under_causal()
         got = subject.call(given)
         matching = []
         for name, bottom_right in (("top-left", False), ("bottom-right", True)):
             mask = attendable(given, bottom_right=bottom_right)
-            spelled = plain(given).with_(mask=mask)
+            spelled = given.plain().with_mask(mask)
             oracle = subject.normative_oracle(spelled)
             live = np.broadcast_to(np.expand_dims(mask.any(-1), -1), got.shape)
             error = np.abs(wide(got) - oracle.value)
@@ -156,7 +161,7 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
 
 @probes("masked_nonfinite")
 def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
-    """NaN and infinities at keys that nobody may attend to, and at keys that some may."""
+    """Store NaN and infinities at keys that no query may attend to, and at keys that some may."""
     seen: Seen = []
     for given in _samples(subject, rng):
         shape = mask_shape(given)
@@ -165,31 +170,37 @@ def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
         for everybody in (True, False):
             mask = np.ones(shape, bool)
             mask[..., -1] = False
-            if not everybody and len(subject.operation.argument("mask").core) > 1:
+            if not everybody and subject.operation.asking is not None:
                 mask[..., -1, -1] = True
-            masked = plain(given).with_(mask=mask)
+            masked = given.plain().with_mask(mask)
             clean = subject.call(masked)
             budget = subject.budget(masked)
-            for i, name in enumerate((*attended(masked), *(["scores"] if "scores" in masked else []))):
+            for i, leaf in enumerate(_of_keys(subject)):
                 poison = np.nan if (i + everybody) % 2 else np.inf
-                seen.append(_leak(subject, masked, mask, clean, budget, name, poison))
+                seen.append(_leak(subject, masked, mask, clean, budget, leaf, poison))
     return [found for found in seen if found[0] == "propagates"] or seen
 
 
+def _of_keys(subject: Subject) -> list[Leaf]:
+    """The arrays that have a row or a column for every key."""
+    size = subject.operation.asked
+    return [leaf for leaf in subject.operation.floats if leaf.batched and size is not None and size in leaf.sizes]
+
+
 def _leak(
-    subject: Subject, masked: Arguments, mask: Numbers, clean: Numbers, budget: Numbers, name: str, poison: float
+    subject: Subject, masked: Arguments, mask: Numbers, clean: Numbers, budget: Numbers, leaf: Leaf, poison: float
 ) -> tuple[str, Arguments]:
-    """Whether a number that is not finite, at the last key, reaches a row that may not attend to it."""
-    x = masked.array(name).copy()
-    if name == "scores":
+    """Whether NaN or an infinity at the last key reaches a row that may not attend to it."""
+    x = masked.array(leaf.path).copy()
+    if leaf in subject.operation.attended:
+        x[..., -1, :] = poison
+    else:
         x = np.array(np.broadcast_to(x, mask.shape))
         x[..., -1] = poison
-    else:
-        x[..., -1, :] = poison
-    poisoned = masked.with_(**{name: x})
+    poisoned = masked.replaced({leaf.path: x})
     got = np.asarray(subject.call(poisoned))
     rows = ~mask[..., -1][..., None]
-    if name == "x" and "memory" not in masked:
+    if subject.operation.attends_to_itself:
         rows = rows & (np.arange(mask.shape[-2])[:, None] < mask.shape[-2] - 1)
     rows = np.broadcast_to(rows, got.shape)
     with np.errstate(invalid="ignore"):
@@ -202,12 +213,13 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
     """Encodings of odd width."""
     seen: Seen = []
     for n, d in ((3, 5), (4, 1), (2, 7)):
-        given = Arguments(subject.operation, {"n": n, "d": d})
-        got = subject.outcome(subject.converted(given))
-        if isinstance(got, Raised):
+        ((rows,), (columns,)) = (subject.operation.sizes_of(kind) for kind in (Axis.QUERY, Axis.FEATURE))
+        given = Arguments(subject.operation, {rows: n, columns: d})
+        found = subject.outcome(subject.converted(given))
+        if isinstance(found, Raised):
             seen.append(("error", given))
             continue
-        got = np.asarray(got)
+        got = np.asarray(next(iter(found.values())))
         if got.shape != (n, d):
             seen.append(("something else", given))
             continue
@@ -219,19 +231,19 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
 
 @probes("repeatability")
 def repeatability(subject: Subject, rng: np.random.Generator) -> Seen:
-    """The same call several times. Equal bits never refute a declaration of `within-budget`."""
+    """Repeat a call several times. Equal bits do not refute a declaration of `within-budget`."""
     given = list(_repeated(subject, rng))
     for arguments in given:
-        first = subject.call(arguments)
+        first = subject.results(arguments)
         for _ in range(4):
             again = subject.call_anew(arguments)
-            if not np.array_equal(again, first, equal_nan=first.dtype != bool):
+            if not all(np.array_equal(again[p], x, equal_nan=x.dtype.kind not in "biu") for p, x in first.items()):
                 return [("within-budget", arguments)]
     return []
 
 
 def _repeated(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
-    if subject.operation.float_arguments:
+    if subject.operation.floats:
         yield from _samples(subject, rng)
     else:
-        yield Arguments(subject.operation, {"n": 33, "d": 16})
+        yield sample(subject, rng, queries=33, keys=33, features=16)

@@ -5,19 +5,29 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import (
+    AdditiveAttention,
+    CrossAttention,
+    DotProductAttention,
+    GeneralAttention,
+    ProjectedSelfAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+)
+from attnspec.spec.pooling import NadarayaWatson
 
-DOT = ("dot_product_attention", "scaled_dot_product_attention")
-SOFT = (*DOT, "general_attention", "additive_attention")
+DOT = (DotProductAttention, ScaledDotProductAttention)
+SOFT = (*DOT, GeneralAttention, AdditiveAttention)
 
 
 @mutant(
     "attention without scale",
     replaces="scaled",
-    operations=("scaled_dot_product_attention", "self_attention", "projected_self_attention", "cross_attention"),
+    operations=(ScaledDotProductAttention, SelfAttention, ProjectedSelfAttention, CrossAttention),
     breaks=("attention.scale",),
     source="mlc-ai/mlc-llm#3426, ethen8181/machine-learning#13",
 )
-def unscaled(right: Formulas, scores: Numbers, d: int) -> Numbers:
+def unscaled(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """√d is forgotten."""
     return scores
 
@@ -25,11 +35,11 @@ def unscaled(right: Formulas, scores: Numbers, d: int) -> Numbers:
 @mutant(
     "attention scaled by d",
     replaces="scaled",
-    operations=("scaled_dot_product_attention", "self_attention"),
+    operations=(ScaledDotProductAttention, SelfAttention),
     breaks=("attention.scale",),
     source="a scale of d in place of √d",
 )
-def over_d(right: Formulas, scores: Numbers, d: int) -> Numbers:
+def over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """Divided by d."""
     return scores / scores.dtype.type(d)
 
@@ -37,23 +47,23 @@ def over_d(right: Formulas, scores: Numbers, d: int) -> Numbers:
 @mutant(
     "scale after the softmax",
     replaces="attend",
-    operations=("scaled_dot_product_attention",),
+    operations=(ScaledDotProductAttention,),
     breaks=("pooling.constants", "pooling.gain"),
     source="FrancescoSaverioZuppichini/ViT#6",
 )
-def scaled_weights(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def scaled_weights(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """The weights are halved, not the scores."""
-    return Formulas.attend(right, 2 * scores, value, mask, causal) * value.dtype.type(0.5)
+    return Formulas.attend(correct, 2 * scores, value, mask, causal) * value.dtype.type(0.5)
 
 
 @mutant(
     "scale of head size 64",
     replaces="scaled",
-    operations=("scaled_dot_product_attention",),
+    operations=(ScaledDotProductAttention,),
     breaks=("attention.scale",),
     source="BobMcDear/attorch#14",
 )
-def hard_coded_scale(right: Formulas, scores: Numbers, d: int) -> Numbers:
+def hard_coded_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """1/8 whatever d is."""
     return scores * scores.dtype.type(0.125)
 
@@ -66,7 +76,7 @@ def hard_coded_scale(right: Formulas, scores: Numbers, d: int) -> Numbers:
     breaks=("operation.oracle",),
     source="log₂e written as 1.44",
 )
-def short_logarithm(right: Formulas, x: Numbers) -> Numbers:
+def short_logarithm(correct: Formulas, x: Numbers) -> Numbers:
     """exp2(1.44 x), where log₂e is 1.4427."""
     return np.exp2(x.dtype.type(1.44) * x)
 
@@ -74,14 +84,14 @@ def short_logarithm(right: Formulas, x: Numbers) -> Numbers:
 @mutant(
     "scores capped at 30 by tanh",
     replaces="softmax",
-    operations=("dot_product_attention",),
+    operations=(DotProductAttention,),
     breaks=("attention.hard-limit", "operation.oracle"),
     source="soft-capping left on",
 )
-def soft_cap(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def soft_cap(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """30 tanh(e/30)."""
     cap = scores.dtype.type(30)
-    return Formulas.softmax(right, cap * np.tanh(scores / cap), mask=mask)
+    return Formulas.softmax(correct, cap * np.tanh(scores / cap), mask=mask)
 
 
 @mutant(
@@ -91,10 +101,10 @@ def soft_cap(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbe
     breaks=("attention.hard-limit", "operation.oracle"),
     source="clipping that keeps exp from overflowing",
 )
-def clipped_scores(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def clipped_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Scores beyond ±20 all count alike."""
     low, high = scores.dtype.type(-20), scores.dtype.type(20)
-    return Formulas.softmax(right, np.minimum(np.maximum(scores, low), high), mask=mask)
+    return Formulas.softmax(correct, np.minimum(np.maximum(scores, low), high), mask=mask)
 
 
 @mutant(
@@ -104,15 +114,15 @@ def clipped_scores(right: Formulas, scores: Numbers, *, mask: Numbers = None) ->
     breaks=("operation.oracle",),
     source="similarity taken without its sign",
 )
-def absolute_scores(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def absolute_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """|e|: opposite keys attract as much as equal ones."""
-    return Formulas.softmax(right, np.abs(scores), mask=mask)
+    return Formulas.softmax(correct, np.abs(scores), mask=mask)
 
 
 @mutant(
     "a bias for distance left on",
     replaces="attend",
-    operations=(*SOFT, "self_attention"),
+    operations=(*SOFT, SelfAttention),
     breaks=(
         "attention.query-permutation",
         "attention.key-permutation",
@@ -121,24 +131,24 @@ def absolute_scores(right: Formulas, scores: Numbers, *, mask: Numbers = None) -
     ),
     source="linear position biases (ALiBi) in a kernel's default",
 )
-def distance_bias(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def distance_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """−|i − j|/8 is added to the scores."""
     n, m = scores.shape[-2:]
     bias = -np.abs(np.arange(n)[:, None] - np.arange(m)) / 8
-    return Formulas.attend(right, scores + bias.astype(scores.dtype), value, mask, causal)
+    return Formulas.attend(correct, scores + bias.astype(scores.dtype), value, mask, causal)
 
 
 @mutant(
     "sliding window left on",
     replaces="attendable",
-    operations=(*SOFT, "self_attention"),
+    operations=(*SOFT, SelfAttention),
     breaks=("attention.key-permutation", "attention.self-equivariance", "pooling.uniform"),
     source="ROCm/flash-attention#158",
 )
-def sliding_window(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def sliding_window(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """Keys more than 8 positions away are not attended to."""
     near = np.abs(np.arange(n)[:, None] - np.arange(m)) <= 8
-    allowed = Formulas.attendable(right, mask, causal, n, m)
+    allowed = Formulas.attendable(correct, mask, causal, n, m)
     return near if allowed is None else near & allowed
 
 
@@ -149,10 +159,10 @@ def sliding_window(right: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     breaks=("attention.key-permutation", "pooling.uniform"),
     source="an attention sink that is dropped",
 )
-def first_key_skipped(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """Key 0 is left out where there is another one."""
     others = np.arange(m)[None, :] > 0
-    allowed = Formulas.attendable(right, mask, causal, n, m)
+    allowed = Formulas.attendable(correct, mask, causal, n, m)
     if m < 2:
         return allowed
     return others if allowed is None else others & allowed
@@ -165,10 +175,10 @@ def first_key_skipped(right: Formulas, mask: Numbers, causal: bool, n: int, m: i
     breaks=("operation.oracle", "attention.key-permutation"),
     source="pytorch/pytorch#159247",
 )
-def dropped_tail(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """Keys behind the last whole tile of 16 are not read, where there is a whole one."""
     whole = np.arange(m)[None, :] < (m // 16 * 16 if m >= 16 else m)
-    allowed = Formulas.attendable(right, mask, causal, n, m)
+    allowed = Formulas.attendable(correct, mask, causal, n, m)
     return whole if allowed is None else whole & allowed
 
 
@@ -179,11 +189,11 @@ def dropped_tail(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -
     breaks=("attention.duplication", "attention.single-key", "pooling.constants"),
     source="flashinfer-ai/flashinfer#5090, ROCm/rocMLIR#1258",
 )
-def phantom_keys(right: Formulas, scores: Numbers) -> Numbers:
+def phantom_keys(correct: Formulas, scores: Numbers) -> Numbers:
     """Tiles of 16 keys are filled up with zeros, which count with weight exp 0."""
     m = scores.shape[-1]
     filled = np.zeros((*scores.shape[:-1], -m % 16), scores.dtype)
-    return Formulas.normalized(right, np.concatenate([scores, filled], axis=-1))[..., :m]
+    return Formulas.normalized(correct, np.concatenate([scores, filled], axis=-1))[..., :m]
 
 
 @mutant(
@@ -193,17 +203,17 @@ def phantom_keys(right: Formulas, scores: Numbers) -> Numbers:
     breaks=("operation.oracle", "attention.key-permutation", "attention.duplication"),
     source="tile-ai/tilelang#1148, PaddleJitLab/CUDATutorial#69",
 )
-def unrescaled(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def unrescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """When the running maximum grows in a later tile of 16 keys, what was summed before keeps its old scale."""
     n, m = scores.shape[-2:]
-    allowed = right.attendable(mask, causal, n, m)
-    excluded = right.excluded(scores, allowed)
+    allowed = correct.attendable(mask, causal, n, m)
+    excluded = correct.excluded(scores, allowed)
     tiles = [slice(start, start + 16) for start in range(0, m, 16)]
-    exponentials = [np.exp(excluded[..., tile] - right.shift(excluded[..., : tile.stop])) for tile in tiles]
+    exponentials = [np.exp(excluded[..., tile] - correct.shift(excluded[..., : tile.stop])) for tile in tiles]
     whole = np.concatenate(exponentials, axis=-1) if tiles else excluded
-    total = right.total(whole)
+    total = correct.total(whole)
     weights = whole / np.where(total == 0, scores.dtype.type(1), total)
-    return right.pooled(weights, value, allowed)
+    return correct.pooled(weights, value, allowed)
 
 
 @mutant(
@@ -213,13 +223,13 @@ def unrescaled(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, 
     breaks=("masking.all-true", "attention.input-dependence"),
     source="split keys merged without their sums of exponentials",
 )
-def equal_merge(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def equal_merge(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Each half of at least 4 keys counts as much as the other."""
     m = scores.shape[-1]
     if mask is not None or causal or m < 4:
-        return Formulas.attend(right, scores, value, mask, causal)
+        return Formulas.attend(correct, scores, value, mask, causal)
     first, second = (
-        Formulas.attend(right, scores[..., part], value[..., part, :], None, False)
+        Formulas.attend(correct, scores[..., part], value[..., part, :], None, False)
         for part in (slice(m // 2), slice(m // 2, None))
     )
     return 0.5 * (first + second)
@@ -228,26 +238,26 @@ def equal_merge(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers,
 @mutant(
     "scores scaled by the logarithm of the number of keys",
     replaces="attend",
-    operations=("scaled_dot_product_attention", "additive_attention"),
+    operations=(ScaledDotProductAttention, AdditiveAttention, SelfAttention),
     breaks=("attention.duplication", "attention.split-and-merge", "masking.truncation"),
     source="log-length scaling for long contexts",
 )
-def length_scaled(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def length_scaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """e·log(m + 1)/log 8."""
     factor = scores.dtype.type(np.log(scores.shape[-1] + 1) / np.log(8))
-    return Formulas.attend(right, scores * factor, value, mask, causal)
+    return Formulas.attend(correct, scores * factor, value, mask, causal)
 
 
 @mutant(
     "ε in the denominator of attention",
     replaces="total",
-    operations=SOFT,
+    operations=(*SOFT, SelfAttention),
     breaks=("attention.single-key", "pooling.gain"),
     source="guards against division by zero",
 )
-def epsilon(right: Formulas, x: Numbers) -> Numbers:
+def epsilon(correct: Formulas, x: Numbers) -> Numbers:
     """10⁻⁶ is added to every sum."""
-    return Formulas.total(right, x) + x.dtype.type(1e-6)
+    return Formulas.total(correct, x) + x.dtype.type(1e-6)
 
 
 @mutant(
@@ -257,7 +267,7 @@ def epsilon(right: Formulas, x: Numbers) -> Numbers:
     breaks=("pooling.uniform", "operation.oracle"),
     source="argmax in place of softmax; the first of equal keys wins",
 )
-def hard(right: Formulas, scores: Numbers) -> Numbers:
+def hard(correct: Formulas, scores: Numbers) -> Numbers:
     """The best key takes all."""
     first = np.argmax(scores, axis=-1)[..., None] if scores.shape[-1] else np.zeros((*scores.shape[:-1], 1))
     best = (np.arange(scores.shape[-1]) == first) & (scores > -np.inf)
@@ -271,9 +281,9 @@ def hard(right: Formulas, scores: Numbers) -> Numbers:
     breaks=("attention.sign", "operation.oracle"),
     source="feature maps of linear attention",
 )
-def relu_queries(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """Negative coordinates of queries are lost."""
-    return Formulas.dot_scores(right, np.maximum(query, query.dtype.type(0)), key)
+    return Formulas.dot_scores(correct, np.maximum(query, query.dtype.type(0)), key)
 
 
 @mutant(
@@ -283,10 +293,10 @@ def relu_queries(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
     breaks=("attention.scale-trade", "operation.oracle"),
     source="fixed-point queries",
 )
-def fixed_point_queries(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def fixed_point_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """Queries are rounded to multiples of 2⁻⁸."""
     step = query.dtype.type(2.0**-8)
-    return Formulas.dot_scores(right, np.rint(query / step) * step, key)
+    return Formulas.dot_scores(correct, np.rint(query / step) * step, key)
 
 
 @mutant(
@@ -296,24 +306,24 @@ def fixed_point_queries(right: Formulas, query: Numbers, key: Numbers) -> Number
     breaks=("attention.scale-trade", "operation.oracle"),
     source="quantised keys",
 )
-def flushed_keys(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def flushed_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """Keys below 1/16 in magnitude count as 0."""
-    return Formulas.dot_scores(right, query, np.where(np.abs(key) < 0.0625, key.dtype.type(0), key))
+    return Formulas.dot_scores(correct, query, np.where(np.abs(key) < 0.0625, key.dtype.type(0), key))
 
 
 @mutant(
     "keys centred in place",
     replaces="dot_scores",
-    operations=("scaled_dot_product_attention",),
+    operations=(ScaledDotProductAttention,),
     breaks=("operation.oracle",),
     source="smoothed keys (SageAttention) of the first half only",
 )
-def centred_half(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def centred_half(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """The mean of the keys is taken off the first half of them; off all of them it would cancel in the softmax."""
     m = key.shape[-2]
     mean = np.sum(key, axis=-2, keepdims=True) / key.dtype.type(max(m, 1))
     first = np.arange(m)[:, None] < m // 2
-    return Formulas.dot_scores(right, query, np.where(first, key - mean, key))
+    return Formulas.dot_scores(correct, query, np.where(first, key - mean, key))
 
 
 @mutant(
@@ -323,73 +333,80 @@ def centred_half(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
     breaks=("operation.oracle", "attention.scale"),
     source="scores stored in the dtype of a mixed-precision region, undeclared",
 )
-def stored_scores(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """Float32 inputs, bfloat16 scores."""
-    return rounded(Formulas.dot_scores(right, query, key), "bfloat16")
+    return rounded(Formulas.dot_scores(correct, query, key), "bfloat16")
 
 
 @mutant(
     "positions added to the sequence",
     replaces="self_attention",
-    operations=("self_attention",),
+    operations=(SelfAttention,),
     breaks=("attention.self-equivariance",),
     source="an encoding added inside the layer as well",
 )
-def positions_added(right: Formulas, x: Numbers, *, mask: Numbers = None, causal: bool = False) -> Numbers:
+def positions_added(correct: Formulas, x: Numbers, *, mask: Numbers = None, causal: bool = False) -> Numbers:
     """x + P."""
-    encoding = right.sinusoidal_positional_encoding(x.shape[-2], x.shape[-1]).astype(x.dtype)
-    return Formulas.self_attention(right, x + encoding, mask=mask, causal=causal)
+    encoding = correct.sinusoidal_positional_encoding(x.shape[-2], x.shape[-1]).astype(x.dtype)
+    return Formulas.self_attention(correct, x + encoding, mask=mask, causal=causal)
 
 
 @mutant(
     "weights from positions alone",
     replaces="softmax",
-    operations=(*DOT, "self_attention", "nadaraya_watson"),
+    operations=(*DOT, SelfAttention, NadarayaWatson),
     breaks=("attention.input-dependence",),
     source="S1: a fully connected layer has weights that do not depend on the input",
 )
-def fixed_weights(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def fixed_weights(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """All attendable keys count alike."""
-    return Formulas.softmax(right, scores * scores.dtype.type(0), mask=mask)
+    return Formulas.softmax(correct, scores * scores.dtype.type(0), mask=mask)
 
 
 @mutant(
     "projections of queries and keys exchanged",
     replaces="projected_self_attention",
-    operations=("projected_self_attention",),
+    operations=(ProjectedSelfAttention,),
     breaks=("operation.oracle",),
     source="positional weights passed in the other order",
 )
 def exchanged_projections(
-    right: Formulas, x: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None, causal: bool = False
+    correct: Formulas,
+    x: Numbers,
+    w_q: Numbers,
+    w_k: Numbers,
+    w_v: Numbers,
+    *,
+    mask: Numbers = None,
+    causal: bool = False,
 ) -> Numbers:
     """W_k makes the queries and W_q the keys, which fits always."""
-    return Formulas.projected_self_attention(right, x, w_k, w_q, w_v, mask=mask, causal=causal)
+    return Formulas.projected_self_attention(correct, x, w_k, w_q, w_v, mask=mask, causal=causal)
 
 
 @mutant(
     "queries made from the memory where it fits",
     replaces="cross_attention",
-    operations=("cross_attention",),
+    operations=(CrossAttention,),
     breaks=("operation.oracle",),
     source="arguments in the other order",
 )
 def queries_from_memory(
-    right: Formulas, x: Numbers, memory: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
+    correct: Formulas, x: Numbers, memory: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
 ) -> Numbers:
     """The first query stands for all of them."""
     first = np.repeat(x[..., :1, :], x.shape[-2], axis=-2) if x.shape[-2] else x
-    return Formulas.cross_attention(right, first, memory, w_q, w_k, w_v, mask=mask)
+    return Formulas.cross_attention(correct, first, memory, w_q, w_k, w_v, mask=mask)
 
 
 @mutant(
     "one head size for queries and values",
     replaces="scaled",
-    operations=("projected_self_attention", "cross_attention"),
+    operations=(ProjectedSelfAttention, CrossAttention),
     breaks=("operation.oracle",),
     source="juho-lee/set_transformer#18",
 )
-def scaled_by_inputs(right: Formulas, scores: Numbers, d: int) -> Numbers:
+def scaled_by_inputs(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """Scaled by √(d + 1), as if a padded column were counted."""
     return scores / np.sqrt(scores.dtype.type(d + 1))
 
@@ -397,13 +414,13 @@ def scaled_by_inputs(right: Formulas, scores: Numbers, d: int) -> Numbers:
 @mutant(
     "scores 0.1 % off",
     replaces="scaled",
-    operations=("scaled_dot_product_attention",),
+    operations=(ScaledDotProductAttention,),
     breaks=("attention.scale", "operation.oracle"),
     source="1/√d from a table of three digits",
 )
-def three_digits(right: Formulas, scores: Numbers, d: int) -> Numbers:
+def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """1/√d rounded to a thousandth of itself."""
-    return Formulas.scaled(right, scores, d) * scores.dtype.type(1.001)
+    return Formulas.scaled(correct, scores, d) * scores.dtype.type(1.001)
 
 
 @mutant(
@@ -413,10 +430,10 @@ def three_digits(right: Formulas, scores: Numbers, d: int) -> Numbers:
     breaks=("operation.oracle",),
     source="an index that wraps in the second tile",
 )
-def wraps_after_128(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def wraps_after_128(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Values from key 128 on are read from the first tile again."""
     order = np.arange(value.shape[-2]) % 128
-    return Formulas.attend(right, scores, np.take(value, order, axis=-2), mask, causal)
+    return Formulas.attend(correct, scores, np.take(value, order, axis=-2), mask, causal)
 
 
 @mutant(
@@ -426,7 +443,7 @@ def wraps_after_128(right: Formulas, scores: Numbers, value: Numbers, mask: Numb
     breaks=("operation.oracle",),
     source="BobMcDear/attorch#14: offsets divided by the wrong stride",
 )
-def repeated_queries(right: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def repeated_queries(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Rows from 64 on are those of the first tile."""
-    result = Formulas.attend(right, scores, value, mask, causal)
+    result = Formulas.attend(correct, scores, value, mask, causal)
     return np.take(result, np.arange(result.shape[-2]) % 64, axis=-2)

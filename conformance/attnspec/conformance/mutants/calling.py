@@ -9,19 +9,29 @@ from numpy.lib.stride_tricks import as_strided
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query
+from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention, SelfAttention
+from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.operation import Operation
-
-ATTENTION = "scaled_dot_product_attention"
+from attnspec.spec.contract.shapes import bind
+from attnspec.spec.contract.tree import Kind, flatten, mapped
+from attnspec.spec.masking import CausalMask, PaddingMask
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.normalization import MeanNormalization, Softmax
+from attnspec.spec.pooling import AttentionPooling, AveragePooling
+from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.scoring import AdditiveScores, DotScores, ScaledDotScores
+from attnspec.spec.seq2seq import BahdanauContext
 
 
 @mutant(
     "float32 in, float64 out",
     replaces="result_dtype",
-    operations=("scaled_dot_scores", ATTENTION),
+    operations=(ScaledDotScores, ScaledDotProductAttention),
     breaks=("operation.dtype",),
     source="np.sqrt of an integer is a double; pytorch/pytorch#171191",
 )
-def promoted(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+def promoted(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
     """The dtype of a constant wins."""
     return np.float64
 
@@ -29,12 +39,12 @@ def promoted(right: Library, operation: Operation, arguments: Mapping[str, Any])
 @mutant(
     "bfloat16 in, float32 out",
     replaces="result_dtype",
-    operations=("softmax", ATTENTION),
+    operations=(Softmax, ScaledDotProductAttention),
     dtype="bfloat16",
     breaks=("operation.dtype",),
     source="lucidrains/flash-attention-jax#13, tinygrad/tinygrad#5100",
 )
-def not_rounded_back(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+def not_rounded_back(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
     """The dtype of the accumulator."""
     return np.float32
 
@@ -42,24 +52,25 @@ def not_rounded_back(right: Library, operation: Operation, arguments: Mapping[st
 @mutant(
     "float64 computed in float32",
     replaces="prepared",
-    operations=(ATTENTION, "softmax", "additive_scores"),
+    operations=(ScaledDotProductAttention, Softmax, AdditiveScores),
     dtype="float64",
     breaks=("operation.oracle",),
     source="a framework whose default is single precision",
 )
-def single_inside(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def single_inside(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs are cast down, the result is cast up."""
-    return {name: x.astype(np.float32) if is_float(x) else x for name, x in arguments.items()}
+    found: dict[str, Any] = mapped(dict(arguments), lambda _, x: x.astype(np.float32) if is_float(x) else x)
+    return found
 
 
 @mutant(
     "mask returned as numbers",
     replaces="finished",
-    operations=("causal_mask", "padding_mask"),
+    operations=(CausalMask, PaddingMask),
     breaks=("operation.dtype",),
     source="tril of ones",
 )
-def numeric_mask(right: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def numeric_mask(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
     """1 for True and 0 for False."""
     return np.array(result, dtype=np.float32)
 
@@ -67,72 +78,67 @@ def numeric_mask(right: Library, operation: Operation, result: Numbers, argument
 @mutant(
     "a single query loses its axis",
     replaces="finished",
-    operations=(ATTENTION, "dot_scores", "multi_head_attention"),
+    operations=(ScaledDotProductAttention, DotScores, MultiHeadAttention),
     breaks=("operation.shape",),
     source="squeeze without an axis; OpenNMT/OpenNMT-py#110",
 )
-def squeezed(right: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def squeezed(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
     """Dimensions of size 1 are removed."""
-    return np.squeeze(Library.finished(right, operation, result, arguments))
+    return np.squeeze(Library.finished(correct, operation, result, arguments))
 
 
 @mutant(
     "result with its last axes exchanged",
     replaces="finished",
-    operations=("dot_scores", ATTENTION),
+    operations=(DotScores, ScaledDotProductAttention),
     breaks=("operation.shape",),
     source="sequence first or features first",
 )
-def transposed(right: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def transposed(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
     """(…, m, n)."""
-    return np.swapaxes(Library.finished(right, operation, result, arguments), -1, -2)
+    return np.swapaxes(Library.finished(correct, operation, result, arguments), -1, -2)
 
 
 @mutant(
     "batch element 0 for all",
     replaces="prepared",
-    operations=("dot_scores", ATTENTION, "softmax", "padding_mask"),
+    operations=(DotScores, ScaledDotProductAttention, Softmax, PaddingMask),
     breaks=("operation.batch-invariance",),
     source="BobMcDear/attorch#14: the batch term lost in an offset",
 )
-def first_of_batch(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def first_of_batch(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The first argument is read at batch 0 only."""
-    prepared = Library.prepared(right, operation, arguments)
-    first = operation.arguments[0]
-    x = prepared[first.name]
+    prepared = Library.prepared(correct, operation, arguments)
+    first, x = arrays(operation, prepared)[0]
     if x.ndim > len(first.core) and x.shape[0]:
-        prepared[first.name] = np.repeat(x[:1], x.shape[0], axis=0)
+        return changed(prepared, {first.path: np.repeat(x[:1], x.shape[0], axis=0)})
     return prepared
 
 
 @mutant(
     "a maximum shared by the batch",
     replaces="shift",
-    operations=("softmax", "dot_product_attention"),
+    operations=(Softmax, DotProductAttention),
     breaks=("operation.oracle",),
     source="a reduction over too many axes",
 )
-def shared_maximum(right: Formulas, scores: Numbers) -> Numbers:
+def shared_maximum(correct: Formulas, scores: Numbers) -> Numbers:
     """Elements far below the greatest score of the batch underflow."""
-    highest = Formulas.shift(right, scores)
+    highest = Formulas.shift(correct, scores)
     return np.broadcast_to(np.max(highest, initial=-np.inf), highest.shape).astype(scores.dtype)
 
 
 @mutant(
     "broadcast batches refused",
     replaces="check",
-    operations=("dot_scores", ATTENTION),
+    operations=(DotScores, ScaledDotProductAttention),
     breaks=("operation.broadcasting",),
     source="keras-team/keras#21483",
 )
-def equal_batches_only(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+def equal_batches_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
     """All batches must be equal."""
-    Library.check(right, operation, arguments)
-    batches = {
-        arguments[a.name].shape[: arguments[a.name].ndim - len(a.core)]
-        for a in operation.arguments
-        if a.batched and arguments.get(a.name) is not None
-    }
+    Library.check(correct, operation, arguments)
+    batches = {x.shape[: x.ndim - len(leaf.core)] for leaf, x in arrays(operation, arguments) if leaf.batched}
     if len(batches) > 1:
         raise ValueError(f"{operation.name}: expected equal batches; got {sorted(batches)}")
 
@@ -140,62 +146,60 @@ def equal_batches_only(right: Library, operation: Operation, arguments: Mapping[
 @mutant(
     "broadcast batches rolled",
     replaces="prepared",
-    operations=("dot_scores", ATTENTION),
+    operations=(DotScores, ScaledDotProductAttention),
     breaks=("operation.oracle", "operation.gradient"),
     source="ekzhang/jax-js#180, onnx/onnx#7274: tile for repeat",
 )
-def repeats_wrongly(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def repeats_wrongly(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Where keys are repeated over the batch, their order shifts with it."""
-    prepared = Library.prepared(right, operation, arguments)
-    query, key = prepared["query"], prepared["key"]
-    if query.ndim > 2 and query.shape[0] > 1 and (key.ndim < query.ndim or key.shape[0] == 1):
-        key = np.broadcast_to(key, (*query.shape[:-2], *key.shape[-2:])).copy()
-        key[1:] = np.flip(key[1:], axis=-2)
-        prepared["key"] = key
-    return prepared
+    prepared = Library.prepared(correct, operation, arguments)
+    q, k = (at(prepared, path(operation)) for path in (query, key))
+    if q.ndim > 2 and q.shape[0] > 1 and (k.ndim < q.ndim or k.shape[0] == 1):
+        k = np.broadcast_to(k, (*q.shape[:-2], *k.shape[-2:])).copy()
+        k[1:] = np.flip(k[1:], axis=-2)
+    return changed(prepared, {key(operation): k})
 
 
 @mutant(
     "batches without elements refused",
     replaces="check",
-    operations=(ATTENTION, "dot_scores", "softmax", "bahdanau_context"),
+    operations=(ScaledDotProductAttention, DotScores, Softmax, BahdanauContext),
     breaks=("operation.empty-batch",),
     source="pytorch/pytorch#12013: kernels launched with a grid of 0",
 )
-def empty_batch_refused(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+def empty_batch_refused(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
     """There must be something to compute."""
-    Library.check(right, operation, arguments)
-    for a in operation.arguments:
-        x = arguments.get(a.name)
-        if a.batched and isinstance(x, np.ndarray) and 0 in x.shape[: x.ndim - len(a.core)]:
+    Library.check(correct, operation, arguments)
+    for leaf, x in arrays(operation, arguments):
+        if leaf.batched and 0 in x.shape[: x.ndim - len(leaf.core)]:
             raise ValueError(f"{operation.name}: expected a batch with elements; got {x.shape}")
 
 
 @mutant(
     "batches of fewer dimensions from the left",
     replaces="prepared",
-    operations=("dot_scores", ATTENTION),
+    operations=(DotScores, ScaledDotProductAttention),
     breaks=("operation.fewer-dimensions",),
     source="unsqueeze behind the batch instead of in front of it",
 )
-def aligned_left(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def aligned_left(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that lack batch dimensions are read in reverse order, as the wrong elements would be."""
-    prepared = Library.prepared(right, operation, arguments)
-    if prepared["key"].ndim < prepared["query"].ndim:
-        prepared["key"] = np.flip(prepared["key"], axis=-2)
-    return prepared
+    prepared = Library.prepared(correct, operation, arguments)
+    q, k = (at(prepared, path(operation)) for path in (query, key))
+    return changed(prepared, {key(operation): np.flip(k, axis=-2) if k.ndim < q.ndim else k})
 
 
 @mutant(
     "strides ignored",
     replaces="prepared",
-    operations=("dot_scores", ATTENTION, "softmax", "padding_mask"),
+    operations=(DotScores, ScaledDotProductAttention, Softmax, PaddingMask),
     breaks=("operation.non-contiguous",),
     source="flagos-ai/FlagGems#5896, ROCm/aiter#5292",
 )
-def contiguous_only(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def contiguous_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Memory is read as if it were contiguous."""
-    return {name: _as_contiguous(x) for name, x in Library.prepared(right, operation, arguments).items()}
+    found: dict[str, Any] = mapped(Library.prepared(correct, operation, arguments), lambda _, x: _as_contiguous(x))
+    return found
 
 
 def _as_contiguous(x: Any) -> Any:
@@ -209,28 +213,33 @@ def _as_contiguous(x: Any) -> Any:
 @mutant(
     "queries scaled in place",
     replaces="prepared",
-    operations=("scaled_dot_scores", ATTENTION),
+    operations=(ScaledDotScores, ScaledDotProductAttention),
     breaks=("operation.no-mutation",),
     source="pytorch/pytorch#73249",
 )
-def scaled_in_place(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's query is divided by 2 after it was used; the result is right."""
-    prepared = {name: x.copy() if isinstance(x, np.ndarray) else x for name, x in arguments.items()}
-    arguments["query"][...] *= arguments["query"].dtype.type(0.5)
+def scaled_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's query is divided by 2 after it was used; the result is correct."""
+    prepared, asking = _copied(arguments), at(arguments, query(operation))
+    asking[...] *= asking.dtype.type(0.5)
     return prepared
+
+
+def _copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = mapped(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
+    return found
 
 
 @mutant(
     "scores masked in place",
     replaces="prepared",
-    operations=("softmax", "mean_normalization"),
+    operations=(Softmax, MeanNormalization),
     breaks=("operation.no-mutation",),
     source="masked_fill_ on an argument",
 )
-def masked_in_place(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def masked_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Masked scores of the caller become 0."""
-    prepared = {name: x.copy() if isinstance(x, np.ndarray) else x for name, x in arguments.items()}
-    scores, mask = arguments["scores"], arguments.get("mask")
+    prepared = _copied(arguments)
+    scores, mask = at(arguments, query(operation)), mask_of(operation, arguments)
     if mask is None:
         scores[...] = scores - scores.max(initial=0)
     elif np.broadcast_shapes(scores.shape, mask.shape) == scores.shape:
@@ -241,20 +250,22 @@ def masked_in_place(right: Library, operation: Operation, arguments: Mapping[str
 @mutant(
     "lengths sorted in place",
     replaces="prepared",
-    operations=("padding_mask",),
+    operations=(PaddingMask,),
     breaks=("operation.no-mutation",),
     source="facebookresearch/InferSent#51",
 )
-def sorted_in_place(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def sorted_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's lengths are clipped to the longest but one."""
-    prepared = {name: x.copy() if isinstance(x, np.ndarray) else x for name, x in arguments.items()}
-    arguments["lengths"][...] = np.minimum(arguments["lengths"], 1)
+    prepared = _copied(arguments)
+    for leaf, lengths in arrays(operation, arguments):
+        if operation.role(leaf) & Role.LENGTHS:
+            lengths[...] = np.minimum(lengths, 1)
     return prepared
 
 
 @mutant(
     "keys scaled in the memory of the values",
-    operations=(ATTENTION, "dot_product_attention"),
+    operations=(ScaledDotProductAttention, DotProductAttention),
     breaks=("attention.shared-inputs",),
     source="one array packed once for two uses",
 )
@@ -264,18 +275,19 @@ class SharedBuffer(Library):
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Double the keys and halve the queries: harmless unless keys and values share memory."""
         copies: dict[int, Any] = {}
-        prepared: dict[str, Any] = {
-            name: copies.setdefault(id(x), x.copy()) if isinstance(x, np.ndarray) else x
-            for name, x in arguments.items()
-        }
-        prepared["query"] = 0.5 * prepared["query"]
-        prepared["key"] *= 2
-        return prepared
+
+        def shared(_: str, x: Any) -> Any:
+            return copies.setdefault(id(x), x.copy()) if isinstance(x, np.ndarray) else x
+
+        prepared: dict[str, Any] = mapped(dict(arguments), shared)
+        keys = at(prepared, key(operation))
+        keys *= 2
+        return changed(prepared, {query(operation): 0.5 * at(prepared, query(operation))})
 
 
 @mutant(
     "results cached by shape",
-    operations=(ATTENTION, "softmax"),
+    operations=(ScaledDotProductAttention, Softmax),
     breaks=("operation.no-memory",),
     source="facebookresearch/xformers#66: a buffer made for the first call",
 )
@@ -286,7 +298,7 @@ class CachedByShape(Library):
         """Look up the shapes only."""
         results: dict[Any, Numbers] = vars(self).setdefault("results", {})
         given = self.named(operation, args, kwargs)
-        shapes = (operation.name, *((name, np.shape(x), x is None) for name, x in given.items()))
+        shapes = (operation.name, *((path, np.shape(x), x is None) for path, x in flatten(given).items()))
         if shapes not in results:
             results[shapes] = super().call(operation, *args, **kwargs)
         return results[shapes]
@@ -294,7 +306,7 @@ class CachedByShape(Library):
 
 @mutant(
     "results in one buffer",
-    operations=(ATTENTION, "dot_scores", "causal_mask", "sinusoidal_positional_encoding"),
+    operations=(ScaledDotProductAttention, DotScores, CausalMask, SinusoidalPositionalEncoding),
     breaks=("operation.no-memory",),
     source="a workspace that is handed out",
 )
@@ -305,17 +317,17 @@ class OneBuffer(Library):
         """Write into the buffer of that shape; tables that need no inputs are computed only once."""
         buffers: dict[Any, Numbers] = vars(self).setdefault("buffers", {})
         fresh = super().finished(operation, result, arguments)
-        key = (operation.name, fresh.shape, tuple(v for v in arguments.values() if isinstance(v, int)))
-        if key not in buffers:
-            buffers[key] = fresh
-        elif operation.float_arguments:
-            buffers[key][...] = fresh
-        return buffers[key]
+        place = (operation.name, fresh.shape, tuple(v for v in arguments.values() if isinstance(v, int)))
+        if place not in buffers:
+            buffers[place] = fresh
+        elif operation.floats:
+            buffers[place][...] = fresh
+        return buffers[place]
 
 
 @mutant(
     "previous result returned",
-    operations=(ATTENTION, "softmax"),
+    operations=(ScaledDotProductAttention, Softmax),
     breaks=("operation.no-memory",),
     source="asynchronous copies that are not waited for",
 )
@@ -333,7 +345,7 @@ class PreviousResult(Library):
 
 @mutant(
     "added to what the buffer held",
-    operations=("dot_scores", "attention_pooling"),
+    operations=(DotScores, AttentionPooling),
     breaks=("operation.no-memory",),
     source="an accumulator that is not zeroed",
 )
@@ -352,91 +364,91 @@ class AccumulatesOn(Library):
 @mutant(
     "shapes cut to fit",
     replaces="call",
-    operations=("dot_scores", ATTENTION, "attention_pooling"),
+    operations=(DotScores, ScaledDotProductAttention, AttentionPooling),
     breaks=("operation.rejection",),
     source="kernels that take sizes from one argument and trust the others",
 )
-def cut_to_fit(right: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+def cut_to_fit(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
     """The size of the first argument is taken for granted: longer arrays are cut, shorter ones filled with zeros."""
-    given = right.named(operation, args, kwargs)
+    given = correct.named(operation, args, kwargs)
     sizes: dict[str, int] = {}
-    for a in operation.arguments:
-        x = given.get(a.name)
-        if not isinstance(x, np.ndarray) or x.dtype == bool or x.ndim < len(a.core):
+    fitted: dict[str, Any] = {}
+    for leaf, x in arrays(operation, given):
+        if leaf.kind is Kind.BOOL or x.ndim < len(leaf.core):
             continue
-        for axis, d in enumerate(a.core, x.ndim - len(a.core)):
-            size = sizes.setdefault(d.name, x.shape[axis])
+        for axis, d in enumerate(leaf.core, x.ndim - len(leaf.core)):
+            size = sizes.setdefault(d.written, x.shape[axis])
             x = np.take(x, np.arange(min(size, x.shape[axis])), axis=axis)
             missing = [(0, size - x.shape[i] if i == axis else 0) for i in range(x.ndim)]
             x = np.pad(x, missing)
-        given[a.name] = x
-    return Library.call(right, operation, **given)
+        fitted[leaf.path] = x
+    return Library.call(correct, operation, **changed(given, fitted))
 
 
 @mutant(
     "masks of any shape taken",
     replaces="call",
-    operations=(ATTENTION, "softmax", "average_pooling"),
+    operations=(ScaledDotProductAttention, Softmax, AveragePooling),
     breaks=("operation.rejection",),
     source="openai/gpt-2#270: a mask that broadcasts somehow",
 )
-def any_mask(right: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+def any_mask(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
     """A mask is cut, or cyclically repeated, to whatever is needed."""
-    given = right.named(operation, args, kwargs)
-    mask = given.pop("mask", None)
-    if mask is None:
-        return Library.call(right, operation, **given)
+    given = correct.named(operation, args, kwargs)
+    leaf, mask = operation.mask, mask_of(operation, given)
+    if leaf is None or mask is None:
+        return Library.call(correct, operation, **given)
     try:
-        return Library.call(right, operation, **given, mask=mask)
+        return Library.call(correct, operation, **given)
     except ValueError:
-        first = given[operation.arguments[0].name]
-        m = given["value"].shape[-2] if "value" in given else first.shape[-1]
-        shape = (m,) if operation.name == "average_pooling" else (first.shape[-2], m)
-        return Library.call(right, operation, **given, mask=np.resize(mask, shape))
+        sizes = bind(operation, changed(given, {leaf.path: None})).sizes
+        shape = [sizes[factor] for d in leaf.core for factor in d.factors]
+        return Library.call(correct, operation, **changed(given, {leaf.path: np.resize(mask, shape)}))
 
 
 @mutant(
     "negative sizes count as 0",
     replaces="call",
-    operations=("causal_mask", "sinusoidal_positional_encoding"),
+    operations=(CausalMask, SinusoidalPositionalEncoding),
     breaks=("operation.rejection",),
     source="arange of a negative number is empty",
 )
-def negative_sizes(right: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+def negative_sizes(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
     """max(0, n)."""
-    given = right.named(operation, args, kwargs)
-    least = {"d": 1}
-    sizes = {name: max(x, least.get(name, 0)) if type(x) is int else x for name, x in given.items()}
-    return Library.call(right, operation, **sizes)
+    given = correct.named(operation, args, kwargs)
+    for option in operation.numbers:
+        least = 0 if operation.axis(option.path) & Axis.POSITION else 1
+        given[option.path] = max(given[option.path], least)
+    return Library.call(correct, operation, **given)
 
 
 @mutant(
     "no queries not taken",
     replaces="prepared",
-    operations=(ATTENTION, "dot_scores"),
+    operations=(ScaledDotProductAttention, DotScores),
     breaks=("operation.oracle", "operation.shape"),
     source="grids of size 0 cannot be launched",
 )
-def empty_refused(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def empty_refused(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Empty arrays raise."""
-    if any(isinstance(x, np.ndarray) and not x.size for x in arguments.values()):
+    if any(not x.size for _, x in arrays(operation, arguments)):
         raise RuntimeError("invalid configuration argument")
-    return Library.prepared(right, operation, arguments)
+    return Library.prepared(correct, operation, arguments)
 
 
 @mutant(
     "sequence and batch exchanged",
     replaces="prepared",
-    operations=(ATTENTION, "self_attention"),
+    operations=(ScaledDotProductAttention, SelfAttention),
     breaks=("operation.batch-invariance", "operation.oracle"),
     source="aipixel/AEMatter#3: batch first or sequence first",
 )
-def sequence_first(right: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def sequence_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Where a batch is as long as the sequences, they are exchanged."""
-    prepared = Library.prepared(right, operation, arguments)
-    floats = [prepared[name] for name in operation.float_arguments]
-    if all(x.ndim == 3 and x.shape[0] > 1 and x.shape[:-1] == floats[0].shape[:-1] for x in floats):
-        for name in operation.float_arguments:
-            x = prepared[name]
-            prepared[name] = np.roll(x.reshape(-1, x.shape[-1]), 1, axis=0).reshape(x.shape)
-    return prepared
+    prepared = Library.prepared(correct, operation, arguments)
+    floats = {leaf.path: x for leaf, x in arrays(operation, prepared) if leaf.kind is Kind.FLOAT}
+    lengths = {x.shape[:-1] for x in floats.values()}
+    if len(lengths) > 1 or any(x.ndim != 3 or x.shape[0] < 2 for x in floats.values()):
+        return prepared
+    rolled = {path: np.roll(x.reshape(-1, x.shape[-1]), 1, axis=0).reshape(x.shape) for path, x in floats.items()}
+    return changed(prepared, rolled)

@@ -4,16 +4,27 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import (
+    AdditiveAttention,
+    CrossAttention,
+    DotProductAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+)
+from attnspec.spec.masking import CausalMask, PaddingMask
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.pooling import NadarayaWatson
 
 MASKED = (
-    "scaled_dot_product_attention",
-    "dot_product_attention",
-    "additive_attention",
-    "self_attention",
-    "cross_attention",
-    "multi_head_attention",
+    ScaledDotProductAttention,
+    DotProductAttention,
+    AdditiveAttention,
+    SelfAttention,
+    CrossAttention,
+    MultiHeadAttention,
 )
-CAUSAL = tuple(name for name in MASKED if name != "cross_attention")
+CAUSAL = tuple(protocol for protocol in MASKED if protocol is not CrossAttention)
 
 
 @mutant(
@@ -23,19 +34,19 @@ CAUSAL = tuple(name for name in MASKED if name != "cross_attention")
     breaks=("masking.all-true", "masking.garbage", "masking.truncation"),
     source="InseeFrLab/torchTextClassifiers#92, lucidrains/halonet-pytorch#6",
 )
-def inverted(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def inverted(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """The other polarity."""
-    return Formulas.attendable(right, None if mask is None else ~mask, causal, n, m)
+    return Formulas.attendable(correct, None if mask is None else ~mask, causal, n, m)
 
 
 @mutant(
     "masked scores filled with −10⁻⁹",
     replaces="excluded",
-    operations=("softmax", "scaled_dot_product_attention"),
+    operations=(Softmax, ScaledDotProductAttention),
     breaks=("masking.garbage", "masking.truncation", "normalization.masked-zero"),
     source="Shujun-He/RibonanzaNet#5",
 )
-def minus_nano(right: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+def minus_nano(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """A typing error for −10⁹."""
     return scores if mask is None else np.where(mask, scores, scores.dtype.type(-1e-9))
 
@@ -43,11 +54,11 @@ def minus_nano(right: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
 @mutant(
     "−10⁴ added to masked scores",
     replaces="excluded",
-    operations=("softmax", "dot_product_attention"),
+    operations=(Softmax, DotProductAttention),
     breaks=("masking.garbage", "semantics.fully_masked"),
     source="huggingface/transformers#12109, hyunwoongko/transformer#40",
 )
-def minus_ten_thousand(right: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+def minus_ten_thousand(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Not enough where scores are large, and nothing at all where every key is masked."""
     return scores if mask is None else scores + np.where(mask, scores.dtype.type(0), scores.dtype.type(-1e4))
 
@@ -55,11 +66,11 @@ def minus_ten_thousand(right: Formulas, scores: Numbers, mask: Numbers) -> Numbe
 @mutant(
     "mask added as 0 and 1",
     replaces="excluded",
-    operations=("softmax", "scaled_dot_product_attention"),
+    operations=(Softmax, ScaledDotProductAttention),
     breaks=("masking.truncation", "normalization.masked-zero"),
     source="pytorch/pytorch#117939, HKUSTDial/flash-sparse-attention#146",
 )
-def added_as_numbers(right: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+def added_as_numbers(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """A boolean mask taken for an additive one."""
     return scores if mask is None else scores + np.where(mask, scores.dtype.type(1), scores.dtype.type(0))
 
@@ -67,24 +78,24 @@ def added_as_numbers(right: Formulas, scores: Numbers, mask: Numbers) -> Numbers
 @mutant(
     "masked after the softmax",
     replaces="softmax",
-    operations=("softmax", *MASKED),
+    operations=(Softmax, *MASKED),
     breaks=("masking.truncation", "masking.future-invariance", "masking.prefix", "normalization.row-sums"),
     source="weights not normalised again",
 )
-def after_the_softmax(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def after_the_softmax(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Masked keys still count in the denominator."""
-    weights = right.normalized(scores)
+    weights = correct.normalized(scores)
     return weights if mask is None else np.where(mask, weights, scores.dtype.type(0))
 
 
 @mutant(
     "causal sees one key too many",
     replaces="causal_mask",
-    operations=("causal_mask", *CAUSAL),
+    operations=(CausalMask, *CAUSAL),
     breaks=("masking.future-invariance", "masking.strict-mask"),
     source="off by one in the diagonal",
 )
-def one_too_many(right: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+def one_too_many(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
     """j ≤ i + 1."""
     return np.arange(m) <= np.arange(n)[:, None] + (1 if include_self else -1)
 
@@ -92,23 +103,47 @@ def one_too_many(right: Formulas, n: int, m: int, *, include_self: bool = True) 
 @mutant(
     "causal leaves out the position itself",
     replaces="causal_mask",
-    operations=("causal_mask", *CAUSAL),
-    breaks=("masking.strict-mask", "masking.causal-is-a-mask", "operation.oracle"),
+    operations=(CausalMask, *CAUSAL),
+    breaks=("masking.strict-mask", "masking.causal-is-a-mask", "operation.option-effect", "operation.oracle"),
     source="S2: strict and inclusive masks both occur",
 )
-def always_strict(right: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+def always_strict(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
     """j < i, whatever is asked for."""
     return np.arange(m) < np.arange(n)[:, None]
 
 
 @mutant(
+    "include_self ignored",
+    replaces="causal_mask",
+    operations=(CausalMask,),
+    breaks=("operation.option-effect", "masking.strict-mask"),
+    source="an option that is accepted and never read",
+)
+def always_inclusive(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+    """j ≤ i, whatever is asked for."""
+    return Formulas.causal_mask(correct, n, m)
+
+
+@mutant(
+    "causal accepted and ignored",
+    replaces="attendable",
+    operations=CAUSAL,
+    breaks=("operation.option-effect", "masking.future-invariance"),
+    source="a backend that takes the flag for the sake of the signature",
+)
+def causal_without_effect(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """The flag has no effect."""
+    return mask
+
+
+@mutant(
     "causal sees only the future",
     replaces="causal_mask",
-    operations=("causal_mask", *CAUSAL),
+    operations=(CausalMask, *CAUSAL),
     breaks=("masking.future-invariance", "masking.prefix", "operation.oracle"),
     source="S2, masked decoder, as printed",
 )
-def only_the_future(right: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+def only_the_future(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
     """i ≤ j."""
     rows, columns = np.arange(n)[:, None], np.arange(m)
     return rows <= columns if include_self else rows < columns
@@ -117,11 +152,11 @@ def only_the_future(right: Formulas, n: int, m: int, *, include_self: bool = Tru
 @mutant(
     "causal mask aligned at the bottom right",
     replaces="causal_mask",
-    operations=("causal_mask",),
+    operations=(CausalMask,),
     breaks=("masking.mask-prefix", "masking.strict-mask"),
     source="Dao-AILab/flash-attention#282, NVIDIA/cutlass#2336",
 )
-def bottom_right_mask(right: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
     """j ≤ i + m − n."""
     return np.arange(m) <= np.arange(n)[:, None] + m - n - (0 if include_self else 1)
 
@@ -133,7 +168,7 @@ def bottom_right_mask(right: Formulas, n: int, m: int, *, include_self: bool = T
     breaks=("masking.future-invariance", "masking.causal-is-a-mask"),
     source="blocks above the diagonal skipped, the diagonal block not masked",
 )
-def whole_tiles(right: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+def whole_tiles(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
     """Every query sees its tile of 16 keys to the end."""
     return np.arange(m) // 16 <= np.arange(n)[:, None] // 16
 
@@ -141,13 +176,13 @@ def whole_tiles(right: Formulas, n: int, m: int, *, include_self: bool = True) -
 @mutant(
     "causal triangle of 64 positions",
     replaces="causal_mask",
-    operations=("causal_mask", *CAUSAL),
+    operations=(CausalMask, *CAUSAL),
     breaks=("operation.oracle",),
     source="karpathy/nanoGPT#473, facebookresearch/xformers#66",
 )
-def fixed_triangle(right: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+def fixed_triangle(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
     """A triangle built once for a maximal length, which later positions repeat."""
-    return Formulas.causal_mask(right, n, m, include_self=include_self) & (np.arange(m) < 64)
+    return Formulas.causal_mask(correct, n, m, include_self=include_self) & (np.arange(m) < 64)
 
 
 @mutant(
@@ -157,9 +192,9 @@ def fixed_triangle(right: Formulas, n: int, m: int, *, include_self: bool = True
     breaks=("masking.causal-is-a-mask",),
     source="AI-Hypercomputer/maxtext#878, pytorch/pytorch#122753",
 )
-def mask_ignored(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """With `causal`, the mask is not looked at."""
-    return Formulas.attendable(right, None if causal else mask, causal, n, m)
+    return Formulas.attendable(correct, None if causal else mask, causal, n, m)
 
 
 @mutant(
@@ -169,9 +204,9 @@ def mask_ignored(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -
     breaks=("masking.causal-is-a-mask",),
     source="keras-team/keras#23038, NVIDIA/TransformerEngine#1524",
 )
-def causal_ignored(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def causal_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """With a mask, `causal` is not looked at."""
-    return Formulas.attendable(right, mask, causal and mask is None, n, m)
+    return Formulas.attendable(correct, mask, causal and mask is None, n, m)
 
 
 @mutant(
@@ -181,11 +216,11 @@ def causal_ignored(right: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     breaks=("masking.causal-is-a-mask", "masking.future-invariance"),
     source="zai-org/GLM-4-Voice#182",
 )
-def either(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def either(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """The union of what both allow."""
     if not causal or mask is None:
-        return Formulas.attendable(right, mask, causal, n, m)
-    return mask | right.causal_mask(n, m)
+        return Formulas.attendable(correct, mask, causal, n, m)
+    return mask | correct.causal_mask(n, m)
 
 
 @mutant(
@@ -195,54 +230,54 @@ def either(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numb
     breaks=("masking.mask-broadcasting",),
     source="rows counted from the shape of the mask",
 )
-def one_row(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def one_row(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """A dimension of size 1 along the queries is not repeated."""
     if mask is not None and mask.shape[-2] == 1 < n:
         mask = mask | (np.arange(n)[:, None] > 0)
-    return Formulas.attendable(right, mask, causal, n, m)
+    return Formulas.attendable(correct, mask, causal, n, m)
 
 
 @mutant(
     "padding mask along the queries where the shapes allow it",
     replaces="attendable",
-    operations=("scaled_dot_product_attention", "self_attention"),
+    operations=(ScaledDotProductAttention, SelfAttention),
     breaks=("masking.mask-broadcasting",),
     source="hyunwoongko/transformer#40, huggingface/transformers#26421",
 )
-def along_the_queries(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """A mask of one row is turned into one of one column where n = m."""
+def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """A mask of one row is read as one of one column where n = m."""
     if mask is not None and n == m and mask.shape[-2] == 1:
         mask = np.swapaxes(mask, -1, -2)
-    return Formulas.attendable(right, mask, causal, n, m)
+    return Formulas.attendable(correct, mask, causal, n, m)
 
 
 @mutant(
     "batch of padding masks taken for queries",
     replaces="attendable",
-    operations=("scaled_dot_product_attention", "dot_product_attention"),
+    operations=(ScaledDotProductAttention, DotProductAttention),
     breaks=("masking.mask-broadcasting",),
     source="HKUST-KnowComp/R-Net#36: a mask (B, m) broadcast against (n, m) where B = n",
 )
-def batch_as_queries(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def batch_as_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """A mask (B, 1, m) is squeezed to (B, m), which fits (n, m) where B = n."""
     if mask is not None and mask.ndim == 3 and mask.shape[-2] == 1 and mask.shape[0] == n:
         mask = mask[:, 0, :]
-    return Formulas.attendable(right, mask, causal, n, m)
+    return Formulas.attendable(correct, mask, causal, n, m)
 
 
 @mutant(
     "another path without scale under a mask",
     replaces="scaled_dot_product_attention",
-    operations=("scaled_dot_product_attention", "self_attention"),
+    operations=(ScaledDotProductAttention, SelfAttention),
     breaks=("masking.all-true", "attention.scale"),
     source="mlc-ai/mlc-llm#3426",
 )
 def fallback_without_scale(
-    right: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
     """Masks are handled by a fallback that leaves the scale at 1."""
-    score = right.scaled_dot_scores if mask is None else right.dot_scores
-    return right.attend(score(query, key), value, mask, causal)
+    score = correct.scaled_dot_scores if mask is None else correct.dot_scores
+    return correct.attend(score(query, key), value, mask, causal)
 
 
 @mutant(
@@ -252,71 +287,71 @@ def fallback_without_scale(
     breaks=("masking.all-true",),
     source="lengths off by one in the unpadding",
 )
-def last_key_dropped(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def last_key_dropped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """Under a mask, the last key that a row may attend to is left out."""
     if mask is not None:
         mask = mask & np.concatenate([mask[..., 1:], np.zeros_like(mask[..., :1])], axis=-1)
-    return Formulas.attendable(right, mask, causal, n, m)
+    return Formulas.attendable(correct, mask, causal, n, m)
 
 
 @mutant(
     "masked keys in the maximum",
     replaces="softmax",
-    operations=("dot_product_attention", "scaled_dot_product_attention", "nadaraya_watson"),
+    operations=(DotProductAttention, ScaledDotProductAttention, NadarayaWatson),
     breaks=("masking.garbage",),
     source="Dao-AILab/flash-attention#2082",
 )
-def garbage_in_the_maximum(right: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def garbage_in_the_maximum(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Great finite numbers under the mask make all weights underflow."""
-    exponentials = np.exp(right.excluded(scores - right.shift(scores), mask))
-    total = right.total(exponentials)
+    exponentials = np.exp(correct.excluded(scores - correct.shift(scores), mask))
+    total = correct.total(exponentials)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
 
 
 @mutant(
     "padding allows one key more than the length",
     replaces="padding_mask",
-    operations=("padding_mask",),
+    operations=(PaddingMask,),
     breaks=("masking.length-count",),
     source="j ≤ length",
 )
-def one_more_than_length(right: Formulas, lengths: Numbers, m: int) -> Numbers:
+def one_more_than_length(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
     """j ≤ ℓ."""
-    right.check_lengths(lengths, m)
+    correct.check_lengths(lengths, m)
     return np.arange(m) <= lengths[..., None]
 
 
 @mutant(
     "padding on the left",
     replaces="padding_mask",
-    operations=("padding_mask",),
-    breaks=("masking.length-count",),
+    operations=(PaddingMask,),
+    breaks=("masking.length-count", "masking.truncation"),
     source="tokenizers pad on either side",
 )
-def padded_left(right: Formulas, lengths: Numbers, m: int) -> Numbers:
+def padded_left(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
     """The last keys are allowed, not the first."""
-    right.check_lengths(lengths, m)
+    correct.check_lengths(lengths, m)
     return np.arange(m) >= m - lengths[..., None]
 
 
 @mutant(
     "lengths not checked",
     replaces="check_lengths",
-    operations=("padding_mask",),
+    operations=(PaddingMask,),
     breaks=("masking.length-range",),
     source="a comparison never fails",
 )
-def unchecked_lengths(right: Formulas, lengths: Numbers, m: int) -> None:
+def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
     """Any length goes."""
 
 
 @mutant(
     "key lengths of another batch element",
     replaces="padding_mask",
-    operations=("padding_mask",),
+    operations=(PaddingMask,),
     breaks=("operation.batch-invariance", "masking.length-count"),
     source="facebookresearch/InferSent#51",
 )
-def sorted_lengths(right: Formulas, lengths: Numbers, m: int) -> Numbers:
+def sorted_lengths(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
     """Lengths are sorted for packing and not put back."""
-    return Formulas.padding_mask(right, np.sort(lengths, axis=None).reshape(lengths.shape), m)
+    return Formulas.padding_mask(correct, np.sort(lengths, axis=None).reshape(lengths.shape), m)

@@ -4,8 +4,9 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.scoring import DotScores, ScaledDotScores
 
-SCORES = ("dot_scores", "scaled_dot_scores")
+SCORES = (DotScores, ScaledDotScores)
 
 
 @mutant(
@@ -15,9 +16,9 @@ SCORES = ("dot_scores", "scaled_dot_scores")
     breaks=("moments.mean", "scoring.linearity"),
     source="a bias that cancels in the softmax, but not in the scores",
 )
-def offset(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def offset(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """10⁻³ is added to every score."""
-    return Formulas.dot_scores(right, query, key) + query.dtype.type(1e-3)
+    return Formulas.dot_scores(correct, query, key) + query.dtype.type(1e-3)
 
 
 @mutant(
@@ -27,19 +28,19 @@ def offset(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
     breaks=("moments.variance-vector-mean", "moments.variance-common-mean", "scoring.rotation-invariance"),
     source="overlapping tiles at the end",
 )
-def counted_twice(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def counted_twice(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """Tiles of the features overlap by one."""
-    return Formulas.dot_scores(right, query, key) + Formulas.dot_scores(right, query[..., -1:], key[..., -1:])
+    return Formulas.dot_scores(correct, query, key) + Formulas.dot_scores(correct, query[..., -1:], key[..., -1:])
 
 
 @mutant(
     "scaled as if d were one larger",
     replaces="scaled",
-    operations=("scaled_dot_scores",),
+    operations=(ScaledDotScores,),
     breaks=("moments.variance-monte-carlo", "moments.variance-common-mean", "scoring.scale"),
     source="a padded column counted",
 )
-def one_dimension_more(right: Formulas, scores: Numbers, d: int) -> Numbers:
+def one_dimension_more(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """√(d + 1)."""
     return scores / np.sqrt(scores.dtype.type(d + 1))
 
@@ -49,9 +50,9 @@ def one_dimension_more(right: Formulas, scores: Numbers, d: int) -> Numbers:
     replaces="dot_scores",
     operations=SCORES,
     breaks=("scoring.symmetry", "moments.mean"),
-    source="smoothed keys (SageAttention), right in attention only",
+    source="smoothed keys (SageAttention), correct in attention only",
 )
-def centred_keys(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def centred_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """The first key is subtracted from all keys of more than one, and an eighth of a lone one."""
     reference = key[..., :1, :] if key.shape[-2] > 1 else key * key.dtype.type(0.125)
-    return Formulas.dot_scores(right, query, key - reference)
+    return Formulas.dot_scores(correct, query, key - reference)

@@ -4,61 +4,60 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-
-OPERATION = ("multi_head_attention",)
+from attnspec.spec.multihead import MultiHeadAttention
 
 
 @mutant(
     "√D for √d",
     replaces="attend_heads",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("operation.oracle",),
     source="S2, lucidrains/vit-pytorch#65, Graylab/DL4Proteins-notebooks#12",
 )
 def width_of_all_heads(
-    right: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
     """Scaled by the width of all heads together."""
-    scores = right.dot_scores(query, key)
-    return right.attend(right.scaled(scores, query.shape[-1] * query.shape[-3]), value, mask, causal)
+    scores = correct.dot_scores(query, key)
+    return correct.attend(correct.scaled(scores, query.shape[-1] * query.shape[-3]), value, mask, causal)
 
 
 @mutant(
     "scaled by √h",
     replaces="attend_heads",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.one-head", "operation.oracle"),
     source="tenstorrent/tt-metal#56789",
 )
 def number_of_heads(
-    right: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
     """Scaled by the number of heads."""
-    scores = right.dot_scores(query, key)
-    return right.attend(right.scaled(scores, query.shape[-3]), value, mask, causal)
+    scores = correct.dot_scores(query, key)
+    return correct.attend(correct.scaled(scores, query.shape[-3]), value, mask, causal)
 
 
 @mutant(
     "heads scaled by ½",
     replaces="attend_heads",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.one-head",),
     source="BobMcDear/attorch#14",
 )
-def half(right: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def half(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """½ is 1/√4."""
-    scores = right.dot_scores(query, key)
-    return right.attend(scores * scores.dtype.type(0.5), value, mask, causal)
+    scores = correct.dot_scores(query, key)
+    return correct.attend(scores * scores.dtype.type(0.5), value, mask, causal)
 
 
 @mutant(
     "heads merged without a transpose",
     replaces="merged",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("attention.query-permutation", "multihead.head-sum", "operation.oracle"),
     source="jsbaan/transformer-from-scratch#6, ajhalthor/Transformer-Neural-Network#4",
 )
-def without_transpose(right: Formulas, heads: Numbers) -> Numbers:
+def without_transpose(correct: Formulas, heads: Numbers) -> Numbers:
     """(h, n, p) reshaped to (n, h·p): rows mix positions."""
     *batch, h, n, p = heads.shape
     return heads.reshape(*batch, n, h * p)
@@ -67,11 +66,11 @@ def without_transpose(right: Formulas, heads: Numbers) -> Numbers:
 @mutant(
     "heads interleaved",
     replaces="merged",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.head-permutation", "operation.oracle"),
     source="the order (p, h) for (h, p)",
 )
-def interleaved(right: Formulas, heads: Numbers) -> Numbers:
+def interleaved(correct: Formulas, heads: Numbers) -> Numbers:
     """Coordinate 0 of all heads, then coordinate 1 of all."""
     swapped = np.moveaxis(heads, -3, -1)
     return swapped.reshape(*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1])
@@ -80,68 +79,68 @@ def interleaved(right: Formulas, heads: Numbers) -> Numbers:
 @mutant(
     "heads in reverse order",
     replaces="merged",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.head-sum", "operation.oracle"),
     source="snowflakedb/ArcticInference#142",
 )
-def reversed_heads(right: Formulas, heads: Numbers) -> Numbers:
+def reversed_heads(correct: Formulas, heads: Numbers) -> Numbers:
     """The last head first."""
-    return Formulas.merged(right, np.flip(heads, axis=-3))
+    return Formulas.merged(correct, np.flip(heads, axis=-3))
 
 
 @mutant(
     "every head is head 0",
     replaces="in_heads",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.head-permutation", "multihead.head-sum"),
     source="BobMcDear/attorch#14, PSAL-POSTECH/ONNXim#34",
 )
-def first_head_only(right: Formulas, x: Numbers, w: Numbers) -> Numbers:
+def first_head_only(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     """All heads use the first one's weights."""
-    return Formulas.in_heads(right, x, np.repeat(w[:1], w.shape[0], axis=0))
+    return Formulas.in_heads(correct, x, np.repeat(w[:1], w.shape[0], axis=0))
 
 
 @mutant(
     "last head dropped",
     replaces="merged",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.head-permutation", "multihead.head-sum"),
     source="an integer division that rounds down",
 )
-def last_head_dropped(right: Formulas, heads: Numbers) -> Numbers:
+def last_head_dropped(correct: Formulas, heads: Numbers) -> Numbers:
     """The last of several heads gives 0."""
     kept = np.arange(heads.shape[-3]) < max(heads.shape[-3] - 1, 1)
-    return Formulas.merged(right, np.where(kept[:, None, None], heads, heads.dtype.type(0)))
+    return Formulas.merged(correct, np.where(kept[:, None, None], heads, heads.dtype.type(0)))
 
 
 @mutant(
     "heads averaged",
     replaces="merged",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.head-sum", "pooling.gain"),
     source="attention maps are averaged over heads for display",
 )
-def averaged(right: Formulas, heads: Numbers) -> Numbers:
+def averaged(correct: Formulas, heads: Numbers) -> Numbers:
     """Divided by the number of heads."""
-    return Formulas.merged(right, heads / heads.dtype.type(heads.shape[-3]))
+    return Formulas.merged(correct, heads / heads.dtype.type(heads.shape[-3]))
 
 
 @mutant(
     "softmax over heads and keys together",
     replaces="attend_heads",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.head-sum", "operation.oracle"),
     source="FudanNLP/fastNLP#254",
 )
 def joint_softmax(
-    right: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
     """The weights of all heads sum to 1."""
-    result = right.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
-    scores = right.scaled_dot_scores(query, key)
-    excluded = right.excluded(scores, right.attendable(mask, causal, *scores.shape[-2:]))
-    highest = right.shift(excluded)
-    sums = right.total(np.exp(excluded - highest)) * np.exp(highest)
+    result = correct.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
+    scores = correct.scaled_dot_scores(query, key)
+    excluded = correct.excluded(scores, correct.attendable(mask, causal, *scores.shape[-2:]))
+    highest = correct.shift(excluded)
+    sums = correct.total(np.exp(excluded - highest)) * np.exp(highest)
     every = np.sum(sums, axis=-3, keepdims=True)
     return result * sums / np.where(every == 0, scores.dtype.type(1), every)
 
@@ -149,44 +148,46 @@ def joint_softmax(
 @mutant(
     "only the first head is masked",
     replaces="attend_heads",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("masking.garbage", "masking.truncation"),
     source="a mask with a head axis of 1 that is not repeated",
 )
 def first_head_masked(
-    right: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
     """Later heads see everything."""
     if mask is not None:
         mask = mask | (np.arange(query.shape[-3])[:, None, None] > 0)
-    return Formulas.attend_heads(right, query, key, value, mask, causal)
+    return Formulas.attend_heads(correct, query, key, value, mask, causal)
 
 
 @mutant(
     "masks repeated for heads in another order than the batch",
     replaces="attend_heads",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("masking.mask-of-its-own",),
     source="lsdefine/attention-is-all-you-need-keras#36, keras repeat for tile",
 )
-def masks_tiled(right: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def masks_tiled(
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
+) -> Numbers:
     """Masks (B) are repeated to (B·h) and read as (h·B)."""
     if mask is not None and mask.ndim == 4:
         b, h = mask.shape[0], query.shape[-3]
         repeated = np.repeat(mask[:, 0], h, axis=0)
         mask = np.swapaxes(repeated.reshape(h, b, *mask.shape[-2:]), 0, 1)
-    return Formulas.attend_heads(right, query, key, value, mask, causal)
+    return Formulas.attend_heads(correct, query, key, value, mask, causal)
 
 
 @mutant(
     "w_o read transposed",
     replaces="multi_head_attention",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.head-permutation", "operation.oracle"),
     source="(out, in) and (in, out) weights confused",
 )
 def transposed_output(
-    right: Formulas,
+    correct: Formulas,
     query: Numbers,
     key: Numbers,
     value: Numbers,
@@ -199,19 +200,21 @@ def transposed_output(
     causal: bool = False,
 ) -> Numbers:
     """The memory of W_o is read in the other order, which fits whatever its shape."""
-    turned = np.swapaxes(w_o, -1, -2).reshape(*w_o.shape)
-    return Formulas.multi_head_attention(right, query, key, value, w_q, w_k, w_v, turned, mask=mask, causal=causal)
+    transposed = np.swapaxes(w_o, -1, -2).reshape(*w_o.shape)
+    return Formulas.multi_head_attention(
+        correct, query, key, value, w_q, w_k, w_v, transposed, mask=mask, causal=causal
+    )
 
 
 @mutant(
     "output projection with a bias",
     replaces="multi_head_attention",
-    operations=OPERATION,
+    operations=(MultiHeadAttention,),
     breaks=("multihead.one-head", "pooling.zero-values"),
     source="multi-head layers have biases unless told otherwise",
 )
 def output_bias(
-    right: Formulas,
+    correct: Formulas,
     query: Numbers,
     key: Numbers,
     value: Numbers,
@@ -224,5 +227,5 @@ def output_bias(
     causal: bool = False,
 ) -> Numbers:
     """10⁻² is added to every result."""
-    result = Formulas.multi_head_attention(right, query, key, value, w_q, w_k, w_v, w_o, mask=mask, causal=causal)
+    result = Formulas.multi_head_attention(correct, query, key, value, w_q, w_k, w_v, w_o, mask=mask, causal=causal)
     return result + value.dtype.type(0.01)

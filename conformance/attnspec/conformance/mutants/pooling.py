@@ -7,33 +7,36 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.normalization import MeanNormalization
+from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
 
-POOLS = ("scaled_dot_product_attention", "dot_product_attention", "additive_attention", "attention_pooling")
+POOLS = (ScaledDotProductAttention, DotProductAttention, AdditiveAttention, AttentionPooling)
 
 
 @mutant(
     "negative weights cut off",
     replaces="attention_pooling",
-    operations=("attention_pooling",),
+    operations=(AttentionPooling,),
     breaks=("pooling.weight-linearity",),
     source="weights assumed to come from a softmax",
 )
-def clipped_weights(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def clipped_weights(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """max(0, α)."""
-    return Formulas.attention_pooling(right, np.maximum(weights, weights.dtype.type(0)), value)
+    return Formulas.attention_pooling(correct, np.maximum(weights, weights.dtype.type(0)), value)
 
 
 @mutant(
     "weights normalised once more",
     replaces="attention_pooling",
-    operations=("attention_pooling",),
+    operations=(AttentionPooling,),
     breaks=("pooling.weight-linearity",),
     source="a second division by the row sum",
 )
-def renormalised(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def renormalised(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """α/Σ|α|."""
-    total = right.total(np.abs(weights))
-    return Formulas.attention_pooling(right, weights / np.where(total == 0, weights.dtype.type(1), total), value)
+    total = correct.total(np.abs(weights))
+    return Formulas.attention_pooling(correct, weights / np.where(total == 0, weights.dtype.type(1), total), value)
 
 
 @mutant(
@@ -43,9 +46,9 @@ def renormalised(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     breaks=("pooling.additivity", "pooling.doubling"),
     source="an activation after the value projection",
 )
-def relu_values(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def relu_values(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """Negative values are lost."""
-    return Formulas.attention_pooling(right, weights, np.maximum(value, value.dtype.type(0)))
+    return Formulas.attention_pooling(correct, weights, np.maximum(value, value.dtype.type(0)))
 
 
 @mutant(
@@ -55,10 +58,10 @@ def relu_values(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     breaks=("pooling.doubling", "operation.oracle"),
     source="quantised values with a static step",
 )
-def quantised_values(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def quantised_values(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """Values are rounded to multiples of 2⁻⁸."""
     step = value.dtype.type(2.0**-8)
-    return Formulas.attention_pooling(right, weights, np.rint(value / step) * step)
+    return Formulas.attention_pooling(correct, weights, np.rint(value / step) * step)
 
 
 @mutant(
@@ -68,9 +71,9 @@ def quantised_values(right: Formulas, weights: Numbers, value: Numbers) -> Numbe
     breaks=("pooling.zero-values", "pooling.constants"),
     source="an output projection with bias folded in",
 )
-def biased(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def biased(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """10⁻³ is added."""
-    return Formulas.attention_pooling(right, weights, value) + value.dtype.type(1e-3)
+    return Formulas.attention_pooling(correct, weights, value) + value.dtype.type(1e-3)
 
 
 @mutant(
@@ -80,38 +83,38 @@ def biased(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     breaks=("pooling.additivity", "pooling.doubling", "pooling.convexity"),
     source="embeddings normalised where values are expected",
 )
-def unit_length(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def unit_length(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """o/‖o‖."""
-    result = Formulas.attention_pooling(right, weights, value)
-    length = np.sqrt(right.total(result * result))
+    result = Formulas.attention_pooling(correct, weights, value)
+    length = np.sqrt(correct.total(result * result))
     return result / np.where(length == 0, value.dtype.type(1), length)
 
 
 @mutant(
     "0.1 % of gain in bfloat16",
     replaces="attention_pooling",
-    operations=("attention_pooling", "scaled_dot_product_attention", "additive_attention"),
+    operations=(AttentionPooling, ScaledDotProductAttention, AdditiveAttention),
     dtype="bfloat16",
     breaks=("pooling.gain",),
     source="a normaliser rounded before the division",
 )
-def slight_gain(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def slight_gain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """A factor of 1.001, less than the rounding of any element."""
-    return Formulas.attention_pooling(right, weights, value) * value.dtype.type(1.001)
+    return Formulas.attention_pooling(correct, weights, value) * value.dtype.type(1.001)
 
 
 @mutant(
     "dropout left on",
     replaces="attention_pooling",
     operations=POOLS,
-    breaks=("pooling.constants", "pooling.convexity"),
+    breaks=("attention.key-permutation", "pooling.constants", "pooling.convexity"),
     source="karpathy/nanoGPT#240, pytorch/pytorch#124464",
 )
-def dropout(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def dropout(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """Every tenth weight is dropped and the others are scaled up, always the same ones."""
     kept = np.arange(weights.size).reshape(weights.shape) % 10 != 3
     return Formulas.attention_pooling(
-        right, np.where(kept, weights / weights.dtype.type(0.9), weights.dtype.type(0)), value
+        correct, np.where(kept, weights / weights.dtype.type(0.9), weights.dtype.type(0)), value
     )
 
 
@@ -122,9 +125,9 @@ def dropout(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     breaks=("operation.oracle",),
     source="accumulation in the storage dtype",
 )
-def low_precision_sum(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def low_precision_sum(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """Weights are rounded to bfloat16 in a float32 kernel."""
-    return Formulas.attention_pooling(right, rounded(weights, "bfloat16"), value)
+    return Formulas.attention_pooling(correct, rounded(weights, "bfloat16"), value)
 
 
 @mutant(
@@ -134,60 +137,86 @@ def low_precision_sum(right: Formulas, weights: Numbers, value: Numbers) -> Numb
     breaks=("operation.oracle",),
     source="Dao-AILab/flash-attention, head sizes of values and keys confused",
 )
-def first_columns(right: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def first_columns(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """The buffer of the result is zeroed and only 64 columns of it are filled."""
-    result = Formulas.attention_pooling(right, weights, value)
+    result = Formulas.attention_pooling(correct, weights, value)
     return np.where(np.arange(value.shape[-1]) < 64, result, value.dtype.type(0))
 
 
 @mutant(
     "padding in the mean",
     replaces="average_pooling",
-    operations=("average_pooling",),
+    operations=(AveragePooling,),
     breaks=("pooling.constants", "masking.truncation"),
     source="jsboige/CoursIA#15045, mead-ml/mead-baseline#325",
 )
-def mean_with_padding(right: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
+def mean_with_padding(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
     """Masked values are zeroed but counted."""
     kept = value if mask is None else np.where(mask[..., None], value, value.dtype.type(0))
     return np.sum(kept, axis=-2) / value.dtype.type(max(value.shape[-2], 1))
 
 
 @mutant(
+    "moving average for the mean",
+    replaces="average_pooling",
+    operations=(AveragePooling,),
+    breaks=("attention.key-permutation", "attention.duplication"),
+    source="exponential smoothing, which forgets",
+)
+def moving_average(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
+    """Each value counts half as much as the next one."""
+    m = value.shape[-2]
+    decayed = value * (2.0 ** (np.arange(m) - m + 1))[:, None].astype(value.dtype)
+    return Formulas.average_pooling(correct, decayed, mask=mask)
+
+
+@mutant(
+    "one value too many counted in the mean",
+    replaces="count",
+    operations=(AveragePooling,),
+    breaks=("attention.single-key", "attention.duplication", "attention.split-and-merge", "pooling.constants"),
+    source="Laplace smoothing left on",
+)
+def smoothed_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
+    """Divided by |A| + 1."""
+    return Formulas.count(correct, shape, mask, dtype) + np.dtype(dtype).type(1)
+
+
+@mutant(
     "mask ignored in the mean",
     replaces="average_pooling",
-    operations=("average_pooling",),
+    operations=(AveragePooling,),
     breaks=("masking.garbage", "masking.truncation"),
     source="jsboige/CoursIA#15045",
 )
-def mean_of_everything(right: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
+def mean_of_everything(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
     """Masked values are averaged as well."""
     batch = np.broadcast_shapes(value.shape[:-1], () if mask is None else mask.shape)
     everything = np.broadcast_to(value, (*batch, value.shape[-1]))
-    return Formulas.average_pooling(right, everything)
+    return Formulas.average_pooling(correct, everything)
 
 
 @mutant(
     "one count for the whole batch",
     replaces="count",
-    operations=("average_pooling", "mean_normalization"),
+    operations=(AveragePooling, MeanNormalization),
     breaks=("operation.batch-invariance", "operation.oracle"),
     source="StarlightSearch/EmbedAnything#210, SeanLee97/AnglE#102",
 )
-def batch_count(right: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
+def batch_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
     """The mean number of attendable keys over the batch is used for every element."""
-    count = Formulas.count(right, shape, mask, np.float64)
+    count = Formulas.count(correct, shape, mask, np.float64)
     return np.full(count.shape, count.mean() if count.size else 1.0).astype(dtype)
 
 
 @mutant(
     "greatest value for the mean",
     replaces="average_pooling",
-    operations=("average_pooling",),
+    operations=(AveragePooling,),
     breaks=("pooling.additivity", "pooling.doubling"),
     source="max pooling for mean pooling",
 )
-def greatest(right: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
+def greatest(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
     """Maximum over the attendable values."""
     kept = value if mask is None else np.where(mask[..., None], value, value.dtype.type(-np.inf))
     highest = np.max(kept, axis=-2, initial=-np.inf)
@@ -197,11 +226,11 @@ def greatest(right: Formulas, value: Numbers, *, mask: Numbers = None) -> Number
 @mutant(
     "kernel sums not divided",
     replaces="normalized",
-    operations=("nadaraya_watson",),
+    operations=(NadarayaWatson,),
     breaks=("pooling.constants", "pooling.convexity"),
     source="the numerator alone",
 )
-def undivided(right: Formulas, scores: Numbers) -> Numbers:
+def undivided(correct: Formulas, scores: Numbers) -> Numbers:
     """ΣK v."""
     return np.exp(scores)
 
@@ -209,11 +238,11 @@ def undivided(right: Formulas, scores: Numbers) -> Numbers:
 @mutant(
     "kernel quotient as printed",
     replaces="shift",
-    operations=("nadaraya_watson",),
+    operations=(NadarayaWatson,),
     breaks=("pooling.uniform", "operation.oracle"),
     source="S4: ΣK(x−xᵢ)yᵢ/ΣK is 0/0 far from the keys",
 )
-def printed_quotient(right: Formulas, scores: Numbers) -> Numbers:
+def printed_quotient(correct: Formulas, scores: Numbers) -> Numbers:
     """Nothing is subtracted, so that every K underflows far from the keys."""
     return np.zeros_like(scores[..., :1])
 
@@ -221,10 +250,10 @@ def printed_quotient(right: Formulas, scores: Numbers) -> Numbers:
 @mutant(
     "kernel of twice the width",
     replaces="gaussian_scores",
-    operations=("nadaraya_watson",),
+    operations=(NadarayaWatson,),
     breaks=("attention.scale",),
     source="exp(−‖u‖²) and exp(−½‖u‖²) are both called Gaussian kernels",
 )
-def wide_kernel(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def wide_kernel(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """−¼‖q − k‖²."""
-    return 0.5 * Formulas.gaussian_scores(right, query, key)
+    return 0.5 * Formulas.gaussian_scores(correct, query, key)

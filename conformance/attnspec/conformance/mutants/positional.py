@@ -4,30 +4,29 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-
-OPERATION = ("sinusoidal_positional_encoding",)
+from attnspec.spec.positional import SinusoidalPositionalEncoding
 
 
 @mutant(
     "sine and cosine exchanged",
     replaces="interleaved",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.bounds", "positional.rotation"),
     source="cosines at even columns",
 )
-def exchanged(right: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
+def exchanged(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """cos, sin, cos, sin, …"""
-    return Formulas.interleaved(right, cosines, sines)
+    return Formulas.interleaved(correct, cosines, sines)
 
 
 @mutant(
     "halves instead of interleaved",
     replaces="interleaved",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.bounds", "positional.unit-pairs", "positional.rotation"),
     source="allenai/allennlp#2993, tatp22/multidim-positional-encoding#20",
 )
-def halves(right: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
+def halves(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """All sines, then all cosines."""
     return np.concatenate([sines, cosines], axis=-1)
 
@@ -35,47 +34,47 @@ def halves(right: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
 @mutant(
     "positions from 1",
     replaces="positions",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.bounds",),
     source="lucidrains/perceiver-pytorch#29",
 )
-def from_one(right: Formulas, n: int) -> Numbers:
+def from_one(correct: Formulas, n: int) -> Numbers:
     """1 … n."""
-    return Formulas.positions(right, n) + 1
+    return Formulas.positions(correct, n) + 1
 
 
 @mutant(
     "base 1000",
     replaces="frequencies",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("operation.oracle",),
     source="maxjcohen/transformer#62",
 )
-def base_1000(right: Formulas, d: int) -> Numbers:
+def base_1000(correct: Formulas, d: int) -> Numbers:
     """A zero too few."""
-    return Formulas.frequencies(right, d) ** 0.75
+    return Formulas.frequencies(correct, d) ** 0.75
 
 
 @mutant(
     "exponent i/d for 2i/d",
     replaces="frequencies",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("operation.oracle",),
     source="S4 as printed; shenweichen/DeepCTR#379",
 )
-def half_exponent(right: Formulas, d: int) -> Numbers:
+def half_exponent(correct: Formulas, d: int) -> Numbers:
     """10000^(−i/d)."""
-    return np.sqrt(Formulas.frequencies(right, d))
+    return np.sqrt(Formulas.frequencies(correct, d))
 
 
 @mutant(
     "frequencies spread over d/2 − 1 steps",
     replaces="frequencies",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("operation.oracle",),
     source="tensor2tensor: the last frequency is exactly 1/10000",
 )
-def closed_interval(right: Formulas, d: int) -> Numbers:
+def closed_interval(correct: Formulas, d: int) -> Numbers:
     """10000^(−i/(d/2 − 1))."""
     pairs = (d + 1) // 2
     return 10000.0 ** (-np.arange(pairs) / max(pairs - 1, 1))
@@ -84,72 +83,72 @@ def closed_interval(right: Formulas, d: int) -> Numbers:
 @mutant(
     "cosine at the next frequency",
     replaces="sinusoidal_positional_encoding",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.unit-pairs", "positional.rotation", "positional.distance"),
     source="Kyubyong/transformer#38, maxjcohen/transformer#62",
 )
-def next_frequency(right: Formulas, n: int, d: int) -> Numbers:
+def next_frequency(correct: Formulas, n: int, d: int) -> Numbers:
     """Every column has its own frequency 10000^(−i/d)."""
     column = np.arange(d)
     angle = np.arange(n)[:, None] * 10000.0 ** (-column / d)
-    return np.where(column % 2, np.cos(angle), np.sin(angle)).astype(right.default)
+    return np.where(column % 2, np.cos(angle), np.sin(angle)).astype(correct.default)
 
 
 @mutant(
     "positions relative to the length",
     replaces="positions",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.prefix",),
     source="positions scaled to the length of training",
 )
-def relative(right: Formulas, n: int) -> Numbers:
+def relative(correct: Formulas, n: int) -> Numbers:
     """t·64/n."""
-    return Formulas.positions(right, n) * (64 / max(n, 1))
+    return Formulas.positions(correct, n) * (64 / max(n, 1))
 
 
 @mutant(
     "positions modulo 16",
     replaces="positions",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.distinct", "positional.distance"),
     source="a table of a fixed length that is read cyclically",
 )
-def cyclic(right: Formulas, n: int) -> Numbers:
+def cyclic(correct: Formulas, n: int) -> Numbers:
     """Position 16 is position 0 again."""
-    return Formulas.positions(right, n) % 16
+    return Formulas.positions(correct, n) % 16
 
 
 @mutant(
     "angles in float16",
     replaces="frequencies",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("operation.oracle",),
     source="the whole model cast to half precision, tables included",
 )
-def half_angles(right: Formulas, d: int) -> Numbers:
+def half_angles(correct: Formulas, d: int) -> Numbers:
     """Frequencies rounded to half precision."""
-    return Formulas.frequencies(right, d).astype(np.float16).astype(np.float64)
+    return Formulas.frequencies(correct, d).astype(np.float16).astype(np.float64)
 
 
 @mutant(
     "encoding scaled by √2",
     replaces="interleaved",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.bounds", "positional.unit-pairs"),
     source="encodings normalised to unit variance",
 )
-def scaled(right: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
+def scaled(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """√2 sin, √2 cos."""
-    return np.sqrt(2) * Formulas.interleaved(right, sines, cosines)
+    return np.sqrt(2) * Formulas.interleaved(correct, sines, cosines)
 
 
 @mutant(
     "encodings rounded to bfloat16",
     replaces="interleaved",
-    operations=OPERATION,
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.unit-pairs", "operation.oracle"),
     source="tables stored in the dtype of the model and returned as float32",
 )
-def stored_low(right: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
+def stored_low(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """Nine bits in a float32 result."""
-    return Formulas.interleaved(right, sines, cosines).astype(np.float16).astype(np.float64)
+    return Formulas.interleaved(correct, sines, cosines).astype(np.float16).astype(np.float64)

@@ -4,21 +4,31 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
-from attnspec.conformance.mutants.correct.tape import plain
+from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.laws.scoring import ADDITIVE
+from attnspec.spec.attention import AdditiveAttention
+from attnspec.spec.scoring import (
+    AdditiveScores,
+    DotScores,
+    GaussianScores,
+    GeneralScores,
+    LocationScores,
+    ScaledDotScores,
+)
+from attnspec.spec.seq2seq import BahdanauContext
 
-DOTS = ("dot_scores", "scaled_dot_scores", "general_scores")
+ADDITIVE = (AdditiveScores, AdditiveAttention, BahdanauContext)
+"""The operations whose scores are additive."""
 
 
 @mutant(
     "scores divided by d",
     replaces="scaled",
-    operations=("scaled_dot_scores",),
+    operations=(ScaledDotScores,),
     breaks=("scoring.scale", "moments.mean", "moments.variance-vector-mean", "moments.variance-common-mean"),
     source="a scale of d in place of √d",
 )
-def scores_over_d(right: Formulas, scores: Numbers, d: int) -> Numbers:
+def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """Scores are divided by d where √d is meant."""
     return scores / scores.dtype.type(d)
 
@@ -26,11 +36,11 @@ def scores_over_d(right: Formulas, scores: Numbers, d: int) -> Numbers:
 @mutant(
     "divided by 1/√d",
     replaces="scaled",
-    operations=("scaled_dot_scores",),
+    operations=(ScaledDotScores,),
     breaks=("scoring.scale", "moments.variance-monte-carlo"),
     source="esceptico/perceiver-io#9",
 )
-def divided_by_reciprocal_root(right: Formulas, scores: Numbers, d: int) -> Numbers:
+def divided_by_reciprocal_root(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """The scale is stored as d^−½ and then divided by."""
     return scores * np.sqrt(scores.dtype.type(d))
 
@@ -38,74 +48,87 @@ def divided_by_reciprocal_root(right: Formulas, scores: Numbers, d: int) -> Numb
 @mutant(
     "scores 0.2 % too large in bfloat16",
     replaces="dot_scores",
-    operations=("dot_scores", "scaled_dot_scores"),
+    operations=(DotScores, ScaledDotScores),
     dtype="bfloat16",
     breaks=("scoring.scale",),
     source="a constant rounded to bfloat16",
 )
-def slightly_large(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def slightly_large(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """A factor of 1.002, less than the rounding of any single score."""
-    return Formulas.dot_scores(right, query, key) * key.dtype.type(1.002)
+    return Formulas.dot_scores(correct, query, key) * key.dtype.type(1.002)
 
 
 @mutant(
     "location scores with a bias",
     replaces="location_scores",
-    operations=("location_scores",),
+    operations=(LocationScores,),
     breaks=("scoring.linearity",),
     source="linear layers have a bias unless told otherwise",
 )
-def with_bias(right: Formulas, query: Numbers, w: Numbers) -> Numbers:
+def with_bias(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
     """A bias is added that the formula does not have."""
-    return Formulas.location_scores(right, query, w) + query.dtype.type(0.125)
+    return Formulas.location_scores(correct, query, w) + query.dtype.type(0.125)
 
 
 @mutant(
     "keys normalised to length 1",
     replaces="dot_scores",
-    operations=("dot_scores", "general_scores"),
+    operations=(DotScores, GeneralScores),
     breaks=("scoring.key-linearity",),
     source="query–key normalisation left on",
 )
-def normalised_keys(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def normalised_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """Cosine similarity in the keys."""
     length = np.sqrt(np.sum(key * key, axis=-1, keepdims=True))
-    return Formulas.dot_scores(right, query, key / np.maximum(length, key.dtype.type(1e-12)))
+    return Formulas.dot_scores(correct, query, key / np.maximum(length, key.dtype.type(1e-12)))
+
+
+@mutant(
+    "a bias for distance in the scores",
+    replaces="dot_scores",
+    operations=(DotScores, ScaledDotScores, GeneralScores),
+    breaks=("attention.query-permutation", "attention.key-permutation", "scoring.linearity"),
+    source="linear position biases (ALiBi) added where scores are made",
+)
+def distance_bias(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """−|i − j|/8 is added."""
+    distance = np.abs(np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2]))
+    return Formulas.dot_scores(correct, query, key) - (distance / 8).astype(query.dtype)
 
 
 @mutant(
     "queries through a ReLU",
     replaces="dot_scores",
-    operations=("dot_scores", "scaled_dot_scores"),
+    operations=(DotScores, ScaledDotScores),
     breaks=("scoring.symmetry", "scoring.rotation-invariance", "scoring.linearity"),
     source="feature maps of linear attention",
 )
-def relu_queries(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """Negative coordinates of queries are lost."""
-    return Formulas.dot_scores(right, np.maximum(query, query.dtype.type(0)), key)
+    return Formulas.dot_scores(correct, np.maximum(query, query.dtype.type(0)), key)
 
 
 @mutant(
     "head size cut down to a power of two",
     replaces="dot_scores",
-    operations=("dot_scores", "scaled_dot_scores"),
+    operations=(DotScores, ScaledDotScores),
     breaks=("scoring.rotation-invariance", "moments.variance-vector-mean", "moments.variance-common-mean"),
     source="turboderp-org/exllamav3#316",
 )
-def power_of_two_only(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """Coordinates beyond the largest power of two are not multiplied."""
     whole = 1 << (query.shape[-1].bit_length() - 1)
-    return Formulas.dot_scores(right, query[..., :whole], key[..., :whole])
+    return Formulas.dot_scores(correct, query[..., :whole], key[..., :whole])
 
 
 @mutant(
     "dot products accumulated in float16",
     replaces="dot_scores",
-    operations=("dot_scores", "scaled_dot_scores"),
+    operations=(DotScores, ScaledDotScores),
     breaks=("operation.oracle", "scoring.scale", "scoring.linearity", "scoring.key-linearity"),
     source="stanford-crfm/mistral#67",
 )
-def half_accumulation(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def half_accumulation(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """The sum is rounded to float16 after every coordinate."""
     total = query[..., :, None, 0] * key[..., None, :, 0]
     for i in range(1, query.shape[-1]):
@@ -116,47 +139,47 @@ def half_accumulation(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
 @mutant(
     "W of general scores transposed",
     replaces="general_scores",
-    operations=("general_scores",),
+    operations=(GeneralScores,),
     breaks=("operation.oracle",),
     source="(out, in) and (in, out) weights confused",
 )
-def transposed_matrix(right: Formulas, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
+def transposed_matrix(correct: Formulas, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
     """W is read in the other memory order, which fits whatever its shape."""
-    return Formulas.general_scores(right, query, key, np.swapaxes(w, -1, -2).reshape(*w.shape))
+    return Formulas.general_scores(correct, query, key, np.swapaxes(w, -1, -2).reshape(*w.shape))
 
 
 @mutant(
     "location scores by position from the end",
     replaces="location_scores",
-    operations=("location_scores",),
-    breaks=("operation.oracle",),
+    operations=(LocationScores,),
+    breaks=("attention.key-permutation", "operation.oracle"),
     source="left padding taken for right padding",
 )
-def positions_from_the_end(right: Formulas, query: Numbers, w: Numbers) -> Numbers:
+def positions_from_the_end(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
     """The row of weights for position j is used for m − 1 − j."""
-    return Formulas.location_scores(right, query, np.flip(w, axis=-2))
+    return Formulas.location_scores(correct, query, np.flip(w, axis=-2))
 
 
 @mutant(
     "each projection through its own tanh",
     replaces="hidden",
-    operations=("additive_scores",),
+    operations=(AdditiveScores,),
     breaks=("scoring.perceptron", "operation.oracle"),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch, scores of separately activated projections",
 )
-def separate_activations(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
+def separate_activations(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
     """tanh(W_q q) + tanh(W_k k)."""
-    return right.activation(of_query) + right.activation(of_key)
+    return correct.activation(of_query) + correct.activation(of_key)
 
 
 @mutant(
     "additive scores with a ReLU",
     replaces="activation",
-    operations=("additive_scores",),
+    operations=(AdditiveScores,),
     breaks=("scoring.additive-bound", "scoring.oddness"),
     source="the activation of feed-forward layers",
 )
-def relu_for_tanh(right: Formulas, x: Numbers) -> Numbers:
+def relu_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     """max(0, x) in place of tanh x."""
     return np.maximum(x, x.dtype.type(0))
 
@@ -168,7 +191,7 @@ def relu_for_tanh(right: Formulas, x: Numbers) -> Numbers:
     breaks=("scoring.oddness", "operation.oracle"),
     source="gates use a sigmoid where scores use tanh",
 )
-def sigmoid_for_tanh(right: Formulas, x: Numbers) -> Numbers:
+def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     """σ(x) = (1 + tanh(x/2))/2."""
     half = x.dtype.type(0.5)
     return half + half * np.tanh(half * x)
@@ -181,7 +204,7 @@ def sigmoid_for_tanh(right: Formulas, x: Numbers) -> Numbers:
     breaks=("scoring.saturation", "scoring.additive-bound"),
     source="exp-factorised tanh without clamps",
 )
-def overflowing_tanh(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
+def overflowing_tanh(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
     """(EF − 1)/(EF + 1) with E = e^2a and F = e^2b: ∞/∞ for large projections, 0·∞ for those that cancel."""
     both = np.exp(2 * of_query) * np.exp(2 * of_key)
     return (both - 1) / (both + 1)
@@ -190,11 +213,11 @@ def overflowing_tanh(right: Formulas, of_query: Numbers, of_key: Numbers) -> Num
 @mutant(
     "tanh to eleven bits, undeclared",
     replaces="activation",
-    operations=("additive_scores", "additive_attention"),
+    operations=(AdditiveScores, AdditiveAttention),
     breaks=("operation.oracle",),
     source="the approximate tanh of GPUs, relative error 2⁻¹¹",
 )
-def approximate_tanh(right: Formulas, x: Numbers) -> Numbers:
+def approximate_tanh(correct: Formulas, x: Numbers) -> Numbers:
     """tanh rounded to the precision of float16."""
     return rounded(np.tanh(x), "float16")
 
@@ -206,11 +229,11 @@ def approximate_tanh(right: Formulas, x: Numbers) -> Numbers:
     breaks=("scoring.saturation", "operation.oracle"),
     source="clamps that guard exponentials, set too tight",
 )
-def tight_clamps(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
+def tight_clamps(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
     """Each projection is clamped by itself, which is wrong where both are large and cancel."""
     low, high = of_query.dtype.type(-5), of_query.dtype.type(5)
     clamped = (np.minimum(np.maximum(x, low), high) for x in (of_query, of_key))
-    return Formulas.hidden(right, *clamped)
+    return Formulas.hidden(correct, *clamped)
 
 
 @mutant(
@@ -220,77 +243,77 @@ def tight_clamps(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers
     breaks=("scoring.saturation", "scoring.saturation-gradient"),
     source="a condition on both sides for one on either, in the choice of a path",
 )
-def clamped_exponentials(right: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
+def clamped_exponentials(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
     """1 − 2/(1 + EF) with exponents clamped to ±69, unless both are beyond them."""
     bound, one, two = (of_query.dtype.type(x) for x in (34.5, 1, 2))
     exponentials = (np.exp(two * np.minimum(np.maximum(x, -bound), bound)) for x in (of_query, of_key))
     factorised = one - two / (one + np.multiply(*exponentials))
-    beyond = (np.abs(plain(of_query)) > bound) & (np.abs(plain(of_key)) > bound)
-    return np.where(beyond, Formulas.hidden(right, of_query, of_key), factorised)
+    beyond = (np.abs(value_of(of_query)) > bound) & (np.abs(value_of(of_key)) > bound)
+    return np.where(beyond, Formulas.hidden(correct, of_query, of_key), factorised)
 
 
 @mutant(
     "w_q and w_k exchanged where they fit",
     replaces="additive_scores",
-    operations=("additive_scores",),
+    operations=(AdditiveScores,),
     breaks=("operation.oracle", "scoring.perceptron"),
     source="positional weights passed in the other order",
 )
 def exchanged_weights(
-    right: Formulas, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers
+    correct: Formulas, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers
 ) -> Numbers:
     """Both weights are read from one buffer, the other one first."""
     both = np.concatenate([w_k.reshape(-1), w_q.reshape(-1)])
     first, second = both[: w_q.size], both[w_q.size :]
-    return Formulas.additive_scores(right, query, key, first.reshape(*w_q.shape), second.reshape(*w_k.shape), w_v)
+    return Formulas.additive_scores(correct, query, key, first.reshape(*w_q.shape), second.reshape(*w_k.shape), w_v)
 
 
 @mutant(
     "squared distance by expansion",
     replaces="gaussian_scores",
-    operations=("gaussian_scores",),
+    operations=(GaussianScores,),
     breaks=("scoring.nonpositive", "operation.oracle"),
     source="scikit-learn#9354, pytorch#42479",
 )
-def expanded_distance(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """q·k − ½‖q‖² − ½‖k‖², which cancels badly."""
     squares = (np.sum(x * x, axis=-1) for x in (query, key))
     of_query, of_key = squares
-    return Formulas.dot_scores(right, query, key) - 0.5 * of_query[..., :, None] - 0.5 * of_key[..., None, :]
+    return Formulas.dot_scores(correct, query, key) - 0.5 * of_query[..., :, None] - 0.5 * of_key[..., None, :]
 
 
 @mutant(
     "‖q‖² left out",
     replaces="gaussian_scores",
-    operations=("gaussian_scores",),
+    operations=(GaussianScores,),
     breaks=("scoring.translation-invariance", "scoring.nonpositive", "scoring.symmetry", "scoring.rotation-invariance"),
     source="what is constant in a row cancels in the softmax, but not in the scores",
 )
-def without_query_norm(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """q·k − ½‖k‖² + the first coordinate of q."""
     of_key = np.sum(key * key, axis=-1)
-    return Formulas.dot_scores(right, query, key) - 0.5 * of_key[..., None, :] + query[..., :, None, 0]
+    return Formulas.dot_scores(correct, query, key) - 0.5 * of_key[..., None, :] + query[..., :, None, 0]
 
 
 @mutant(
     "Gaussian scores without ½",
     replaces="gaussian_scores",
-    operations=("gaussian_scores",),
+    operations=(GaussianScores,),
     breaks=("scoring.scale", "operation.oracle"),
     source="exp(−‖u‖²) and exp(−½‖u‖²) are both called Gaussian kernels",
 )
-def twice_the_distance(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def twice_the_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """−‖q − k‖²."""
-    return 2 * Formulas.gaussian_scores(right, query, key)
+    return 2 * Formulas.gaussian_scores(correct, query, key)
 
 
 @mutant(
     "Manhattan distance",
     replaces="gaussian_scores",
-    operations=("gaussian_scores",),
+    operations=(GaussianScores,),
     breaks=("operation.oracle",),
     source="the wrong norm",
 )
-def manhattan(right: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def manhattan(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """−½ Σ|q − k|."""
     return -0.5 * np.sum(np.abs(query[..., :, None, :] - key[..., None, :, :]), axis=-1)

@@ -7,19 +7,24 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
-
-ATTENTION = "scaled_dot_product_attention"
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
+from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.scoring import DotScores
+from attnspec.spec.seq2seq import BahdanauContext
 
 
 @mutant(
     "fully masked rows are uniform",
     replaces="excluded",
-    operations=("softmax", ATTENTION, "bahdanau_context"),
+    operations=(Softmax, ScaledDotProductAttention, BahdanauContext),
     breaks=("semantics.fully_masked",),
     source="ml-explore/mlx#2395: the least finite number for −∞",
 )
-def least_number(right: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+def least_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Where every key is masked, all scores are equal."""
     return scores if mask is None else np.where(mask, scores, np.finfo(scores.dtype).min)
 
@@ -27,11 +32,11 @@ def least_number(right: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
 @mutant(
     "fully masked rows are NaN",
     replaces="shift",
-    operations=("softmax", ATTENTION, "nadaraya_watson"),
+    operations=(Softmax, ScaledDotProductAttention, NadarayaWatson),
     breaks=("semantics.fully_masked",),
     source="pytorch/pytorch#103963, openvinotoolkit/openvino#36016",
 )
-def minus_infinity(right: Formulas, scores: Numbers) -> Numbers:
+def minus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
     """−∞ − −∞."""
     return np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
 
@@ -39,50 +44,50 @@ def minus_infinity(right: Formulas, scores: Numbers) -> Numbers:
 @mutant(
     "fully masked rows are 0, declared NaN",
     replaces="shift",
-    operations=("softmax", ATTENTION),
+    operations=(Softmax, ScaledDotProductAttention),
     declares={"fully_masked": "nan"},
     breaks=("semantics.fully_masked",),
     source="robertknight/rten#1321: fixed, but still documented",
 )
-def zero_after_all(right: Formulas, scores: Numbers) -> Numbers:
-    """The right thing, declared as a deviation."""
-    return Formulas.shift(right, scores)
+def zero_after_all(correct: Formulas, scores: Numbers) -> Numbers:
+    """What is normative, declared as a deviation."""
+    return Formulas.shift(correct, scores)
 
 
 @mutant(
     "no keys raise",
     replaces="shift",
-    operations=(ATTENTION, "additive_attention", "bahdanau_context"),
+    operations=(ScaledDotProductAttention, AdditiveAttention, BahdanauContext),
     breaks=("semantics.no_keys",),
     source="the maximum of an empty row",
 )
-def empty_maximum(right: Formulas, scores: Numbers) -> Numbers:
+def empty_maximum(correct: Formulas, scores: Numbers) -> Numbers:
     """A maximum without an initial value."""
-    highest = scores.max(axis=-1, keepdims=True) if isinstance(scores, np.ndarray) else Formulas.shift(right, scores)
+    highest = scores.max(axis=-1, keepdims=True) if isinstance(scores, np.ndarray) else Formulas.shift(correct, scores)
     return np.where(highest == -np.inf, scores.dtype.type(0), highest)
 
 
 @mutant(
     "no keys are NaN",
     replaces="average_pooling",
-    operations=("average_pooling",),
+    operations=(AveragePooling,),
     breaks=("semantics.no_keys",),
     source="the mean of nothing",
 )
-def mean_of_nothing(right: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
+def mean_of_nothing(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
     """0/0."""
-    mean = Formulas.average_pooling(right, value, mask=mask)
+    mean = Formulas.average_pooling(correct, value, mask=mask)
     return mean if value.shape[-2] else mean + np.nan
 
 
 @mutant(
     "causal aligned at the bottom right",
     replaces="attendable",
-    operations=(ATTENTION, "multi_head_attention", "additive_attention"),
+    operations=(ScaledDotProductAttention, MultiHeadAttention, AdditiveAttention),
     breaks=("semantics.causal_alignment",),
     source="Dao-AILab/flash-attention#1778, NVIDIA/cutlass#2336",
 )
-def bottom_right(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def bottom_right(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """j ≤ i + m − n."""
     if not causal:
         return mask
@@ -93,71 +98,71 @@ def bottom_right(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -
 @mutant(
     "causal aligned top left, declared bottom right",
     replaces="attendable",
-    operations=(ATTENTION, "additive_attention"),
+    operations=(ScaledDotProductAttention, AdditiveAttention),
     declares={"causal_alignment": "bottom-right"},
     breaks=("semantics.causal_alignment",),
     source="Dao-AILab/flash-attention#517: the documentation changed first",
 )
-def top_left_after_all(right: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The right thing, declared as a deviation."""
-    return Formulas.attendable(right, mask, causal, n, m)
+def top_left_after_all(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """What is normative, declared as a deviation."""
+    return Formulas.attendable(correct, mask, causal, n, m)
 
 
 @mutant(
     "NaN under the mask leaks",
     replaces="pooled",
-    operations=(ATTENTION, "bahdanau_context", "nadaraya_watson"),
+    operations=(ScaledDotProductAttention, BahdanauContext, NadarayaWatson),
     breaks=("semantics.masked_nonfinite",),
     source="pytorch/pytorch#101967",
 )
-def multiplied_by_zero(right: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+def multiplied_by_zero(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """0·NaN is NaN."""
-    return right.attention_pooling(weights, value)
+    return correct.attention_pooling(weights, value)
 
 
 @mutant(
     "NaN under the mask excluded, declared to propagate",
     replaces="pooled",
-    operations=(ATTENTION,),
+    operations=(ScaledDotProductAttention,),
     declares={"masked_nonfinite": "propagates"},
     breaks=("semantics.masked_nonfinite",),
     source="a declaration copied from another library",
 )
-def excluded_after_all(right: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """The right thing, declared as a deviation."""
-    return Formulas.pooled(right, weights, value, mask)
+def excluded_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """What is normative, declared as a deviation."""
+    return Formulas.pooled(correct, weights, value, mask)
 
 
 @mutant(
     "odd widths of encodings raise",
     replaces="frequencies",
-    operations=("sinusoidal_positional_encoding",),
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("semantics.odd_encoding",),
     source="gc-os-ai/pyaptamer#607",
 )
-def even_only(right: Formulas, d: int) -> Numbers:
+def even_only(correct: Formulas, d: int) -> Numbers:
     """Cosines do not fit into the odd columns."""
     if d % 2:
         raise ValueError(f"could not broadcast {(d + 1) // 2} columns into {d // 2}")
-    return Formulas.frequencies(right, d)
+    return Formulas.frequencies(correct, d)
 
 
 @mutant(
     "odd widths end in a cosine",
     replaces="sinusoidal_positional_encoding",
-    operations=("sinusoidal_positional_encoding",),
+    operations=(SinusoidalPositionalEncoding,),
     breaks=("semantics.odd_encoding",),
     source="gc-os-ai/pyaptamer#527: a frequency dropped to make it fit",
 )
-def unpaired_cosine(right: Formulas, n: int, d: int) -> Numbers:
+def unpaired_cosine(correct: Formulas, n: int, d: int) -> Numbers:
     """The last column of an odd width holds a cosine."""
-    whole = Formulas.sinusoidal_positional_encoding(right, n, d + d % 2)
+    whole = Formulas.sinusoidal_positional_encoding(correct, n, d + d % 2)
     return whole if d % 2 == 0 else np.concatenate([whole[:, : d - 1], whole[:, d:]], axis=-1)
 
 
 @mutant(
     "sums in another order each time",
-    operations=(ATTENTION, "attention_pooling"),
+    operations=(ScaledDotProductAttention, AttentionPooling),
     breaks=("semantics.repeatability",),
     source="facebookresearch/xformers#624, tenstorrent/tt-metal#52284",
 )
@@ -182,7 +187,7 @@ class AnotherOrder(Formulas):
 
 @mutant(
     "noise in the last bits",
-    operations=(ATTENTION, "softmax", "dot_scores"),
+    operations=(ScaledDotProductAttention, Softmax, DotScores),
     breaks=("semantics.repeatability",),
     source="facebookresearch/xformers#624",
 )

@@ -1,7 +1,5 @@
 """What there is, printed from the registries: operations, laws, backends, mutants, and the whole specification."""
 
-import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import RenderableType
@@ -9,6 +7,7 @@ from rich.markdown import Markdown
 from rich.table import Column, Table
 
 from attnspec.spec import SPEC_VERSION
+from attnspec.spec.contract.documentation import HEADINGS, sections, where_list, where_notes
 from attnspec.spec.contract.law import LAWS, Law
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Operation
 from attnspec.spec.contract.semantics import QUESTIONS, Question
@@ -86,20 +85,19 @@ def described(name: str) -> Markdown:
 
 
 def _operation(o: Operation) -> str:
-    arguments = "\n".join(
-        f"| `{a.name}` | {a.kind} | {a.shape_text() if a.is_array else ''} | {'keyword' if a.keyword_only else ''} |"
-        for a in (*o.arguments, o.result)
-    )
+    """One operation, under the headings of its documentation."""
+    listed = [(e.path, f"`{e.values}`" if e.values.startswith("(") else e.values, e.remarks) for e in where_list(o)]
+    rows = "\n".join(f"| `{path}` | {values} | {', '.join(remarks)} |" for path, values, remarks in listed)
+    notes = [note.replace("*", r"\*") for note in where_notes(o)]
+    where = "\n\n".join([f"\n| argument | shape or values | |\n|---|---|---|\n{rows}", *notes])
+    parts = {**sections(o), "Formula": f"`{o.formula}`", "Where": where}
     judged = [x.id for x in LAWS.values() if o in x.operations]
     open_ = [f"{q.name} ({q.normative})" for q in QUESTIONS.values() if q.concerns(o)]
     return "\n\n".join(
         [
             f"## {o.name}",
-            f"Formula: `{o.formula}`",
-            f"Sources: {', '.join(map(str, o.sources))}",
-            # Where, Domain, Edges and Errors are paragraphs of their own in Markdown.
-            re.sub(r"\n+(?=[A-Z][a-z]+: )", "\n\n", inspect.getdoc(o.protocol) or ""),
-            f"| argument | kind | shape | |\n|---|---|---|---|\n{arguments}",
+            o.statement,
+            *(f"{heading}: {parts[heading]}" for heading in HEADINGS),
             f"Laws: {', '.join(judged) if judged else 'none: only the reference has it'}",
             f"Open questions (normative choice): {', '.join(open_) if open_ else 'none'}",
         ]

@@ -1,4 +1,4 @@
-"""A violated law in words."""
+"""Violations in words, sorted by their likely cause."""
 
 import json
 from collections.abc import Iterable
@@ -9,13 +9,15 @@ from attnspec.spec.contract.semantics import QUESTIONS
 
 FORMULA = "operation.oracle"
 
-WIDEST = 160
-LONGEST = 4000
-"""Characters of a snippet that people are shown."""
+MAX_ARGUMENT = 160
+"""Characters of an argument that people are shown."""
+
+MAX_SNIPPET = 4000
+"""Characters of the longest snippet that people are shown; a longer one is in the JSON report alone."""
 
 
-def told(result: Result) -> str:
-    """Law, statement, what was seen, the smallest input, and the snippet that shows it."""
+def violation_message(result: Result) -> str:
+    """The law, its statement, what the backend did, the smallest input, and the snippet that reproduces it."""
     lines = [
         f"{result.law} is violated by {result.operation} ({result.dtype})",
         f"  {LAWS[result.law].statement}",
@@ -24,32 +26,45 @@ def told(result: Result) -> str:
     if result.counterexample is not None:
         lines += [f"  {name} = {_short(value)}" for name, value in result.counterexample["arguments"].items()]
         snippet = result.counterexample["snippet"]
-        if len(snippet) > LONGEST:
+        if len(snippet) > MAX_SNIPPET:
             lines += [f"  The snippet is long ({len(snippet) / 1000:.0f} kB): it is in the JSON report."]
         else:
             lines += ["", *(f"    {line}" for line in snippet.splitlines())]
     return "\n".join(lines)
 
 
-def ordered(bad: Iterable[Result]) -> list[Result]:
-    """Violations by likelihood of cause: the formula, what may only want to be declared, others, consequences."""
-    results = list(bad)
-    later = consequences(results)
-
-    def urgency(r: Result) -> tuple[int, bool]:
-        stage = 3 if r in later else 0 if r.law == FORMULA else 1 if _declarable(r) else 2
-        return stage, r.counterexample is None
-
-    return sorted(results, key=urgency)
+def failure_message(failed: Iterable[Result]) -> str:
+    """All violations of a case in full, by likely cause."""
+    causes, following = by_cause(failed)
+    parts = [*map(violation_message, causes)]
+    if following:
+        parts += [consequences_heading(following), *map(violation_message, following)]
+    return "\n\n".join(parts)
 
 
-def consequences(bad: Iterable[Result]) -> list[Result]:
+def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
+    """The violations by likelihood of being a cause, and those that may be consequences of others.
+
+    First comes the formula, then what may only have to be declared, then the rest; of each, those with a counterexample
+    come first.
+    """
+    results = list(violations)
+    following = consequences(results)
+
+    def rank(r: Result) -> tuple[int, bool]:
+        return 0 if r.law == FORMULA else 1 if _declarable(r) else 2, r.counterexample is None
+
+    causes = [r for r in results if r not in following]
+    return sorted(causes, key=rank), sorted(following, key=lambda r: r.counterexample is None)
+
+
+def consequences(violations: Iterable[Result]) -> list[Result]:
     """The violations that may vanish once the operation's formula holds.
 
     These are the laws of its numbers: a budget is what the formula's own result allows, so that results of the backend
     may miss it even among themselves. What was accepted, written to or observed to be another known choice stays.
     """
-    results = list(bad)
+    results = list(violations)
     broken: dict[str, set[str | None]] = {}
     for r in results:
         if r.law == FORMULA:
@@ -57,18 +72,18 @@ def consequences(bad: Iterable[Result]) -> list[Result]:
     return [r for r in results if r.law != FORMULA and r.reason in broken.get(r.operation, ()) and not _declarable(r)]
 
 
-def repair(later: Iterable[Result]) -> str:
-    """The line that stands before consequences."""
-    names = ", ".join(dict.fromkeys(r.operation for r in later))
+def consequences_heading(following: Iterable[Result]) -> str:
+    """The line above possible consequences."""
+    names = ", ".join(dict.fromkeys(r.operation for r in following))
     return f"What follows may be a consequence, and vanish once {FORMULA} holds for {names}:"
 
 
 def _declarable(r: Result) -> bool:
-    """Whether one of the known choices was observed, another than was declared."""
+    """Whether the backend was seen to make one of the known choices, though not the one that it declares."""
     question = QUESTIONS.get(r.law.removeprefix("semantics."))
     return question is not None and r.observed in question.choices
 
 
 def _short(value: object) -> str:
     text = json.dumps(value)
-    return text if len(text) <= WIDEST else text[:WIDEST] + " …"
+    return text if len(text) <= MAX_ARGUMENT else text[:MAX_ARGUMENT] + " …"

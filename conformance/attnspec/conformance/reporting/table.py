@@ -1,8 +1,10 @@
-"""Reports as people read them: a table by chapter, deviations, and every violation with its smallest input."""
+"""Reports as people read them: a table by chapter, remarks, every violation, and the verdict."""
 
+import os
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -10,20 +12,23 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from attnspec.conformance.judging.results import Result
-from attnspec.conformance.reporting.messages import consequences, ordered, repair, told
-from attnspec.conformance.reporting.report import deviations
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.reporting.messages import by_cause, consequences_heading, violation_message
+from attnspec.conformance.reporting.report import Report, in_common
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 
-ORDINARY = {"head_sizes": None, "multiple_of": 1, "max_length": None, "broadcasting": True}
-"""Limits that are worth no remark."""
+REMARKED = ("head_sizes", "multiple_of", "max_length", "broadcasting")
+"""Limits that are worth a remark where they are not the default."""
 
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
-SHOWN = 4
-"""Violations that are shown in full, none of them a consequence; the others are listed by name."""
+
+IN_FULL = 4
+"""Violations that are shown in full, none of them a possible consequence; the others are listed by name."""
+
+PAGE_WIDTH = 120
 
 
-def print_report(report: Mapping[str, Any], console: Console) -> None:
+def print_report(report: Report, console: Console) -> None:
     """The whole report; code is not wrapped, so that it can be copied."""
     console.print(chapters(report))
     for line in remarks(report):
@@ -33,18 +38,18 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
     console.print(closing(report), highlight=False)
 
 
-def chapters(report: Mapping[str, Any]) -> Table:
+def chapters(report: Report) -> Table:
     """Laws, examples and budget used, by chapter and operation."""
-    by_operation: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for r in report["results"]:
-        if r["status"] != "not-provided":
-            by_operation[r["operation"]].append(r)
+    by_operation: dict[str, list[Result]] = defaultdict(list)
+    for r in report.results:
+        if r.status is not Status.NOT_PROVIDED:
+            by_operation[r.operation].append(r)
     table = Table(
-        title=escape(f"{report['backend']['name']} · {report['profile']} · seed {report['seed']}"),
+        title=escape(f"{report.contract.name} · {report.settings.profile} · seed {report.settings.seed}"),
         title_style="bold",
         box=SIMPLE_HEAD,
     )
-    not_judged = any(r["not_judged"] for r in report["results"])
+    not_judged = report.not_judged > 0
     table.add_column("chapter", overflow="fold")
     table.add_column("operation", min_width=max(map(len, by_operation), default=0), no_wrap=True)
     for title in ("laws", "failed", "examples", *(["not judged"] if not_judged else []), "budget used"):
@@ -57,92 +62,94 @@ def chapters(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _row(results: list[Mapping[str, Any]], not_judged: bool) -> list[str]:
-    judged = [r for r in results if r["status"] in ("passed", "failed", "lost")]
-    passed = sum(r["status"] == "passed" for r in judged)
-    failed = len(judged) - passed
-    ratio = max((float(r["error_ratio"]) for r in judged), default=0.0)
+def _row(results: Sequence[Result], not_judged: bool) -> list[str]:
+    judged = [r for r in results if r.judged]
+    failed = sum(r.violates for r in judged)
+    ratio = max((r.error_ratio for r in judged), default=0.0)
     return [
-        f"{passed}/{len(judged)}",
+        f"{len(judged) - failed}/{len(judged)}",
         f"[red]{failed}[/]" if failed else "",
-        f"{sum(r['examples'] for r in judged):,}",
-        *([f"{sum(r['not_judged'] for r in judged):,}"] if not_judged else []),
+        f"{sum(r.examples for r in judged):,}",
+        *([f"{sum(r.not_judged for r in judged):,}"] if not_judged else []),
         f"[red]{ratio:.3g}[/]" if ratio > 1 else f"{ratio:.0%}",
     ]
 
 
-def remarks(report: Mapping[str, Any]) -> list[str]:
-    """Limits, notes, and what differs from the normative choices."""
-    backend, limits = report["backend"], report["backend"]["limits"]
-    lines = [
-        f"limits: {', '.join(limits['dtypes'])} on {report['device']}"
-        + "".join(
-            f", {name.replace('_', ' ')} {limits[name]}"
-            for name, default in ORDINARY.items()
-            if limits[name] != default
-        )
-    ]
-    if not backend["differentiable"]:
-        lines.append("gradients: not judged, the backend has no vjp")
-    lines += [escape(f"{name}: {text}") for name, text in backend["notes"].items()]
-    absent = sorted({r["operation"] for r in report["results"] if r["status"] == "not-provided"})
+def remarks(report: Report) -> Iterator[str]:
+    """Limits, notes, what was not judged, and what differs from the normative choices."""
+    yield _limits(report)
+    yield from _features(report)
+    if not report.contract.differentiable:
+        yield "gradients: not judged, the backend has no vjp"
+    for name, text in report.contract.notes.items():
+        yield escape(f"{name}: {text}")
+    absent = sorted({r.operation for r in report.results if r.status is Status.NOT_PROVIDED})
     if absent:
-        lines.append(f"not provided: {', '.join(absent)}")
-    for question, declared in deviations(report).items():
-        told_as = declared if isinstance(declared, str) else ", ".join(f"{k}: {v}" for k, v in declared.items())
-        lines.append(f"[yellow]deviation[/] {question}: {told_as}")
-    return lines
+        yield f"not provided: {', '.join(absent)}"
+    for question, declared in report.deviations.items():
+        choice = in_common(declared)
+        if isinstance(choice, dict):
+            choice = ", ".join(f"{operation}: {c}" for operation, c in choice.items())
+        yield f"[yellow]deviation[/] {question}: {choice}"
 
 
-def violations(report: Mapping[str, Any]) -> list[Text]:
-    """Every violation; the first few in full, each law of an operation once, and what may follow from them last."""
-    bad = ordered(Result.from_json(r) for r in report["results"] if r["status"] in ("failed", "lost"))
-    later = consequences(bad)
-    shown: dict[tuple[str, str], Result] = {}
-    for r in bad:
-        if len(shown) < SHOWN and r not in later:
-            shown.setdefault((r.operation, r.law), r)
+def _limits(report: Report) -> str:
+    limits = report.contract.limits
+    parts = [f"limits: {', '.join(limits.dtypes)} on {report.settings.device}"]
+    for f in fields(limits):
+        value = getattr(limits, f.name)
+        if f.name in REMARKED and value != f.default:
+            parts.append(f"{f.name.replace('_', ' ')} {value}")
+    return ", ".join(parts)
+
+
+def _features(report: Report) -> Iterator[str]:
+    """The optional parts of the judged operations that the backend has, and those that were not covered."""
+    limits, judged = report.contract.limits, {r.operation for r in report.results if r.judged}
+    optional = dict.fromkeys(f for name, o in OPERATIONS.items() if name in judged for f in o.features)
+    if not all(map(limits.has, optional)):
+        has, lacking = filter(limits.has, optional), (f for f in optional if not limits.has(f))
+        yield f"features: {', '.join(has) or 'none'}; not covered: {', '.join(lacking)}"
+
+
+def violations(report: Report) -> list[Text]:
+    """Every violation; the first few in full, each law of an operation once, and possible consequences last."""
+    causes, following = by_cause(r for r in report.results if r.violates)
+    in_full: dict[tuple[str, str], Result] = {}
+    for r in causes:
+        if len(in_full) < IN_FULL:
+            in_full.setdefault((r.operation, r.law), r)
     parts = []
-    for r in shown.values():
-        head, _, snippet = told(r).partition("\n\n")
+    for r in in_full.values():
+        head, _, snippet = violation_message(r).partition("\n\n")
         parts.append(Text("\n" + head, style="red"))
         if snippet:
             parts.append(Text("\n" + snippet))
-    others = [r for r in bad if r not in later and not any(r is s for s in shown.values())]
-    parts += [_named(r) for r in others]
-    if later:
-        parts += [Text(f"\n{repair(later)}"), *map(_named, later)]
+    parts += [_line(r) for r in causes if not any(r is shown for shown in in_full.values())]
+    if following:
+        parts += [Text(f"\n{consequences_heading(following)}"), *map(_line, following)]
     return parts
 
 
-def _named(r: Result) -> Text:
+def _line(r: Result) -> Text:
     return Text(f"{r.status}: {r.law} by {r.operation} ({r.dtype}): {r.message}", style="red")
 
 
-def closing(report: Mapping[str, Any]) -> str:
+def closing(report: Report) -> str:
     """The verdict in one line."""
-    s, colour = report["summary"], COLOURS[report["verdict"]]
-    judged = s["passed"] + s["failed"] + s["lost"]
-    deviating = ", ".join(deviations(report))
+    judged = sum(r.judged for r in report.results)
+    deviating = ", ".join(report.deviations)
     return (
-        f"\n[bold {colour}]{escape(report['backend']['name'])} {report['verdict']}[/]"
+        f"\n[bold {COLOURS[report.verdict]}]{escape(report.contract.name)} {report.verdict}[/]"
         + (f" (deviations declared: {deviating})" if deviating else "")
-        + f": {s['passed']} of {judged} laws hold on {s['examples']:,} examples, "
-        + f"largest error ratio {float(s['error_ratio']):.3g}, {report['seconds']:.1f} s"
+        + f": {report.counts[Status.PASSED]} of {judged} laws hold on {report.examples:,} examples, "
+        + f"largest error ratio {report.error_ratio:.3g}, {report.seconds:.1f} s"
     )
 
 
-def as_html(report: Mapping[str, Any]) -> str:
+def as_html(report: Report) -> str:
     """The report as a page."""
-    with open_null() as sink:
-        console = Console(record=True, width=120, file=sink)
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(record=True, width=PAGE_WIDTH, file=nowhere)
         print_report(report, console)
         return console.export_html()
-
-
-def open_null() -> Any:
-    """Where a recording console may write."""
-    import os
-    from pathlib import Path
-
-    return Path(os.devnull).open("w")

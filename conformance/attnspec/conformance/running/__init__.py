@@ -1,1 +1,1 @@
-"""A whole run: settings, worker processes, what becomes of crashes and hangs, the kill matrix."""
+"""Runs of the suite: settings, selection, worker processes, crashes and hangs, and the kill matrix."""

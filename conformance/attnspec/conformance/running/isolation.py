@@ -1,8 +1,8 @@
-"""What becomes of a backend that crashes or hangs: its law fails by name, and the other laws are still judged.
+"""Isolation: a backend that crashes or hangs fails the law that was being checked, and the others are still judged.
 
-A worker process leaves a breadcrumb, law and input, before every check. Where the process dies, or a check takes too
-long and the watchdog ends the process, the controller reads the crumb, remembers the law as failed and has the case run
-again without it.
+Before every check a worker process writes a breadcrumb, the law and its input, into a memory-mapped file, and starts a
+timer that ends the process. When a worker has died, the process that controls the run reads its breadcrumb, records the
+law as failed, and has the case run again without it.
 """
 
 import faulthandler
@@ -10,89 +10,138 @@ import json
 import mmap
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnspec.conformance.judging.results import Result, Status
+import pytest
 
-SIZE = 4096
-HANG_AFTER = 20.0
-"""Seconds that a single check may take by default."""
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.running.verdicts import case_of
+
+INPUT_CHARACTERS = 2000
+"""Characters of an input that a breadcrumb keeps."""
+
+SIZE = 1024 + 12 * INPUT_CHARACTERS
+"""Bytes of a breadcrumb's file: a character takes up to 12 in JSON."""
 
 STOP_AFTER = 3
 """Crashes and hangs after which an operation is given up."""
 
 
-class Watch:
-    """The worker's side: called with a law and its input before every check."""
+@dataclass(frozen=True)
+class Breadcrumb:
+    """The check that a worker was about to make: the law, its input, and the time."""
+
+    law: str
+    input: str
+    at: float
+
+    def encoded(self) -> bytes:
+        """The breadcrumb as it stands in its file, ended by a zero byte."""
+        return json.dumps(vars(self)).encode() + b"\0"
+
+    @classmethod
+    def read(cls, path: Path) -> "Breadcrumb | None":
+        """The breadcrumb in a file; None if there is none, or only a part of one."""
+        written, end, _ = path.read_bytes().partition(b"\0") if path.exists() else (b"", b"", b"")
+        try:
+            return cls(**json.loads(written)) if written and end else None
+        except (ValueError, TypeError):
+            # The process died while it wrote.
+            return None
+
+
+def breadcrumb_path(folder: Path, case: str) -> Path:
+    """Where the worker that judges a case leaves its breadcrumb."""
+    return folder / f"{case}.crumb"
+
+
+class Watchdog:
+    """In a worker: called with a law and its input before every check, it leaves a breadcrumb and restarts the timer.
+
+    A check that takes longer than ``hang_after`` seconds ends the process.
+    """
 
     def __init__(self, folder: Path, case: str, hang_after: float) -> None:
         self.hang_after = hang_after
-        path = folder / f"{case}.crumb"
+        path = breadcrumb_path(folder, case)
         path.write_bytes(bytes(SIZE))
         self._file = path.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), SIZE)
         self._silent = Path(os.devnull).open("w")  # noqa: SIM115 - faulthandler needs a file that stays open
 
     def __call__(self, law: str, given: Any) -> None:
-        """Leave the crumb and start the clock anew."""
-        crumb = json.dumps({"law": law, "at": time.time(), "input": str(given)[: SIZE // 2]})[: SIZE - 1].encode()
-        self._map[: len(crumb) + 1] = crumb + b"\0"
+        """Leave a breadcrumb and restart the timer."""
+        written = Breadcrumb(law, str(given)[:INPUT_CHARACTERS], time.time()).encoded()
+        self._map[: len(written)] = written
         faulthandler.dump_traceback_later(self.hang_after, exit=True, file=self._silent)
 
     def close(self) -> None:
-        """Stop the clock."""
+        """Stop the timer."""
         faulthandler.cancel_dump_traceback_later()
         self._map.close()
         self._file.close()
         self._silent.close()
 
 
-class Casualties:
-    """The controller's side, and what workers learn from it: laws that crashed or hung, by case."""
+class Incidents:
+    """The crashes and hangs of a run, in files that the controlling process writes and workers read."""
 
     def __init__(self, folder: Path, hang_after: float) -> None:
         self.folder, self.hang_after = folder, hang_after
 
     def record(self, operation: str, dtype: str) -> Result | None:
-        """Remember the law at which the process of a case died; None if it died before any check."""
+        """Record the law at which the worker of a case died, and return its verdict.
+
+        None if no law can be blamed: the worker died before its first check, or at a law that is recorded already.
+        """
         case = f"{operation}-{dtype}"
-        raw = (self.folder / f"{case}.crumb").read_bytes() if (self.folder / f"{case}.crumb").exists() else b""
-        text = raw.split(b"\0", 1)[0].decode(errors="replace")
-        if not text:
+        crumb, recorded = Breadcrumb.read(breadcrumb_path(self.folder, case)), self.verdicts(operation, dtype)
+        if crumb is None or crumb.law in recorded:
             return None
-        crumb = json.loads(text)
-        hung = time.time() - crumb["at"] >= 0.9 * self.hang_after
+        hung = time.time() - crumb.at >= 0.9 * self.hang_after
         what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
-        known = self.known(operation, dtype)
-        result = Result(
-            operation,
-            crumb["law"],
-            dtype,
-            Status.FAILED,
-            "hung" if hung else "crashed",
-            f"the backend {what} at the input {crumb['input']}",
-        )
-        if result.law in known:
-            return None
-        self._known_path(case).write_text(json.dumps([r.as_json() for r in (*known.values(), result)]))
-        (self.folder / f"{case}.crumb").write_bytes(bytes(SIZE))
-        with (self.folder / f"{operation}.casualties").open("a") as f:
-            f.write(f"{result.reason}\n")
+        message = f"the backend {what} at the input {crumb.input}"
+        reason = Reason.HUNG if hung else Reason.CRASHED
+        result = Result(operation, crumb.law, dtype, Status.FAILED, reason, message)
+        self._verdicts_path(case).write_text(json.dumps([r.as_json() for r in (*recorded.values(), result)]))
+        breadcrumb_path(self.folder, case).write_bytes(bytes(SIZE))
+        with self._reasons_path(operation).open("a") as f:
+            f.write(f"{reason}\n")
         return result
 
-    def known(self, operation: str, dtype: str) -> dict[str, Result]:
-        """The laws of a case that crashed or hung before, with their verdicts."""
-        path = self._known_path(f"{operation}-{dtype}")
+    def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
+        """The verdicts on the laws of a case at which a worker died, by law."""
+        path = self._verdicts_path(f"{operation}-{dtype}")
         if not path.exists():
             return {}
         return {r.law: r for r in map(Result.from_json, json.loads(path.read_text()))}
 
-    def stopped(self, operation: str) -> str | None:
-        """Why an operation was given up, ``crashed`` or ``hung``; None if it was not."""
-        path = self.folder / f"{operation}.casualties"
+    def given_up(self, operation: str) -> str | None:
+        """Why an operation is given up, ``crashed`` or ``hung``; None if it is not."""
+        path = self._reasons_path(operation)
         reasons = path.read_text().split() if path.exists() else []
         return reasons[-1] if len(reasons) >= STOP_AFTER else None
 
-    def _known_path(self, case: str) -> Path:
-        return self.folder / f"{case}.known.json"
+    def _verdicts_path(self, case: str) -> Path:
+        return self.folder / f"{case}.incidents.json"
+
+    def _reasons_path(self, operation: str) -> Path:
+        return self.folder / f"{operation}.incidents"
+
+
+class CrashHandler:
+    """A plugin of the controlling process: it records the law at which a worker died, and has the case run again."""
+
+    def __init__(self, folder: Path, hang_after: float) -> None:
+        self.incidents = Incidents(folder, hang_after)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+        """Run a case again whose worker died at a law that can be named."""
+        operation, _, dtype = case_of(crashitem).rpartition("-")
+        if self.incidents.record(operation, dtype) is not None:
+            sched.mark_test_pending(crashitem)
+            report.outcome = "rerun"  # type: ignore[assignment]  # as xdist's documentation says

@@ -1,4 +1,4 @@
-"""Finding a backend by what people call it: a registered name, a module with an attribute, or a file."""
+"""Loading a backend by name: a registered name, a module with an attribute, or a file."""
 
 import importlib
 import importlib.util
@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.judging.foreign_calls import Raised, guarded
-from attnspec.conformance.judging.subject import Contract, Subject
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.running.errors import BackendError
 from attnspec.spec.contract.operation import OPERATIONS
 
 GROUP = "attnspec.backends"
-
-
-class BackendError(Exception):
-    """A backend that cannot be used; the message says in one line what was expected and what was got."""
 
 
 def registered() -> dict[str, str]:
@@ -38,7 +36,9 @@ def load(name: str) -> Any:
         sys.path.append(str(Path.cwd()))
     if name in registered():
         target, _, attribute = registered()[name].partition(":")
-    module = guarded(lambda: _from_file(Path(target)) if target.endswith(".py") else importlib.import_module(target))
+    module = call_safely(
+        lambda: _from_file(Path(target)) if target.endswith(".py") else importlib.import_module(target)
+    )
     if isinstance(module, Raised):
         raise BackendError(_cannot_import(name, target, module)) from module.error
     backend = _attribute(module, attribute, name) if attribute else _only_backend(module, name)
@@ -67,7 +67,7 @@ def _cannot_import(name: str, target: str, raised: Raised) -> str:
     if missing and "." not in name and "/" not in name:
         known = ", ".join(registered()) or "none"
         return f"backend {name!r}: expected a registered name ({known}), a module or a file; got none of these"
-    return f"backend {name!r}: cannot be imported: {raised.told}"
+    return f"backend {name!r}: cannot be imported: {raised.message}"
 
 
 def _attribute(module: Any, attribute: str, name: str) -> Any:
@@ -108,9 +108,9 @@ def _only_backend(module: Any, name: str) -> Any:
 
 def _instance(backend: Any, name: str) -> Any:
     if isinstance(backend, type):
-        made = guarded(backend)
+        made = call_safely(backend)
         if isinstance(made, Raised):
-            raise BackendError(f"backend {name!r}: {backend.__name__}() raised {made.told}") from made.error
+            raise BackendError(f"backend {name!r}: {backend.__name__}() raised {made.message}") from made.error
         backend = made
     if not operations_of(backend):
         known = ", ".join(list(OPERATIONS)[:3])
@@ -132,6 +132,8 @@ def call(backend: Any, operation: str, *, device: str = "cpu", **arguments: Any)
     """Call an operation of a backend with NumPy arrays; the result is a NumPy array."""
     contract = contract_of(backend, getattr(backend, "name", "?"))
     described = OPERATIONS[operation]
-    floats = [np.asarray(arguments[name]).dtype.name for name in described.float_arguments if name in arguments]
+    given = Arguments(described, arguments)
+    floats = [x.dtype.name for _, x in given.floats if isinstance(x, np.ndarray)]
     subject = Subject(backend, contract, described, floats[0] if floats else "float64", device)
-    return subject.back(subject.invoke(subject.converted(Arguments(described, arguments))))
+    found = subject.unfolded(subject.invoke(subject.converted(given)))
+    return next(iter(found.values())) if len(found) == 1 else subject.like_result(found, given, convert=False)

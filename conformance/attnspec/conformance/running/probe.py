@@ -1,85 +1,57 @@
-"""A first import of a backend, in a process of its own.
+"""The first import of a backend, in a process of its own: whether it can be imported at all, and what it declares.
 
-``python -m attnspec.conformance.running.probe NAME DEVICE ANSWER``: the file ANSWER receives the contract, or why there
-is none, as JSON. The process ends there and then: what the backend has left running, or would do at an orderly exit, is
-not waited for.
+This module imports nothing heavy, so that the import is under way while this process makes its own.
 """
 
 import json
 import os
+import subprocess
 import sys
-from dataclasses import asdict
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from attnspec.conformance.running.environment import SAFE_PATH
+from attnspec.conformance.running.errors import BackendError
 
-from attnspec.conformance.judging.foreign_calls import Raised, guarded
-from attnspec.conformance.judging.subject import Contract
-from attnspec.conformance.running.loading import BackendError, contract_of, load
-from attnspec.spec.contract.backend import Limits
-from attnspec.spec.contract.precision import DeclaredPrecision
-from attnspec.spec.contract.semantics import DeclaredSemantics, Semantics
+IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
+"""Seconds that the import of a backend may take, here and in the workers."""
 
 
-def described(name: str, device: str) -> dict[str, Any]:
-    """The contract of a backend as plain JSON; :class:`BackendError` if it cannot be used on the device."""
-    backend = load(name)
-    contract = contract_of(backend, name)
-    kind = device.partition(":")[0]
-    if kind not in contract.limits.devices:
-        raise BackendError(
-            f"backend {name!r}: device: expected one of {', '.join(contract.limits.devices)}; got {device!r}"
-        )
-    convert = getattr(backend, "from_numpy", None)
-    if convert is not None:
-        moved = guarded(lambda: convert(np.zeros(1, np.float32), device=device))
-        if isinstance(moved, Raised):
-            raise BackendError(f"backend {name!r}: from_numpy(…, device={device!r}) raised {moved.told}")
-    return {
-        "name": contract.name,
-        "operations": list(contract.operations),
-        "limits": asdict(contract.limits),
-        "semantics": {
-            "default": asdict(contract.semantics.default),
-            "per_operation": {k: asdict(v) for k, v in contract.semantics.per_operation.items()},
-        },
-        "precision": {
-            "default": dict(contract.precision.default),
-            "per_operation": {k: dict(v) for k, v in contract.precision.per_operation.items()},
-        },
-        "differentiable": contract.differentiable,
-        "notes": dict(contract.notes),
-    }
+class Probe:
+    """The process that imports the backend."""
 
+    def __init__(self, backend: str, device: str) -> None:
+        self.backend = backend
+        self._folder = tempfile.TemporaryDirectory(prefix="attnspec-probe-")
+        self._answer, self._printed = (Path(self._folder.name, name) for name in ("answer.json", "printed.txt"))
+        module = "attnspec.conformance.running.description"
+        command = [sys.executable, "-m", module, backend, device, str(self._answer)]
+        with self._printed.open("wb") as printed:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env={**os.environ, **SAFE_PATH}
+            )
 
-def rebuilt(data: dict[str, Any], origin: str) -> Contract:
-    """The contract that :func:`described` wrote down."""
-    semantics, precision = data["semantics"], data["precision"]
-    return Contract(
-        data["name"],
-        tuple(data["operations"]),
-        Limits.of({k: tuple(v) if isinstance(v, list) else v for k, v in data["limits"].items()}),
-        DeclaredSemantics(
-            Semantics(**semantics["default"]), {k: Semantics(**v) for k, v in semantics["per_operation"].items()}
-        ),
-        DeclaredPrecision(precision["default"], precision["per_operation"]),
-        data["differentiable"],
-        data["notes"],
-        origin,
-    )
+    def close(self) -> None:
+        """End the import if it is still under way."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._folder.cleanup()
 
-
-def main() -> None:
-    """Describe the backend named on the command line."""
-    name, device, path = sys.argv[1:4]
-    try:
-        answer = described(name, device)
-    except BackendError as error:
-        answer = {"error": str(error)}
-    Path(path).write_text(json.dumps(answer))
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+    def description(self) -> dict[str, Any]:
+        """What the backend declares; :class:`BackendError` if it cannot be imported or used."""
+        try:
+            status = self.process.wait(IMPORT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise BackendError(
+                f"backend {self.backend!r}: expected its import to end within {IMPORT_SECONDS:g} s; it did not"
+            ) from None
+        if not self._answer.exists():
+            printed = self._printed.read_text(errors="replace").strip().splitlines()
+            last = printed[-1] if printed else "nothing was printed"
+            raise BackendError(f"backend {self.backend!r}: its import ended the process with status {status}: {last}")
+        answer: dict[str, Any] = json.loads(self._answer.read_text())
+        if "error" in answer:
+            raise BackendError(str(answer["error"]))
+        return answer

@@ -1,25 +1,29 @@
-"""What the command line's own process sees of its workers: that they start, and what they have judged."""
+"""The workers as the command line sees them: whether they start, and how far they have come."""
 
 import _thread
-import os
 import threading
 import time
-from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attnspec.conformance.plugin import Reporter
+from attnspec.conformance.judging.results import Status
+from attnspec.conformance.running.probe import IMPORT_SECONDS
+from attnspec.conformance.running.verdicts import case_of, recorded
 
-PATIENCE = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
-"""Seconds that the import of a backend may take, the first one and those of the workers."""
-
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 """Worker processes that may end before they are ready."""
 
+LINE_SECONDS = 10
+"""Seconds between two lines of progress where there is no terminal."""
 
-class Startup:
-    """Ends the run if workers die, or hang, while they start: there would be nothing to judge with."""
+
+class StartupMonitor:
+    """A pytest plugin that ends the run if its workers die or hang before they are ready.
+
+    ``trouble`` is what went wrong, if anything did.
+    """
 
     def __init__(self) -> None:
         self.trouble: str | None = None
@@ -32,7 +36,7 @@ class Startup:
         """A worker starts, for the first time or in place of another."""
         self._starting.add(node)
         self._stop()
-        self._clock = threading.Timer(PATIENCE, self._too_late)
+        self._clock = threading.Timer(IMPORT_SECONDS, self._too_late)
         self._clock.daemon = True
         self._clock.start()
 
@@ -45,17 +49,17 @@ class Startup:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
-        """Workers that end before they are ready would be started anew for ever."""
+        """Give up after a few deaths: pytest-xdist would replace the workers for ever."""
         if node not in self._starting:
             return
         self._starting.discard(node)
         self._deaths += error is not None
-        if self._deaths >= MOST_DEATHS:
+        if self._deaths >= MAX_DEATHS:
             self.trouble = self.trouble or f"{self._deaths} worker processes ended while they imported the backend"
             raise pytest.exit.Exception(self.trouble)
 
     def pytest_sessionfinish(self) -> None:
-        """No worker is waited for any more."""
+        """Stop waiting for workers."""
         self._stop()
 
     def pytest_internalerror(self, excrepr: object) -> None:
@@ -72,41 +76,39 @@ class Startup:
             self._clock.cancel()
 
     def _too_late(self) -> None:
-        self.trouble = f"worker processes did not import the backend within {PATIENCE:g} s"
+        self.trouble = f"worker processes did not import the backend within {IMPORT_SECONDS:g} s"
         _thread.interrupt_main()
 
 
-class Live:
-    """Progress, as the verdicts come in: a bar on a terminal, a line now and then elsewhere."""
+class ProgressDisplay:
+    """A pytest plugin that shows progress: a bar on a terminal, a line now and then elsewhere.
+
+    ``done`` is the number of cases that have been judged.
+    """
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
         self.console, self.total, self.done, self.violated = console, 0, 0, 0
-        self.last = time.monotonic()
+        self._last = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self.task = self.bar.add_task("starting workers", total=None)
+        self._task = self.bar.add_task("starting workers", total=None)
 
     def expect(self, total: int) -> None:
-        """So many cases will be judged."""
+        """Say how many cases there are."""
         self.total = total
-        self.bar.update(self.task, total=total)
+        self.bar.update(self._task, total=total)
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """One case has been judged."""
-        if report.when != "call" and not report.failed:
-            return
-        case = Reporter.case(report.nodeid)
-        results = next((v for name, v in report.user_properties if name == "attnspec"), None)
-        if results is None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a case that has been judged, and name the laws that it violates."""
+        results = recorded(report)
+        if results is None or (report.when != "call" and not report.failed):
             return
         self.done += 1
-        failed = [r for r in results if r["status"] == "failed"]
+        failed = [r for r in results if r.status is Status.FAILED]
         self.violated += len(failed)
         for r in failed:
-            self.bar.console.print(f"[red]violated[/] {r['law']} by {r['operation']} ({r['dtype']})", highlight=False)
-        self.bar.update(self.task, completed=self.done, description=case)
-        if not self.console.is_terminal and time.monotonic() - self.last > 10:
-            self.last = time.monotonic()
+            self.bar.console.print(f"[red]violated[/] {r.law} by {r.operation} ({r.dtype})", highlight=False)
+        self.bar.update(self._task, completed=self.done, description=case_of(report.nodeid))
+        if not self.console.is_terminal and time.monotonic() - self._last > LINE_SECONDS:
+            self._last = time.monotonic()
             self.console.print(f"{self.done} of {self.total} cases judged, {self.violated} laws violated")

@@ -1,18 +1,21 @@
-"""Names that are chosen, and what is said of one that does not exist."""
+"""Selecting by name: patterns, and the message for a name that does not exist."""
 
 import difflib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+FEW = 6
+"""So many names are listed in full; of more, only those that come close."""
 
-def misnamed(what: str, name: str, known: Iterable[str]) -> str:
-    """One line: the names that are nearest, or all where there are few, and what was got instead."""
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """The message for an unknown name, on one line: what it selects, the closest known names, and the name itself."""
     names = list(known)
-    near = names if len(names) <= 6 else difflib.get_close_matches(name, names, 3, 0.4) or names[:6]
+    near = names if len(names) <= FEW else difflib.get_close_matches(name, names, 3, 0.4) or names[:FEW]
     return f"{what}: expected one of {', '.join(near)}{', …' if len(near) < len(names) else ''}; got {name!r}"
 
 
 def matching(patterns: Iterable[str], known: Sequence[str]) -> list[str]:
-    """The known names that are one of the patterns or match one, as file names do: ``*``, ``?`` and ``[…]``."""
+    """The known names that equal or match a pattern (``*``, ``?``, ``[…]``); a known name matches itself alone."""
     wanted = list(patterns)
     return [name for name in known if any(name == p or (p not in known and fnmatchcase(name, p)) for p in wanted)]

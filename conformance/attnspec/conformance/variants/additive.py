@@ -4,9 +4,11 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
-from attnspec.conformance.mutants.correct.tape import plain
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.scoring import ADDITIVE
 from attnspec.conformance.variants.registry import variant
-from attnspec.spec.laws.scoring import ADDITIVE
+from attnspec.spec.attention import AdditiveAttention
+from attnspec.spec.scoring import AdditiveScores
 
 
 @variant("tanh factorised into exponentials", operations=ADDITIVE)
@@ -14,14 +16,14 @@ class Factorised(Formulas):
     """1 − 2/(1 + EF) with E = e^2a of the query and F = e^2b of the key, where neither can overflow."""
 
     def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
-        """Exponentials for every query and every key, none for the pairs; large projections go the plain way."""
-        small = (np.abs(plain(of_query)) <= 20) & (np.abs(plain(of_key)) <= 20)
+        """Exponentials for every query and every key, none for the pairs; large projections go through tanh itself."""
+        small = (np.abs(value_of(of_query)) <= 20) & (np.abs(value_of(of_key)) <= 20)
         one, two = of_query.dtype.type(1), of_query.dtype.type(2)
         factorised = one - two / (one + np.exp(two * of_query) * np.exp(two * of_key))
         return np.where(small, factorised, Formulas.hidden(self, of_query, of_key))
 
 
-@variant("tanh from exp(−2|x|)", operations=("additive_scores", "additive_attention"), differentiable=False)
+@variant("tanh from exp(−2|x|)", operations=(AdditiveScores, AdditiveAttention), differentiable=False)
 class Folded(Formulas):
     """sign(x)(1 − t)/(1 + t) with t = exp(−2|x|), which cannot overflow."""
 
@@ -33,7 +35,7 @@ class Folded(Formulas):
 
 @variant(
     "reciprocals of two units at once",
-    operations=("additive_scores", "additive_attention"),
+    operations=(AdditiveScores, AdditiveAttention),
     differentiable=False,
 )
 class PairedReciprocals(Formulas):

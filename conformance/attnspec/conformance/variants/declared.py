@@ -4,13 +4,17 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
-
-ATTENTION = "scaled_dot_product_attention"
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.pooling import AveragePooling, NadarayaWatson
+from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.scoring import DotScores
+from attnspec.spec.seq2seq import BahdanauContext
 
 
 @variant(
     "fully masked rows are uniform, declared",
-    operations=("softmax", ATTENTION, "bahdanau_context"),
+    operations=(Softmax, ScaledDotProductAttention, BahdanauContext),
     declares={"fully_masked": "uniform"},
 )
 class Uniform(Formulas):
@@ -28,7 +32,7 @@ class Uniform(Formulas):
 
 @variant(
     "fully masked rows are NaN, declared",
-    operations=("softmax", ATTENTION),
+    operations=(Softmax, ScaledDotProductAttention),
     declares={"fully_masked": "nan"},
 )
 class NotANumber(Formulas):
@@ -41,7 +45,7 @@ class NotANumber(Formulas):
 
 @variant(
     "no keys raise, declared",
-    operations=(ATTENTION, "average_pooling"),
+    operations=(ScaledDotProductAttention, AveragePooling),
     declares={"no_keys": "error"},
 )
 class NeedsKeys(Formulas):
@@ -64,7 +68,7 @@ class NeedsKeys(Formulas):
 
 @variant(
     "no keys are NaN, declared",
-    operations=(ATTENTION, "average_pooling"),
+    operations=(ScaledDotProductAttention, AveragePooling),
     declares={"no_keys": "nan"},
 )
 class NothingOverNothing(Formulas):
@@ -83,7 +87,7 @@ class NothingOverNothing(Formulas):
 
 @variant(
     "causal at the bottom right, declared",
-    operations=(ATTENTION, "additive_attention"),
+    operations=(ScaledDotProductAttention, AdditiveAttention),
     declares={"causal_alignment": "bottom-right"},
 )
 class BottomRight(Formulas):
@@ -99,7 +103,7 @@ class BottomRight(Formulas):
 
 @variant(
     "NaN under the mask propagates, declared",
-    operations=(ATTENTION, "nadaraya_watson", "average_pooling"),
+    operations=(ScaledDotProductAttention, NadarayaWatson, AveragePooling),
     declares={"masked_nonfinite": "propagates"},
 )
 class Propagates(Formulas):
@@ -117,7 +121,7 @@ class Propagates(Formulas):
 
 @variant(
     "odd widths raise, declared",
-    operations=("sinusoidal_positional_encoding",),
+    operations=(SinusoidalPositionalEncoding,),
     declares={"odd_encoding": "error"},
 )
 class EvenOnly(Formulas):
@@ -132,7 +136,7 @@ class EvenOnly(Formulas):
 
 @variant(
     "summed as it comes, declared",
-    operations=(ATTENTION, "dot_scores"),
+    operations=(ScaledDotProductAttention, DotScores),
     declares={"repeatability": "within-budget"},
     differentiable=False,
 )

@@ -4,9 +4,22 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
+from attnspec.spec.attention import (
+    AdditiveAttention,
+    DotProductAttention,
+    GeneralAttention,
+    ProjectedSelfAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+)
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.pooling import AttentionPooling
+from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.scoring import AdditiveScores, DotScores, GeneralScores, ScaledDotScores
 
 
-@variant("queries in chunks of 7", operations=("additive_attention", "general_attention"))
+@variant("queries in chunks of 7", operations=(AdditiveAttention, GeneralAttention))
 class Chunked(Formulas):
     """A few queries at a time."""
 
@@ -24,7 +37,7 @@ class Chunked(Formulas):
         return np.concatenate(chunks, axis=-2)
 
 
-@variant("transposed throughout", operations=("dot_scores", "softmax", "dot_product_attention"))
+@variant("transposed throughout", operations=(DotScores, Softmax, DotProductAttention))
 class Transposed(Formulas):
     """Scores as (KQᵀ)ᵀ, results as (VᵀAᵀ)ᵀ."""
 
@@ -33,7 +46,7 @@ class Transposed(Formulas):
         return np.swapaxes(np.swapaxes(b, -1, -2) @ np.swapaxes(a, -1, -2), -1, -2)
 
 
-@variant("queries scaled first", operations=("scaled_dot_scores", "multi_head_attention"))
+@variant("queries scaled first", operations=(ScaledDotScores, MultiHeadAttention))
 class Prescaled(Formulas):
     """(q/√d)·k."""
 
@@ -44,7 +57,7 @@ class Prescaled(Formulas):
 
 @variant(
     "queries and keys scaled by the fourth root",
-    operations=("scaled_dot_product_attention", "self_attention"),
+    operations=(ScaledDotProductAttention, SelfAttention),
 )
 class RootScaled(Formulas):
     """(q/d^¼)·(k/d^¼)."""
@@ -55,7 +68,7 @@ class RootScaled(Formulas):
         return self.dot_scores(query / root, key / root)
 
 
-@variant("one projection for all heads", operations=("multi_head_attention",))
+@variant("one projection for all heads", operations=(MultiHeadAttention,))
 class OneProjection(Formulas):
     """Weights of all heads in one matrix, results of all heads through W_o one after another."""
 
@@ -89,7 +102,7 @@ class OneProjection(Formulas):
         return projected.reshape(*projected.shape[:-1], h, p)
 
 
-@variant("the matrix meets the keys first", operations=("general_scores", "general_attention"))
+@variant("the matrix meets the keys first", operations=(GeneralScores, GeneralAttention))
 class KeysFirst(Formulas):
     """q·(W k) for (q W)·k."""
 
@@ -100,7 +113,7 @@ class KeysFirst(Formulas):
 
 @variant(
     "einsum",
-    operations=("attention_pooling", "projected_self_attention", "additive_scores"),
+    operations=(AttentionPooling, ProjectedSelfAttention, AdditiveScores),
     differentiable=False,
 )
 class Einsum(Formulas):
@@ -117,7 +130,7 @@ class Einsum(Formulas):
         return np.einsum("...h,h->...", hidden, w_v)
 
 
-@variant("sinusoids in single precision", operations=("sinusoidal_positional_encoding",))
+@variant("sinusoids in single precision", operations=(SinusoidalPositionalEncoding,))
 class SingleSinusoids(Formulas):
     """Frequencies as exponentials, angles and sines in float32 throughout."""
 
@@ -131,7 +144,7 @@ class SingleSinusoids(Formulas):
         return np.exp(np.arange(0, d, 2, dtype=np.float32) * step)
 
 
-@variant("sinusoids in double precision", operations=("sinusoidal_positional_encoding",))
+@variant("sinusoids in double precision", operations=(SinusoidalPositionalEncoding,))
 class DoubleSinusoids(Formulas):
     """Powers of 10⁴ in float64, returned as such."""
 

@@ -5,8 +5,9 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.variants.registry import variant
-
-ATTENTION = "scaled_dot_product_attention"
+from attnspec.spec.attention import GeneralAttention, ScaledDotProductAttention
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.scoring import DotScores, ScaledDotScores
 
 
 def _short(x: Numbers, *, truncate: bool = False) -> Numbers:
@@ -32,7 +33,7 @@ class _StoredBrain(Formulas):
 
 @variant(
     "weights stored in bfloat16",
-    operations=(ATTENTION, "multi_head_attention"),
+    operations=(ScaledDotProductAttention, MultiHeadAttention),
     dtypes=("bfloat16",),
     differentiable=False,
 )
@@ -41,7 +42,10 @@ class MixedBrain(_StoredBrain):
 
 
 @variant(
-    "weights stored in float16", operations=(ATTENTION, "general_attention"), dtypes=("float16",), differentiable=False
+    "weights stored in float16",
+    operations=(ScaledDotProductAttention, GeneralAttention),
+    dtypes=("float16",),
+    differentiable=False,
 )
 class MixedHalf(Formulas):
     """float16 in and out, float32 accumulation, weights rounded to float16."""
@@ -53,7 +57,7 @@ class MixedHalf(Formulas):
 
 @variant(
     "queries scaled in bfloat16, declared",
-    operations=(ATTENTION, "scaled_dot_scores"),
+    operations=(ScaledDotProductAttention, ScaledDotScores),
     dtypes=("bfloat16",),
     precision={"bfloat16": "prescaled-bfloat16"},
     differentiable=False,
@@ -69,7 +73,7 @@ class PrescaledBrain(Formulas):
 
 @variant(
     "scores stored in bfloat16, declared",
-    operations=(ATTENTION,),
+    operations=(ScaledDotProductAttention,),
     dtypes=("bfloat16",),
     precision={"bfloat16": "eager-bfloat16"},
     differentiable=False,
@@ -88,7 +92,7 @@ class EagerBrain(_StoredBrain):
 
 @variant(
     "TensorFloat-32, declared",
-    operations=("dot_scores", ATTENTION),
+    operations=(DotScores, ScaledDotProductAttention),
     precision={"float32": "tf32"},
     differentiable=False,
 )
@@ -102,7 +106,7 @@ class TensorFloat(Formulas):
 
 @variant(
     "truncating TensorFloat-32, declared",
-    operations=("dot_scores", ATTENTION),
+    operations=(DotScores, ScaledDotProductAttention),
     precision={"float32": "tf32+truncating"},
     differentiable=False,
 )

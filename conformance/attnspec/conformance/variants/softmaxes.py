@@ -4,8 +4,20 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
-from attnspec.conformance.mutants.correct.tape import plain
+from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.variants.registry import variant
+from attnspec.spec.attention import (
+    AdditiveAttention,
+    CrossAttention,
+    DotProductAttention,
+    GeneralAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+)
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.pooling import NadarayaWatson
+from attnspec.spec.seq2seq import BahdanauContext
 
 
 def _part(mask: Numbers, part: slice) -> Numbers:
@@ -29,14 +41,14 @@ class _Blocks(Formulas):
             part = slice(start, start + self.block)
             inner = _part(allowed, part)
             block = self.excluded(scores[..., part], inner)
-            above = np.max(plain(block), axis=-1, keepdims=True)
-            top = above if highest is None else np.maximum(highest, above)
-            safe = np.where(top == -np.inf, scores.dtype.type(0), top)
+            above = np.max(value_of(block), axis=-1, keepdims=True)
+            row_maximum = above if highest is None else np.maximum(highest, above)
+            safe = np.where(row_maximum == -np.inf, scores.dtype.type(0), row_maximum)
             kept = 0.0 if highest is None else self.exponential(highest - safe)
             weights = self.exponential(block - safe)
             total = total * kept + self.total(weights)
             summed = summed * kept + self.pooled(self.stored(weights), value[..., part, :], inner)
-            highest = top
+            highest = row_maximum
         return summed / np.where(total == 0, scores.dtype.type(1), total)
 
     def stored(self, weights: Numbers) -> Numbers:
@@ -44,14 +56,14 @@ class _Blocks(Formulas):
         return weights
 
 
-@variant("online softmax in blocks of 16", operations=("scaled_dot_product_attention", "additive_attention"))
+@variant("online softmax in blocks of 16", operations=(ScaledDotProductAttention, AdditiveAttention))
 class Online(_Blocks):
     """Flash attention."""
 
 
 @variant(
     "online softmax with weights in bfloat16",
-    operations=("scaled_dot_product_attention", "dot_product_attention"),
+    operations=(ScaledDotProductAttention, DotProductAttention),
     dtypes=("bfloat16",),
     differentiable=False,
 )
@@ -67,7 +79,7 @@ class OnlineBrain(_Blocks):
 
 @variant(
     "online softmax in doubles, one key at a time",
-    operations=("scaled_dot_product_attention",),
+    operations=(ScaledDotProductAttention,),
     dtypes=("float64",),
     differentiable=False,
 )
@@ -77,7 +89,7 @@ class OneByOne(_Blocks):
     block = 1
 
 
-@variant("keys split and merged", operations=("scaled_dot_product_attention", "nadaraya_watson", "bahdanau_context"))
+@variant("keys split and merged", operations=(ScaledDotProductAttention, NadarayaWatson, BahdanauContext))
 class Split(Formulas):
     """Each third of the keys by itself, merged by maxima and sums of exponentials."""
 
@@ -89,15 +101,15 @@ class Split(Formulas):
         if not parts:
             return Formulas.attend(self, scores, value, mask, causal)
         blocks = [self.excluded(scores[..., part], _part(allowed, part)) for part in parts]
-        tops = [self.shift(block) for block in blocks]
-        raw = [np.max(plain(block), axis=-1, keepdims=True) for block in blocks]
+        shifts = [self.shift(block) for block in blocks]
+        raw = [np.max(value_of(block), axis=-1, keepdims=True) for block in blocks]
         highest = raw[0]
-        for top in raw[1:]:
-            highest = np.maximum(highest, top)
+        for row_maximum in raw[1:]:
+            highest = np.maximum(highest, row_maximum)
         highest = np.where(highest == -np.inf, scores.dtype.type(0), highest)
         whole, merged = 0.0, 0.0
-        for part, block, top, own in zip(parts, blocks, tops, raw, strict=True):
-            exponentials = self.exponential(block - top)
+        for part, block, shift, own in zip(parts, blocks, shifts, raw, strict=True):
+            exponentials = self.exponential(block - shift)
             share = self.total(exponentials)
             weights = exponentials / np.where(share == 0, scores.dtype.type(1), share)
             factor = share * self.exponential(own - highest)
@@ -106,7 +118,7 @@ class Split(Formulas):
         return merged / np.where(whole == 0, scores.dtype.type(1), whole)
 
 
-@variant("powers of two", operations=("softmax", "general_attention"))
+@variant("powers of two", operations=(Softmax, GeneralAttention))
 class PowersOfTwo(Formulas):
     """exp2 of scores times log₂e."""
 
@@ -115,7 +127,7 @@ class PowersOfTwo(Formulas):
         return np.exp2(x * x.dtype.type(np.log2(np.e)))
 
 
-@variant("log₂e in the scale", operations=("self_attention", "cross_attention"))
+@variant("log₂e in the scale", operations=(SelfAttention, CrossAttention))
 class ScaledLogarithm(Formulas):
     """The scale and log₂e are one factor, rounded once."""
 
@@ -131,7 +143,7 @@ class ScaledLogarithm(Formulas):
         return np.exp2(x)
 
 
-@variant("divided after pooling", operations=("dot_product_attention", "multi_head_attention"))
+@variant("divided after pooling", operations=(DotProductAttention, MultiHeadAttention))
 class DividedLast(Formulas):
     """Values are pooled by exponentials, then divided by their sum."""
 
@@ -144,7 +156,7 @@ class DividedLast(Formulas):
         return self.pooled(exponentials, value, allowed) / np.where(total == 0, scores.dtype.type(1), total)
 
 
-@variant("small exponentials flushed to zero", operations=("softmax", "nadaraya_watson"))
+@variant("small exponentials flushed to zero", operations=(Softmax, NadarayaWatson))
 class FlushedToZero(Formulas):
     """Numbers below the smallest normal one are 0, as on devices without subnormals."""
 
@@ -159,7 +171,7 @@ class FlushedToZero(Formulas):
         return np.where(weights < np.finfo(scores.dtype).tiny, scores.dtype.type(0), weights)
 
 
-@variant("through logarithms", operations=("softmax", "dot_product_attention"))
+@variant("through logarithms", operations=(Softmax, DotProductAttention))
 class ThroughLogarithms(Formulas):
     """α = exp(e − max − log Σ exp(e − max)), as a backward pass computes weights again."""
 
@@ -172,7 +184,7 @@ class ThroughLogarithms(Formulas):
 
 @variant(
     "through the logarithm of the sum",
-    operations=("softmax", "scaled_dot_product_attention", "additive_attention"),
+    operations=(Softmax, ScaledDotProductAttention, AdditiveAttention),
     dtypes=("float64", "float32"),
 )
 class ThroughLogSumExp(Formulas):
@@ -180,6 +192,6 @@ class ThroughLogSumExp(Formulas):
 
     def normalized(self, scores: Numbers) -> Numbers:
         """The scores themselves minus the logarithm of their sum."""
-        top = self.shift(scores)
-        total = self.total(self.exponential(scores - top))
-        return self.exponential(scores - (top + np.log(np.where(total == 0, scores.dtype.type(1), total))))
+        shift = self.shift(scores)
+        total = self.total(self.exponential(scores - shift))
+        return self.exponential(scores - (shift + np.log(np.where(total == 0, scores.dtype.type(1), total))))

@@ -4,17 +4,21 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
+from attnspec.spec.attention import AdditiveAttention, ProjectedSelfAttention, ScaledDotProductAttention
+from attnspec.spec.normalization import MeanNormalization, Softmax
+from attnspec.spec.pooling import AveragePooling, NadarayaWatson
+from attnspec.spec.scoring import AdditiveScores, DotScores, GaussianScores, GeneralScores, ScaledDotScores
 
 
 @variant(
     "sums in reverse",
-    operations=("scaled_dot_product_attention", "general_scores", "average_pooling"),
+    operations=(ScaledDotProductAttention, GeneralScores, AveragePooling),
 )
 class Reversed(Formulas):
     """Every sum runs from the end to the beginning."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Both operands turned around along the dimension that is summed."""
+        """Both operands reversed along the dimension that is summed."""
         return Formulas.product(self, np.flip(a, axis=-1), np.flip(b, axis=-2))
 
     def total(self, x: Numbers) -> Numbers:
@@ -24,7 +28,7 @@ class Reversed(Formulas):
 
 @variant(
     "sums one after another",
-    operations=("softmax", "scaled_dot_product_attention"),
+    operations=(Softmax, ScaledDotProductAttention),
     dtypes=("float32", "bfloat16"),
     differentiable=False,
 )
@@ -48,7 +52,7 @@ class Sequential(Formulas):
 
 @variant(
     "sums in pairs",
-    operations=("softmax", "scaled_dot_scores", "nadaraya_watson"),
+    operations=(Softmax, ScaledDotScores, NadarayaWatson),
     differentiable=False,
 )
 class Pairwise(Formulas):
@@ -74,7 +78,7 @@ def _folded(x: Numbers) -> Numbers:
 
 @variant(
     "products in tiles of 8",
-    operations=("dot_scores", "projected_self_attention"),
+    operations=(DotScores, ProjectedSelfAttention),
     dtypes=("float32", "float16"),
     differentiable=False,
 )
@@ -90,7 +94,7 @@ class Tiled(Formulas):
         return total
 
 
-@variant("running means", operations=("average_pooling",), differentiable=False)
+@variant("running means", operations=(AveragePooling,), differentiable=False)
 class RunningMean(Formulas):
     """The mean is updated value by value, as in one pass over a stream."""
 
@@ -109,7 +113,7 @@ class RunningMean(Formulas):
 
 @variant(
     "wider inside",
-    operations=("additive_attention", "gaussian_scores"),
+    operations=(AdditiveAttention, GaussianScores),
     differentiable=False,
 )
 class Wider(Formulas):
@@ -124,9 +128,7 @@ class Wider(Formulas):
         return np.sum(x, axis=-1, keepdims=True, dtype=np.float64).astype(x.dtype)
 
 
-@variant(
-    "products and reciprocals", operations=("softmax", "mean_normalization", "scaled_dot_scores", "gaussian_scores")
-)
+@variant("products and reciprocals", operations=(Softmax, MeanNormalization, ScaledDotScores, GaussianScores))
 class Reciprocals(Formulas):
     """Divisions as products with reciprocals that are rounded first."""
 
@@ -152,8 +154,8 @@ class Reciprocals(Formulas):
 
 
 @variant(
-    "plain in double precision",
-    operations=("scaled_dot_product_attention", "additive_scores", "softmax"),
+    "double precision throughout",
+    operations=(ScaledDotProductAttention, AdditiveScores, Softmax),
     dtypes=("float64",),
 )
 class Double(Formulas):

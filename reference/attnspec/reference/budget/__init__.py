@@ -1,4 +1,4 @@
-"""The budget of every element of a result, derived from the precision class and the very inputs."""
+"""The budget of every element of a result, derived from the precision class and from the inputs themselves."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,22 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import Approximate, Numbers
+from attnspec.reference.budget.error_array import Approximate, Extremes, Numbers
 from attnspec.reference.budget.hard import Hard
 from attnspec.reference.budget.soft import WIDTH, Soft
 from attnspec.reference.defining.arithmetic import arithmetic
 from attnspec.spec.contract.precision import Precision
+from attnspec.spec.contract.tree import flatten, mapped
 
-__all__ = ["WIDTH", "Approximate", "Hard", "Judged", "Soft", "judged", "oracle_dtype"]
+__all__ = ["WIDTH", "Approximate", "Hard", "Judged", "Soft", "is_real", "judged", "oracle_dtype"]
 
 
 @dataclass(frozen=True)
 class Judged:
     """What a result must be: ``value``, the oracle, and ``budget``, how far from it each element may lie.
 
-    ``sigma`` is the standard deviation of an honest error. ``peak`` is the largest magnitude that an intermediate may
-    reach: above the class's ``largest``, the inputs are outside the domain. ``level`` is the standard deviation,
-    relative to each, of what all weights of a row may err alike.
+    ``sigma`` is the standard deviation of the error of a correct implementation. ``peak`` is the largest magnitude that
+    an intermediate may reach: above the class's ``largest``, the inputs are outside the domain. ``level`` is the
+    standard deviation, relative to each weight, of the error that all weights of a row have in common.
     """
 
     value: Numbers
@@ -49,37 +50,54 @@ def judged(
     arguments: Mapping[str, Any],
     precision: Precision,
     wide: np.dtype[Any] | None = None,
-) -> Judged:
+) -> Any:
     """The oracle and the budget of ``formula(**arguments)``, computed in ``wide``: :func:`oracle_dtype` if not given.
 
-    ``arguments`` are NumPy arrays of the tested dtype (exact in it), numbers, flags or None; results that are not
-    floating point have a budget of 0.
+    ``arguments`` are NumPy arrays of the tested dtype (exact in it), numbers, flags or None, and trees of these.
+    Returns a :class:`Judged`, or a tree of them where the formula gives a tree; results that are not of floating point
+    have a budget of 0.
     """
     wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):
-        level = [0.0]
-        estimate = partial(Soft, error=0.0, precision=precision, given=True, peak=level)
+        extremes = Extremes()
+        estimate = partial(Soft, error=0.0, precision=precision, given=True, extremes=extremes)
         soft = _run(formula, estimate, arguments, wide)
-        if not isinstance(soft, Soft):
-            return Judged(np.asarray(soft), np.zeros(np.shape(soft)), np.zeros(np.shape(soft)))
-        peak = [0.0]
-        exact = partial(Hard, error=0.0, precision=precision, given=True, peak=peak)
-        hard = _run(formula, lambda x: exact(x.astype(np.float64)), arguments, wide)
-        magnitude = np.abs(soft.value).astype(np.float64)
-        sigma = np.sqrt(soft.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
-        bound = hard.error + precision.output * (magnitude + hard.error) + 4 * precision.output_smallest
-        budget = np.fmin(WIDTH * sigma, np.where(np.isnan(bound), np.inf, bound))
-    return Judged(soft.value, budget, sigma, peak[0], level[0])
+        if not any(isinstance(x, Soft) for x in flatten(soft).values()):
+            return mapped(soft, lambda _, x: _without_budget(x))
+        bound = partial(Hard, error=0.0, precision=precision, given=True, extremes=extremes)
+        hard = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
+
+        def join(path: str, x: Any) -> Judged:
+            if not isinstance(x, Soft):
+                return _without_budget(x)
+            return _joined(x, hard[path], precision, extremes)
+
+        return mapped(soft, join)
+
+
+def _joined(soft: Soft, hard: Hard, precision: Precision, extremes: Extremes) -> Judged:
+    """The budget of one array: the smaller of 8 standard deviations and the rigorous bound."""
+    magnitude = np.abs(soft.value).astype(np.float64)
+    sigma = np.sqrt(soft.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
+    bound = hard.error + precision.output * (magnitude + hard.error) + 4 * precision.output_smallest
+    budget = np.fmin(WIDTH * sigma, np.where(np.isnan(bound), np.inf, bound))
+    return Judged(soft.value, budget, sigma, extremes.peak, extremes.level)
+
+
+def _without_budget(x: Any) -> Judged:
+    value = np.asarray(x)
+    return Judged(value, np.zeros(value.shape), np.zeros(value.shape))
 
 
 def _run(
     formula: Callable[..., Any], wrap: Callable[[Numbers], Any], arguments: Mapping[str, Any], wide: np.dtype[Any]
 ) -> Any:
-    """The formula on wrapped arrays; formulas without float arguments count in wrapped numbers."""
+    """The formula on wrapped arrays; one without float arguments makes its own numbers of wrapped integers."""
     with arithmetic(lambda numbers: wrap(numbers.astype(wide))):
-        return formula(**{name: wrap(x.astype(wide)) if _is_float(x) else x for name, x in arguments.items()})
+        return formula(**mapped(dict(arguments), lambda _, x: wrap(x.astype(wide)) if is_real(x) else x))
 
 
-def _is_float(x: Any) -> bool:
+def is_real(x: Any) -> bool:
+    """Whether an argument is an array of real numbers: one that carries errors and has a gradient."""
     # bfloat16 is of no kind that NumPy knows.
     return isinstance(x, np.ndarray) and x.dtype.kind not in "biu"

@@ -1,7 +1,7 @@
-"""Gradients of the reference, with their budgets: the plain formula, run on arrays that remember where they came from.
+"""Gradients of the reference with their budgets: reverse-mode differentiation of the formula in error arithmetic.
 
-:class:`Traced` records every step of the formula; the chain rule then runs backwards over the record in the same error
-arithmetic (:class:`~attnspec.reference.budget.soft.Soft`), so that each element of each gradient has its own budget.
+:class:`Traced` records every step of the formula. The chain rule then runs backwards over the record on arrays that
+carry errors (:class:`~attnspec.reference.budget.soft.Soft`), so that each element of each gradient has its own budget.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import _COMPARES, _JOINS, _MOVES, Numbers
+from attnspec.reference.budget.error_array import _COMPARES, _JOINS, _MOVES, MARGIN, Numbers
 from attnspec.reference.budget.soft import WIDTH, Soft, longest_runs
 from attnspec.spec.contract.precision import Precision
+from attnspec.spec.contract.tree import flatten, mapped
 
 Backward = Callable[[Soft], Sequence[Soft | None]]
 
 
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of a computation: its numbers, what it was computed from, and how a gradient goes back there.
+    """An array of a computation: its numbers, the arrays it was computed from, and the rule for their gradients.
 
-    ``terms`` is how many were summed for each number, in the longest sum on the way.
+    ``terms`` is the number of terms in the longest sum on the way to it.
     """
 
     __array_priority__ = 1001
@@ -174,9 +175,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
         def backward(g: Soft) -> Sequence[Soft]:
             inner = (weights * g).sum(-1, keepdims=True)
-            # The weights of a row share the error of their sum, to which equal exponentials contribute alike.
+            # The weights of a row share the error of their sum, to which equal exponentials contribute equal errors.
             shared = 0.5 * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
-            # Its error is the same at every key of the row: a sum over keys adds it as it is, not in quadrature.
+            # This error is the same at every key of the row: in a sum over keys it adds linearly, not in quadrature.
             alpha = np.abs(weights.value).astype(np.float64)
             effective = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
             common = alpha * np.sqrt((inner.error**2 + shared**2) * np.maximum(effective, 1.0))
@@ -188,13 +189,13 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _unbroadcast(g: Soft, shape: tuple[int, ...]) -> Soft:
-    """Sum a gradient over the dimensions that broadcasting had repeated."""
+    """A gradient summed over the dimensions along which broadcasting repeated the array."""
     extra = g.ndim - len(shape)
     p = g.precision
     if g.shape != shape and p.operand and not g.given:
         # What was computed for each element of a batch is stored before it is summed.
         rounding = (0.6 * p.operand * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
-        g = Soft(g.value, np.sqrt(g.error**2 + rounding), p, size=g.size)
+        g = Soft(g.value, np.sqrt(g.error**2 + rounding), p, scale=g.scale)
     if extra:
         g = g.sum(axis=tuple(range(extra)))
     repeated = tuple(i for i, (have, want) in enumerate(zip(g.shape, shape, strict=True)) if want == 1 != have)
@@ -213,15 +214,39 @@ def _elementwise(*parts: Callable[[Soft, Soft, Sequence[Soft]], Soft]) -> Callab
 
 
 def _of_right(a: Soft, b: Soft, g: Soft) -> Soft:
-    """The gradient of b in a @ b. One b for a whole batch may be summed over in one go, or element by element."""
+    """The gradient of b in a @ b; where a batch shares b, that of the two orders of summing which errs more."""
     right = _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)
     if b.ndim > 2 or a.ndim == 2 or a.shape[:-1] != g.shape[:-1]:
         return right
     at_once = a.reshape(-1, a.shape[-1]).swapaxes(0, 1) @ g.reshape(-1, g.shape[-1])
-    return Soft(right.value, np.maximum(right.error, at_once.error), g.precision, size=right.size)
+    return Soft(right.value, np.maximum(right.error, at_once.error), g.precision, scale=right.scale)
+
+
+def _maximum(result: Soft, a: Soft, b: Soft) -> Backward:
+    """The gradient goes to the larger operand, to neither where they are equal, and is unknown where errors decide."""
+    either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
+    either &= (a.error > 0) | (b.error > 0)
+
+    def part(g: Soft, larger: Numbers) -> Soft:
+        chosen = g.chosen(larger, g.dtype.type(0))
+        error = np.where(either, np.maximum(chosen.error, np.abs(g.value).astype(np.float64)), chosen.error)
+        return Soft(chosen.value, error, g.precision)
+
+    return lambda g: [
+        _unbroadcast(part(g, a.value > b.value), a.shape),
+        _unbroadcast(part(g, b.value > a.value), b.shape),
+    ]
 
 
 def _matmul(result: Soft, a: Soft, b: Soft) -> Backward:
+    if a.ndim == 1:
+        of_row = _matmul(result[None], a[None], b)
+
+        def backward_of_row(g: Soft) -> Sequence[Soft | None]:
+            left, right = of_row(g[None])
+            return [None if left is None else left[0], right]
+
+        return backward_of_row
     if b.ndim == 1:
         of_matrix = _matmul(result[..., None], a, b[:, None])
 
@@ -256,38 +281,48 @@ _RULES: Mapping[Any, Callable[..., Backward]] = {
     np.tanh: _elementwise(lambda g, r, x: g * (1 - r * r)),
     np.sin: _elementwise(lambda g, r, x: g * np.cos(x[0])),
     np.cos: _elementwise(lambda g, r, x: -(g * np.sin(x[0]))),
+    np.maximum: _maximum,
     np.matmul: _matmul,
 }
 
 
 def gradients(
-    formula: Callable[..., Any], arguments: Mapping[str, Any], cotangent: Numbers, precision: Precision, wide: Any
+    formula: Callable[..., Any], arguments: Mapping[str, Any], cotangent: Any, precision: Precision, wide: Any
 ) -> dict[str, tuple[Numbers, Numbers]]:
-    """Gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float argument, by name.
+    """Gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float array of the arguments, by path.
 
-    ``wide`` is the dtype to compute in. An argument that the result does not depend on has gradient 0.
+    ``cotangent`` is like the result: an array, or the tree, None where a result has no part in it. ``wide`` is the
+    dtype to compute in. An argument that the result does not depend on has gradient 0.
     """
     with np.errstate(all="ignore"):
         leaves = {
-            name: Traced(Soft(x.astype(wide), 0.0, precision, given=True))
-            for name, x in arguments.items()
+            path: Traced(Soft(x.astype(wide), 0.0, precision, given=True))
+            for path, x in flatten(dict(arguments)).items()
             if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
         }
-        result = formula(**{**arguments, **leaves})
-        order = _in_order(result)
-        collected = _backpropagate(order, Soft(cotangent.astype(wide), 0.0, precision, given=True))
-        # Equal rows err alike: sums over them add errors as they are, not in quadrature.
-        repeats = [_multiplicity(leaf.soft.value) for leaf in leaves.values()]
+        result = formula(**mapped(dict(arguments), lambda path, x: leaves.get(path, x)))
+        weights = flatten(cotangent)
+        weighted = [
+            (x, Soft(weights[path].astype(wide), 0.0, precision, given=True))
+            for path, x in flatten(result).items()
+            if isinstance(x, Traced) and weights[path] is not None
+        ]
+        order = _in_order([x for x, _ in weighted])
+        collected = _backpropagate(order, weighted)
+        # Equal rows have equal errors, which add linearly and not in quadrature when rows are summed.
+        repeats = [_repeated_rows(leaf.soft.value) for leaf in leaves.values()]
         repeats += [float(np.max(node.soft.weights, initial=1.0)) for node in order if node.soft.weights is not None]
-        alike = float(np.sqrt(max(repeats, default=1.0)))
-        return {name: _with_budget(collected.get(id(leaf)), leaf, precision, alike) for name, leaf in leaves.items()}
+        coherence = float(np.sqrt(max(repeats, default=1.0)))
+        return {
+            path: _with_budget(collected.get(id(leaf)), leaf, precision, coherence) for path, leaf in leaves.items()
+        }
 
 
-def _in_order(result: Traced) -> list[Traced]:
-    """All arrays of a computation, every one after what it was computed from."""
+def _in_order(results: Sequence[Traced]) -> list[Traced]:
+    """All arrays of a computation in topological order: each after those it was computed from."""
     order: list[Traced] = []
     seen: set[int] = set()
-    stack: list[tuple[Traced, bool]] = [(result, False)]
+    stack: list[tuple[Traced, bool]] = [(result, False) for result in results]
     while stack:
         node, done = stack.pop()
         if done:
@@ -299,33 +334,40 @@ def _in_order(result: Traced) -> list[Traced]:
     return order
 
 
-def _backpropagate(order: list[Traced], cotangent: Soft) -> dict[int, Soft]:
-    """Gradients of all arrays, by identity, from that of the last one."""
-    collected = {id(order[-1]): cotangent}
+def _backpropagate(order: list[Traced], weighted: Sequence[tuple[Traced, Soft]]) -> dict[int, Soft]:
+    """The gradients of all arrays, by ``id``, from those of the results."""
+    collected: dict[int, Soft] = {}
+
+    def collect(node: Traced, part: Soft) -> None:
+        known = collected.get(id(node))
+        collected[id(node)] = part if known is None else known + part
+
+    for result, cotangent in weighted:
+        collect(result, cotangent)
     for node in reversed(order):
         g = collected.get(id(node))
         if g is None or node.backward is None:
             continue
         for parent, part in zip(node.parents, node.backward(g), strict=True):
             if part is not None:
-                known = collected.get(id(parent))
-                collected[id(parent)] = part if known is None else known + part
+                collect(parent, part)
     return collected
 
 
-def _multiplicity(x: Numbers) -> float:
-    """How many rows of a matrix, or numbers of a vector, are equal at the most."""
+def _repeated_rows(x: Numbers) -> float:
+    """The largest number of equal rows of a matrix, or of equal numbers of a vector."""
     if x.size == 0 or x.ndim == 0:
         return 1.0
     rows = x.reshape(-1, *x.shape[-2:]).astype(np.float64) if x.ndim > 1 else x.reshape(1, -1, 1).astype(np.float64)
-    # Rows are told apart by one number each, a sum with weights that no two rows share by chance.
+    # Rows are compared by one number each, a weighted sum that is the same for equal rows only.
     marks = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
     return float(longest_runs(marks).max())
 
 
-def _with_budget(g: Soft | None, leaf: Traced, precision: Precision, alike: float) -> tuple[Numbers, Numbers]:
+def _with_budget(g: Soft | None, leaf: Traced, precision: Precision, coherence: float) -> tuple[Numbers, Numbers]:
+    """A gradient and its budget; ``coherence`` is the factor by which equal errors of equal rows add up to more."""
     if g is None:
         return np.zeros(leaf.shape), np.zeros(leaf.shape)
     magnitude = np.abs(g.value).astype(np.float64)
-    sigma = np.sqrt((alike * g.error) ** 2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
+    sigma = np.sqrt((coherence * g.error) ** 2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
     return g.value, WIDTH * sigma

@@ -1,11 +1,12 @@
-"""An array that carries an error with every number, through NumPy's own protocols.
+"""Arrays that carry an error with every number, by NumPy's own dispatch protocols.
 
-A plain reference function, called with such arrays, returns its result *and* the error of every element of it: one
-mechanism for every operation. :class:`~attnspec.reference.budget.soft.Soft` carries a standard deviation,
+A formula of the reference, called with such arrays, returns its result *and* the error of each element: one mechanism
+for every operation. :class:`~attnspec.reference.budget.soft.Soft` carries a standard deviation,
 :class:`~attnspec.reference.budget.hard.Hard` a rigorous bound.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,7 +15,10 @@ from attnspec.spec.contract.precision import Precision
 
 Numbers = np.ndarray[Any, Any]
 
-# Functions that move numbers without computing: they act on values and errors alike.
+MARGIN = 8.0
+"""Within so many errors of each other, either of two numbers may be the larger one."""
+
+# Functions that move numbers without computing: they act in the same way on values and on errors.
 _MOVES = frozenset(
     {
         np.swapaxes,
@@ -33,15 +37,26 @@ _COMPARES = frozenset(
 )
 
 
-class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
-    """Numbers, the error of each, and how they may be rounded.
+@dataclass
+class Extremes:
+    """The largest values of one computation, kept by all of its arrays together.
 
-    ``given`` marks inputs, which are exact; ``size`` is what an element counts for in the error of a sum, where that
-    is more than its own magnitude (a tanh may be computed through numbers near 1, however small it is).
-    ``weights`` is set on attention weights; it holds what pooling needs to know of them, and ``level`` what all weights
-    of a row may err alike, relative to each. ``factors`` is set on products of inputs: a product of three may be taken
-    in either order. ``peak`` is shared by all arrays of one computation: with rigorous bounds it holds the largest
-    magnitude that any intermediate may reach, with standard deviations the largest level.
+    ``peak`` is the largest magnitude that an intermediate may reach; rigorous bounds keep it. ``level`` is the largest
+    common error of the weights of a row; standard deviations keep it.
+    """
+
+    peak: float = 0.0
+    level: float = 0.0
+
+
+class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
+    """Numbers with the error of each, and the precision in which they are computed.
+
+    ``given`` marks inputs, which are exact. ``scale`` is set where numbers are computed through larger ones: a tanh may
+    be computed through numbers near 1, however small it is. ``weights`` is set on attention weights and holds what
+    pooling needs to know of them; ``level`` is the error, relative to each, that all weights of a row have in common.
+    ``factors`` is set on products of inputs: a product of three may be taken in either order. ``extremes`` is shared by
+    all arrays of one computation.
     """
 
     ufuncs: ClassVar[Mapping[Any, str]] = {}
@@ -54,22 +69,22 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         precision: Precision,
         *,
         given: bool = False,
-        size: Numbers | None = None,
+        scale: Numbers | None = None,
         weights: Any = None,
         level: Numbers | float = 0.0,
         factors: tuple[Self, Self] | None = None,
-        peak: list[float] | None = None,
+        extremes: Extremes | None = None,
     ) -> None:
         self.value = np.asarray(value)
         error = np.asarray(error, dtype=np.float64)
         self.error = error if error.shape == self.value.shape else np.full(self.value.shape, error)
         self.precision = precision
         self.given = given
-        self.size = size
+        self.scale = scale
         self.weights = weights
         self.level = level
         self.factors = factors
-        self.peak = peak
+        self.extremes = Extremes() if extremes is None else extremes
 
     # What an array has -------------------------------------------------------------------------------------------
 
@@ -117,46 +132,46 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._wrap(total / total.dtype.type(self.value.size // max(total.value.size, 1)))
 
     def broadcast_to(self, shape: tuple[int, ...]) -> Self:
-        """Repeated to a shape."""
+        """The same numbers, broadcast to a shape."""
         return self._move(lambda x: np.broadcast_to(x, shape))
 
     def chosen(self, condition: Any, other: Any) -> Self:
-        """These numbers where the condition holds, the other ones elsewhere."""
+        """These numbers where the condition holds, others elsewhere."""
         x, y = self, self._wrap(other)
         return type(self)(
             np.where(condition, x.value, y.value),
             np.where(condition, x.error, y.error),
             self.precision,
             given=x.given and y.given,
-            peak=self.peak,
+            extremes=self.extremes,
         )
 
     # Making new ones ---------------------------------------------------------------------------------------------
 
     def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
-        return type(self)(value, error, self.precision, peak=self.peak, **more)
+        return type(self)(value, error, self.precision, extremes=self.extremes, **more)
 
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
-        size = None if self.size is None else move(self.size)
+        scale = None if self.scale is None else move(self.scale)
         return type(self)(
-            move(self.value), move(self.error), self.precision, given=self.given, size=size, peak=self.peak
+            move(self.value), move(self.error), self.precision, given=self.given, scale=scale, extremes=self.extremes
         )
 
     def _wrap(self, x: Any) -> Self:
         if isinstance(x, type(self)):
             return x
-        return type(self)(x, 0.0, self.precision, given=True, peak=self.peak)
+        return type(self)(x, 0.0, self.precision, given=True, extremes=self.extremes)
 
     @property
-    def charged(self) -> Numbers:
-        """The magnitude that counts in the error of a sum."""
+    def magnitude_in_sums(self) -> Numbers:
+        """The magnitude to which the rounding errors of a sum are relative."""
         magnitude: Numbers = np.abs(self.value).astype(np.float64, copy=False)
-        return magnitude if self.size is None else np.maximum(magnitude, self.size)
+        return magnitude if self.scale is None else np.maximum(magnitude, self.scale)
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
-        """For a product of inputs times an input, (xw)b: the magnitudes of x and of wb, which may be computed first.
+        """For a product of inputs times an input, (xw)b: the magnitudes of x and wb, for x(wb) is as good an order.
 
-        None where that changes nothing, because what is computed is not rounded as an operand, or is no such product.
+        None for any other product, and where computed operands are not rounded, so that the order does not matter.
         """
         if self.factors is None or not b.given or not self.precision.operand:
             return None
@@ -192,16 +207,16 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._move(lambda x: function(x, *args[1:], **kwargs))
         if function in _JOINS:
             parts = [self._wrap(x) for x in args[0]]
-            sizes = None
-            if any(p.size is not None for p in parts):
-                sizes = function([p.charged for p in parts], *args[1:], **kwargs)
+            scales = None
+            if any(p.scale is not None for p in parts):
+                scales = function([p.magnitude_in_sums for p in parts], *args[1:], **kwargs)
             return type(self)(
                 function([p.value for p in parts], *args[1:], **kwargs),
                 function([p.error for p in parts], *args[1:], **kwargs),
                 self.precision,
                 given=all(p.given for p in parts),
-                size=sizes,
-                peak=self.peak,
+                scale=scales,
+                extremes=self.extremes,
             )
         if function is np.where:
             return self._wrap(args[1]).chosen(args[0], args[2])
@@ -216,7 +231,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._softmax(kwargs.get("mask"))
         return NotImplemented
 
-    # What the two kinds of error differ in -----------------------------------------------------------------------
+    # Where the two kinds of error differ --------------------------------------------------------------------------
 
     def _sum(self, axis: Any, keepdims: bool) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for sums")
@@ -225,17 +240,20 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError(f"{type(self).__name__} has no rule for softmax")
 
     def _maximum(self, a: Self, b: Self) -> Self:
-        return self._computed(np.maximum(a.value, b.value), np.where(a.value >= b.value, a.error, b.error))
+        # Where the errors can change which is the larger one, the result may be either.
+        either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
+        error = np.where(either, np.maximum(a.error, b.error), np.where(a.value >= b.value, a.error, b.error))
+        return self._computed(np.maximum(a.value, b.value), error)
 
     def _negative(self, a: Self) -> Self:
-        return a._move(np.negative) if a.size is None else self._computed(-a.value, a.error, size=a.size)
+        return type(self)(-a.value, a.error, a.precision, given=a.given, scale=a.scale, extremes=a.extremes)
 
     def _positive(self, a: Self) -> Self:
         return a
 
 
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Weights, the scores minus their maximum, the mask in full, and |log Σ exp|; masked scores count nowhere.
+    """Weights, scores minus the maximum of their row, the mask in full, and |log Σ exp|; masked scores are left out.
 
     The last is 0 for a row whose sum is 1: the logarithm of a single exponential is exact.
     """
@@ -243,11 +261,11 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, 
     attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
     scores = np.broadcast_to(scores, shape)
     masked = np.where(attendable, scores, -np.inf)
-    top = np.max(masked, axis=-1, keepdims=True, initial=-np.inf)
-    top = np.where(np.isfinite(top), top, 0)
-    shifted = np.where(attendable, masked - top, 0)
+    maximum = np.max(masked, axis=-1, keepdims=True, initial=-np.inf)
+    maximum = np.where(np.isfinite(maximum), maximum, 0)
+    shifted = np.where(attendable, masked - maximum, 0)
     exponentials = np.where(attendable, np.exp(shifted), 0)
     total = exponentials.sum(-1, keepdims=True)
     total = np.where(total > 0, total, 1)
-    logarithm = np.where(total == 1, 0.0, np.abs(top + np.log(total)).astype(np.float64))
+    logarithm = np.where(total == 1, 0.0, np.abs(maximum + np.log(total)).astype(np.float64))
     return exponentials / total, shifted, attendable, logarithm

@@ -1,7 +1,7 @@
-"""Rigorous bounds: what no rounding within the precision class can exceed.
+"""Rigorous bounds, which no rounding within the precision class can exceed.
 
-Interval arithmetic, useless beyond a layer but tight for one attention: the errors of the weights of a row cancel in
-the sum of the values, since the weights sum to 1 whatever their errors.
+This is interval arithmetic, and of little use beyond one layer. For a single attention it is tight, because it knows
+that the weights of a row sum to 1 whatever their errors, so that errors common to all of them cancel.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,21 @@ import numpy as np
 from attnspec.reference.budget.error_array import Approximate, Numbers, attendable_softmax
 
 _EXP = 4.0
-"""Units in the last place that an exponential may err."""
+"""The error of an exponential, in units in the last place."""
 
 _TANH = 8.0
-"""Units of 1 that a hyperbolic tangent may err: 1 − 2r with r = 1/(1 + exp 2x) counts each rounding of r twice, and
-there are four where two terms share a division."""
+"""The error of a hyperbolic tangent, in units in the last place of 1: 1 − 2r with r = 1/(1 + exp 2x) counts each
+rounding of r twice, and there are four of them where two terms share a division."""
 
 _LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
 class Simplex:
-    """What pooling needs of softmax weights: relative errors of the exponentials, and which keys count.
+    """What pooling needs to know of softmax weights.
 
-    ``level`` is what all weights of a row may err alike, where they are taken as exp(e − L).
+    ``relative`` holds the relative errors of the exponentials and ``shrunk`` the least that their sum may be; ``level``
+    bounds the error that all weights of a row have in common where they are taken as exp(e − L).
     """
 
     relative: Numbers
@@ -40,12 +41,13 @@ class Hard(Approximate):
     def _rounded(self, value: Numbers, error: Numbers, units: float = 1.0, **more: Any) -> Self:
         p = self.precision
         reach = np.abs(value) + error
-        self._reaches(reach)
+        self._note_peak(reach)
         return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **more)
 
-    def _reaches(self, magnitude: Numbers) -> None:
-        if self.peak is not None and magnitude.size:
-            self.peak[0] = max(self.peak[0], float(np.max(np.where(np.isnan(magnitude), np.inf, magnitude))))
+    def _note_peak(self, magnitude: Numbers) -> None:
+        if magnitude.size:
+            largest = float(np.max(np.where(np.isnan(magnitude), np.inf, magnitude)))
+            self.extremes.peak = max(self.extremes.peak, largest)
 
     def _operand_error(self, *operands: Self) -> Numbers | float:
         u = self.precision.operand
@@ -55,7 +57,11 @@ class Hard(Approximate):
         return self._rounded(a.value + b.value, a.error + b.error + self._operand_error(a, b))
 
     def _subtract(self, a: Self, b: Self) -> Self:
-        return self._rounded(a.value - b.value, a.error + b.error + self._operand_error(a, b))
+        error = a.error + b.error + self._operand_error(a, b)
+        if not (a.given and b.given):
+            # What multiplies a difference may have multiplied both terms before.
+            error = error + self.precision.accumulation * (np.abs(a.value) + np.abs(b.value))
+        return self._rounded(a.value - b.value, error)
 
     def _multiply(self, a: Self, b: Self) -> Self:
         x, y = np.abs(a.value), np.abs(b.value)
@@ -86,7 +92,7 @@ class Hard(Approximate):
         nearest = np.maximum(np.abs(a.value) - a.error, 0)
         slope = 1 - np.tanh(nearest) ** 2
         error = np.minimum(a.error * slope, 2.0) + _TANH * self.precision.accumulation
-        return self._computed(value, error + self.precision.tanh * np.abs(value), size=np.ones(value.shape))
+        return self._computed(value, error + self.precision.tanh * np.abs(value), scale=np.ones(value.shape))
 
     def _sin(self, a: Self) -> Self:
         return self._rounded(np.sin(a.value), np.minimum(a.error, 2.0), _EXP)
@@ -98,8 +104,8 @@ class Hard(Approximate):
         value = self.value.sum(axis=axis, keepdims=keepdims)
         terms = self.value.size // max(value.size, 1)
         error = self.error.sum(axis=axis, keepdims=keepdims)
-        reach = self.charged.sum(axis=axis, keepdims=keepdims) + error
-        self._reaches(reach)
+        reach = self.magnitude_in_sums.sum(axis=axis, keepdims=keepdims) + error
+        self._note_peak(reach)
         return self._rounded(value, error + terms * self.precision.accumulation * reach, 0.0)
 
     def _matmul(self, a: Self, b: Self) -> Self:
@@ -108,9 +114,9 @@ class Hard(Approximate):
         if isinstance(a.weights, Simplex):
             return self._computed(value, self._pooling_error(a, b, value))
         terms = a.shape[-1]
-        left, right = a.charged, b.charged
+        left, right = a.magnitude_in_sums, b.magnitude_in_sums
         absolute = left @ right
-        self._reaches(absolute)
+        self._note_peak(absolute)
         error = ((terms + 1) * p.accumulation + a.operand_rounding + b.operand_rounding) * absolute
         if p.operand:
             # Operands that were computed are stored in steps, however small they are.
@@ -128,7 +134,7 @@ class Hard(Approximate):
         return self._rounded(value, error + terms * p.smallest, 0.0, factors=factors)
 
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
-        """Σα·expm1(δ)·|v−o|/L by the Cauchy–Schwarz inequality (products of matrices instead of n·m·d_v terms)."""
+        """Σα·expm1(δ)·|v−o|/L, bounded with the Cauchy–Schwarz inequality: matrix products, and not n·m·d_v terms."""
         p, w = self.precision, a.weights
         alpha, v = a.value, b.value
         factor = alpha * w.relative / w.shrunk
@@ -137,14 +143,14 @@ class Hard(Approximate):
         spread = np.maximum(spread, 0) + 2.0**-50 * (factor @ v**2 + value**2 * total)
         reachable = w.attendable.any(-2)[..., None]
         inf = np.inf
-        top = np.max(np.where(reachable, v, -inf), axis=-2, keepdims=True, initial=-inf)
-        bottom = np.min(np.where(reachable, v, inf), axis=-2, keepdims=True, initial=inf)
-        farthest = np.maximum(np.maximum(top - value, value - bottom), 0)
+        highest = np.max(np.where(reachable, v, -inf), axis=-2, keepdims=True, initial=-inf)
+        lowest = np.min(np.where(reachable, v, inf), axis=-2, keepdims=True, initial=inf)
+        farthest = np.maximum(np.maximum(highest - value, value - lowest), 0)
         weighting = np.minimum(np.sqrt(total * spread), np.where(np.isfinite(farthest), farthest, 0))
         keys, u = a.shape[-1], p.accumulation
         counted = np.where(reachable, np.abs(v), 0)
         mass = alpha @ (counted + b.error)
-        self._reaches(counted.sum(-2))
+        self._note_peak(counted.sum(-2))
         roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
         # The values may have been computed, and stored in steps.
         stored = 0.0 if b.given or not p.operand else p.weights_smallest

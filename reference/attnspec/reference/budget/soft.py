@@ -1,7 +1,7 @@
-"""Standard deviations: the errors of single roundings are taken as independent, and add in quadrature.
+"""Standard deviations: rounding errors are taken as independent and add in quadrature.
 
-A budget of 8 of these is what honest implementations stay within and wrong ones do not. The constants are the
-spread of a rounding error: 0.6 u for a single operation (uniform would be 0.58), 0.5 u √n for a sum of n terms.
+Correct implementations stay within 8 standard deviations, wrong ones do not. The constants are the standard deviation
+of a rounding error: 0.6 u for a single operation (0.58 u if it is uniform), 0.5 u √n for a sum of n terms.
 """
 
 from typing import Any, Self
@@ -13,11 +13,12 @@ from attnspec.reference.budget.error_array import Approximate, Numbers, attendab
 WIDTH = 8.0
 """Standard deviations in a budget."""
 
-ALIKE = 32
-"""Scores that agree to a 32nd have exponentials alike enough to be rounded alike when they are summed one by one."""
+SCORE_GRID = 32
+"""Scores are taken as equal on a grid of 1/32: their exponentials are then so close that, summed one by one, they are
+rounded in the same direction."""
 
 UNKNOWN = 1e100
-"""The error of what first-order arithmetic cannot judge: finite, so that 0 times it is 0."""
+"""The error where first-order propagation is not valid: finite, so that a product with 0 is 0."""
 
 
 class Soft(Approximate):
@@ -25,7 +26,7 @@ class Soft(Approximate):
 
     @property
     def floor(self) -> float:
-        """What every rounding may lose at least: the square of anything smaller is 0, in double precision."""
+        """The least error of a rounding; the square of anything smaller is 0 in double precision."""
         return max(self.precision.smallest, 2.0**-510)
 
     def _rounded(self, value: Numbers, variance: Numbers, spread: float = 0.6, **more: Any) -> Self:
@@ -35,100 +36,105 @@ class Soft(Approximate):
         return self._computed(value, np.sqrt(variance + relative * magnitude**2) + self.floor, **more)
 
     def _operand_variance(self, *operands: Self) -> Numbers | float:
-        """Variance of rounding what was computed before it is added to something."""
+        """Variance of rounding computed operands before they are added."""
         p = self.precision
         if not p.operand:
             return 0.0
-        return sum(((0.6 * p.operand * _real(x.value)) ** 2 for x in operands if not x.given), np.zeros(()))
+        return sum(((0.6 * p.operand * _as_double(x.value)) ** 2 for x in operands if not x.given), np.zeros(()))
 
     def _add(self, a: Self, b: Self) -> Self:
         return self._rounded(a.value + b.value, a.error**2 + b.error**2 + self._operand_variance(a, b))
 
     def _subtract(self, a: Self, b: Self) -> Self:
-        return self._rounded(a.value - b.value, a.error**2 + b.error**2 + self._operand_variance(a, b))
+        variance = a.error**2 + b.error**2 + self._operand_variance(a, b)
+        if not (a.given and b.given):
+            # What multiplies a difference may have multiplied both terms before.
+            u = 0.5 * self.precision.accumulation
+            variance = variance + u**2 * (_as_double(a.value) ** 2 + _as_double(b.value) ** 2)
+        return self._rounded(a.value - b.value, variance)
 
     def _multiply(self, a: Self, b: Self) -> Self:
-        x, y = _real(a.value), _real(b.value)
+        x, y = _as_double(a.value), _as_double(b.value)
         # The last term matters where both factors are 0 but for their errors.
         variance = (x * b.error) ** 2 + (y * a.error) ** 2 + (a.error * b.error) ** 2
         return self._rounded(a.value * b.value, variance)
 
     def _divide(self, a: Self, b: Self) -> Self:
         value = a.value / b.value
-        return self._rounded(value, (a.error**2 + (_real(value) * b.error) ** 2) / _real(b.value) ** 2)
+        return self._rounded(value, (a.error**2 + (_as_double(value) * b.error) ** 2) / _as_double(b.value) ** 2)
 
     _true_divide = _divide
 
     def _square(self, a: Self) -> Self:
-        return self._rounded(a.value**2, (2 * _real(a.value) * a.error) ** 2)
+        return self._rounded(a.value**2, (2 * _as_double(a.value) * a.error) ** 2)
 
     def _sqrt(self, a: Self) -> Self:
         value = np.sqrt(a.value)
-        return self._rounded(value, (a.error / np.where(value > 0, 2 * _real(value), np.inf)) ** 2)
+        return self._rounded(value, (a.error / np.where(value > 0, 2 * _as_double(value), np.inf)) ** 2)
 
     def _exp(self, a: Self) -> Self:
         value = np.exp(a.value)
-        return self._rounded(value, (_real(value) * a.error) ** 2, 1.0)
+        return self._rounded(value, (_as_double(value) * a.error) ** 2, 1.0)
 
     def _tanh(self, a: Self) -> Self:
         value = np.tanh(a.value)
-        r = _real(value)
+        r = _as_double(value)
         u, fast = self.precision.accumulation, self.precision.tanh
         error = np.sqrt(((1 - r**2) * a.error) ** 2 + u**2 + (fast * r) ** 2)
-        return self._computed(value, error, size=np.ones_like(r))
+        return self._computed(value, error, scale=np.ones_like(r))
 
     def _sin(self, a: Self) -> Self:
-        return self._rounded(np.sin(a.value), (np.cos(_real(a.value)) * a.error) ** 2, 1.0)
+        return self._rounded(np.sin(a.value), (np.cos(_as_double(a.value)) * a.error) ** 2, 1.0)
 
     def _cos(self, a: Self) -> Self:
-        return self._rounded(np.cos(a.value), (np.sin(_real(a.value)) * a.error) ** 2, 1.0)
+        return self._rounded(np.cos(a.value), (np.sin(_as_double(a.value)) * a.error) ** 2, 1.0)
 
     def _sum(self, axis: Any, keepdims: bool) -> Self:
         value = self.value.sum(axis=axis, keepdims=keepdims)
         terms = self.value.size // max(value.size, 1)
-        squares = (self.charged**2).sum(axis=axis, keepdims=keepdims)
+        squares = (self.magnitude_in_sums**2).sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
         variance = (self.error**2).sum(axis=axis, keepdims=keepdims)
-        return self._rounded(value, variance + u**2 * terms * (_real(value) ** 2 + squares), 0.0)
+        return self._rounded(value, variance + u**2 * terms * (_as_double(value) ** 2 + squares), 0.0)
 
     def _matmul(self, a: Self, b: Self) -> Self:
         p = self.precision
         value = a.value @ b.value
         terms = a.shape[-1]
-        left, right = a.charged**2, b.charged**2
+        left, right = a.magnitude_in_sums**2, b.magnitude_in_sums**2
         squares = left @ right
         roundings = (0.5 * p.accumulation) ** 2 * terms + sum((0.6 * x.operand_rounding) ** 2 for x in (a, b))
-        variance = roundings * squares + (0.5 * p.accumulation) ** 2 * terms * _real(value) ** 2
+        variance = roundings * squares + (0.5 * p.accumulation) ** 2 * terms * _as_double(value) ** 2
         if p.operand and p.weights_smallest > self.floor:
             # Operands that were computed are stored in steps, however small they are.
             step = p.weights_smallest**2
             variance = variance + (0.0 if a.given else step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1))
             variance = variance + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
-        variance = variance + (p.bias * _real(value)) ** 2
+        variance = variance + (p.bias * _as_double(value)) ** 2
         if a.error.any():
-            # Equal numbers were computed alike and err alike: their errors add up as they are.
-            variance = variance + _alike(a.value) * (a.error**2 @ right)
+            # Equal numbers were computed in the same way and have the same error: errors add linearly.
+            variance = variance + _repeated_terms(a.value) * (a.error**2 @ right)
         if b.error.any():
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
-            # So do equal weights when they are summed one by one, and when they are rounded as operands.
+            # So do the errors of equal weights that are summed one by one, or rounded as operands.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
             coherent = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share + a.level
-            variance = variance + (coherent * _real(value)) ** 2
+            variance = variance + (coherent * _as_double(value)) ** 2
         other = a.other_order(b)
         if other is not None:
             variance = variance + (0.6 * p.operand) ** 2 * (other[0] ** 2 @ other[1] ** 2)
         result = self._rounded(value, variance, 0.0)
         # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
         # other one need not.
-        size = np.maximum(np.abs(_real(value)), np.sqrt(squares))
+        scale = np.maximum(np.abs(_as_double(value)), np.sqrt(squares))
         factors = (a, b) if a.given and b.given else None
-        return self._computed(result.value, result.error + terms * self.floor, size=size, factors=factors)
+        return self._computed(result.value, result.error + terms * self.floor, scale=scale, factors=factors)
 
     def _softmax(self, mask: Numbers | None) -> Self:
         p = self.precision
         weights, shifted, attendable, logarithm = attendable_softmax(self.value, mask)
-        alpha, drop = _real(weights), _real(shifted)
+        alpha, drop = _as_double(weights), _as_double(shifted)
         error = np.where(attendable, np.broadcast_to(self.error, attendable.shape), 0.0)
         u, keys = p.accumulation, attendable.shape[-1]
         d = np.sqrt(error**2 + u**2 * (1 + drop**2))
@@ -141,8 +147,7 @@ class Soft(Approximate):
         repeats = _largest_multiplicity(drop, attendable)
         # Weights may be taken as exp(e − L), with L, the logarithm of the sum, rounded.
         level = 0.6 * u * logarithm
-        if self.peak is not None:
-            self.peak[0] = max(self.peak[0], float(level.max(initial=0.0)))
+        self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         variance = variance + alpha**2 * (u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2)
         sigma = np.minimum(np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
         # First order fails where scores are uncertain by more than half a unit: there only a bound can judge.
@@ -151,13 +156,16 @@ class Soft(Approximate):
         return self._computed(weights, sigma, weights=repeats, level=level)
 
 
-def _real(x: Numbers) -> Numbers:
-    """Magnitudes matter to six digits only: double precision will do, also for the oracle's long doubles."""
+def _as_double(x: Numbers) -> Numbers:
+    """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
     return x.astype(np.float64, copy=False)
 
 
-def _alike(x: Numbers, rows: int = 4) -> float:
-    """How many numbers of a row are equal, and not 0, at the most; a few rows tell, since equal units are so in all."""
+def _repeated_terms(x: Numbers, rows: int = 4) -> float:
+    """The largest number of equal nonzero terms in a row, from a sample of rows.
+
+    Hidden units with equal weights are equal in every row, so that a few rows are enough.
+    """
     if x.size == 0 or x.shape[-1] < 2:
         return 1.0
     flat = x.reshape(-1, x.shape[-1])
@@ -166,11 +174,11 @@ def _alike(x: Numbers, rows: int = 4) -> float:
 
 
 def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
-    """For every row, how many attendable scores are equal, or nearly so, at the most: shape (..., n, 1)."""
+    """For every row, the largest number of attendable scores that are equal, or nearly so: shape (..., n, 1)."""
     keys = scores.shape[-1]
     if keys < 2:
         return np.full((*scores.shape[:-1], 1), float(keys))
-    ordered = np.sort(np.where(attendable, np.round(scores * ALIKE), np.nan), axis=-1)
+    ordered = np.sort(np.where(attendable, np.round(scores * SCORE_GRID), np.nan), axis=-1)
     return longest_runs(ordered)
 
 

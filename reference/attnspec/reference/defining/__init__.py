@@ -1,1 +1,1 @@
-"""What makes a plain formula the reference of an operation."""
+"""From a formula to the reference of an operation: checked arguments, and arithmetics other than NumPy's."""

@@ -1,7 +1,7 @@
-"""In which arithmetic a formula makes numbers of its own.
+"""The arithmetic of formulas without float arguments.
 
-Most formulas compute in the arithmetic of their arguments. A formula without float arguments takes its numbers from
-:func:`counted`, so that an oracle can have it computed in ``np.longdouble``, or on arrays that carry their errors:
+Other formulas compute in the arithmetic of their arguments. One without, such as the positional encoding, takes its
+numbers from :func:`counted`, so that it can be computed in ``np.longdouble``, or on arrays that carry their errors:
 
     with arithmetic(lambda numbers: numbers.astype(np.longdouble)):
         oracle = sinusoidal_positional_encoding(n, d)
@@ -18,7 +18,7 @@ _CONVERT: ContextVar[Callable[[np.ndarray], Any] | None] = ContextVar("convert",
 
 
 def counted(count: int) -> Any:
-    """The numbers 0, 1, …, count − 1, shape (count), in float64 or in the arithmetic that was asked for."""
+    """The numbers 0, 1, …, count − 1, shape (count), in float64 or in the arithmetic of the context."""
     numbers = np.arange(count)
     convert = _CONVERT.get()
     return numbers.astype(np.float64) if convert is None else convert(numbers)

@@ -1,16 +1,15 @@
-"""What makes a plain formula the reference of an operation: checked arguments and a name in :data:`REFERENCE`.
+"""From a formula to the reference of an operation, which checks its arguments and stands in :data:`REFERENCE`.
 
-``@defines(DotScores[np.ndarray])`` is put on a function that is the formula and nothing else. mypy then checks its
-signature against the Protocol, and every call is checked against the Protocol's shapes. The formula itself stays
-reachable as ``__wrapped__``.
+``@defines(DotScores[np.ndarray])`` decorates a function that is the formula and nothing else. mypy checks its signature
+against the Protocol, every call is checked against the Protocol's shapes, and the docstring is completed to the
+documentation of the operation. The formula itself is ``__wrapped__``.
 """
 
-import inspect
 import operator
 import typing
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import lru_cache, partial, wraps
+from functools import wraps
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -18,8 +17,10 @@ import ml_dtypes
 import numpy as np
 from typing_extensions import TypeForm
 
-from attnspec.spec.contract.operation import OPERATIONS, Argument, Kind, Operation
+from attnspec.spec.contract.documentation import documentation, operation_of
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Misfit, Node, Option, described, mapped
 
 F = TypeVar("F")
 
@@ -28,8 +29,8 @@ REFERENCE: Mapping[str, Callable[..., Any]] = MappingProxyType(_REFERENCE)
 """The reference of every operation, by its name in the contract."""
 
 _WITHIN: ContextVar[bool] = ContextVar("within", default=False)
-"""Whether a formula runs on arrays of another kind. What it calls in turn is not checked again: shapes follow from
-those that were checked, and kinds are left to the arrays."""
+"""Whether a formula is running on arrays of another kind. References that it calls are then not checked again: their
+shapes follow from those that were checked, and NumPy cannot convert such arrays."""
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _COMPUTABLE = frozenset(np.dtype(t) for t in (np.float64, np.float32, np.float16, np.longdouble))
@@ -37,16 +38,21 @@ _COMPUTABLE = frozenset(np.dtype(t) for t in (np.float64, np.float32, np.float16
 
 class _Defines(Generic[F]):
     def __init__(self, protocol: Any) -> None:
-        origin = typing.get_origin(protocol)
-        described = [o for o in OPERATIONS.values() if o.protocol is origin]
-        if not described:
+        operation = operation_of(protocol)
+        if operation is None or typing.get_origin(protocol) is None:
             raise ValueError(f"defines: expected the Protocol of an operation with its array type; got {protocol!r}")
-        (self.operation,) = described
+        self.operation = operation
 
     def __call__(self, formula: F) -> F:
         if getattr(formula, "__name__", None) != self.operation.name:
             raise ValueError(f"the reference of {self.operation.name} must have its name; got {formula!r}")
         checked: Any = _checked(self.operation, typing.cast(Callable[..., Any], formula))
+        checked.__doc__ = documentation(
+            self.operation,
+            getattr(formula, "__doc__", None),
+            misfit="ShapeError",
+            kind="TypeError",
+        )
         _REFERENCE[self.operation.name] = checked
         return typing.cast(F, checked)
 
@@ -54,26 +60,21 @@ class _Defines(Generic[F]):
 def defines(protocol: TypeForm[F]) -> _Defines[F]:
     """Make a formula the reference of the operation that a Protocol describes: ``@defines(DotScores[np.ndarray])``.
 
-    Arguments: arrays, or lists and numbers, which become float64, as integers do. The dtype is otherwise kept; mixed
-    dtypes are promoted as NumPy does. An array of another kind (one with ``shape`` and ``__array_ufunc__``) reaches
-    the formula untouched, so that other arithmetics can run it.
+    Arguments: arrays, or lists and numbers, which become float64, as integers do; and trees of these. Float arrays
+    keep their dtype; mixed dtypes are promoted as by NumPy. An array of another kind (one with ``shape`` and
+    ``__array_ufunc__``) is passed on as it is, so that a formula can be run in other arithmetics.
     Errors: ``ShapeError`` for a shape or size that violates the Protocol, ``TypeError`` for an argument of the wrong
-    kind; both name operation, argument, expected and got. Non-finite results are results: NumPy's warnings are off.
+    kind; both name operation, argument, expected and got. NaN and ∞ are results like others: NumPy's warnings are off.
     """
     return _Defines(protocol)
 
 
 def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[..., Any]:
     signature = operation.signature
-    names = tuple(a.name for a in operation.arguments)
-    positional = tuple(a.name for a in operation.arguments if not a.keyword_only)
-    required = tuple(a.name for a in operation.arguments if a.default is inspect.Parameter.empty)
-    convert = {a.name: partial(_CONVERSIONS[a.kind], operation, a) for a in operation.arguments}
-    floats = operation.float_arguments
-
-    @lru_cache(maxsize=4096)
-    def fit(*shapes: Any) -> None:
-        bind(operation, dict(zip(names, shapes, strict=True)))
+    names = operation.call.names
+    positional = tuple(name for name in names if name not in operation.keyword_only)
+    required = tuple(name for name in names if name not in operation.defaults)
+    nodes = dict(zip(names, operation.call.nodes, strict=True))
 
     @wraps(formula)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -81,29 +82,54 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
             return formula(*args, **kwargs)
         given = dict(zip(positional, args, strict=False))
         given.update(kwargs)
-        if len(given) != len(args) + len(kwargs) or not convert.keys() >= given.keys() >= set(required):
+        if len(given) != len(args) + len(kwargs) or not nodes.keys() >= given.keys() >= set(required):
             signature.bind(*args, **kwargs)  # raises what any call with these arguments raises
-        values = {name: convert[name](value) for name, value in given.items()}
-        fit(*[_shape(values.get(name)) for name in names])
-        outer = _WITHIN.set(any(_foreign(x) for x in values.values()))
+        arrays: list[Any] = []
+        values = {name: _converted(operation, nodes[name], value, arrays) for name, value in given.items()}
+        bind(operation, values)
+        outer = _WITHIN.set(any(_foreign(x) for x in arrays))
         try:
             with np.errstate(all="ignore"):
                 result = formula(*[values.pop(name) for name in required], **values)
         finally:
             _WITHIN.reset(outer)
-        if isinstance(result, np.generic):
-            result = np.asarray(result)
-        # NumPy multiplies no matrices of bfloat16: these are computed in float32 and rounded once, here.
-        if floats and all(getattr(given.get(name), "dtype", None) == _BFLOAT16 for name in floats):
-            result = result.astype(_BFLOAT16)
-        return result
+        return _finished(result, [x for x in arrays if getattr(x, "dtype", None) is not None])
 
     return checked
 
 
-def _shape(value: Any) -> Any:
-    """What `bind` takes: the shape of an array, a number itself, None for what is not given."""
-    return getattr(value, "shape", value)
+def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) -> Any:
+    """An argument with its arrays converted; its float arrays, as given, are appended to ``arrays``."""
+    if not isinstance(node, Branch):
+        if node.kind is Kind.FLOAT:
+            arrays.append(value)
+        return _CONVERSIONS[node.kind](operation, node, value)
+    try:
+        pairs = described(node, value, node.path)
+        found = {leaf.path: (leaf, x) for leaf, x in pairs if not (x is None and leaf.optional)}
+    except Misfit as error:
+        raise TypeError(f"{operation.name}: {error}") from None
+    arrays += [x for leaf, x in found.values() if leaf.kind is Kind.FLOAT]
+
+    def convert(path: str, x: Any) -> Any:
+        return x if path not in found else _CONVERSIONS[found[path][0].kind](operation, found[path][0], x)
+
+    return mapped(value, convert, node.path)
+
+
+def _finished(result: Any, floats: list[Any]) -> Any:
+    """The result as arrays, in bfloat16 if all float arguments are.
+
+    NumPy has no matrix product in bfloat16: such formulas are computed in float32, and rounded once, here.
+    """
+    narrow = bool(floats) and all(x.dtype == _BFLOAT16 for x in floats)
+
+    def finish(path: str, x: Any) -> Any:
+        if isinstance(x, np.generic):
+            x = np.asarray(x)
+        return x.astype(_BFLOAT16) if narrow and isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
+
+    return mapped(result, finish) if isinstance(result, tuple) else finish("", result)
 
 
 def _foreign(value: Any) -> bool:
@@ -111,18 +137,20 @@ def _foreign(value: Any) -> bool:
     return not isinstance(value, np.ndarray) and hasattr(value, "__array_ufunc__") and hasattr(value, "shape")
 
 
-def _wrong_kind(operation: Operation, argument: Argument, expected: str, got: object) -> TypeError:
-    return TypeError(f"{operation.name}: {argument.name}: expected {expected}; got {got}")
+def _wrong_kind(operation: Operation, argument: Leaf | Option, expected: str, got: object) -> TypeError:
+    return TypeError(f"{operation.name}: {argument.path}: expected {expected}; got {got}")
 
 
-def _array(operation: Operation, argument: Argument, expected: str, value: Any) -> np.ndarray:
+def _array(operation: Operation, argument: Leaf, expected: str, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError as error:  # a list of lists of different lengths
         raise _wrong_kind(operation, argument, expected, f"{type(value).__name__} of uneven lengths") from error
 
 
-def _floats(operation: Operation, argument: Argument, value: Any) -> Any:
+def _floats(operation: Operation, argument: Leaf, value: Any) -> Any:
+    if value is None and argument.optional:
+        return None
     if type(value) is not np.ndarray:
         if _foreign(value):
             return value
@@ -138,7 +166,7 @@ def _floats(operation: Operation, argument: Argument, value: Any) -> Any:
     raise _wrong_kind(operation, argument, "real numbers", value.dtype)
 
 
-def _bools(operation: Operation, argument: Argument, value: Any) -> Any:
+def _bools(operation: Operation, argument: Leaf, value: Any) -> Any:
     if value is None and argument.optional:
         return None
     array = _array(operation, argument, "booleans", value)
@@ -147,14 +175,16 @@ def _bools(operation: Operation, argument: Argument, value: Any) -> Any:
     return array
 
 
-def _integers(operation: Operation, argument: Argument, value: Any) -> Any:
+def _integers(operation: Operation, argument: Leaf, value: Any) -> Any:
+    if value is None and argument.optional:
+        return None
     array = _array(operation, argument, "integers", value)
     if array.dtype.kind not in "iu":
         raise _wrong_kind(operation, argument, "integers", array.dtype)
     return array
 
 
-def _size(operation: Operation, argument: Argument, value: Any) -> Any:
+def _integer(operation: Operation, argument: Option, value: Any) -> Any:
     if value is None and argument.optional:
         return None
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
@@ -162,16 +192,26 @@ def _size(operation: Operation, argument: Argument, value: Any) -> Any:
     return operator.index(value)
 
 
-def _flag(operation: Operation, argument: Argument, value: Any) -> Any:
-    if not isinstance(value, bool | np.bool_):
-        raise _wrong_kind(operation, argument, "True or False", type(value).__name__)
-    return bool(value)
+def _number(operation: Operation, argument: Option, value: Any) -> Any:
+    if not argument.takes(value):
+        raise _wrong_kind(operation, argument, argument.expected, repr(value))
+    return value
 
 
-_CONVERSIONS: Mapping[Kind, Callable[[Operation, Argument, Any], Any]] = {
+def _choice(operation: Operation, argument: Option, value: Any) -> Any:
+    value = bool(value) if isinstance(value, np.bool_) else value
+    if not argument.takes(value):
+        got = repr(value) if isinstance(value, str) else type(value).__name__
+        raise _wrong_kind(operation, argument, argument.expected, got)
+    return value
+
+
+_CONVERSIONS: Mapping[Kind, Callable[[Operation, Any, Any], Any]] = {
     Kind.FLOAT: _floats,
     Kind.BOOL: _bools,
     Kind.INT: _integers,
-    Kind.SIZE: _size,
-    Kind.FLAG: _flag,
+    Kind.SIZE: _integer,
+    Kind.COUNT: _integer,
+    Kind.NUMBER: _number,
+    Kind.CHOICE: _choice,
 }

@@ -1,7 +1,7 @@
 """NumPy's ``__array_function__`` protocol (NEP 18) for a function of our own.
 
-An array of another kind then decides itself what the function means for it, instead of what its formula is made of.
-Softmax needs this: the shift by the maximum cancels exactly, which an error arithmetic cannot see step by step.
+An array of another kind then has its own implementation of the function, instead of one step after the other of its
+formula. Softmax needs this: the shift by the maximum cancels exactly, which error propagation step by step cannot see.
 """
 
 from collections.abc import Callable

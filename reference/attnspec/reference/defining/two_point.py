@@ -1,7 +1,7 @@
-"""A small sample that stands for all of them: ±1 variables of which any four are independent.
+"""A two-point design: a small sample of ±1 variables of which any four are independent.
 
-The variance of a dot product of independent vectors needs no more than fourfold independence, so on this sample the
-law of :mod:`attnspec.reference.moments` holds exactly, without random numbers.
+The variance of a dot product involves no more than four coordinates at a time. On this sample the formula of
+:mod:`attnspec.reference.moments` therefore holds exactly, without random numbers.
 
 The sample is the dual of a binary code that corrects two errors (BCH): sample (a, b) ∈ GF(2^r)² gives variable
 x ∈ GF(2^r)∖{0} the sign (−1)^(⟨a,x⟩ + ⟨b,x³⟩). The code has distance 5, so any four columns (x, x³) are linearly

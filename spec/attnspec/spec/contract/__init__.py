@@ -1,1 +1,1 @@
-"""What the specification is written in: operations read from Protocols, shapes, laws, semantics, precision, sources."""
+"""The language of the specification: operations read from Protocols, shapes, laws, semantics, precision, sources."""

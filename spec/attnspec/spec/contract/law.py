@@ -59,11 +59,6 @@ def every(operation: Operation) -> bool:
     return True
 
 
-def named(*names: str) -> Callable[[Operation], bool]:
-    """Govern the operations of these names; ``KeyError`` when the law is read and one does not exist."""
-    return lambda operation: operation.name in {OPERATIONS[n].name for n in names}
-
-
-def taking(*arguments: str) -> Callable[[Operation], bool]:
-    """Govern the operations that take all of these arguments."""
-    return lambda operation: operation.takes(*arguments)
+def of(*protocols: object) -> Callable[[Operation], bool]:
+    """Govern the operations that these Protocols describe: for laws of one formula, not of a role."""
+    return lambda operation: operation.protocol in protocols

@@ -1,7 +1,7 @@
-"""Precision classes: what a correct implementation may round, in unit roundoffs.
+"""Precision classes: the roundings that a correct implementation may make, in unit roundoffs.
 
 A class says nothing about tolerances. The error budget of every element of every result is derived from it and from
-the very inputs (``attnspec.reference.budget``).
+the inputs themselves (``attnspec.reference.budget``).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ _TINY_DOUBLE, _TINY_SINGLE = 2.0**-1022, 2.0**-126
 
 @dataclass(frozen=True)
 class Precision:
-    """What may be rounded, and by how much; every field is a unit roundoff unless it says otherwise.
+    """Which numbers may be rounded, and by how much; every field is a unit roundoff unless it says otherwise.
 
     accumulation: products, sums, exponentials. operand: computed operands of a product (0: not rounded again).
     inputs: given operands of a product (0: used exactly). stored: scores that are written to memory (0: never are).

@@ -1,15 +1,26 @@
-"""Binding shapes to the names of a Protocol: what fits, what does not, and what the result must be."""
+"""Binding the shapes of a call to the sizes of a Protocol: which arguments fit, and the shape of the result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
+from typing import Any
 
-from attnspec.spec.contract.operation import Argument, Dim, Kind, Operation
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import (
+    Branch,
+    Dim,
+    Kind,
+    Leaf,
+    Misfit,
+    Option,
+    Shape,
+    as_tuple,
+    described,
+    number_of,
+)
 
-MAY_BE_ZERO = frozenset({"n", "m"})
-"""Sizes that may be 0: numbers of queries and keys. Feature and hidden sizes are at least 1."""
-
-Shape = tuple[int, ...]
+REMEMBERED = 4096
+"""How many bindings of an operation are cached."""
 
 
 class ShapeError(ValueError):
@@ -22,20 +33,29 @@ class ShapeError(ValueError):
 
 @dataclass
 class Binding:
-    """The sizes that names stand for in one call, who bound each, and the common batch."""
+    """The sizes of one call, the argument that bound each, the common batch, and the arrays that were given."""
 
+    operation: Operation
     sizes: dict[str, int] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
     batch: Shape = ()
+    leaves: tuple[Leaf, ...] = ()
 
-    def shape(self, dims: Sequence[Dim]) -> Shape:
+    def shape(self, leaf: Leaf) -> Shape:
         """The full shape of an argument or result with these dimensions."""
-        batch = self.batch if dims and dims[0].variadic else ()
-        return (*batch, *(prod(self.sizes[f] for f in d.factors) for d in dims if not d.variadic))
+        core = tuple(number_of(d.factors, self.sizes) or 0 for d in leaf.core)
+        return (*self.batch, *core) if leaf.batched else core
+
+    @property
+    def result(self) -> Shape:
+        """The shape of the result, of its first array if there are several."""
+        return self.shape(self.operation.outputs[0])
 
 
 def broadcast(left: Shape, right: Shape) -> Shape | None:
     """The common shape of two batches, or None if there is none."""
+    if left == right:
+        return left
     length = max(len(left), len(right))
     result = []
     for a, b in zip((1,) * (length - len(left)) + left, (1,) * (length - len(right)) + right, strict=True):
@@ -45,77 +65,132 @@ def broadcast(left: Shape, right: Shape) -> Shape | None:
     return tuple(result)
 
 
-def bind(operation: Operation, values: Mapping[str, Shape | int | None]) -> Binding:
-    """Bind the shapes of array arguments and the values of size arguments to the names of the Protocol.
+def bind(operation: Operation, values: Mapping[str, Any]) -> Binding:
+    """The sizes of a call: ``values`` maps arguments to trees of whatever has a ``shape``, sizes to numbers.
 
-    ``values`` maps an argument to its shape, to its number (sizes), or to None (not given). Raises
-    :class:`ShapeError` for the first argument that does not fit.
+    An argument that is missing or None is not given. Raises :class:`ShapeError` for the first argument that does not
+    fit. Bindings are cached by shapes.
     """
-    binding = Binding()
-    late: list[tuple[Argument, Dim, int, Shape]] = []
-    for a in operation.arguments:
-        value = values.get(a.name)
-        if value is None or a.kind is Kind.FLAG:
-            continue
-        if isinstance(value, int):
-            _check_size(operation, a, a.name, value, value)
-            binding.sizes[a.name] = value
-            binding.origin[a.name] = a.name
-            continue
-        if not a.dims or not a.is_array:
-            if value != ():
-                raise ShapeError(operation.name, a.name, "a number", f"shape {value}")
-            continue
-        _check_rank(operation, a, value)
-        if a.batched:
-            _bind_batch(operation, a, value[: len(value) - len(a.core)], binding)
-        for d, size in zip(a.core, value[len(value) - len(a.core) :], strict=True):
-            if d.broadcast or len(d.factors) > 1:
-                late.append((a, d, size, value))
-            else:
-                _bind_size(operation, a, d, size, value, binding)
-    for a, d, size, value in late:
-        expected = prod(binding.sizes[f] for f in d.factors)
-        if size != expected and not (d.broadcast and size == 1):
-            or_one = " or 1" if d.broadcast and expected != 1 else ""
-            raise ShapeError(
-                operation.name, a.name, f"{a.shape_text()} with {d.name} = {expected}{or_one}", _tuple(value)
-            )
+    key = _key(operation, values)
+    known = operation.bindings
+    try:
+        seen: Binding | None = known.get(key)
+    except TypeError:  # a shape that cannot be hashed, such as a list
+        key = seen = None
+    if seen is not None:
+        return seen
+    try:
+        binding = _bound(operation, values)
+    except Misfit as error:
+        raise ShapeError(operation.name, error.path, error.expected, error.got) from None
+    if key is not None:
+        if len(known) >= REMEMBERED:
+            known.clear()
+        known[key] = binding
     return binding
 
 
-def _check_size(operation: Operation, a: Argument, name: str, size: int, got: object) -> None:
-    least = 0 if name in MAY_BE_ZERO else 1
-    if size < least:
-        shown = _tuple(got) if isinstance(got, tuple) else got
-        raise ShapeError(operation.name, a.name, f"{name} of at least {least}", shown)
+def results(operation: Operation, value: Any) -> list[tuple[Leaf, Any]]:
+    """The arrays of a result; :class:`~attnspec.spec.contract.tree.Misfit` if it is no such tree."""
+    return [(leaf, x) for leaf, x in described(operation.result, value, "result") if isinstance(leaf, Leaf)]
 
 
-def _check_rank(operation: Operation, a: Argument, value: Shape) -> None:
-    if a.batched and len(value) < len(a.core):
-        raise ShapeError(operation.name, a.name, f"{a.shape_text()}, rank {len(a.core)} or more", _tuple(value))
-    if not a.batched and len(value) != len(a.core):
-        raise ShapeError(operation.name, a.name, f"{a.shape_text()}, rank {len(a.core)}", _tuple(value))
+def _key(operation: Operation, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """The key of a binding: sizes, numbers of items, shapes. None for arguments of another structure."""
+    found: list[Any] = []
+    key: list[Any] = []
+    get = values.get
+    try:
+        for name, read in operation.readers:
+            if read is None:
+                found.append(get(name))
+            else:
+                read(get(name), found, key)
+        for option in operation.numbers:
+            value = get(option.path)
+            if value is not None and type(value) is not int:
+                return None
+            key.append(value)
+        key += [None if x is None else x.shape for x in found]
+        return tuple(key)
+    except (TypeError, AttributeError):
+        return None
 
 
-def _bind_batch(operation: Operation, a: Argument, batch: Shape, binding: Binding) -> None:
-    common = broadcast(binding.batch, batch)
-    if common is None:
-        raise ShapeError(
-            operation.name, a.name, f"a batch that broadcasts with {_tuple(binding.batch)}", f"batch {_tuple(batch)}"
-        )
-    binding.batch = common
+def _bound(operation: Operation, values: Mapping[str, Any]) -> Binding:
+    binding = Binding(operation)
+    given: list[Leaf] = []
+    late: list[tuple[Leaf, Dim, int, Shape]] = []
+
+    def counted(branch: Branch, path: str, number: int) -> None:
+        _say(binding, branch.count, path, number, f"{number} of them")
+
+    for node, value in described(operation.call, values, counted=counted):
+        if value is None:
+            continue
+        if isinstance(node, Option):
+            if node.kind is Kind.SIZE:
+                _say(binding, node.path, node.path, value, value)
+            continue
+        if not hasattr(value, "shape"):
+            raise Misfit(node.path, f"an array of shape {node.shape_text}", type(value).__name__)
+        given.append(node)
+        if not node.free:
+            late += _fit(binding, node, tuple(value.shape))
+    _fit_late(binding, late)
+    binding.leaves = tuple(given)
+    return binding
 
 
-def _bind_size(operation: Operation, a: Argument, d: Dim, size: int, value: Shape, binding: Binding) -> None:
-    known = binding.sizes.setdefault(d.name, size)
-    origin = binding.origin.setdefault(d.name, a.name)
-    if size != known:
-        raise ShapeError(
-            operation.name, a.name, f"{a.shape_text()} with {d.name} = {known} (from {origin})", _tuple(value)
-        )
-    _check_size(operation, a, d.name, size, value)
+def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, int, Shape]]:
+    """Bind the sizes of one array; returned are the dimensions that need others first: products, and broadcast ones."""
+    rank = len(leaf.core)
+    if not leaf.core and not leaf.batched and shape:
+        raise Misfit(leaf.path, "a number", f"shape {as_tuple(shape)}")
+    if len(shape) < rank or (len(shape) > rank and not leaf.batched):
+        more = " or more" if leaf.batched else ""
+        raise Misfit(leaf.path, f"{leaf.shape_text}, rank {rank}{more}", as_tuple(shape))
+    if leaf.batched:
+        batch = shape[: len(shape) - rank]
+        common = broadcast(binding.batch, batch)
+        if common is None:
+            expected = f"a batch that broadcasts with {as_tuple(binding.batch)}"
+            raise Misfit(leaf.path, expected, f"batch {as_tuple(batch)}")
+        binding.batch = common
+    late = []
+    for d, size in zip(leaf.core, shape[len(shape) - rank :], strict=True):
+        if d.broadcast or len(d.factors) > 1 or d.factors[0].isdigit():
+            late.append((leaf, d, size, shape))
+        else:
+            _say(binding, d.factors[0], leaf.path, size, shape, leaf, d.written)
+    return late
 
 
-def _tuple(shape: Shape) -> str:
-    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+def _say(
+    binding: Binding, size: str, path: str, number: int, got: Any, leaf: Leaf | None = None, written: str = ""
+) -> None:
+    """Bind a size to a number; :class:`Misfit` if it is bound to another one, or the number is too small."""
+    shown = as_tuple(got) if isinstance(got, tuple) else got
+    known = binding.sizes.setdefault(size, number)
+    origin = binding.origin.setdefault(size, path)
+    name = written or size.rpartition(".")[2]
+    if known != number:
+        expected = f"{leaf.shape_text} with {name} = {known}" if leaf else f"{name} = {known}"
+        raise Misfit(path, f"{expected} (from {origin})", shown)
+    least = 0 if binding.operation.axis(size) & (Axis.POSITION | Axis.LAYER) else 1
+    if number < least:
+        raise Misfit(path, f"{name} of at least {least}", shown)
+
+
+def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> None:
+    """Check dimensions that broadcast or are products; a product with one unknown factor binds it."""
+    for leaf, d, size, shape in late:
+        unknown = [f for f in d.factors if not f.isdigit() and f not in binding.sizes]
+        rest = number_of(tuple(f for f in d.factors if f not in unknown), binding.sizes)
+        if len(unknown) == 1 and not d.broadcast and rest and size % rest == 0:
+            _say(binding, unknown[0], leaf.path, size // rest, shape, leaf)
+    for leaf, d, size, shape in late:
+        expected = number_of(d.factors, binding.sizes)
+        if size != expected and not (d.broadcast and size == 1):
+            or_one = " or 1" if d.broadcast and expected != 1 else ""
+            raise Misfit(leaf.path, f"{leaf.shape_text} with {d.written} = {expected}{or_one}", as_tuple(shape))

@@ -1,70 +1,68 @@
 """Laws of attention."""
 
-from attnspec.spec.contract.law import law, named, taking
+from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention, SelfAttention
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import S0, S1, S2, S3
+from attnspec.spec.pooling import NadarayaWatson
 
-DOT = ("dot_product_attention", "scaled_dot_product_attention")
-
-
-def _attends(operation: Operation) -> bool:
-    """Whether queries, keys and values are given as such and weighted by softmax."""
-    return operation.takes("query", "key", "value")
+_inner_products = of(DotProductAttention, ScaledDotProductAttention)
+"""Attention whose scores are inner products of queries and keys."""
 
 
-def _pools_pairs(operation: Operation) -> bool:
-    return operation.takes("key", "value")
+def _separate_keys(operation: Operation) -> bool:
+    """Whether the values of several keys are summed, and keys are not also queries."""
+    return operation.weighs_keys and not operation.attends_to_itself
 
 
 QUERY_PERMUTATION = law(
     "attention.query-permutation",
     "Permuting the queries permutes the results.",
     formula=r"f(Pq, k, v) = P f(q, k, v)",
-    governs=lambda operation: operation.takes("query") or operation.takes("memory"),
+    governs=lambda operation: any(not operation.axis(s) & Axis.KEY for s in operation.order_free(Axis.QUERY)),
     sources=[S1.passage("Attention: definition"), S2.passage("Machine Translation, solution 1")],
 )
 KEY_PERMUTATION = law(
     "attention.key-permutation",
     "Permuting keys, values and the columns of the mask together changes nothing.",
     formula=r"f(q, Pk, Pv; MP^\top) = f(q, k, v; M)",
-    governs=lambda operation: _pools_pairs(operation) or operation.takes("annotations") or operation.takes("memory"),
+    governs=lambda operation: any(not operation.axis(s) & Axis.QUERY for s in operation.order_free(Axis.KEY)),
     sources=[S1.passage("Attention: definition"), S3.passage("Input Sequence Order")],
 )
 SELF_EQUIVARIANCE = law(
     "attention.self-equivariance",
     "Self-attention without positions permutes its results as its inputs are permuted.",
     formula=r"f(PX) = P f(X)",
-    governs=named("self_attention", "projected_self_attention"),
+    governs=lambda operation: bool(operation.order_free(Axis.SELF)),
     sources=[S0.equation(17), S2.passage("Machine Translation, solution 1"), S3.passage("Input Sequence Order")],
 )
 SINGLE_KEY = law(
     "attention.single-key",
     "One attendable key returns its value, bit for bit.",
     formula=r"A_i = \{j\} \Rightarrow o_i = v_j",
-    governs=lambda operation: (
-        (operation.takes("key", "value", "mask") and not operation.takes("w_o")) or operation.takes("annotations")
-    ),
+    governs=lambda operation: bool(operation.pooled) and operation.weighs_keys,
     sources=[S0.equation(2)],
 )
 DUPLICATION = law(
     "attention.duplication",
     "Repeating every key, value and column of the mask changes nothing.",
     formula=r"f(q, [k; k], [v; v]) = f(q, k, v)",
-    governs=lambda operation: _pools_pairs(operation) or operation.takes("annotations"),
+    governs=_separate_keys,
     sources=[S0.equation(2)],
 )
 SPLIT_AND_MERGE = law(
     "attention.split-and-merge",
     "Attention over two halves of the keys recombines, each half weighted by its sum of exponentials.",
     formula=r"o = \frac{Z_1 o_1 + Z_2 o_2}{Z_1 + Z_2},\quad Z = \sum_j \exp e_j",
-    governs=lambda operation: _attends(operation) and not operation.takes("w_o"),
+    governs=lambda operation: _separate_keys(operation) and operation.pooled in operation.linear,
     sources=[S0.equation(2)],
 )
 HARD_LIMIT = law(
     "attention.hard-limit",
     "As scores grow apart, attention returns the value of the best key.",
     formula=r"\beta \to \infty:\ f(\beta q, k, v)_i \to v_{\arg\max_j e_{ij}}",
-    governs=named(*DOT),
+    governs=_inner_products,
     sources=[S0.equation(2)],
 )
 SCALE = law(
@@ -72,34 +70,34 @@ SCALE = law(
     "The ensemble of all elements shows no error in the scale of the scores.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) g / \sum w g^2 \approx 0,"
     r"\quad g = \partial o^* / \partial \log(\text{scale})",
-    governs=lambda operation: operation.name in (*DOT, "general_attention", "additive_attention", "nadaraya_watson"),
+    governs=lambda operation: bool(operation.sharpened) and operation.pooled in operation.linear,
     sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
 )
 SIGN = law(
     "attention.sign",
     "Negating queries and keys together changes no bit.",
     formula=r"f(-q, -k, v) = f(q, k, v)",
-    governs=named(*DOT),
+    governs=_inner_products,
     sources=[S0.equation(6)],
 )
 SCALE_TRADE = law(
     "attention.scale-trade",
     "A power of two moved from the keys to the queries changes no bit.",
     formula=r"f(4q, k/4, v) = f(q, k, v)",
-    governs=named(*DOT),
+    governs=_inner_products,
     sources=[S0.equation(6)],
 )
 INPUT_DEPENDENCE = law(
     "attention.input-dependence",
     "Unlike those of a fully connected layer, the weights depend on the input: each query finds its own key.",
     formula=r"f(\beta k_j, k, v) \to v_j \text{ for every } j",
-    governs=named(*DOT, "nadaraya_watson", "self_attention"),
+    governs=of(DotProductAttention, ScaledDotProductAttention, NadarayaWatson, SelfAttention),
     sources=[S1.passage("Self-Attention: comparison with convolution and fully-connected layer")],
 )
 SHARED_INPUTS = law(
     "attention.shared-inputs",
     "The same array passed twice gives what two equal arrays give.",
     formula=r"f(x, x) = f(x, \operatorname{copy} x)",
-    governs=taking("key", "value"),
+    governs=lambda operation: len(operation.attended) > 1,
     sources=[S0.equation(16), S0.equation(17)],
 )

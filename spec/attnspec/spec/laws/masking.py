@@ -1,38 +1,45 @@
 """Laws of masks, and of attention under them."""
 
-from attnspec.spec.contract.law import law, named, taking
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import S2, S3
+from attnspec.spec.masking import CausalMask, PaddingMask
 
 
-def _pools_masked(operation: Operation) -> bool:
-    return operation.takes("mask") and operation.chapter != "normalization"
+def _causal(operation: Operation) -> bool:
+    """Whether results depend on earlier positions only, always or under a flag."""
+    return bool(operation.causal)
+
+
+def _masked(operation: Operation) -> bool:
+    return operation.mask is not None
 
 
 def _separate_keys(operation: Operation) -> bool:
-    """Whether masked keys and values are nobody's query."""
-    return _pools_masked(operation) and (not operation.takes("x") or operation.takes("memory"))
+    """Whether keys are summed over and are not also queries, so that masked ones have no effect at all."""
+    return operation.weighs_keys and not operation.attends_to_itself
 
 
 FUTURE_INVARIANCE = law(
     "masking.future-invariance",
     "Under a causal mask, changing anything after position i changes nothing at or before i.",
     formula=r"x_j = x'_j\ \forall j \le i \Rightarrow f(x)_i = f(x')_i",
-    governs=taking("causal"),
+    governs=_causal,
     sources=[S2.passage("Masked Decoder Self-Attention"), S3.passage("Attention Mapping in the decoder")],
 )
 PREFIX = law(
     "masking.prefix",
     "Causal attention of a prefix is the prefix of causal attention.",
     formula=r"f(x_{<t}) = f(x)_{<t}",
-    governs=taking("causal"),
+    governs=_causal,
     sources=[S2.passage("Masked Decoder Self-Attention")],
 )
 FUTURE_GRADIENT = law(
     "masking.future-gradient",
     "Under a causal mask, the gradient of the first results with respect to later keys and values is exactly 0.",
     formula=r"\partial f(x)_{\le i} / \partial x_j = 0,\ j > i",
-    governs=taking("causal"),
+    governs=_causal,
     sources=[S2.passage("Masked Decoder Self-Attention")],
     gradients=True,
 )
@@ -40,14 +47,14 @@ CAUSAL_IS_A_MASK = law(
     "masking.causal-is-a-mask",
     "`causal` is the same as passing the causal mask, and joins a mask that is given by AND.",
     formula=r"f(x; M, \text{causal}) = f(x; M \wedge [j \le i])",
-    governs=taking("causal", "mask"),
+    governs=lambda operation: operation.flag is not None and operation.mask is not None,
     sources=[S2.passage("Masked Decoder Self-Attention")],
 )
 GARBAGE = law(
     "masking.garbage",
     "Finite numbers stored at masked keys and values never reach the result.",
     formula=r"j \notin A_i\ \forall i \Rightarrow f \text{ does not depend on } (k_j, v_j)",
-    governs=_pools_masked,
+    governs=lambda operation: operation.weighs_keys,
 )
 NONFINITE_GRADIENT = law(
     "masking.nonfinite-gradient",
@@ -62,51 +69,53 @@ TRUNCATION = law(
     "masking.truncation",
     "Masking the keys behind a length is the same as cutting them off.",
     formula=r"f(x; [j < \ell]) = f(x_{<\ell})",
-    governs=_separate_keys,
+    governs=lambda operation: any(
+        operation.hides(size) for kind in (Axis.KEY, Axis.TIME) for size in operation.sizes_of(kind)
+    ),
     sources=[S2.passage("Encoder Attention: padding")],
 )
 MASK_BROADCASTING = law(
     "masking.mask-broadcasting",
     "A mask of size 1 along queries, keys or batch counts as repeated.",
     formula=r"f(x; M) = f(x; \operatorname{repeat} M)",
-    governs=taking("mask"),
+    governs=_masked,
 )
 MASK_OF_ITS_OWN = law(
     "masking.mask-of-its-own",
     "Every element of a batch follows its own mask, in every head.",
     formula=r"f(x; M)_b = f(x_b; M_b)",
-    governs=taking("mask"),
+    governs=_masked,
 )
 ALL_TRUE = law(
     "masking.all-true",
     "A mask that allows everything is no mask.",
     formula=r"f(x; \mathrm{True}) = f(x)",
-    governs=taking("mask"),
+    governs=_masked,
 )
 MASK_PREFIX = law(
     "masking.mask-prefix",
     "The mask of fewer positions is a corner of the mask of more.",
     formula=r"M(n', m') = M(n, m)_{<n', <m'}",
-    governs=named("causal_mask"),
+    governs=of(CausalMask),
     sources=[S2.passage("Masked Decoder Self-Attention")],
 )
 STRICT_MASK = law(
     "masking.strict-mask",
     "With and without the position itself, causal masks differ exactly on the diagonal.",
     formula=r"[j \le i] \setminus [j < i] = [j = i]",
-    governs=named("causal_mask"),
+    governs=of(CausalMask),
     sources=[S2.passage("Attention in RNNs"), S2.passage("Masked Decoder Self-Attention")],
 )
 LENGTH_COUNT = law(
     "masking.length-count",
     "A padding mask allows as many keys as the length says, from the first on.",
     formula=r"\sum_j M_{bj} = \ell_b,\quad M_{bj} \ge M_{b,j+1}",
-    governs=named("padding_mask"),
+    governs=of(PaddingMask),
     sources=[S2.passage("Encoder Attention: padding")],
 )
 LENGTH_RANGE = law(
     "masking.length-range",
     "A length below 0 or above m raises.",
     formula=r"\ell \notin 0..m \Rightarrow \text{raises}",
-    governs=named("padding_mask"),
+    governs=lambda operation: bool(operation.lengths),
 )

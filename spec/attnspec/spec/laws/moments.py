@@ -1,9 +1,10 @@
 """Laws of the moments of scores, which is why they are scaled."""
 
-from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S2
+from attnspec.spec.scoring import DotScores, ScaledDotScores
 
-_SCORES = named("dot_scores", "scaled_dot_scores")
+_SCORES = of(DotScores, ScaledDotScores)
 
 MEAN = law(
     "moments.mean",

@@ -1,26 +1,28 @@
 """Laws of multi-head attention."""
 
-from attnspec.spec.contract.law import law, taking
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0
+from attnspec.spec.multihead import MultiHeadAttention
 
 ONE_HEAD = law(
     "multihead.one-head",
     "One head with identity projections is scaled dot-product attention.",
     formula=r"h = 1,\ W = I \Rightarrow f(q, k, v) = \operatorname{softmax}(qk^\top/\sqrt{d}) v",
-    governs=taking("w_q", "w_o"),
+    governs=of(MultiHeadAttention),
     sources=[S0.equation(7)],
 )
 HEAD_PERMUTATION = law(
     "multihead.head-permutation",
-    "Permuting the heads together with the blocks of W_o changes nothing.",
+    "Permuting the heads together with their weights changes nothing.",
     formula=r"f(P W_q, P W_k, P W_v, W_o P^\top) = f(W_q, W_k, W_v, W_o)",
-    governs=taking("w_q", "w_o"),
+    governs=lambda operation: bool(operation.order_free(Axis.HEAD)),
     sources=[S0.equation(10), S0.equation(11)],
 )
 HEAD_SUM = law(
     "multihead.head-sum",
     "The result is the sum of what each head gives alone.",
     formula=r"f = \sum_r W_{o,r} h_r",
-    governs=taking("w_q", "w_o"),
+    governs=of(MultiHeadAttention),
     sources=[S0.equation(10)],
 )

@@ -1,53 +1,54 @@
 """Laws of normalization."""
 
-from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S1
+from attnspec.spec.normalization import MeanNormalization, Softmax
 
 ROW_SUMS = law(
     "normalization.row-sums",
     "The weights of every row with an attendable key sum to 1.",
     formula=r"\sum_j \alpha_{ij} = 1",
-    governs=named("softmax"),
+    governs=of(Softmax),
     sources=[S0.equation(2), S1.passage("Attention: in equations")],
 )
 NONNEGATIVE = law(
     "normalization.nonnegative",
     "No softmax weight is negative.",
     formula=r"\alpha_{ij} \ge 0",
-    governs=named("softmax"),
+    governs=of(Softmax),
     sources=[S0.equation(2)],
 )
 MASKED_ZERO = law(
     "normalization.masked-zero",
     "The weight of a masked key is exactly 0.",
     formula=r"j \notin A_i \Rightarrow \alpha_{ij} = 0",
-    governs=named("softmax", "mean_normalization"),
+    governs=lambda operation: operation.mask is not None and not operation.weighs_keys,
 )
 SHIFT_INVARIANCE = law(
     "normalization.shift-invariance",
     "Adding the same number to all scores of a row changes no weight.",
     formula=r"\operatorname{softmax}(e + t) = \operatorname{softmax}(e)",
-    governs=named("softmax"),
+    governs=of(Softmax),
     sources=[S0.equation(2)],
 )
 ORDER = law(
     "normalization.order",
     "A greater score never has the smaller weight.",
     formula=r"e_{ij} > e_{ij'} \Rightarrow \alpha_{ij} \ge \alpha_{ij'}",
-    governs=named("softmax"),
+    governs=of(Softmax),
     sources=[S0.equation(2)],
 )
 EXTREME_SCORES = law(
     "normalization.extreme-scores",
     "Scores up to the largest number of the dtype give finite weights: the maximum takes all.",
     formula=r"|e| \le \max \Rightarrow \alpha \text{ finite}",
-    governs=named("softmax"),
+    governs=of(Softmax),
     sources=[S0.equation(2)],
 )
 HOMOGENEITY = law(
     "normalization.homogeneity",
     "Doubling the scores doubles the weights of mean normalization.",
     formula=r"f(2e) = 2 f(e)",
-    governs=named("mean_normalization"),
+    governs=of(MeanNormalization),
     sources=[S1.passage("Use Attention: dot product + 1/n_k")],
 )

@@ -1,22 +1,26 @@
 """Laws of every operation."""
 
 from attnspec.spec.contract.law import every, law
-from attnspec.spec.contract.operation import Kind, Operation
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Kind
 
 
 def _takes_arrays(operation: Operation) -> bool:
-    return any(a.is_array for a in operation.arguments)
+    return bool(operation.leaves)
 
 
 def _batched(operation: Operation) -> bool:
-    return any(a.batched for a in operation.arguments)
+    return any(leaf.batched for leaf in operation.leaves)
+
+
+def _several_batches(operation: Operation) -> bool:
+    return sum(leaf.batched for leaf in operation.leaves) > 1
 
 
 def _has_sized_arguments(operation: Operation) -> bool:
-    """Whether some shape can be wrong: two arguments share a size, or a size can be negative."""
-    names = [f for a in operation.arguments for d in a.core for f in d.factors if not d.broadcast]
-    sized = any(a.kind is Kind.SIZE for a in operation.arguments)
-    return sized or len(names) > len(set(names))
+    """Whether an argument can have a wrong size: two of them share a size, or a size can be negative."""
+    names = [f for leaf in operation.leaves for d in leaf.core for f in d.factors if not d.broadcast]
+    return bool(operation.numbers) or len(names) > len(set(names))
 
 
 ORACLE = law(
@@ -47,13 +51,13 @@ BROADCASTING = law(
     "operation.broadcasting",
     "A batch dimension of size 1 counts as repeated.",
     formula=r"f(x) = f(\operatorname{repeat} x)",
-    governs=lambda operation: sum(a.batched for a in operation.arguments) > 1,
+    governs=_several_batches,
 )
 FEWER_DIMENSIONS = law(
     "operation.fewer-dimensions",
     "A batch dimension that is left out in front counts as repeated.",
     formula=r"f(x) = f(x_{\text{new axis}})",
-    governs=lambda operation: sum(a.batched for a in operation.arguments) > 1,
+    governs=_several_batches,
 )
 EMPTY_BATCH = law(
     "operation.empty-batch",
@@ -91,4 +95,10 @@ GRADIENT = law(
     formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c",
     governs=lambda operation: operation.differentiable,
     gradients=True,
+)
+OPTION_EFFECT = law(
+    "operation.option-effect",
+    "Every value that an option may have gives what the formula says: what is accepted has an effect.",
+    formula=r"f(x; o = v) = f^*(x; o = v) \text{ for every } v",
+    governs=lambda operation: any(o.kind is not Kind.SIZE for o in operation.options),
 )

@@ -1,73 +1,78 @@
 """Laws of weighted sums of values."""
 
-from attnspec.spec.contract.law import law, named, taking
+from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import S0, S1, S4
+from attnspec.spec.laws.scoring import gives_keys
 
 
-def _averages_values(operation: Operation) -> bool:
-    """Whether values are averaged with weights that are ≥ 0 and sum to 1."""
-    return operation.takes("value", "mask") and "w_o" not in {a.name for a in operation.arguments}
+def _averages(operation: Operation) -> bool:
+    """Whether each result is an average of the rows of an argument, with weights that do not depend on these rows."""
+    return operation.pooled in operation.linear
 
 
-def averages(operation: Operation) -> bool:
-    """Whether the result is an average of one of the inputs, named value, annotations or x."""
-    return _averages_values(operation) or operation.name in ("bahdanau_context", "self_attention")
+def _sums_linearly(operation: Operation) -> bool:
+    """Whether the result is a sum over keys that is linear in an argument with a row for each key."""
+    return not gives_keys(operation) and any(leaf.path in operation.linear for leaf in operation.attended)
+
+
+def _linear_in_weights(operation: Operation) -> bool:
+    return not gives_keys(operation) and any(leaf.path in operation.linear for leaf in operation.queries)
 
 
 CONVEXITY = law(
     "pooling.convexity",
     "Every coordinate of the result lies between the smallest and the largest attendable value.",
     formula=r"\min_{j \in A_i} v_j \le o_i \le \max_{j \in A_i} v_j",
-    governs=averages,
+    governs=lambda operation: bool(operation.pooled),
     sources=[S0.equation(1), S0.equation(2)],
 )
 CONSTANTS = law(
     "pooling.constants",
     "Equal values give that value.",
     formula=r"v_j = c\ \forall j \Rightarrow o_i = c",
-    governs=_averages_values,
+    governs=_averages,
     sources=[S0.equation(1), S0.equation(2)],
 )
 ADDITIVITY = law(
     "pooling.additivity",
     "The result is additive in the values.",
     formula=r"f(v + v') = f(v) + f(v')",
-    governs=taking("value"),
+    governs=_sums_linearly,
     sources=[S0.equation(1)],
 )
 DOUBLING = law(
     "pooling.doubling",
     "Doubling or negating the values doubles or negates the result, bit for bit where values are not projected.",
     formula=r"f(2v) = 2f(v),\quad f(-v) = -f(v)",
-    governs=taking("value"),
+    governs=_sums_linearly,
     sources=[S0.equation(1)],
 )
 ZERO_VALUES = law(
     "pooling.zero-values",
     "Values of 0 give exactly 0.",
     formula=r"f(0) = 0",
-    governs=taking("value"),
+    governs=_sums_linearly,
     sources=[S0.equation(1)],
 )
 GAIN = law(
     "pooling.gain",
     "The ensemble of all elements shows no error of gain, even one far below the rounding of each element.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0",
-    governs=lambda operation: operation.takes("value") or operation.name in ("self_attention", "bahdanau_context"),
+    governs=lambda operation: bool(operation.pooled) or _sums_linearly(operation),
     sources=[S0.equation(1)],
 )
 UNIFORM = law(
     "pooling.uniform",
     "Equal keys are weighted equally: the result is the mean of the attendable values.",
     formula=r"k_j = k\ \forall j \Rightarrow o_i = \tfrac{1}{|A_i|} \sum_{j \in A_i} v_j",
-    governs=lambda operation: _averages_values(operation) and operation.takes("key"),
+    governs=lambda operation: _averages(operation) and len(operation.attended) > 1,
     sources=[S4.passage("Attention Prompt"), S1.passage("Attention: definition")],
 )
 WEIGHT_LINEARITY = law(
     "pooling.weight-linearity",
     "Pooling is additive in the weights too.",
     formula=r"f(\alpha + \alpha', v) = f(\alpha, v) + f(\alpha', v)",
-    governs=named("attention_pooling"),
+    governs=_linear_in_weights,
     sources=[S0.equation(1)],
 )

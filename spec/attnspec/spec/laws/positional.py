@@ -1,9 +1,10 @@
 """Laws of positional encodings."""
 
-from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S2, S3, S4
+from attnspec.spec.positional import SinusoidalPositionalEncoding
 
-_SINUSOIDS = named("sinusoidal_positional_encoding")
+_SINUSOIDS = of(SinusoidalPositionalEncoding)
 
 BOUNDS = law(
     "positional.bounds",

@@ -1,19 +1,20 @@
-"""Laws of contexts."""
+"""Laws of context vectors."""
 
-from attnspec.spec.contract.law import law, named
+from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S3
+from attnspec.spec.seq2seq import BahdanauContext
 
 CONTEXT_IS_ATTENTION = law(
     "seq2seq.context-is-attention",
     "A batch of states over the same annotations gives what each state gives alone.",
     formula=r"c(s_1, \dots, s_n; h)_i = c(s_i; h)",
-    governs=named("bahdanau_context"),
+    governs=of(BahdanauContext),
     sources=[S0.equation(16)],
 )
 CONTEXT_FOLLOWS_CONTENT = law(
     "seq2seq.context-follows-content",
     "Weights depend on the annotations, not on their positions: exchanging two annotations changes nothing.",
     formula=r"c(s; h_1, h_2) = c(s; h_2, h_1)",
-    governs=named("bahdanau_context"),
+    governs=of(BahdanauContext),
     sources=[S3.passage("The math behind attending")],
 )

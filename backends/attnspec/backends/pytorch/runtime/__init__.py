@@ -1,1 +1,1 @@
-"""How operations run in PyTorch: autocast, accumulation, broadcasting, functional transforms, derivatives."""
+"""How operations run in PyTorch: autocast, accumulation dtypes, broadcasting, causal masks, transforms, derivatives."""

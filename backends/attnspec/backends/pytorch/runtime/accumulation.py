@@ -1,13 +1,15 @@
-"""Products whose sums run in float32 for bfloat16 and float16, and as they are otherwise."""
+"""Floating dtypes, and the dtype in which sums are accumulated: float32 for the half dtypes, else their own."""
 
-from torch import Tensor, float32
-from torch import bfloat16 as _bfloat16
-from torch import float16 as _float16
+import torch
+from torch import Tensor
+
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+FLOAT_DTYPES = (torch.float64, torch.float32, *HALF_DTYPES)
 
 
 def widened(x: Tensor) -> Tensor:
-    """The same numbers in the dtype that sums run in."""
-    return x.to(float32) if x.dtype in (_bfloat16, _float16) else x
+    """x in the dtype in which its sums are accumulated."""
+    return x.to(torch.float32) if x.dtype in HALF_DTYPES else x
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

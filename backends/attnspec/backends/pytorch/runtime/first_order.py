@@ -1,7 +1,7 @@
-"""Derivatives that stop at the first: whoever differentiates them again gets an error, not numbers without a part.
+"""Gradients that cannot be differentiated again: a second derivative raises, and is never silently incomplete.
 
-``once_differentiable`` of PyTorch does not say so where the gradients join others: its node has no way back to the
-inputs, so that autograd leaves it out.
+PyTorch's ``once_differentiable`` is not enough where such gradients are added to others: its node has no edge back to
+the inputs, so that autograd leaves its part out without a word.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[..., NoReturn]:
-    """A backward of a backward, that raises and says where there is one."""
+    """The backward of a backward: it raises, and names the path that has second derivatives."""
 
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
         raise NotImplementedError(
@@ -23,7 +23,7 @@ def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[
 
 
 class _FirstOrder(torch.autograd.Function):
-    """Gradients as a function of all that they depend on, which is the way back to the inputs."""
+    """Gradients as a function of everything that they depend on, so that autograd has an edge back to the inputs."""
 
     @staticmethod
     def forward(ctx: Any, refuse: Callable[..., NoReturn], compute: Callable[..., Any], *tensors: Tensor) -> Any:
@@ -40,7 +40,7 @@ class _FirstOrder(torch.autograd.Function):
 def first_order(
     refuse: Callable[..., NoReturn], compute: Callable[..., tuple[Tensor | None, ...]], *tensors: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """compute(*tensors), the gradients of a backward, where autograd does not record it; else the same, that raises."""
+    """compute(*tensors), the gradients of a backward; where autograd records it, their own backward is ``refuse``."""
     if not torch.is_grad_enabled():
         return compute(*tensors)
     gradients: tuple[Tensor | None, ...] = _FirstOrder.apply(refuse, compute, *tensors)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Whether a program runs as it is written, or PyTorch makes another of it."""
+"""What PyTorch may do with operations beside running them: compile, transform, trace, intercept, carry tangents."""
 
 import torch
 from torch import Tensor
@@ -6,22 +6,22 @@ from torch.autograd import forward_ad
 
 
 def functional() -> bool:
-    """Whether a transform of ``torch.func`` is active; it takes no custom operators' gradients, and no checkpoints."""
+    """Whether ``torch.func`` is active, which supports neither gradients of custom operators nor checkpoints."""
     return torch._C._are_functorch_transforms_active()
 
 
 def transformed() -> bool:
-    """Whether no number may be looked at, for there is none yet or many: ``torch.compile``, ``torch.func``."""
+    """Whether values cannot be read: ``torch.compile`` has none yet, and ``torch.func`` may have many."""
     return torch.compiler.is_compiling() or functional()
 
 
 def has_tangents() -> bool:
-    """Whether the program is in forward mode, of ``torch.func`` or of dual numbers."""
+    """Whether forward-mode differentiation is active, by ``torch.func`` or by dual tensors."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
-def taken_over() -> bool:
-    """Whether operations must be PyTorch's own: transformed, traced, watched by a mode, or with tangents to carry."""
+def intercepted() -> bool:
+    """Whether only PyTorch's own operations will do: under transforms, tracing, dispatch modes and forward mode."""
     return (
         transformed()
         or torch._C._len_torch_dispatch_stack() > 0
@@ -30,8 +30,8 @@ def taken_over() -> bool:
     )
 
 
-def ordinary(x: Tensor) -> bool:
-    """Whether x is numbers in this machine's memory, as its strides say, and nothing that only behaves like them."""
+def addressable(x: Tensor) -> bool:
+    """Whether a kernel can read x at its address, by its strides: no subclass, lazy sign, nested or other layout."""
     return (
         x.is_cpu
         and x.layout is torch.strided

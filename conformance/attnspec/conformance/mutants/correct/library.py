@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from attnspec.conformance.inputs.arguments import shapes
 from attnspec.conformance.inputs.dtypes import is_float, numpy_dtype
-from attnspec.conformance.mutants.correct.formulas import Formulas, Numbers
+from attnspec.conformance.mutants.correct.arithmetic import Numbers
+from attnspec.conformance.mutants.correct.formulas import Formulas
 from attnspec.conformance.mutants.correct.tape import Tape, gradients
-from attnspec.spec.contract.backend import Limits
-from attnspec.spec.contract.operation import OPERATIONS, Kind, Operation
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.shapes import bind
+from attnspec.spec.contract.tree import flatten, mapped
 
 
 class Library:
-    """A backend with every operation; ``formulas`` are what it computes.
+    """A backend with every operation of which there is a formula; ``formulas`` are what it computes.
 
     Half precision is computed in float32 and rounded once, at the end.
     """
@@ -41,12 +42,12 @@ class Library:
         if not differentiable:
             self.vjp = None  # type: ignore[assignment,method-assign]
         for operation in OPERATIONS.values():
-            if not operation.reference_only:
+            if hasattr(self.formulas, operation.name):
                 setattr(self, operation.name, partial(self.call, operation))
 
     # Steps of every call -----------------------------------------------------------------------------------------
 
-    def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+    def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
         """Check, convert, compute, convert back."""
         arguments = self.named(operation, args, kwargs)
         self.check(operation, arguments)
@@ -60,29 +61,27 @@ class Library:
 
     def check(self, operation: Operation, arguments: Mapping[str, Any]) -> None:
         """Raise for a shape that violates the Protocol."""
-        bind(operation, shapes(operation, arguments))
+        bind(operation, arguments)
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the formulas take them."""
-        return {name: lifted(x) for name, x in arguments.items()}
+        return {name: mapped(tree, lambda _, x: lifted(x)) for name, tree in arguments.items()}
 
-    def compute(self, operation: Operation, arguments: Mapping[str, Any]) -> Numbers:
+    def compute(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """The formula of an operation on prepared arguments."""
-        positional = [arguments[a.name] for a in operation.arguments if not a.keyword_only and a.name in arguments]
-        keyword = {a.name: arguments[a.name] for a in operation.arguments if a.keyword_only and a.name in arguments}
+        given = [name for name in operation.call.names if name in arguments]
+        positional = [arguments[name] for name in given if name not in operation.keyword_only]
+        keyword = {name: arguments[name] for name in given if name in operation.keyword_only}
         return getattr(self.formulas, operation.name)(*positional, **keyword)
 
-    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """The result in the dtype of the inputs, in memory of its own."""
+    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+        """The result in the dtype of the inputs, in memory of its own; booleans and integers as they are."""
         dtype = self.result_dtype(operation, arguments)
-        return np.array(result, dtype=dtype)
+        return mapped(result, lambda _, x: np.array(x, dtype=dtype if is_float(np.asarray(x)) else None))
 
     def result_dtype(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """The dtype of the inputs, or the default one; None for booleans."""
-        if operation.result.kind is Kind.BOOL:
-            return None
-        floats = [arguments[name].dtype for name in operation.float_arguments]
-        return floats[0] if floats else self.formulas.default
+        """The dtype of the float inputs; where there are none, the default one."""
+        return next((x.dtype for x in flatten(dict(arguments)).values() if is_float(x)), self.formulas.default)
 
     # Conversion and gradients ------------------------------------------------------------------------------------
 
@@ -98,21 +97,24 @@ class Library:
             raise TypeError(f"result: expected an array; got {type(array).__name__}")
         return array
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Numbers) -> dict[str, Numbers]:
-        """Gradients of ⟨cotangent, operation(**arguments)⟩ by reverse mode through the formulas."""
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Gradients of ⟨cotangent, operation(**arguments)⟩ by path, by reverse mode through the formulas.
+
+        The cotangent is a tree like the result, with None for arrays that do not count.
+        """
         described = OPERATIONS[operation]
         self.check(described, arguments)
+        weights = mapped(cotangent, lambda _, x: lifted(x))
         with np.errstate(all="ignore"):
-            found = self.differentiated(described, self.prepared(described, arguments), lifted(cotangent))
-        return {name: np.array(g, dtype=arguments[name].dtype) for name, g in found.items()}
+            found = self.differentiated(described, self.prepared(described, arguments), weights)
+        given = flatten(dict(arguments))
+        return {path: np.array(g, dtype=given[path].dtype) for path, g in found.items()}
 
-    def differentiated(
-        self, operation: Operation, arguments: Mapping[str, Any], cotangent: Numbers
-    ) -> dict[str, Numbers]:
-        """Gradients with respect to every prepared float argument."""
-        inputs = {name: Tape(arguments[name]) for name in operation.float_arguments}
-        result = self.compute(operation, {**arguments, **inputs})
-        return gradients(result, inputs, cotangent)
+    def differentiated(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Gradients with respect to every prepared float array, by path."""
+        inputs = {path: Tape(x) for path, x in flatten(dict(arguments)).items() if is_float(x)}
+        taped = mapped(dict(arguments), lambda path, x: inputs.get(path, x))
+        return gradients(self.compute(operation, taped), inputs, cotangent)
 
 
 def lifted(x: Any) -> Any:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from attnspec.spec.contract.tree import flatten
+
 Numbers = np.ndarray[Any, Any]
 Backward = Callable[[Numbers], Sequence[Numbers]]
 
@@ -53,6 +55,10 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         """The same numbers in another shape."""
         return Tape(self.value.reshape(*shape), [self], lambda g: [g.reshape(self.shape)])
 
+    def swapaxes(self, first: int, second: int) -> "Tape":
+        """Two dimensions exchanged."""
+        return Tape(self.value.swapaxes(first, second), [self], lambda g: [g.swapaxes(first, second)])
+
     def astype(self, dtype: Any) -> "Tape":
         """The numbers rounded to a dtype; the gradient passes straight through."""
         return Tape(self.value.astype(dtype), [self], lambda g: [g.astype(self.dtype)])
@@ -70,6 +76,12 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
             lambda g: [np.broadcast_to(g.reshape(whole), self.shape)],
         )
 
+    def mean(self, axis: Any = None, keepdims: bool = False) -> "Tape":
+        """Means."""
+        total = self.sum(axis, keepdims)
+        mean: Tape = total / total.dtype.type(self.size / max(total.size, 1))
+        return mean
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "reduce" and ufunc is np.add:
             return inputs[0].sum(kwargs.get("axis"), kwargs.get("keepdims", False))
@@ -80,8 +92,8 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
                 # A Python number keeps to the dtype of the other operand.
                 result = ufunc(*(x.value if isinstance(x, Tape) else x for x in inputs))
                 return Tape(result, operands, _RULES[ufunc](result, *values))
-            if ufunc in _PLAIN:
-                return ufunc(*(plain(x) for x in inputs))
+            if ufunc in _COMPARISONS:
+                return ufunc(*(value_of(x) for x in inputs))
         return NotImplemented
 
     def __array_function__(
@@ -93,8 +105,8 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
             return _joined(function, *args, **kwargs)
         if function is np.where:
             return _chosen(*args)
-        if function is np.sum:
-            return args[0].sum(*args[1:], **kwargs)
+        if function in (np.sum, np.mean):
+            return getattr(args[0], function.__name__)(*args[1:], **kwargs)
         if function is np.max:
             # Only ever subtracted from scores, where its gradient cancels.
             return np.max(args[0].value, *args[1:], **kwargs)
@@ -114,7 +126,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         return Tape(function(x.value, *args[1:], **kwargs), [x], backward)
 
 
-def plain(x: Any) -> Any:
+def value_of(x: Any) -> Any:
     """The numbers of an array, whether it is on the tape or not."""
     return x.value if isinstance(x, Tape) else x
 
@@ -131,8 +143,8 @@ def _joined(function: Any, arrays: Sequence[Any], axis: int = 0) -> Tape:
 
 
 def _chosen(condition: Any, x: Any, y: Any) -> Tape:
-    mask = plain(condition)
-    value = np.where(mask, plain(x), plain(y))
+    mask = value_of(condition)
+    value = np.where(mask, value_of(x), value_of(y))
     operands = [v if isinstance(v, Tape) else Tape(v) for v in (x, y)]
 
     def backward(g: Numbers) -> Sequence[Numbers]:
@@ -187,11 +199,24 @@ def _without_zeros(g: Numbers, x: Numbers) -> Numbers:
     return np.asarray(np.where(g[..., None] == 0, g.dtype.type(0), terms).sum(-2))
 
 
-_PLAIN = frozenset(
-    {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.isfinite, np.isnan}
+_COMPARISONS = frozenset(
+    {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.isfinite, np.isinf, np.isnan}
 )
 _MOVES = frozenset(
-    {np.swapaxes, np.moveaxis, np.transpose, np.broadcast_to, np.repeat, np.take, np.roll, np.flip, np.tile}
+    {
+        np.broadcast_to,
+        np.expand_dims,
+        np.flip,
+        np.moveaxis,
+        np.repeat,
+        np.reshape,
+        np.roll,
+        np.squeeze,
+        np.swapaxes,
+        np.take,
+        np.tile,
+        np.transpose,
+    }
 )
 _RULES: Mapping[Any, Callable[..., Backward]] = {
     np.add: _elementwise(lambda g, r, a, b: g, lambda g, r, a, b: g),
@@ -200,6 +225,7 @@ _RULES: Mapping[Any, Callable[..., Backward]] = {
     np.true_divide: _elementwise(lambda g, r, a, b: g / b, lambda g, r, a, b: -g * r / b),
     np.negative: _elementwise(lambda g, r, a: -g),
     np.absolute: _elementwise(lambda g, r, a: g * np.sign(a)),
+    np.power: _elementwise(lambda g, r, a, b: g * b * a ** (b - 1), lambda g, r, a, b: g * r * np.log(a)),
     np.square: _elementwise(lambda g, r, a: 2 * g * a),
     np.sqrt: _elementwise(lambda g, r, a: g / (2 * r)),
     np.exp: _elementwise(lambda g, r, a: g * r),
@@ -215,11 +241,33 @@ _RULES: Mapping[Any, Callable[..., Backward]] = {
 }
 
 
-def gradients(result: Tape, inputs: Mapping[str, Tape], cotangent: Numbers) -> dict[str, Numbers]:
-    """Gradients of ⟨cotangent, result⟩ with respect to each input."""
+def gradients(result: Any, inputs: Mapping[str, Tape], cotangent: Any) -> dict[str, Numbers]:
+    """Gradients of ⟨cotangent, result⟩ with respect to each input; both are trees, None is no cotangent."""
+    found: dict[int, Numbers] = {}
+    roots = []
+    weights = flatten(cotangent)
+    for path, node in flatten(result).items():
+        if isinstance(node, Tape) and weights[path] is not None:
+            roots.append(node)
+            _add(found, node, weights[path])
+    for node in reversed(_in_order(roots)):
+        g = found.get(id(node))
+        if node.backward is None or g is None:
+            continue
+        for parent, part in zip(node.parents, node.backward(g), strict=True):
+            _add(found, parent, part)
+    return {name: found.get(id(x), np.zeros_like(x.value)) for name, x in inputs.items()}
+
+
+def _add(found: dict[int, Numbers], node: Tape, part: Numbers) -> None:
+    found[id(node)] = found[id(node)] + part if id(node) in found else part
+
+
+def _in_order(roots: Sequence[Tape]) -> list[Tape]:
+    """Everything that results were computed from, parents first."""
     order: list[Tape] = []
     seen: set[int] = set()
-    stack = [(result, False)]
+    stack = [(root, False) for root in roots]
     while stack:
         node, done = stack.pop()
         if done:
@@ -228,11 +276,4 @@ def gradients(result: Tape, inputs: Mapping[str, Tape], cotangent: Numbers) -> d
             seen.add(id(node))
             stack.append((node, True))
             stack.extend((p, False) for p in node.parents)
-    found: dict[int, Numbers] = {id(result): cotangent}
-    for node in reversed(order):
-        g = found.get(id(node))
-        if node.backward is None or g is None:
-            continue
-        for parent, part in zip(node.parents, node.backward(g), strict=True):
-            found[id(parent)] = found[id(parent)] + part if id(parent) in found else part
-    return {name: found.get(id(x), np.zeros_like(x.value)) for name, x in inputs.items()}
+    return order

@@ -23,14 +23,15 @@ from torch.autograd.forward_ad import unpack_dual
 
 from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.runtime import autocast
+from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.transforms import functional
 
 from . import plain
 
-# asked once: torch.compile can read a constant, but not search for a module
+# looked up once: torch.compile can read a constant, but not search for a module
 HAS_LLVMLITE, HAS_TRITON = (find_spec(module) is not None for module in ("llvmlite", "triton"))
-LLVM_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+LLVM_DTYPES = FLOAT_DTYPES
 
 
 def _interpreting() -> bool:
@@ -66,7 +67,7 @@ def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
 
 
 def _beyond_kernels(operands: tuple[Tensor, ...]) -> bool:
-    """Whether the call is inside ``torch.func``, or some operand carries a tangent: a kernel would drop both."""
+    """Whether the call is inside ``torch.func``, or some operand carries a tangent: a kernel would ignore either."""
     if functional():
         return True
     if torch.compiler.is_compiling():
@@ -80,9 +81,9 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
     if path == "llvm":
         return all(x.dtype in LLVM_DTYPES for x in operands)
     if path == "triton":
-        from .triton import cuda
+        from .triton import operators as triton
 
-        return cuda.supports(*operands)
+        return triton.supports(*operands)
     return True
 
 
@@ -91,7 +92,10 @@ def _refuse(argument: str, expected: str, got: Tensor) -> NoReturn:
 
 
 def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor | None) -> None:
-    """Messages are made only for who gets them: to torch.compile, a size in one is a constant."""
+    """Raise for operands that do not fit together.
+
+    Messages are formatted only when they are raised: formatting a size makes torch.compile specialise on it.
+    """
     if w_v.dim() != 1 or w_v.shape[0] < 1:
         _refuse("w_v", "shape (h,), h >= 1", w_v)
     others = [x for x in (b, w_v, value, mask) if x is not None]
@@ -112,7 +116,7 @@ def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor
     if mask is not None:
         if mask.dtype != torch.bool:
             raise TypeError(f"additive attention: mask: expected torch.bool; got {mask.dtype}")
-        # not `in (1, n)`: torch.compile denies that a size that it does not know is in there
+        # not `in (1, n)`, which torch.compile takes to be false for a symbolic size
         rows = mask.dim() >= 2 and (mask.shape[-2] == n or mask.shape[-2] == 1)
         if not (rows and (mask.shape[-1] == m or mask.shape[-1] == 1)):
             _refuse("mask", f"shape broadcastable to (*batch, {n}, {m}), rank >= 2", mask)
@@ -126,7 +130,7 @@ def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor
 
 def _operands(names: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The operands in autocast's dtype where it is on; they must then agree."""
-    tensors = autocast.taken(*tensors)
+    tensors = autocast.cast(*tensors)
     if any(x.dtype != tensors[0].dtype for x in tensors) or not tensors[0].is_floating_point():
         kinds = ", ".join(str(x.dtype) for x in tensors)
         raise TypeError(f"additive attention: {names}: expected one floating dtype; got {kinds}")
@@ -153,13 +157,13 @@ def attention(
     a, b, w_v, value = _operands("a, b, w_v, value", a, b, w_v, value)
     chosen = path_for(a, b, w_v, value, path=path)
     if chosen == "llvm":
-        from .llvm import cpu
+        from .llvm import operators as llvm
 
-        return cpu.attention(a, b, w_v, value, mask=mask, causal=causal)
+        return llvm.attention(a, b, w_v, value, mask=mask, causal=causal)
     if chosen == "triton":
-        from .triton import cuda
+        from .triton import operators as triton
 
-        return cuda.attention(a, b, w_v, value, mask=mask, causal=causal)
+        return triton.attention(a, b, w_v, value, mask=mask, causal=causal)
     return plain.attention(a, b, w_v, value, mask=mask, causal=causal)
 
 
@@ -175,13 +179,13 @@ def scores(
     a, b, w_v = _operands("a, b, w_v", a, b, w_v)
     chosen = path_for(a, b, w_v, path=path)
     if chosen == "llvm":
-        from .llvm import cpu
+        from .llvm import operators as llvm
 
-        return cpu.scores(a, b, w_v)
+        return llvm.scores(a, b, w_v)
     if chosen == "triton":
-        from .triton import cuda
+        from .triton import operators as triton
 
-        return cuda.scores(a, b, w_v)
+        return triton.scores(a, b, w_v)
     return plain.scores(a, b, w_v)
 
 
@@ -189,7 +193,7 @@ def scores(
 class KeyCache:
     """Keys and values of source sentences, prepared once for every decoding step, and the path that prepared them.
 
-    ``at_once``, where there is one, takes the ordinary steps in a single call of a kernel.
+    ``fused``, where there is one, takes the usual steps in a single call of a kernel, and gives None for others.
     """
 
     path: str
@@ -197,10 +201,10 @@ class KeyCache:
     w_v: Tensor
     value: Tensor
     prepared: Any
-    at_once: Any = None
+    fused: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, or what is unpickled, prepares its own."""
+        """Copied and unpickled caches prepare their keys anew."""
         return _restored, (self.path, self.b, self.w_v, self.value)
 
 
@@ -218,17 +222,17 @@ def prepare_keys(
     b, w_v, value = _operands("b, w_v, value", b, w_v, value)
     chosen = path_for(b, w_v, value, path=path)
     prepared: Any = None
-    at_once: Any = None
+    fused: Any = None
     if chosen == "llvm" and b.numel() and value.numel():
-        from .llvm import cpu_step
+        from .llvm import decoding as llvm
 
-        prepared = cpu_step.prepare(b, w_v, value)
-        at_once = cpu_step.at_once(prepared, b, w_v, value)
+        prepared = llvm.prepare(b, w_v, value)
+        fused = llvm.fused(prepared, b, w_v, value)
     if chosen == "triton":
-        from .triton import cuda_step
+        from .triton import decoding as triton
 
-        prepared = cuda_step.cache(b, w_v, value)
-    return KeyCache(chosen, b, w_v, value, prepared, at_once)
+        prepared = triton.cache(b, w_v, value)
+    return KeyCache(chosen, b, w_v, value, prepared, fused)
 
 
 def _restored(path: str, b: Tensor, w_v: Tensor, value: Tensor) -> KeyCache:
@@ -245,8 +249,8 @@ def step(
     are needed, the step is `attention` with a single query, from the keys themselves; inside torch.func on the plain
     path. Under autocast a step stays in the dtype of the cache.
     """
-    if cache.at_once is not None and not torch.compiler.is_compiling():
-        found: Tensor | None = cache.at_once(a, mask)
+    if cache.fused is not None and not torch.compiler.is_compiling():
+        found: Tensor | None = cache.fused(a, mask)
         if found is not None:
             return found
     if is_on(a):
@@ -270,9 +274,9 @@ def step(
         whole = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=path)
         return whole.squeeze(-2)
     if cache.path == "triton":
-        from .triton import cuda_step
+        from .triton import decoding as triton
 
-        return cuda_step.step(cache.prepared, a, mask)
-    from .llvm import cpu_step
+        return triton.step(cache.prepared, a, mask)
+    from .llvm import decoding as llvm
 
-    return cpu_step.step(cache.prepared, a, cache.b, cache.value, mask)
+    return llvm.step(cache.prepared, a, cache.b, cache.value, mask)

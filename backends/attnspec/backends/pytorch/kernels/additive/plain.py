@@ -1,7 +1,6 @@
 """Additive attention in plain PyTorch operations: any device, dtype and derivative; slow, in bounded memory.
 
-Query rows are taken a few at a time, so that the tanh of one chunk alone is in memory; a backward pass computes it
-again.
+Query rows are processed in chunks, so that the tanh of only one chunk is in memory; the backward pass recomputes it.
 Half dtypes are computed in float32.
 """
 
@@ -14,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.transforms import functional, taken_over
+from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.transforms import functional, intercepted
 
 # reals of the largest intermediate, (batch, rows, m, h), where one row is not larger
 CHUNK = 2**22
@@ -22,7 +22,7 @@ CHUNK = 2**22
 
 def _chunks(n: int, batch: int, m: int, width: int) -> list[slice]:
     rows = max(1, CHUNK // max(1, batch * m * width))
-    # on its own, so that torch.compile need not know n
+    # one chunk is a case of its own, so that torch.compile need not specialise on n
     return [slice(None)] if n <= rows else [slice(first, first + rows) for first in range(0, n, rows)]
 
 
@@ -34,21 +34,21 @@ def _score_chunk(a: Tensor, b: Tensor, w_v: Tensor, allowed: Tensor | None) -> T
     return torch.tanh(terms) @ w_v
 
 
-def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: Tensor, careful: bool) -> Tensor:
-    scores = _score_chunk(a, b, w_v, allowed if careful else None).masked_fill(~allowed, float("-inf"))
+def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: Tensor, exclude: bool) -> Tensor:
+    scores = _score_chunk(a, b, w_v, allowed if exclude else None).masked_fill(~allowed, float("-inf"))
     # a row without an attendable key has weights 0 and gradients 0
     empty = ~allowed.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(~allowed, 0.0)
-    if careful:
+    if exclude:
         pooled = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0).sum(-2)
     else:
         pooled = weights @ value
-    # so that a gradient given for an empty row, were it NaN, ends here
+    # stops a NaN in the incoming gradient of an empty row
     return pooled.masked_fill(empty, 0.0)
 
 
 def _checkpointed(compute: Callable[..., Tensor], *operands: Tensor | bool | None) -> Tensor:
-    """compute(*operands), computed again in the backward pass; but torch.func knows no checkpoints, and keeps all."""
+    """compute(*operands), recomputed in the backward pass; not under torch.func, which does not support checkpoints."""
     if functional():
         return compute(*operands)
     result: Tensor = checkpoint(compute, *operands, use_reentrant=False, preserve_rng_state=False)
@@ -66,17 +66,15 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
         return value.new_zeros(*batch, n, d) + 0 * (a.sum() + b.sum() + w_v.sum() + value.sum()).nan_to_num()
     with autocast.off(a):
         a, b, w_v, value = map(widened, (a, b, w_v, value))
-        allowed = torch.ones(n, m, dtype=torch.bool, device=a.device)
-        if causal:
-            allowed = allowed.tril()
+        allowed = causal_triangle(n, m, a.device) if causal else torch.ones(n, m, dtype=torch.bool, device=a.device)
         if mask is not None:
             allowed = allowed & mask
-        careful = mask is not None or causal
-        if careful and not taken_over():
-            careful = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
+        exclude = mask is not None or causal
+        if exclude and not intercepted():
+            exclude = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
         parts = []
-        for chunk in _chunks(n, batch.numel(), m, max(b.shape[-1], d) if careful else b.shape[-1]):
-            operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], careful)
+        for chunk in _chunks(n, batch.numel(), m, max(b.shape[-1], d) if exclude else b.shape[-1]):
+            operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], exclude)
             parts.append(_checkpointed(_attention_chunk, *operands))
         return torch.cat(parts, -2).to(dtype).expand(*batch, n, d)
 

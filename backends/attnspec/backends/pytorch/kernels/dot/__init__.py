@@ -1,1 +1,1 @@
-"""Scaled dot-product attention on the CPU in kernels that LLVM compiles in this process; nothing of size n*m."""
+"""Scaled dot-product attention: compiled kernels on the CPU, PyTorch's fused kernels on accelerators."""

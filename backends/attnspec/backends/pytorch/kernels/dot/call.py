@@ -1,4 +1,4 @@
-"""One call of scaled dot-product attention, brought into the four dimensions that fused kernels want."""
+"""A call of scaled dot-product attention, in the four dimensions that fused kernels take."""
 
 from math import prod
 from typing import NamedTuple, NoReturn
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
-from attnspec.backends.pytorch.kernels.dot.mask_structure import top_left
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.masks import causal_triangle
 
 NAME = "scaled_dot_product_attention"
 
@@ -28,7 +28,7 @@ class Call(NamedTuple):
     lengths: tuple[int, ...] | None = None
 
     def first_keys(self, stop: int) -> "Call":
-        """The same with the first keys only."""
+        """The call with the first keys only."""
         mask = None if self.mask is None else self.mask[..., :stop]
         return self._replace(key=self.key[:, :, :stop], value=self.value[:, :, :stop], mask=mask)
 
@@ -37,7 +37,7 @@ class Call(NamedTuple):
         n, m = self.query.shape[-2], self.key.shape[-2]
         device = self.query.device
         allowed = torch.ones(1, 1, 1, m, dtype=torch.bool, device=device) if self.mask is None else self.mask
-        return allowed & top_left(n, m, device) if self.causal else allowed
+        return allowed & causal_triangle(n, m, device) if self.causal else allowed
 
     def differentiates(self) -> bool:
         """Whether autograd records this call."""
@@ -49,7 +49,10 @@ class Call(NamedTuple):
 def four_dimensional(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Call, torch.Size]:
-    """The call in four dimensions, and its batch. A small kernel takes as long as this, hence no general helpers."""
+    """The call in four dimensions, and its batch.
+
+    Written out without general helpers: it takes as long as a small kernel.
+    """
     q, k, v = query.shape, key.shape, value.shape
     if len(q) < 2 or len(k) < 2 or len(v) < 2:
         _refuse("every argument", "at least two dimensions", min(len(q), len(k), len(v)))
@@ -69,10 +72,10 @@ def four_dimensional(
     batch = q[:-2]
     equal = batch == k[:-2] == v[:-2]
     if mask is not None:
-        over = _batch_of_mask(mask, batch, q[-2], k[-2])
-        equal = equal and (len(over) == 0 or over == batch or _fits(over, batch))
+        of_mask = _batch_of_mask(mask, batch, q[-2], k[-2])
+        equal = equal and (len(of_mask) == 0 or of_mask == batch or _fits(of_mask, batch))
     if not equal:
-        shapes = (batch, k[:-2], v[:-2]) if mask is None else (batch, k[:-2], v[:-2], over)
+        shapes = (batch, k[:-2], v[:-2]) if mask is None else (batch, k[:-2], v[:-2], of_mask)
         try:
             batch = broadcast(*shapes)
         except RuntimeError:
@@ -103,10 +106,11 @@ def _batch_of_mask(mask: Tensor, batch: torch.Size, n: int, m: int) -> torch.Siz
     return shape[:-2]
 
 
-def _fits(over: torch.Size, batch: torch.Size) -> bool:
-    if len(over) < len(batch):
-        return prod(over) == 1
-    return len(over) == len(batch) and all(size == 1 or size == own for size, own in zip(over, batch, strict=True))
+def _fits(of_mask: torch.Size, batch: torch.Size) -> bool:
+    """Whether the mask's batch needs no expansion of the operands."""
+    if len(of_mask) < len(batch):
+        return prod(of_mask) == 1
+    return len(of_mask) == len(batch) and all(x == 1 or x == own for x, own in zip(of_mask, batch, strict=True))
 
 
 def _mask_with_batch(mask: Tensor, batch: torch.Size) -> Tensor:

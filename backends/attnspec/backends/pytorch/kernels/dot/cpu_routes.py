@@ -2,7 +2,7 @@
 
 ``llvm`` are the kernels of this package (``dot``). ``pytorch`` is what PyTorch takes by itself: inside
 ``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, for empty operands, for
-scales that are not positive, for tensors that are not just numbers in memory, and wherever fused kernels are switched
+scales that are not positive, for tensors that are not addressable memory, and wherever fused kernels are switched
 off (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused kernel has tangents.
 """
 
@@ -16,23 +16,24 @@ from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
 from attnspec.backends.pytorch.kernels.dot.call import Call
 from attnspec.backends.pytorch.kernels.dot.exact_exclusion import exact
 from attnspec.backends.pytorch.runtime import autocast
-from attnspec.backends.pytorch.runtime.transforms import has_tangents, ordinary, taken_over, transformed
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.transforms import addressable, has_tangents, intercepted, transformed
 
 FEW = 20
-"""Queries up to which lanes of the kernels are empty while every key is read: PyTorch's own products then do less."""
-SOON_DONE = 1 << 19
-"""Multiply-adds, those of empty lanes too, with which a call is done in some 10 microseconds anyway."""
+"""Queries up to which most lanes of the kernels would be empty, so that PyTorch's matrix products are faster."""
+SMALL = 1 << 19
+"""Multiply-adds, including those of empty lanes, that the kernels do in some 10 µs, faster than anything else."""
 SCALES = 2.0**-126, 2.0**126
-"""Normal numbers of float32."""
+"""Smallest and largest scale that the kernels take: within the normal numbers of float32."""
 
 
 def kernel(call: Call) -> str:
     """``llvm`` or ``pytorch``."""
-    if taken_over():  # before a size is looked at: under torch.export it would be a constraint
+    if intercepted():  # before any size is read, which torch.export would make a constraint
         return "pytorch"
     query, key, value, mask, _, scale, _ = call
     b, h, n, d = query.shape
-    few = n <= FEW and b * h * FEW * key.shape[-2] * (d + value.shape[-1]) > SOON_DONE
+    few = n <= FEW and b * h * FEW * key.shape[-2] * (d + value.shape[-1]) > SMALL
     served = (
         HAS_LLVMLITE
         and torch._C._get_flash_sdp_enabled()  # on the CPU too
@@ -43,16 +44,16 @@ def kernel(call: Call) -> str:
         and key.numel() > 0
         and value.numel() > 0
         and not few
-        and all(map(ordinary, (query, key, value) if mask is None else (query, key, value, mask)))
+        and all(map(addressable, (query, key, value) if mask is None else (query, key, value, mask)))
     )
     return "llvm" if served else "pytorch"
 
 
 def attend(call: Call) -> Tensor:
-    """The output, exact also where something that is not finite stands at an excluded key."""
+    """The output; excluded keys have no effect on it, even where they hold NaN or infinity."""
     if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
         call = _resolved(call)
-    query, key, value = autocast.taken(*call[:3])
+    query, key, value = autocast.cast(*call[:3])
     call = call._replace(query=query, key=key, value=value)
     if has_tangents():
         return exact(call.query, call.key, call.value, call.allowed(), call.scale)
@@ -60,16 +61,16 @@ def attend(call: Call) -> Tensor:
     if kernel(call) == "llvm":
         from attnspec.backends.pytorch.kernels.dot import cpu
 
-        output, odd = cpu.attend(call)
-        leaks = excludes and (odd or (call.differentiates() and not _finite(call.key, call.value)))
+        output, nan = cpu.attend(call)
+        leaks = excludes and (nan or (call.differentiates() and not _finite(call.key, call.value)))
     else:
         output = _by_pytorch(call)
-        leaks = excludes and not taken_over() and ordinary(output) and not _finite(output, *_differentiated(call))
+        leaks = excludes and not intercepted() and addressable(output) and not _finite(output, *_differentiated(call))
     return exact(call.query, call.key, call.value, call.allowed(), call.scale) if leaks else output
 
 
 def _resolved(call: Call) -> Call:
-    """Signs and zeros that are kept aside of the memory written into it: PyTorch's fused kernel overlooks zeros."""
+    """The call with lazy negations and zero tensors materialised; PyTorch's fused kernel overlooks the latter."""
     query, key, value = (x.clone() if x._is_zerotensor() else x.resolve_neg() for x in call[:3])
     return call._replace(query=query, key=key, value=value)
 
@@ -85,7 +86,7 @@ def _by_pytorch(call: Call) -> Tensor:
     output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)[..., :d_v]
     if mask is None or not call.differentiates():
         return output
-    # so that a gradient given for an empty row, were it NaN, ends here
+    # stops a NaN in the incoming gradient of a row without an attendable key
     return output.masked_fill(~mask.any(-1, keepdim=True), 0)
 
 
@@ -94,6 +95,6 @@ def _differentiated(call: Call) -> tuple[Tensor, ...]:
 
 
 def _finite(*tensors: Tensor) -> bool:
-    """Whether sums are finite. That one also overflows for huge finite numbers only costs time."""
-    wide = torch.float32 if tensors[0].dtype in (torch.bfloat16, torch.float16) else None
-    return all(isfinite(x.detach().sum(dtype=wide)) for x in tensors)
+    """Whether the sums of all tensors are finite; a sum of huge finite numbers may overflow, which only costs time."""
+    dtype = torch.float32 if tensors[0].dtype in HALF_DTYPES else None
+    return all(isfinite(x.detach().sum(dtype=dtype)) for x in tensors)

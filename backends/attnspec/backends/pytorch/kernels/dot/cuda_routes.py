@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.masks import causal_triangle
+
 WAIT_FROM = 1 << 34
 """Multiply-adds of one product from which waiting for the device to read a mask pays: some 100 µs on an H100."""
 
@@ -21,7 +24,7 @@ def worth_waiting(query: Tensor, work: int) -> bool:
 
 def worth_packing(query: Tensor, causal: bool, lengths: tuple[int, ...]) -> bool:
     """Whether the variable-length kernel takes this: half precision, no causal mask (its own is bottom right)."""
-    return not causal and query.dtype in (torch.bfloat16, torch.float16) and query.is_cuda and min(lengths) > 0
+    return not causal and query.dtype in HALF_DTYPES and query.is_cuda and min(lengths) > 0
 
 
 def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
@@ -56,13 +59,13 @@ def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[in
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """One batch of calls of equal size. A fully masked row is opened for the kernel and zeroed behind it."""
+    """One batch of calls of equal size. In the kernel a fully masked row attends to all keys; it is then zeroed."""
     n, m, d_v = query.shape[-2], key.shape[-2], value.shape[-1]
     if not query.numel() or not m:
         return query @ key.mT @ value
     if mask is not None:
         if causal:
-            mask = mask & torch.ones(n, m, dtype=torch.bool, device=mask.device).tril()
+            mask = mask & causal_triangle(n, m, mask.device)
         attended = mask.any(-1, keepdim=True)
         query, key, value = _fitted(query, key, value)
         output = F.scaled_dot_product_attention(query, key, value, mask | ~attended, scale=scale)

@@ -1,89 +1,101 @@
 """Scaled dot-product attention for one block of query rows, in one pass over the keys.
 
 Scores and output are kept transposed, one query in each lane: maxima and sums over keys are then those of whole
-vectors, keys and values are read as scalars where they lie, and only queries and results are turned, once a block.
+vectors, keys and values are read as scalars where they lie, and only queries and results are transposed, once a block.
 Keys come in blocks of 64; a mask is read as 64 bits for each query, and blocks and tiles without an attendable key are
-left out, whatever the mask's pattern. Excluded scores become -inf whatever they were; a NaN in the result, which
-a value of an excluded key may have caused, raises a flag.
+skipped, whatever the mask's pattern. Excluded scores become -inf whatever they were; a NaN in the result, which a value
+of an excluded key may have caused, is reported.
 """
 
 from typing import NamedTuple
 
-from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Result, Scratch, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.memory import Index
+from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
-from .tiles import TILE_ROWS, TILE_VECTORS, Square, Sums, add_tile_product, define_turn, turn, width, zeros
+from .arguments import KEYS, Operands, Strided, forward_scratch
+from .tiles import (
+    TILE_ROWS,
+    TILE_VECTORS,
+    Square,
+    Sums,
+    add_tile_product,
+    define_transpose,
+    transpose,
+    width,
+    zeros,
+)
 
-KEYS = 64
 
-SHARED = ("tasks", "chunks", "heads", "n", "m", "d", "d_v", "d_whole", "v_whole", "causal", "scale",
-          "query", "query_batch", "query_head", "query_row", "key", "key_batch", "key_head", "key_row",
-          "value", "value_batch", "value_head", "value_row", "mask", "mask_batch", "mask_head", "mask_row",
-          "output", "output_batch", "output_head", "output_row",
-          "top", "inverse", "scratch", "scratch_size")  # fmt: skip
-FORWARD_FIELDS = (*SHARED, "flag")
+class Forward(Arguments):
+    """Arguments of `forward_kernel`; ``tasks`` are blocks of queries of all heads, `nan` says whether one is found."""
+
+    tasks: Size
+    operands: Operands
+    scratch: Scratch
+    nan: Result
 
 
-class Task:
+class QueryBlock:
     """One block of query rows of one head."""
 
-    def __init__(self, k: Kernel, entry: Value, first: Value) -> None:
-        g = k.argument
-        self.k, self.entry, self.first = k, entry, first
-        self.batch, self.head = entry // g["heads"], entry % g["heads"]
+    def __init__(self, k: Kernel, operands: Operands, entry: Value, first: Value) -> None:
+        o = operands
+        self.k, self.operands, self.entry, self.first = k, o, entry, first
+        self.batch, self.head = entry // o.heads, entry % o.heads
         self.lanes = width(k.bits)
-        self.rows = k.minimum(g["n"] - first, k.integer(self.lanes))
-        self.stop = k.select(g["causal"].compare("!=", 0), k.minimum(g["m"], first + self.lanes), g["m"])
-        self.masked = g["mask"].compare("!=", 0)
-        self.narrow = self.rows.compare("<=", k.lanes)
+        self.rows = k.minimum(o.n - first, k.integer(self.lanes))
+        self.stop = k.select(o.causal.is_nonzero(), k.minimum(o.m, first + self.lanes), o.m)
+        self.masked = o.mask.base.is_given()
+        self.in_one_vector = self.rows.compare("<=", k.lanes)
 
-    def base(self, name: str, size: int | None = None) -> Value:
-        """Address of the head's first row."""
-        g = self.k.argument
-        offset = self.batch * g[f"{name}_batch"] + self.head * g[f"{name}_head"]
-        return g[name] + offset * (self.k.size if size is None else size)
+    def head_of(self, operand: Strided[RealPointer]) -> RealPointer:
+        """Address of the first row of the block's head."""
+        return operand.of_head(self.batch, self.head)
 
-    def row_of(self, lane: "Value | int") -> Value:
+    def row_of(self, lane: Index) -> Value:
         """Number of the query in a lane; beyond the last, the last."""
-        return self.k.minimum(self.first + lane, self.k.argument["n"] - 1)
+        return self.k.minimum(self.first + lane, self.operands.n - 1)
 
-    def rows_like(self, name: str, columns: str, target: Value) -> "Rows":
-        """The rows of an operand with a row for each query, to be packed at `target`."""
-        return Rows(self.base(name), self.k.argument[f"{name}_row"], self.k.argument[columns], target)
+    def rows_of(self, operand: Strided[RealPointer], columns: Value, target: RealPointer) -> "Rows":
+        """The rows of an operand with a row for each query, to be transposed to `target`."""
+        return Rows(self.head_of(operand), operand.row, columns, target)
 
-    def pack(self, rows: "Rows") -> None:
-        """Turn the block's rows; columns in whole registers, with zeros."""
+    def transpose(self, rows: "Rows") -> None:
+        """Transpose the block's rows; columns in whole registers, with zeros."""
         k = self.k
         step, every = k.integer(self.lanes), k.integer(k.lanes)
         with k.loop(0, step, k.lanes) as lane, k.loop(0, rows.columns, k.lanes) as column:
             number = self.row_of(lane)
-            base = rows.base + (number * rows.step + column) * k.size
-            own = Square(base, rows.step, k.argument["n"] - number, rows.columns - column)
-            turn(k, own, Square(rows.packed + (column * step + lane) * k.size, step, every, every))
+            base = rows.base + (number * rows.step + column)
+            own = Square(base, rows.step, self.operands.n - number, rows.columns - column)
+            transpose(k, own, Square(rows.transposed + (column * step + lane), step, every, every))
 
 
 class Rows(NamedTuple):
-    """Rows of reals: address, distance in reals, length, and where they are packed."""
+    """Rows of reals: address, distance in reals, length, and where they are transposed to."""
 
-    base: Value
+    base: RealPointer
     step: Value
     columns: Value
-    packed: Value
+    transposed: RealPointer
 
 
 class KeyBlock:
     """64 keys from `first` on, of which those from `low` to `high` hold every attendable one."""
 
-    def __init__(self, task: Task, first: Value, words: Value) -> None:
-        k = task.k
-        self.task, self.first, self.words = task, first, words
-        self._low, self._high = Variable(k, first), Variable(k, k.minimum(task.stop, first + KEYS))
-        with k.when(task.masked):
+    def __init__(self, queries: QueryBlock, first: Value, mask_bits: RealPointer) -> None:
+        k, mask = queries.k, queries.operands.mask
+        self.queries, self.first, self.mask_bits = queries, first, mask_bits
+        self._low, self._high = Variable(k, first), Variable(k, k.minimum(queries.stop, first + KEYS))
+        with k.when(queries.masked):
             some = Variable(k, k.integer(0))
-            mask, step = task.base("mask", 1), k.argument["mask_row"]
-            with k.loop(0, k.integer(task.lanes)) as lane:
-                bits = k.bits_of_bytes(mask + task.row_of(lane) * step, first, task.stop - first)
-                k.store_words(bits, words, lane, task.lanes)
+            rows = mask.of_head(queries.batch, queries.head)
+            with k.loop(0, k.integer(queries.lanes)) as lane:
+                bits = k.bits_of_bytes(rows + queries.row_of(lane) * mask.row, first, queries.stop - first)
+                k.store_words(bits, mask_bits, lane, queries.lanes)
                 some.set(some.get() | bits)
             whole = k.lowest_bit(some.get()) // TILE_ROWS * TILE_ROWS
             self._low.set(first + whole)
@@ -94,33 +106,33 @@ class KeyBlock:
         """Whether any key is attendable."""
         return self.low.compare("<", self.high)
 
-    def rows_of(self, base: Value, step: Value, key: Value) -> list[tuple[Value, int]]:
+    def rows_of(self, base: RealPointer, step: Value, key: Value) -> list[tuple[RealPointer, int]]:
         """Rows of keys or values of a tile; beyond the last key, the last."""
-        k = self.task.k
-        numbers = [k.minimum(key + r, k.argument["m"] - 1) for r in range(TILE_ROWS)]
-        return [(base + number * step * k.size, 0) for number in numbers]
+        k, m = self.queries.k, self.queries.operands.m
+        numbers = [k.minimum(key + r, m - 1) for r in range(TILE_ROWS)]
+        return [(base + number * step, 0) for number in numbers]
 
-    def plain(self, key: Value) -> Value:
+    def all_attendable(self, key: Value) -> Value:
         """Whether every pair of the tile is attendable."""
-        k = self.task.k
-        visible = k.argument["causal"].compare("==", 0) | (key + (TILE_ROWS - 1)).compare("<=", self.task.first)
-        return visible & k.argument["mask"].compare("==", 0)
+        o = self.queries.operands
+        visible = o.causal.is_zero() | (key + (TILE_ROWS - 1)).compare("<=", self.queries.first)
+        return visible & o.mask.base.is_null()
 
-    def allowed(self, key: Value, c: int) -> Value:
+    def attendable(self, key: Value, c: int) -> Value:
         """Booleans for one key and the c-th vector of queries: attendable, and a key below `high`."""
-        k, task = self.task.k, self.task
+        k, queries = self.queries.k, self.queries
         here = k.select(key.compare("<", self.high), k.integer(k.lanes), k.integer(0))
         found = Variable(k, k.lanes_below(here))
-        with k.when(k.argument["causal"].compare("!=", 0)):
-            found.set(found.get() & k.lanes_from(key - task.first - c * k.lanes))
-        with k.when(task.masked):
+        with k.when(queries.operands.causal.is_nonzero()):
+            found.set(found.get() & k.lanes_from(key - queries.first - c * k.lanes))
+        with k.when(queries.masked):
             bit = key - self.first
-            at = bit // k.bits * task.lanes + c * k.lanes
-            found.set(found.get() & k.lanes_with_bit(self.words, at, bit % k.bits))
+            word = bit // k.bits * queries.lanes + c * k.lanes
+            found.set(found.get() & k.lanes_with_bit(self.mask_bits, word, bit % k.bits))
         return found.get()
 
 
-def store_tile(k: Kernel, values: list[list[Value]], base: Value, offset: Value, stride: int) -> None:
+def store_tile(k: Kernel, values: list[list[Value]], base: RealPointer, offset: Value, stride: int) -> None:
     """Write a tile to rows `stride` reals apart."""
     for r, row in enumerate(values):
         for c, value in enumerate(row):
@@ -132,72 +144,71 @@ def values_of(sums: Sums) -> list[list[Value]]:
     return [[x.get() for x in row] for row in sums]
 
 
-def forward_kernel(bits: int) -> Kernel:
-    """Output, and for each query the largest score and one over the sum of the exponentials."""
-    k = Kernel("dot_forward", FORWARD_FIELDS, bits)
-    define_turn(k)
-    g, lanes = k.argument, width(bits)
+@compiled
+def forward_kernel(bits: int) -> Kernel[Forward]:
+    """Output, row maximum and reciprocal of the row sum, as `Operands` says."""
+    k = Kernel("dot_forward", Forward, bits)
+    define_transpose(k)
+    g, o, lanes = k.argument, k.argument.operands, width(bits)
     columns = range(TILE_VECTORS)
-    with k.tasks(g["tasks"]) as number:
-        task = Task(k, number // g["chunks"], (g["chunks"] - 1 - number % g["chunks"]) * lanes)
-        queries = g["scratch"] + k.thread * g["scratch_size"] * k.size
-        weights = queries + g["d_whole"] * (lanes * k.size)
-        pooled = weights + KEYS * lanes * k.size
-        words = pooled + g["v_whole"] * (lanes * k.size)
-        task.pack(task.rows_like("query", "d", queries))
-        with k.loop(0, g["v_whole"] * lanes, k.lanes) as i:
+    with k.tasks(g.tasks) as number:
+        entry = number // o.query_blocks
+        # the last block first: under a causal mask it is the longest
+        task = QueryBlock(k, o, entry, (o.query_blocks - 1 - number % o.query_blocks) * lanes)
+        sizes = forward_scratch(bits, o.d_padded, o.v_padded)
+        queries, weights, pooled, mask_bits = k.parts(g.scratch.of(k.thread), sizes)
+        task.transpose(task.rows_of(o.query, o.d, queries))
+        with k.loop(0, o.v_padded * lanes, k.lanes) as i:
             k.store(k.full(0.0), pooled, i)
-        scale, nothing = k.real("scale"), k.full(float("-inf"))
-        top = [Variable(k, nothing) for _ in columns]
+        scale, lowest = o.log2_scale.load(), k.full(float("-inf"))
+        maximum = [Variable(k, lowest) for _ in columns]
         total = [Variable(k, k.full(0.0)) for _ in columns]
-        everybody = k.lanes_below(k.select(task.masked, k.integer(0), k.integer(k.lanes)))
-        attends = [Variable(k, everybody) for _ in columns]
-        keys, values = task.base("key"), task.base("value")
+        every = k.lanes_below(k.select(task.masked, k.integer(0), k.integer(k.lanes)))
+        attends = [Variable(k, every) for _ in columns]
+        keys, values = task.head_of(o.key), task.head_of(o.value)
         with k.loop(0, task.stop, KEYS) as first:
-            block = KeyBlock(task, first, words)
+            block = KeyBlock(task, first, mask_bits)
             with k.when(block.any()):
-                largest = [Variable(k, x.get()) for x in top]
+                largest = [Variable(k, x.get()) for x in maximum]
                 with k.loop(block.low, block.high, TILE_ROWS) as key:
                     sums = zeros(k, TILE_ROWS, TILE_VECTORS)
-                    own = block.rows_of(keys, g["key_row"], key)
-                    add_tile_product(k, task.narrow, sums, own, 1, queries, lanes, (0, g["d"]))
+                    own = block.rows_of(keys, o.key.row, key)
+                    add_tile_product(k, task.in_one_vector, sums, own, 1, queries, lanes, (0, o.d))
                     scores, at = values_of(sums), (key - first) * lanes
                     store_tile(k, scores, weights, at, lanes)
-                    plain = block.plain(key)
-                    with k.when(plain):
+                    with k.when(block.all_attendable(key)) as otherwise:
                         for row in scores:
                             for c in columns:
                                 largest[c].set(k.maximum(row[c], largest[c].get()))
-                    with k.when(k.negation(plain)), k.loop(0, k.integer(TILE_ROWS)) as r:
+                    with otherwise(), k.loop(0, k.integer(TILE_ROWS)) as r:
                         for c in columns:
                             place = at + r * lanes + c * k.lanes
-                            allowed = block.allowed(key + r, c)
-                            attends[c].set(attends[c].get() | allowed)
-                            score = k.select(allowed, k.load(weights, place), nothing)
+                            attendable = block.attendable(key + r, c)
+                            attends[c].set(attends[c].get() | attendable)
+                            score = k.select(attendable, k.load(weights, place), lowest)
                             largest[c].set(k.maximum(score, largest[c].get()))
                             k.store(score, weights, place)
                 shift = []
                 shrink = []
                 for c in columns:
                     new = largest[c].get()
-                    new = k.select(new.compare("==", nothing), k.full(0.0), new)
+                    new = k.select(new.compare("==", lowest), k.full(0.0), new)
                     shift.append(new)
-                    shrink.append(exp2(k, (top[c].get() - new) * scale))
-                    top[c].set(largest[c].get())
+                    shrink.append(exp2(k, (maximum[c].get() - new) * scale))
+                    maximum[c].set(largest[c].get())
                     total[c].set(total[c].get() * shrink[c])
                 with k.loop((block.low - first) * lanes, (block.high - first) * lanes, lanes) as at:
                     for c in columns:
                         weight = exp2(k, (k.load(weights, at + c * k.lanes) - shift[c]) * scale)
                         k.store(weight, weights, at + c * k.lanes)
                         total[c].add(weight)
-                from_zero = weights - first * (lanes * k.size)
-                pool(k, values, g["value_row"], g["d_v"], from_zero, pooled, block, shrink)
-        _finish(k, task, pooled, *([x.get() for x in xs] for xs in (attends, top, total)))
+                pool(k, block, values, o.value.row, o.d_v, weights - first * lanes, pooled, shrink)
+        _finish(k, task, pooled, *([x.get() for x in xs] for xs in (attends, maximum, total)))
     return k
 
 
-def pool(k: Kernel, rows: Value, row: Value, columns: Value, weights: Value, pooled: Value, block: KeyBlock,
-         shrink: list[Value] | None = None) -> None:  # fmt: skip
+def pool(k: Kernel, block: KeyBlock, rows: RealPointer, row: Value, columns: Value, weights: RealPointer,
+         pooled: RealPointer, shrink: list[Value] | None = None) -> None:  # fmt: skip
     """pooled[column] = shrink*pooled[column] + the sum over keys of rows[key, column]*weights[key]."""
     lanes = width(k.bits)
     with k.loop(0, columns, TILE_ROWS) as column:
@@ -207,37 +218,40 @@ def pool(k: Kernel, rows: Value, row: Value, columns: Value, weights: Value, poo
             old = [k.load(pooled, (column + r) * lanes + c * k.lanes) for c in range(TILE_VECTORS)]
             sums.append([Variable(k, x * shrink[c] if shrink else x) for c, x in enumerate(old)])
             # beyond the last column, the last: what it gives there is never read
-            scalars.append((rows + k.minimum(column + r, columns - 1) * k.size, 0))
-        add_tile_product(k, block.task.narrow, sums, scalars, row, weights, lanes, (block.low, block.high))
+            scalars.append((rows + k.minimum(column + r, columns - 1), 0))
+        add_tile_product(
+            k, block.queries.in_one_vector, sums, scalars, row, weights, lanes, (block.low, block.high)
+        )  # fmt: skip
         store_tile(k, values_of(sums), pooled, column * lanes, lanes)
 
 
-def turn_back(k: Kernel, task: Task, columns: Value, count: Value, target: Value, row: Value) -> None:
+def store_rows(k: Kernel, task: QueryBlock, columns: RealPointer, count: Value, target: RealPointer,
+               row: Value) -> None:  # fmt: skip
     """Write transposed sums as rows `row` reals apart."""
     step, every = k.integer(width(k.bits)), k.integer(k.lanes)
     with k.loop(0, step, k.lanes) as lane, k.loop(0, count, k.lanes) as column:
         number = task.first + lane
-        own = Square(columns + (column * step + lane) * k.size, step, every, every)
-        place = target + (number * row + column) * k.size
-        turn(k, own, Square(place, row, k.argument["n"] - number, count - column))
+        own = Square(columns + (column * step + lane), step, every, every)
+        place = target + (number * row + column)
+        transpose(k, own, Square(place, row, task.operands.n - number, count - column))
 
 
-def _finish(k: Kernel, task: Task, pooled: Value, attends: list[Value], top: list[Value],
+def _finish(k: Kernel[Forward], task: QueryBlock, pooled: RealPointer, attends: list[Value], maximum: list[Value],
             total: list[Value]) -> None:  # fmt: skip
     """Divide by the sums and write the rows, zeros where no key was attendable."""
-    g, odd = k.argument, Variable(k, k.integer(0))
+    o, found = task.operands, Variable(k, k.integer(0))
     for c in range(TILE_VECTORS):
-        inverse = k.select(attends[c], k.full(1.0) / total[c], k.full(0.0))
+        reciprocal = k.select(attends[c], k.full(1.0) / total[c], k.full(0.0))
         inside = k.lanes_below(task.rows - c * k.lanes)
-        at = task.entry * g["n"] + task.first + c * k.lanes
-        k.store_lanes(k.select(attends[c], top[c], k.full(0.0)), inside, g["top"], at)
-        k.store_lanes(inverse, inside, g["inverse"], at)
-        with k.loop(0, g["d_v"]) as column:
+        at = task.entry * o.n + task.first + c * k.lanes
+        k.store_lanes(k.select(attends[c], maximum[c], k.full(0.0)), inside, o.maximum, at)
+        k.store_lanes(reciprocal, inside, o.reciprocal, at)
+        with k.loop(0, o.d_v) as column:
             place = column * task.lanes + c * k.lanes
-            value = k.load(pooled, place) * inverse
+            value = k.load(pooled, place) * reciprocal
             k.store(value, pooled, place)
-            strange = k.any(value.compare("!=", value) & inside)
-            odd.set(odd.get() | k.select(strange, k.integer(1), k.integer(0)))
-    turn_back(k, task, pooled, g["d_v"], task.base("output"), g["output_row"])
-    with k.when(odd.get().compare("!=", 0)):
-        k.store_int(odd.get(), g["flag"], 0)
+            nan = k.any(value.compare("!=", value) & inside)
+            found.set(found.get() | k.select(nan, k.integer(1), k.integer(0)))
+    store_rows(k, task, pooled, o.d_v, task.head_of(o.output), o.output.row)
+    with k.when(found.get().is_nonzero()):
+        k.store_int(found.get(), k.argument.nan, 0)

@@ -1,14 +1,13 @@
-"""What a boolean mask says besides its entries: nothing, "causal", or "only the first keys of each batch element".
+"""The structure of a boolean mask: causal, a number of leading keys for each batch element, or none.
 
-A kernel that is told the structure skips the excluded keys; one that gets the mask computes all of them and then
-throws half away. Reading a mask costs a byte per entry, once, and gives up at the first entry that does not fit.
+A kernel that knows the structure skips the excluded keys; given the mask alone it computes their scores, and discards
+them. Reading a mask takes one pass over its bytes, and stops at the first entry that does not fit.
 """
 
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 BLOCK = 256
@@ -16,7 +15,7 @@ BLOCK = 256
 
 
 class Structure(NamedTuple):
-    """A mask in the form that costs least: what remains of it, or what replaces it."""
+    """A mask in its cheapest form: what remains of it, and what replaces it."""
 
     mask: Tensor | None
     causal: bool = False
@@ -76,8 +75,3 @@ def _is_causal(entries: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
 @lru_cache(maxsize=1)
 def _triangle() -> np.ndarray[Any, np.dtype[np.bool_]]:
     return np.tri(BLOCK, dtype=np.bool_)
-
-
-def top_left(n: int, m: int, device: torch.device) -> Tensor:
-    """Key j is attendable for query i where j ≤ i."""
-    return torch.ones(n, m, dtype=torch.bool, device=device).tril()

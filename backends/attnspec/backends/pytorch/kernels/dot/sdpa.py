@@ -1,4 +1,4 @@
-"""Scaled dot-product attention by the best kernel at hand: this package's on the CPU, PyTorch's on an accelerator.
+"""Scaled dot-product attention by the fastest kernel available: this package's on the CPU, PyTorch's on an accelerator.
 
 ``scaled_dot_product_attention`` of PyTorch takes its fused kernels only for four dimensions, equal batches, equal head
 sizes and a contiguous last axis, and computes every excluded pair of a boolean mask. Here inputs are brought into four
@@ -80,7 +80,7 @@ def _on_accelerator(call: Call) -> Tensor:
 
 
 def _structured(call: Call) -> Call:
-    """Fewer keys, or a structure instead of a mask, where that is certain and pays."""
+    """The call with fewer keys, or with a structure in place of its mask, where reading the mask pays."""
     b, h, n, d = call.query.shape
     m = call.key.shape[-2]
     if call.mask is not None and cuda_routes.worth_waiting(call.query, b * h * n * d * m):

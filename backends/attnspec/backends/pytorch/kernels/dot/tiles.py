@@ -1,4 +1,4 @@
-"""Products of matrices in tiles that stay in registers, and vectors turned from rows to columns.
+"""Products of matrices in tiles that stay in registers, and the transposition of matrices.
 
 A tile is a few rows of scalars times a few vectors: every scalar is broadcast, every vector loaded once a step of the
 inner dimension, which is TILE_ROWS*TILE_VECTORS multiply-adds. Measured on one Zen 4 core, float32, operands in the
@@ -9,8 +9,10 @@ Whole attention at n=256: 8x2 gives 96, and 16x1 some 8 % less, for 16 addresses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.memory import Index
+from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import transposed
 
 TILE_ROWS = 8 if register_bytes() == 64 else 4
@@ -20,7 +22,7 @@ Sums = list[list[Variable]]
 
 
 def width(bits: int) -> int:
-    """Reals side by side in a tile."""
+    """Columns of a tile."""
     return TILE_VECTORS * register_bytes() * 8 // bits
 
 
@@ -29,11 +31,11 @@ def zeros(k: Kernel, rows: int, vectors: int) -> Sums:
     return [[Variable(k, k.full(0.0)) for _ in range(vectors)] for _ in range(rows)]
 
 
-def add_product(k: Kernel, sums: Sums, scalars: Sequence[tuple[Value, int]], step: "Value | int", vectors: Value,
-                vector_step: "Value | int", depth: tuple["Value | int", Value]) -> None:  # fmt: skip
+def add_product(k: Kernel, sums: Sums, scalars: Sequence[tuple[RealPointer, int]], step: Index,
+                vectors: RealPointer, vector_step: Index, depth: tuple[Index, Value]) -> None:  # fmt: skip
     """sums[r][c] += the sum over t in `depth` of scalars[r][t*step] * vectors[t*vector_step + c-th vector].
 
-    A row of scalars is an address and a number of reals behind it.
+    A row of scalars is a pointer and a number of reals to skip.
     """
     with k.loop(depth[0], depth[1]) as t:
         loaded = [k.load(vectors, t * vector_step + c * k.lanes) for c in range(len(sums[0]))]
@@ -43,37 +45,37 @@ def add_product(k: Kernel, sums: Sums, scalars: Sequence[tuple[Value, int]], ste
                 total.set(k.fma(scalar, vector, total.get()))
 
 
-def add_tile_product(k: Kernel, narrow: Value, sums: Sums, scalars: Sequence[tuple[Value, int]],
-                     step: "Value | int", vectors: Value, vector_step: "Value | int",
-                     depth: tuple["Value | int", Value]) -> None:  # fmt: skip
-    """The same, of the first vector only where `narrow`: the others hold no queries."""
-    with k.when(narrow):
+def add_tile_product(k: Kernel, in_one_vector: Value, sums: Sums, scalars: Sequence[tuple[RealPointer, int]],
+                     step: Index, vectors: RealPointer, vector_step: Index,
+                     depth: tuple[Index, Value]) -> None:  # fmt: skip
+    """The same, of the first vector only where all queries are `in_one_vector`."""
+    with k.when(in_one_vector) as otherwise:
         add_product(k, [row[:1] for row in sums], scalars, step, vectors, vector_step, depth)
-    with k.when(k.negation(narrow)):
+    with otherwise():
         add_product(k, sums, scalars, step, vectors, vector_step, depth)
 
 
 class Square(NamedTuple):
-    """As many rows and columns as a register has lanes: address, distance of rows in reals, how many of each exist."""
+    """A matrix of as many rows and columns as a register has lanes: address, stride, and how many of each exist."""
 
-    base: Value
+    base: RealPointer
     step: Value
     rows: Value
     columns: Value
 
 
-def define_turn(k: Kernel) -> None:
-    """Define the subroutine behind `turn`."""
-    with k.subroutine("turn", 8) as values:
-        source, target = Square(*values[:4]), Square(*values[4:])
+def define_transpose(k: Kernel) -> None:
+    """Define the subroutine behind `transpose`."""
+    with k.subroutine("transpose", 8) as values:
+        source, target = Square(RealPointer(values[0]), *values[1:4]), Square(RealPointer(values[4]), *values[5:])
         inside = k.lanes_below(source.columns)
         numbers = [k.minimum(k.integer(i), source.rows - 1) for i in range(k.lanes)]
-        loaded = [k.load_lanes(inside, source.base + number * source.step * k.size, 0) for number in numbers]
+        loaded = [k.load_lanes(inside, source.base + number * source.step, 0) for number in numbers]
         for i, row in enumerate(transposed(k, loaded)):
             written = k.lanes_below(k.select(target.rows.compare(">", i), target.columns, k.integer(0)))
-            k.store_lanes(row, written, target.base + target.step * (i * k.size), 0)
+            k.store_lanes(row, written, target.base + target.step * i, 0)
 
 
-def turn(k: Kernel, source: Square, target: Square) -> None:
-    """Rows become columns. A column beyond the last is 0, a row beyond the last is the last again."""
-    k.call("turn", *source, *target)
+def transpose(k: Kernel, source: Square, target: Square) -> None:
+    """Rows become columns. A column beyond the last reads as 0, a row beyond the last as the last."""
+    k.call("transpose", *source, *target)

@@ -1,1 +1,1 @@
-"""Kernels written in Python and compiled by LLVM in this process: code generation, machine code, threads."""
+"""A small language for vector kernels, compiled by LLVM in this process: code generation, machine code, threads."""

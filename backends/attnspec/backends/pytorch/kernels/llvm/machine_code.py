@@ -2,8 +2,11 @@
 
 import ctypes
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 import llvmlite.binding as llvm
+
+A = TypeVar("A")
 
 
 @lru_cache(maxsize=1)
@@ -15,11 +18,10 @@ def register_bytes() -> int:
     return 32 if features.get("avx2") else 16
 
 
-class Compiled:
-    """A kernel in machine code: call with the address of its words."""
+class Compiled(Generic[A]):
+    """A kernel in machine code, with the class of its arguments; ``call`` takes the address of their words."""
 
-    def __init__(self, name: str, fields: tuple[str, ...], assembly: str):
-        self.fields = fields
+    def __init__(self, name: str, assembly: str) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         # vectors are written at the machine's full width; without this some targets split them in halves

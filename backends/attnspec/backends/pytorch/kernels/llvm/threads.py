@@ -1,28 +1,31 @@
 """Runs a compiled kernel on as many threads as PyTorch is set to use.
 
-Where PyTorch's own threads can be had (OpenMP of GNU, as in its builds for Linux), they run the kernels too: they are
-awake after the call before, and nobody else's threads spin beside them. Elsewhere, and in a forked child, where they
-do not exist, threads of Python do. (A child that forks from a parent with several threads must still set PyTorch to one
-thread: PyTorch's own operations around the kernels wait for theirs.)
+Where PyTorch uses GNU OpenMP, as its builds for Linux do, kernels run on its own team of threads: they are still awake
+from the operation before, and no second team competes with them for the cores. Elsewhere, and in a forked child, which
+does not inherit the team, kernels run on Python threads. (A child forked from a process with several threads must still
+set PyTorch to one thread: PyTorch's own operations around the kernels would wait for the missing team.)
 """
 
 import ctypes
 import os
 import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 
 WORTH_WAKING = 200_000
-"""Terms of additive scores, or as much work of another kind, from which threads are woken: some 10 microseconds."""
+"""Terms of additive scores, or equivalent work, from which waking threads, some 10 µs, pays."""
+
+A = TypeVar("A", bound=Arguments)
 
 _pools = threading.local()
 _forked = False
@@ -37,29 +40,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@cache
-def compiled(build: Callable[..., Kernel], *arguments: int | bool) -> Compiled:
-    """The machine code of a kernel, built at its first use."""
-    return build(*arguments).compile()
-
-
 def thread_count(tasks: int, work: float) -> int:
-    """Threads for `tasks` tasks of `work` terms in all: one, or all that PyTorch uses, which are one team."""
+    """Threads for `tasks` tasks of `work` terms in all: one, or the whole team of PyTorch."""
     return 1 if tasks < 2 or work < WORTH_WAKING else torch.get_num_threads()
 
 
-def run(kernel: Compiled, threads: int, values: Mapping[str, int | Tensor | None]) -> None:
-    """Call the kernel with sizes and the addresses of tensors, by name; returns when every thread is done."""
-    launch(kernel, threads, [word(values[field]) for field in kernel.fields])
+def run(kernel: Compiled[A], threads: int, arguments: A) -> None:
+    """Call a kernel; returns when every thread is done."""
+    launch(kernel, threads, arguments.to_words())
 
 
-def word(value: int | Tensor | None) -> int:
-    """An argument as a kernel reads it: a size, or the address of a tensor, which must outlive the call; None is 0."""
-    return 0 if value is None else value.data_ptr() if isinstance(value, Tensor) else value
-
-
-def launch(kernel: Compiled, threads: int, words: Sequence[int]) -> None:
-    """Call the kernel with the words of its fields, in their order."""
+def launch(kernel: Compiled[Any], threads: int, words: Sequence[int]) -> None:
+    """Call a kernel with the words of its arguments."""
     memory = array("q", bytes(8 * LEADING))
     memory.extend(words)
     address = memory.buffer_info()[0]
@@ -73,8 +65,8 @@ def launch(kernel: Compiled, threads: int, words: Sequence[int]) -> None:
     _on_python_threads(kernel, address, threads)
 
 
-def _on_python_threads(kernel: Compiled, address: int, threads: int) -> None:
-    """On threads of the caller's own. If it is interrupted, they end first: they write to memory that it frees."""
+def _on_python_threads(kernel: Compiled[Any], address: int, threads: int) -> None:
+    """On a pool of the calling thread. Interrupted, it waits for the others: they write to memory that it frees."""
     if not hasattr(_pools, "own"):
         _pools.own = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="attnspec")
     pool: ThreadPoolExecutor = _pools.own
@@ -92,7 +84,7 @@ def _on_python_threads(kernel: Compiled, address: int, threads: int) -> None:
 
 
 def _end(pool: ThreadPoolExecutor) -> None:
-    """Wait for all threads of the pool, also when interrupted once more."""
+    """Wait for all threads of the pool, even if interrupted again."""
     ended = False
     try:
         pool.shutdown()
@@ -104,7 +96,7 @@ def _end(pool: ThreadPoolExecutor) -> None:
 
 @cache
 def _team() -> Callable[[int, int, int, int], None] | None:
-    """A function and its argument on a number of PyTorch's threads; None where PyTorch has none of that kind."""
+    """GNU OpenMP's ``GOMP_parallel(function, argument, threads, flags)``; None where PyTorch does not use it."""
     found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not found or "OpenMP" not in torch.__config__.parallel_info():
         return None

@@ -6,10 +6,11 @@ from decimal import Decimal
 
 import llvmlite.ir as ir
 
-from attnspec.backends.pytorch.kernels.llvm.codegen import INT32, Kernel, Value
+from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic
+from attnspec.backends.pytorch.kernels.llvm.values import INT32, Builder, Value
 
 
-def exp(k: Kernel, x: Value) -> Value:
+def exp(k: Arithmetic, x: Value) -> Value:
     """exp(x) to about one unit in the last place; 0 below the smallest normal, NaN for NaN; x must not overflow."""
     mantissa, bias = (23, 127) if k.bits == 32 else (52, 1023)
     lowest = -(bias - 1.5) * math.log(2.0)
@@ -34,7 +35,7 @@ def exp(k: Kernel, x: Value) -> Value:
     return k.select(x.compare("<", lowest), k.full(0.0), result)
 
 
-def exp2(k: Kernel, x: Value) -> Value:
+def exp2(k: Arithmetic, x: Value) -> Value:
     """2**x for x <= 1 to about one unit in the last place; 0 below the smallest normal, NaN for NaN."""
     mantissa, bias, degree = (23, 127, 7) if k.bits == 32 else (52, 1023, 13)
     # an integer and the exponent's bias, in the low bits of a real
@@ -50,7 +51,7 @@ def exp2(k: Kernel, x: Value) -> Value:
     return series * Value(k, b.bitcast(b.shl(b.bitcast(rounded.ssa, k.word), shift), k.vector))
 
 
-def transposed(k: Kernel, rows: Sequence[Value]) -> list[Value]:
+def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:
     """Lane r of result c is lane c of row r, for as many rows as lanes."""
     vectors, step = [row.ssa for row in rows], 1
     while step < k.lanes:

@@ -1,19 +1,63 @@
 """exp(2a) of queries and exp(2b) of keys as the kernels read them, with what decides where they serve."""
 
-from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.values import Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 
-from .forward import KEY_TILE, UNFIT, key_lanes
+from .tiles import KEY_TILE, key_lanes
 
 # exp(2a) is taken at the bound for |a| beyond it: right together with |b| up to FIT, where tanh is 1 to the last bit.
 # The bound leaves room for the ratio max|w|/w up to 2**24 and 2**53: a unit of smaller weight is lost in rounding.
 BOUND = {32: 34.5, 64: 334.0}
 FIT = {32: 25.0, 64: 314.0}
-ROWS = 32  # query rows of one task
 
-QUERY_FIELDS = ("tasks", "rows", "h", "raw", "ratio", "factor", "flag", "largest")
-BLOCK_FIELDS = ("tasks", "m", "h", "raw", "block")
-KEY_FIELDS = ("tasks", "m", "h", "raw", "factor", "flag", "largest")
+ROWS = 32
+"""Query rows of one task."""
+
+DIRECT_FLAGS = 3
+"""A query and a key whose flags sum to this have no factors together: their score is computed directly."""
+
+
+class QueryFactors(Arguments):
+    """Arguments of `query_factor_kernel`.
+
+    raw (rows, h), ratio (h), factor (rows, h), flag (rows), maximum (tasks, h).
+    """
+
+    tasks: Size
+    rows: Size
+    h: Size
+    raw: Reals
+    ratio: Reals
+    factor: Reals
+    flag: Reals
+    maximum: Reals
+
+
+class KeyBlocks(Arguments):
+    """Arguments of `block_kernel`: tasks are blocks; raw (entries, m, h), block (entries, blocks, h, keys)."""
+
+    tasks: Size
+    m: Size
+    h: Size
+    raw: Reals
+    block: Reals
+
+
+class KeyFactors(Arguments):
+    """Arguments of `key_factor_kernel`; tasks are blocks of keys.
+
+    raw (entries, m, h), factor (entries, blocks, h, keys), flag (entries, blocks, keys), maximum (entries, blocks, h).
+    """
+
+    tasks: Size
+    m: Size
+    h: Size
+    raw: Reals
+    factor: Reals
+    flag: Reals
+    maximum: Reals
 
 
 def largest_factor(bits: int) -> float:
@@ -23,8 +67,8 @@ def largest_factor(bits: int) -> float:
 
 def _exponential(k: Kernel, x: Value) -> Value:
     """exp(2x), never 0, infinite or NaN."""
-    top = k.full(BOUND[k.bits])
-    return exp(k, k.maximum(k.minimum(x, top), k.full(-BOUND[k.bits])) * 2.0)
+    bound = BOUND[k.bits]
+    return exp(k, k.maximum(k.minimum(x, k.full(bound)), k.full(-bound)) * 2.0)
 
 
 def query_factor(k: Kernel, x: Value, ratio: Value) -> Value:
@@ -36,7 +80,7 @@ def query_factor(k: Kernel, x: Value, ratio: Value) -> Value:
 class RowFlag:
     """Which path serves a row: 0 if all of it is within FIT, 1 within BOUND, 2 beyond, 3 if it holds a NaN."""
 
-    def __init__(self, k: Kernel):
+    def __init__(self, k: Kernel) -> None:
         self.k = k
         self.largest, self.nan = Variable(k, k.full(0.0)), Variable(k, k.full(0.0))
 
@@ -58,68 +102,71 @@ class RowFlag:
         k = self.k
         flag = k.select(largest.compare(">", FIT[k.bits]), k.full(1.0), k.full(0.0))
         flag = k.select(largest.compare(">", BOUND[k.bits]), k.full(2.0), flag)
-        return k.select(nan.compare("!=", 0.0), k.full(float(UNFIT)), flag)
+        return k.select(nan.compare("!=", 0.0), k.full(float(DIRECT_FLAGS)), flag)
 
 
-def query_factor_kernel(bits: int) -> Kernel:
+@compiled
+def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
     """ratio * exp(2a) of (rows, h), a flag for each row, and for each task the largest magnitude by unit."""
-    k = Kernel("query_factors", QUERY_FIELDS, bits)
-    g, h = k.argument, k.argument["h"]
+    k = Kernel("query_factors", QueryFactors, bits)
+    g, h = k.argument, k.argument.h
     zero = k.full(0.0)
-    with k.tasks(g["tasks"]) as task:
+    with k.tasks(g.tasks) as task:
         with k.loop(0, h) as u:
-            k.store_first(zero, g["largest"], task * h + u)
-        with k.loop(task * ROWS, k.minimum(g["rows"], task * ROWS + ROWS)) as row:
+            k.store_first(zero, g.maximum, task * h + u)
+        with k.loop(task * ROWS, k.minimum(g.rows, task * ROWS + ROWS)) as row:
             flag = RowFlag(k)
             with k.loop(0, h, k.lanes) as u:
                 inside = k.lanes_below(h - u)
-                x = k.load_lanes(inside, g["raw"], row * h + u)
+                x = k.load_lanes(inside, g.raw, row * h + u)
                 flag.see(x)
-                factor = query_factor(k, x, k.load_lanes(inside, g["ratio"], u))
-                k.store_lanes(factor, inside, g["factor"], row * h + u)
-                before = k.load_lanes(inside, g["largest"], task * h + u)
-                k.store_lanes(k.maximum(before, k.magnitude(factor)), inside, g["largest"], task * h + u)
-            k.store_first(flag.of_all(), g["flag"], row)
+                factor = query_factor(k, x, k.load_lanes(inside, g.ratio, u))
+                k.store_lanes(factor, inside, g.factor, row * h + u)
+                before = k.load_lanes(inside, g.maximum, task * h + u)
+                k.store_lanes(k.maximum(before, k.magnitude(factor)), inside, g.maximum, task * h + u)
+            k.store_first(flag.of_all(), g.flag, row)
     return k
 
 
-def key_factor_kernel(bits: int) -> Kernel:
+@compiled
+def key_factor_kernel(bits: int) -> Kernel[KeyFactors]:
     """exp(2b) of (entries, m, h) in blocks (entries, blocks, h, keys), flags of keys, the largest by block and unit.
 
     The last key stands in for the missing ones of a last block.
     """
-    k = Kernel("key_factors", KEY_FIELDS, bits)
-    g, h, width = k.argument, k.argument["h"], key_lanes(bits)
-    blocks = (g["m"] + (width - 1)) // width
+    k = Kernel("key_factors", KeyFactors, bits)
+    g, h, width = k.argument, k.argument.h, key_lanes(bits)
+    blocks = (g.m + (width - 1)) // width
     zero = k.full(0.0)
-    with k.tasks(g["tasks"]) as task:
+    with k.tasks(g.tasks) as task:
         entry, first = task // blocks, task % blocks * width
-        numbers = [entry * g["m"] + k.minimum(first + lane, g["m"] - 1) for lane in range(width)]
+        numbers = [entry * g.m + k.minimum(first + lane, g.m - 1) for lane in range(width)]
         flags = [RowFlag(k) for _ in range(KEY_TILE)]
         with k.loop(0, h) as u:
             largest = zero
             for t in range(KEY_TILE):
-                x = k.gather(g["raw"], [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]])
+                x = k.gather(g.raw, [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]])
                 flags[t].see(x)
                 factor = _exponential(k, x)
                 largest = k.maximum(factor, largest)
-                k.store(factor, g["factor"], (task * h + u) * width + t * k.lanes)
-            k.store_first(k.max(largest), g["largest"], task * h + u)
+                k.store(factor, g.factor, (task * h + u) * width + t * k.lanes)
+            k.store_first(k.max(largest), g.maximum, task * h + u)
         for t, flag in enumerate(flags):
-            k.store(flag.of_lanes(), g["flag"], task * width + t * k.lanes)
+            k.store(flag.of_lanes(), g.flag, task * width + t * k.lanes)
     return k
 
 
-def block_kernel(bits: int) -> Kernel:
+@compiled
+def block_kernel(bits: int) -> Kernel[KeyBlocks]:
     """(entries, m, h) in blocks (entries, blocks, h, keys); the last key stands in for missing ones."""
-    k = Kernel("blocks", BLOCK_FIELDS, bits)
-    g, h, width = k.argument, k.argument["h"], key_lanes(bits)
-    blocks = (g["m"] + (width - 1)) // width
-    with k.tasks(g["tasks"]) as task:
+    k = Kernel("blocks", KeyBlocks, bits)
+    g, h, width = k.argument, k.argument.h, key_lanes(bits)
+    blocks = (g.m + (width - 1)) // width
+    with k.tasks(g.tasks) as task:
         entry, first = task // blocks, task % blocks * width
-        numbers = [entry * g["m"] + k.minimum(first + lane, g["m"] - 1) for lane in range(width)]
+        numbers = [entry * g.m + k.minimum(first + lane, g.m - 1) for lane in range(width)]
         with k.loop(0, h) as u:
             for t in range(KEY_TILE):
-                x = k.gather(g["raw"], [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]])
-                k.store(x, g["block"], (task * h + u) * width + t * k.lanes)
+                x = k.gather(g.raw, [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]])
+                k.store(x, g.block, (task * h + u) * width + t * k.lanes)
     return k

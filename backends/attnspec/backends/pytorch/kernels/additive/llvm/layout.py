@@ -1,6 +1,5 @@
 """Tensors as the CPU kernels read them: flattened batches, blocks of keys, factors, flags."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -8,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
-from attnspec.backends.pytorch.kernels.llvm.threads import compiled, run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 
 from . import factors as factor_kernels
 from . import pages
-from .forward import UNFIT, capacity, key_lanes
-
-Arguments = dict[str, int | Tensor | None]
+from .arguments import Terms
+from .factors import DIRECT_FLAGS, KeyBlocks, KeyFactors, QueryFactors
+from .scores import capacity
+from .tiles import key_lanes
 
 # exp costs about as much as this many terms of a score
 EXPONENTIAL_WORK = 16
@@ -64,9 +63,9 @@ def flatten(x: Tensor, batch: torch.Size, compute: torch.dtype) -> tuple[Tensor,
 
 
 def zeros(like: Tensor, *shape: int) -> Tensor:
-    """Zeros that take memory only where they are written or read.
+    """Zeros whose pages exist only once they are touched.
 
-    These helpers are NumPy's where PyTorch would wake all threads of its pool, which then spin beside the kernels'.
+    By NumPy, as other helpers here: PyTorch would wake its whole team of threads, which then compete with the kernels.
     """
     return torch.from_numpy(np.zeros(shape, like.numpy().dtype))
 
@@ -82,8 +81,8 @@ def blocked(x: Tensor) -> Tensor:
     entries, m, columns = x.shape
     out = pages.empty(x, entries, blocks(m, x), columns, key_lanes(bits(x)))
     tasks = entries * blocks(m, x)
-    arguments: Arguments = {"tasks": tasks, "m": m, "h": columns, "raw": x, "block": out}
-    run(_kernel(factor_kernels.block_kernel, x), thread_count(tasks, 2 * x.numel()), arguments)
+    arguments = KeyBlocks(tasks=tasks, m=m, h=columns, raw=x, block=out)
+    run(factor_kernels.block_kernel(bits(x)), thread_count(tasks, 2 * x.numel()), arguments)
     return out
 
 
@@ -119,15 +118,18 @@ class Weight:
 
 @dataclass
 class Factors:
-    """exp(2x) of queries (times the ratios) or keys (in blocks), a flag for each row, the largest flag, and the largest
-    magnitudes by unit for each group of rows or block of keys and for all."""  # fmt: skip
+    """exp(2x) of queries (times the ratios) or of keys (in blocks), and what decides where they serve.
+
+    ``flag`` holds the `RowFlag` of each row, ``maximum_flag`` the largest of them; ``group_maximum`` the largest
+    magnitude of each unit in each group of rows or block of keys, ``maximum`` in all of them.
+    """
 
     raw: Tensor
     factor: Tensor
     flag: Tensor
-    top_flag: Tensor
-    largest: Tensor
-    top: Tensor
+    maximum_flag: Tensor
+    group_maximum: Tensor
+    maximum: Tensor
 
     @classmethod
     def of_queries(cls, a: Tensor, ratio: Tensor) -> "Factors":
@@ -135,14 +137,13 @@ class Factors:
         h = a.shape[-1]
         rows = a.numel() // h
         tasks = -(-rows // factor_kernels.ROWS)
-        factor, flag, largest = torch.empty_like(a), a.new_empty(rows), a.new_empty(tasks, h)
-        arguments: Arguments = {
-            "tasks": tasks, "rows": rows, "h": h, "raw": a, "ratio": ratio, "factor": factor, "flag": flag,
-            "largest": largest,
-        }  # fmt: skip
+        factor, flag, maximum = torch.empty_like(a), a.new_empty(rows), a.new_empty(tasks, h)
+        arguments = QueryFactors(
+            tasks=tasks, rows=rows, h=h, raw=a, ratio=ratio, factor=factor, flag=flag, maximum=maximum
+        )  # fmt: skip
         threads = thread_count(tasks, a.numel() * EXPONENTIAL_WORK)
-        run(_kernel(factor_kernels.query_factor_kernel, a), threads, arguments)
-        return cls(a, factor, flag, flag.amax(), largest, largest.amax(0))
+        run(factor_kernels.query_factor_kernel(bits(a)), threads, arguments)
+        return cls(a, factor, flag, flag.amax(), maximum, maximum.amax(0))
 
     @classmethod
     def of_keys(cls, b: Tensor, *, kept: bool = False) -> "Factors":
@@ -150,49 +151,43 @@ class Factors:
         entries, m, h = b.shape
         count, width = blocks(m, b), key_lanes(bits(b))
         factor, flag = pages.empty(b, entries, count, h, width, kept=kept), b.new_empty(entries, count * width)
-        largest = b.new_empty(entries, count, h)
+        maximum = b.new_empty(entries, count, h)
         tasks = entries * count
-        arguments: Arguments = {
-            "tasks": tasks, "m": m, "h": h, "raw": b, "factor": factor, "flag": flag, "largest": largest,
-        }  # fmt: skip
+        arguments = KeyFactors(tasks=tasks, m=m, h=h, raw=b, factor=factor, flag=flag, maximum=maximum)
         threads = thread_count(tasks, b.numel() * EXPONENTIAL_WORK)
-        run(_kernel(factor_kernels.key_factor_kernel, b), threads, arguments)
-        return cls(b, factor, flag, flag.amax(), largest, largest.amax((0, 1)))
+        run(factor_kernels.key_factor_kernel(bits(b)), threads, arguments)
+        return cls(b, factor, flag, flag.amax(), maximum, maximum.amax((0, 1)))
 
 
-def direct(queries: Factors, keys: Factors) -> bool:
+def needs_direct(queries: Factors, keys: Factors) -> bool:
     """Whether some pair of a query and a key may have no factors."""
-    return float(queries.top_flag) + float(keys.top_flag) >= UNFIT
+    return float(queries.maximum_flag) + float(keys.maximum_flag) >= DIRECT_FLAGS
 
 
-def _kernel(build: Callable[[int], Kernel], x: Tensor) -> Compiled:
-    return compiled(build, bits(x))
-
-
-def scoring(queries: Factors, keys: Factors, weight: Weight) -> Arguments:
-    """The arguments of `forward_kernels.SCORING` except the indices."""
+def terms(queries: Factors, keys: Factors, weight: Weight) -> Terms:
+    """The terms of the scores of these queries and keys."""
     h = weight.raw.shape[0]
-    unfit = direct(queries, keys)
+    direct = needs_direct(queries, keys)
     limit = np.full(h, capacity(bits(queries.raw), 3))
     if h % 3:
         limit[h // 3 * 3 :] = capacity(bits(queries.raw), h % 3)
     # the largest key factor of each unit that cannot reach the clamp; a NaN compares false, and so is clamped
     with np.errstate(all="ignore"):
-        room = (limit - np.abs(weight.ratio.numpy())) / queries.top.numpy()
-    tiles = None if (keys.top.numpy() <= room).all() else torch.from_numpy(~(keys.largest.numpy() <= room).all(-1))
-    return {
-        "h": h,
-        "query_factor": queries.factor,
-        "key_factor": keys.factor,
-        "scale": weight.ratio,
-        "offset": weight.offset,
-        "minus_two_scale": weight.minus_two_scale,
-        "unit": weight.unit,
-        "clamp_tiles": tiles,
-        "direct": int(unfit),
-        "query_raw": queries.raw,
-        "key_raw": blocked(keys.raw) if unfit else None,
-        "weight": weight.raw,
-        "query_flag": queries.flag,
-        "key_flag": keys.flag,
-    }
+        room = (limit - np.abs(weight.ratio.numpy())) / queries.maximum.numpy()
+    free = (keys.maximum.numpy() <= room).all()
+    tiles = None if free else torch.from_numpy(~(keys.group_maximum.numpy() <= room).all(-1))
+    return Terms(
+        query_factor=queries.factor,
+        key_factor=keys.factor,
+        ratio=weight.ratio,
+        offset=weight.offset,
+        minus_two_scale=weight.minus_two_scale,
+        unit=weight.unit,
+        clamp_tiles=tiles,
+        direct=direct,
+        query_raw=queries.raw,
+        key_raw=blocked(keys.raw) if direct else None,
+        weight=weight.raw,
+        query_flag=queries.flag,
+        key_flag=keys.flag,
+    )

@@ -5,33 +5,38 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnspec.backends.pytorch.kernels.llvm.threads import compiled, run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 
-from . import backward, forward, pages
-from .layout import Arguments, Factors, Weight, bits, blocked, direct
+from . import backward, pages
+from .backward import UnitGradient, unit_gradient_kernel, unit_scratch
+from .factors import DIRECT_FLAGS
+from .layout import Factors, Weight, bits, blocked, needs_direct
+from .scores import capacity
+from .tiles import key_lanes
 
 
 def _extent(used: Tensor, width: int) -> Tensor:
     """For each tile of query rows the range of key blocks that hold a True of `used` (entries, n and m rounded up)."""
-    entries, n, whole = used.shape
-    tiles = used.reshape(entries, n // backward.ROWS, backward.ROWS, whole // width, width).any(-1).any(2)
-    number = torch.arange(whole // width, device=used.device)
-    low = torch.where(tiles, number, whole // width).amin(-1)
+    entries, n, stride = used.shape
+    blocks = stride // width
+    tiles = used.reshape(entries, n // backward.ROWS, backward.ROWS, blocks, width).any(-1).any(2)
+    number = torch.arange(blocks, device=used.device)
+    low = torch.where(tiles, number, blocks).amin(-1)
     return torch.stack((low, torch.where(tiles, number + 1, 0).amax(-1)), -1).contiguous()
 
 
 class UnitGradients:
     """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they serve."""
 
-    def __init__(self, a: Tensor, b: Tensor, w: Tensor, a_index: Tensor, b_index: Tensor):
+    def __init__(self, a: Tensor, b: Tensor, w: Tensor, a_index: Tensor, b_index: Tensor) -> None:
         weight = Weight.of(w)
         self.w, self.unit, self.index = weight.raw, float(weight.unit), (a_index, b_index)
         self.queries, self.keys = Factors.of_queries(a, torch.ones_like(w)), Factors.of_keys(b)
-        limit = forward.capacity(bits(a), 2) / 2
+        limit = capacity(bits(a), 2) / 2
         with np.errstate(over="ignore"):
-            reach = self.queries.top.numpy() * self.keys.top.numpy()
+            reach = self.queries.maximum.numpy() * self.keys.maximum.numpy()
         self.clamp = not bool((reach <= limit).all())
-        self.direct = direct(self.queries, self.keys)
+        self.direct = needs_direct(self.queries, self.keys)
         entries, (n, h), m = a_index.numel(), a.shape[1:], b.shape[1]
         self.a, self.weight = a.new_empty(entries, n, h), a.new_empty(entries, h)
         self.b = pages.empty(a, entries, m, h)
@@ -42,32 +47,31 @@ class UnitGradients:
         if not self.direct:
             self._fill(first, stop, score_grad, extent, direct=False)
             return
-        n, whole = self.a.shape[1], score_grad.shape[2]
-        row, key = self.queries.flag.reshape(-1, n), pad(self.keys.flag, (0, whole - self.keys.flag.shape[1]))
-        unfit = row[self.index[0][first:stop], :, None] + key[self.index[1][first:stop], None, :] >= forward.UNFIT
-        unfit = pad(unfit, (0, 0, 0, score_grad.shape[1] - n))
-        here = _extent(unfit, forward.key_lanes(bits(self.a)))
-        self._fill(first, stop, torch.where(unfit, score_grad, 0.0), here, direct=True)
-        slow = [x[first:stop].clone() for x in (self.a, self.b, self.weight)]
-        self._fill(first, stop, torch.where(unfit, 0.0, score_grad), extent, direct=False)
-        for whole_gradient, part in zip((self.a, self.b, self.weight), slow, strict=True):
-            whole_gradient[first:stop] += part
+        n, stride = self.a.shape[1], score_grad.shape[2]
+        row, key = self.queries.flag.reshape(-1, n), pad(self.keys.flag, (0, stride - self.keys.flag.shape[1]))
+        flags = row[self.index[0][first:stop], :, None] + key[self.index[1][first:stop], None, :]
+        direct = pad(flags >= DIRECT_FLAGS, (0, 0, 0, score_grad.shape[1] - n))
+        here = _extent(direct, key_lanes(bits(self.a)))
+        self._fill(first, stop, torch.where(direct, score_grad, 0.0), here, direct=True)
+        directly = [x[first:stop].clone() for x in (self.a, self.b, self.weight)]
+        self._fill(first, stop, torch.where(direct, 0.0, score_grad), extent, direct=False)
+        for gradient, part in zip((self.a, self.b, self.weight), directly, strict=True):
+            gradient[first:stop] += part
 
     def _fill(self, first: int, stop: int, score_grad: Tensor, extent: Tensor, direct: bool) -> None:
-        count, (n, h), m = stop - first, self.a.shape[1:], self.b.shape[1]
+        count, (n, h), m, stride = stop - first, self.a.shape[1:], self.b.shape[1], score_grad.shape[2]
         chunks = -(-h // backward.UNITS)
         threads = thread_count(count * chunks, count * n * m * h)
-        arguments: Arguments = {
-            "tasks": count * chunks, "batches": count, "chunks": chunks, "n": n, "m": m, "h": h,
-            "a_index": self.index[0][first:stop], "b_index": self.index[1][first:stop],
-            "query": self.queries.raw if direct else self.queries.factor,
-            "key": blocked(self.keys.raw) if direct else self.keys.factor,
-            "weight": self.w, "clamp": int(self.clamp and not direct), "stride": score_grad.shape[2],
-            "scratch": score_grad.new_empty(threads * 2 * backward.UNITS * score_grad.shape[2]),
-            "score_grad": score_grad, "extent": extent,
-            "grad_query": self.a[first:stop], "grad_key": self.b[first:stop], "grad_weight": self.weight[first:stop],
-        }  # fmt: skip
-        run(compiled(backward.unit_gradient_kernel, bits(self.w), direct, n == 1), threads, arguments)
+        arguments = UnitGradient(
+            tasks=count * chunks, batches=count, chunks=chunks, n=n, m=m, stride=stride, h=h,
+            a_index=self.index[0][first:stop], b_index=self.index[1][first:stop],
+            query=self.queries.raw if direct else self.queries.factor,
+            key=blocked(self.keys.raw) if direct else self.keys.factor,
+            weight=self.w, clamp=self.clamp and not direct,
+            scratch=score_grad.new_empty(threads, sum(unit_scratch(stride))), score_grad=score_grad, extent=extent,
+            grad_query=self.a[first:stop], grad_key=self.b[first:stop], grad_weight=self.weight[first:stop],
+        )  # fmt: skip
+        run(unit_gradient_kernel(bits(self.w), direct, n == 1), threads, arguments)
 
     def projection_gradients(self) -> tuple[Tensor, Tensor]:
         """da (entries, n, h) and db (entries, m, h)."""

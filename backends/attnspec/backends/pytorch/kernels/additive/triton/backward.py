@@ -46,9 +46,9 @@ def add_column(target, amount):
 
 
 @triton.jit
-def pair_gradients(slope, narrow, narrow_stride, wide, wide_stride, grad, r_sum, hidden, WIDE: tl.constexpr,
+def pair_gradients(d_score, narrow, narrow_stride, wide, wide_stride, grad, r_sum, hidden, WIDE: tl.constexpr,
                    R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Adds sum_narrow slope r(1 - r) to `grad` for each hidden unit, two terms to a reciprocal.
+    """Adds sum_narrow d_score r(1 - r) to `grad` for each hidden unit, two terms to a reciprocal.
 
     1 - r is taken as EF r: the difference would cancel where r is near 1.
     """
@@ -60,11 +60,11 @@ def pair_gradients(slope, narrow, narrow_stride, wide, wide_stride, grad, r_sum,
         both = reciprocal(ef_x * y + y, INTERPRET)
         rx = both * ef_y + both
         ry = both * ef_x + both
-        add_column(grad + at, tl.sum(slope * rx * (ef_x * rx), 0, keep_dims=True))
-        add_column(grad + wide_stride + at, tl.sum(slope * ry * (ef_y * ry), 0, keep_dims=True))
+        add_column(grad + at, tl.sum(d_score * rx * (ef_x * rx), 0, keep_dims=True))
+        add_column(grad + wide_stride + at, tl.sum(d_score * ry * (ef_y * ry), 0, keep_dims=True))
         if R_SUM:
-            add_column(r_sum + at, tl.sum(slope * rx, 0, keep_dims=True))
-            add_column(r_sum + wide_stride + at, tl.sum(slope * ry, 0, keep_dims=True))
+            add_column(r_sum + at, tl.sum(d_score * rx, 0, keep_dims=True))
+            add_column(r_sum + wide_stride + at, tl.sum(d_score * ry, 0, keep_dims=True))
         narrow += 2 * narrow_stride
         wide += 2 * wide_stride
         grad += 2 * wide_stride
@@ -72,16 +72,16 @@ def pair_gradients(slope, narrow, narrow_stride, wide, wide_stride, grad, r_sum,
 
 
 @triton.jit
-def single_gradients(slope, narrow, narrow_stride, wide, wide_stride, grad, r_sum, hidden, WIDE: tl.constexpr,
+def single_gradients(d_score, narrow, narrow_stride, wide, wide_stride, grad, r_sum, hidden, WIDE: tl.constexpr,
                      R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """The same, one reciprocal to a term."""
     at = tl.arange(0, WIDE)[None, :]
     for _ in range(hidden):
         ef = tl.minimum(product_terms(narrow, wide, BLOCK, WIDE), 8.5e37)  # 0 times infinity otherwise
         r = reciprocal(1.0 + ef, INTERPRET)
-        add_column(grad + at, tl.sum(slope * r * (ef * r), 0, keep_dims=True))
+        add_column(grad + at, tl.sum(d_score * r * (ef * r), 0, keep_dims=True))
         if R_SUM:
-            add_column(r_sum + at, tl.sum(slope * r, 0, keep_dims=True))
+            add_column(r_sum + at, tl.sum(d_score * r, 0, keep_dims=True))
         narrow += narrow_stride
         wide += wide_stride
         grad += wide_stride
@@ -89,16 +89,16 @@ def single_gradients(slope, narrow, narrow_stride, wide, wide_stride, grad, r_su
 
 
 @triton.jit
-def direct_gradients(slope, narrow, narrow_length, wide, wide_length, wide_stride, flip, grad, r_sum, hidden,
+def direct_gradients(d_score, narrow, narrow_length, wide, wide_length, wide_stride, flip, grad, r_sum, hidden,
                      WIDE: tl.constexpr, R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """The same from the projections. A pair without weight adds nothing even where its r is NaN."""
     at = tl.arange(0, WIDE)[None, :]
     for c in range(hidden):
         x = raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, BLOCK, WIDE)
         r, variance = logistic(x * tl.load(flip + c), INTERPRET)
-        add_column(grad + at, tl.sum(tl.where(slope == 0.0, 0.0, slope * variance), 0, keep_dims=True))
+        add_column(grad + at, tl.sum(tl.where(d_score == 0.0, 0.0, d_score * variance), 0, keep_dims=True))
         if R_SUM:
-            add_column(r_sum + at, tl.sum(tl.where(slope == 0.0, 0.0, slope * r), 0, keep_dims=True))
+            add_column(r_sum + at, tl.sum(tl.where(d_score == 0.0, 0.0, d_score * r), 0, keep_dims=True))
         grad += wide_stride
         r_sum += wide_stride
 
@@ -148,8 +148,8 @@ def add_values(p, grad_out, narrow_first, narrow_length, target, wide_first, wid
 
 
 @triton.jit
-def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, query_range, key_range, query_top,
-                    key_top, inverse, flip, constants, value, mask, lse, delta, grad_out, grad, r_sum, grad_value,
+def gradient_kernel(query_scaled, query_factor, key_factor, query_raw, key_raw, query_range, key_range, query_log2,
+                    key_log2, ratio, flip, constants, value, mask, lse, delta, grad_out, grad, r_sum, grad_value,
                     n, m, n_padded, m_padded, hidden, hidden_groups, hidden_pairs, hidden_stored, d_v,
                     inner, mask_outer, mask_inner, mask_query, mask_key,
                     WIDE: tl.constexpr, BD: tl.constexpr, OWN_QUERY: tl.constexpr, SCORES: tl.constexpr,
@@ -171,16 +171,16 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
     query_blocks = n_padded // BLOCK
     key_blocks = m_padded // BLOCK
     query_scaled += batch64 * hidden_stored * n_padded
-    query_plain += batch64 * hidden_stored * n_padded
-    key_plain += batch64 * hidden_stored * m_padded
+    query_factor += batch64 * hidden_stored * n_padded
+    key_factor += batch64 * hidden_stored * m_padded
     query_raw += batch64 * n * hidden
     key_raw += batch64 * m * hidden
     grad += batch64 * hidden_stored * wide_padded + wide_first
     r_sum += batch64 * hidden_stored * wide_padded + wide_first
     query_range += batch * n_padded
-    query_top += batch * query_blocks
+    query_log2 += batch * query_blocks
     key_range += batch * m_padded
-    key_top += batch * key_blocks
+    key_log2 += batch * key_blocks
     lse += batch64 * n
     delta += batch64 * n
     if not SCORES:
@@ -189,12 +189,12 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
         grad_value += batch64 * m * d_v
     if MASK:
         mask = mask_start(mask, batch, inner, mask_outer, mask_inner)
-    wide_plain = (query_plain if OWN_QUERY else key_plain) + wide_first
-    wide_scaled = (query_scaled if OWN_QUERY else key_plain) + wide_first
+    wide_factor = (query_factor if OWN_QUERY else key_factor) + wide_first
+    wide_scaled = (query_scaled if OWN_QUERY else key_factor) + wide_first
     wide_raw = (query_raw if OWN_QUERY else key_raw) + tl.cast(wide_first, tl.int64) * hidden
     wide_ranges = (query_range if OWN_QUERY else key_range) + wide_first
     wide_range = largest_of(wide_ranges, WIDE)
-    wide_top = largest_of((query_top if OWN_QUERY else key_top) + wide_first // BLOCK, WIDE // BLOCK)
+    wide_log2 = largest_of((query_log2 if OWN_QUERY else key_log2) + wide_first // BLOCK, WIDE // BLOCK)
     scale = -2.0 * LOG2_E * tl.load(constants)
     start = 0
     end = narrow_length
@@ -210,28 +210,28 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
             )  # fmt: skip
         else:
             bits = allowed_bits(mask, mask_query, mask_key, narrow_first, wide_first, n, m, WIDE, CAUSAL, MASK, True)
-        alive = True
+        attends = True
         if MASK:
-            alive = tl.max(tl.max(bits, 1), 0) > 0
-        if alive:
+            attends = tl.max(tl.max(bits, 1), 0) > 0
+        if attends:
             first64 = tl.cast(narrow_first, tl.int64)
-            narrow_plain = (key_plain if OWN_QUERY else query_plain) + first64
-            narrow_scaled = (key_plain if OWN_QUERY else query_scaled) + first64
+            narrow_factor = (key_factor if OWN_QUERY else query_factor) + first64
+            narrow_scaled = (key_factor if OWN_QUERY else query_scaled) + first64
             narrow_raw = (key_raw if OWN_QUERY else query_raw) + first64 * hidden
             narrow_ranges = (key_range if OWN_QUERY else query_range) + narrow_first
             bound = wide_range + largest_of(narrow_ranges, BLOCK)
-            top = wide_top + tl.load((key_top if OWN_QUERY else query_top) + narrow_first // BLOCK)
+            log2_factor = wide_log2 + tl.load((key_log2 if OWN_QUERY else query_log2) + narrow_first // BLOCK)
             narrow_row = narrow_first + tl.arange(0, BLOCK)[:, None]
             wide_row = wide_first + tl.arange(0, WIDE)[None, :]
             query = wide_row if OWN_QUERY else narrow_row
             if SCORES:
                 key = narrow_row if OWN_QUERY else wide_row
                 at = (batch64 * n + query) * m + key
-                slope = tl.load(grad_out + at, mask=is_allowed(bits), other=0.0).to(tl.float32)
+                d_score = tl.load(grad_out + at, mask=is_allowed(bits), other=0.0).to(tl.float32)
             else:
                 total = score_total(
                     narrow_scaled, wide_scaled, narrow_padded, wide_padded, narrow_raw, wide_raw,
-                    narrow_length - narrow_first, wide_length - wide_first, inverse, flip, hidden, hidden_groups * 3,
+                    narrow_length - narrow_first, wide_length - wide_first, ratio, flip, hidden, hidden_groups * 3,
                     narrow_ranges, wide_ranges, BLOCK, WIDE, INTERPRET,
                 )  # fmt: skip
                 row_log = tl.load(lse + query, mask=query < n, other=0.0)
@@ -254,21 +254,21 @@ def gradient_kernel(query_scaled, query_plain, key_plain, query_raw, key_raw, qu
                     dp = weight_gradients(
                         grad_out, narrow_first, n, value, wide_first, m, d_v, WIDE, BD, PRECISION, INTERPRET
                     )  # fmt: skip
-                slope = tl.where(is_allowed(bits), p * (fixed_layout(dp, BLOCK, WIDE) - row_delta), 0.0)
-            if (top <= LIMIT_PAIR) & (bound < float("inf")):
+                d_score = tl.where(is_allowed(bits), p * (fixed_layout(dp, BLOCK, WIDE) - row_delta), 0.0)
+            if (log2_factor <= LIMIT_PAIR) & (bound < float("inf")):
                 pair_gradients(
-                    slope, narrow_plain, narrow_padded, wide_plain, wide_padded, grad, r_sum, hidden_pairs * 2, WIDE,
-                    OWN_QUERY, INTERPRET,
+                    d_score, narrow_factor, narrow_padded, wide_factor, wide_padded, grad, r_sum, hidden_pairs * 2,
+                    WIDE, OWN_QUERY, INTERPRET,
                 )  # fmt: skip
             else:
                 if bound < float("inf"):
                     single_gradients(
-                        slope, narrow_plain, narrow_padded, wide_plain, wide_padded, grad, r_sum, hidden, WIDE,
+                        d_score, narrow_factor, narrow_padded, wide_factor, wide_padded, grad, r_sum, hidden, WIDE,
                         OWN_QUERY, INTERPRET,
                     )  # fmt: skip
                 else:
                     direct_gradients(
-                        slope, narrow_raw, narrow_length - narrow_first, wide_raw, wide_length - wide_first,
+                        d_score, narrow_raw, narrow_length - narrow_first, wide_raw, wide_length - wide_first,
                         wide_padded, flip, grad, r_sum, hidden, WIDE, OWN_QUERY, INTERPRET,
                     )  # fmt: skip
             tl.debug_barrier()

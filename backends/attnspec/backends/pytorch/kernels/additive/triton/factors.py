@@ -21,12 +21,12 @@ LN2_LOW = tl.constexpr(1.4286068203094172e-06)
 
 
 @triton.jit
-def weights_kernel(weight, inverse, flip, constants, hidden, hidden_padded, BH: tl.constexpr):
-    """flip and inverse for each hidden unit, constants = (max|w|, sum w flip).
+def weights_kernel(weight, ratio, flip, constants, hidden, hidden_padded, BH: tl.constexpr):
+    """flip and ratio for each hidden unit, constants = (max|w|, sum w flip).
 
     tanh is odd, so that w tanh(x) = (w flip) tanh(flip x) with flip = +1 or -1. The flips make the signs of w flip
     alternate: sums of w r, whose terms would otherwise all be near w/2 with one sign, stay near 0 and do not lose
-    digits. inverse = max|w| / (w flip). |w| is raised to 2^-36 max|w|, which moves a score by less than 2^-12 of the
+    digits. ratio = max|w| / (w flip). |w| is raised to 2^-36 max|w|, which moves a score by less than 2^-12 of the
     rounding of its sum; padded hidden units get the same and cancel in the softmax.
     """
     at = tl.arange(0, BH)
@@ -36,16 +36,16 @@ def weights_kernel(weight, inverse, flip, constants, hidden, hidden_padded, BH: 
         w = tl.load(weight + c + at, mask=c + at < hidden, other=0.0).to(tl.float32)
         largest = tl.where(tl.abs(w) <= largest, largest, tl.abs(w))
         total += tl.where((c + at) % 2 == 0, tl.abs(w), -tl.abs(w))
-    peak = tl.max(largest, 0)
-    scale = tl.where(peak > 0.0, peak, 1.0)
+    largest_weight = tl.max(largest, 0)
+    scale = tl.where(largest_weight > 0.0, largest_weight, 1.0)
     for c in range(0, hidden_padded, BH):
         w = tl.load(weight + c + at, mask=c + at < hidden, other=0.0).to(tl.float32)
         u = tl.abs(w) / scale
         u = tl.where(u < SMALLEST_WEIGHT, SMALLEST_WEIGHT, u)
         sign = tl.where((c + at) % 2 == 0, 1.0, -1.0)
-        tl.store(inverse + c + at, sign / u, mask=c + at < hidden_padded)
+        tl.store(ratio + c + at, sign / u, mask=c + at < hidden_padded)
         tl.store(flip + c + at, tl.where(w < 0.0, -sign, sign), mask=c + at < hidden_padded)
-    tl.store(constants, peak)
+    tl.store(constants, largest_weight)
     tl.store(constants + 1, tl.sum(total, 0))
 
 
@@ -69,29 +69,31 @@ def three_parts(x):
 
 
 @triton.jit
-def factor_column(row, c, valid, hidden, inverse, flip, SCALED: tl.constexpr):
+def factor_column(row, c, valid, hidden, ratio, flip, SCALED: tl.constexpr):
     """E, log2(1/u), log2 E and the single-term exponent bound for hidden units c; padding gives E = 0."""
     inside = valid & (c < hidden)
     x = tl.load(row + c, mask=inside, other=0.0).to(tl.float32) * tl.load(flip + c)
     power = x * (2.0 * LOG2_E)
     factor = tl.where(inside, exponential(x), 0.0)
-    margin = tl.log2(tl.abs(tl.load(inverse + c))) if SCALED else tl.zeros_like(x)
-    top = tl.where(inside, tl.maximum(power, 0.0), 0.0)
+    margin = tl.log2(tl.abs(tl.load(ratio + c))) if SCALED else tl.zeros_like(x)
+    log2_factor = tl.where(inside, tl.maximum(power, 0.0), 0.0)
     size = tl.where(inside, tl.abs(power), 0.0) + margin
     # written so that NaN ends as infinity, which the maximum would drop
     size = tl.where(size <= LARGEST_EXPONENT, size, float("inf"))
-    return factor, margin, top, size
+    return factor, margin, log2_factor, size
 
 
 @triton.jit
-def factors_kernel(raw, inverse, flip, scaled, plain, ranges, tops, value, parts, flawed, rows, rows_padded, hidden,
-                   hidden_groups, hidden_stored, d_v, d_padded, part_stride, GROUPS: tl.constexpr, BV: tl.constexpr,
-                   SCALED: tl.constexpr, PLAIN: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, value, parts, nonfinite, rows,
+                   rows_padded, hidden, hidden_groups, hidden_stored, d_v, d_padded, part_stride,
+                   GROUPS: tl.constexpr, BV: tl.constexpr,
+                   SCALED: tl.constexpr, UNSCALED: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """One block of 16 rows: raw (B, rows, hidden) to transposed factors (B, hidden_stored, rows_padded).
 
     ranges (B, rows_padded) bounds log2|XYZ| of the shared path and is infinite where the factors leave the normal
-    numbers; tops (B, blocks) bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0, NaN and
-    infinity as 0, which `flawed` then says: 1 as they are, or the 3 bfloat16 numbers that sum to a float32.
+    numbers; log2_factors (B, blocks) bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0:
+    as they are (1 part), or as the bfloat16 numbers that sum to a float32 (3 parts). NaN and infinity become 0 there,
+    and `nonfinite` (B, blocks) says whether there were any.
     """
     blocks = rows_padded // BLOCK
     batch = tl.program_id(0) // blocks
@@ -101,7 +103,7 @@ def factors_kernel(raw, inverse, flip, scaled, plain, ranges, tops, value, parts
     row = raw + (batch.to(tl.int64) * rows + at[:, None]) * hidden
     base = batch.to(tl.int64) * hidden_stored * rows_padded + at[:, None]
     bound = tl.zeros((BLOCK, GROUPS), tl.float32)
-    largest_top = tl.zeros((BLOCK, GROUPS), tl.float32)
+    largest_log2 = tl.zeros((BLOCK, GROUPS), tl.float32)
     largest_size = tl.zeros((BLOCK, GROUPS), tl.float32)
     for g in range(0, hidden_groups, GROUPS):
         group = g + tl.arange(0, GROUPS)[None, :]
@@ -110,30 +112,30 @@ def factors_kernel(raw, inverse, flip, scaled, plain, ranges, tops, value, parts
             c = 3 * group + k
             stored = c < hidden_stored
             inside = tl.minimum(c, hidden_stored - 1)
-            factor, margin, top, size = factor_column(row, inside, valid & stored, hidden, inverse, flip, SCALED)
+            factor, margin, log2_factor, size = factor_column(row, inside, valid & stored, hidden, ratio, flip, SCALED)
             target = base + inside.to(tl.int64) * rows_padded
             if SCALED:
-                tl.store(scaled + target, factor * tl.load(inverse + inside), mask=stored)
-            if PLAIN:
-                tl.store(plain + target, factor, mask=stored)
-            group_bound += top + margin
+                tl.store(scaled + target, factor * tl.load(ratio + inside), mask=stored)
+            if UNSCALED:
+                tl.store(unscaled + target, factor, mask=stored)
+            group_bound += log2_factor + margin
             if SCALED:
                 group_bound += 1.0
-            largest_top = tl.maximum(largest_top, top)
+            largest_log2 = tl.maximum(largest_log2, log2_factor)
             largest_size = tl.maximum(largest_size, tl.where(stored, size, 0.0))
         bound = tl.maximum(bound, group_bound)
     reach = tl.max(largest_size, 1)
     own = tl.where(reach <= LARGEST_EXPONENT, tl.max(bound, 1), float("inf"))
     tl.store(ranges + batch.to(tl.int64) * rows_padded + at, own)
-    tl.store(tops + tl.program_id(0), tl.max(tl.max(largest_top, 1), 0))
+    tl.store(log2_factors + tl.program_id(0), tl.max(tl.max(largest_log2, 1), 0))
     if PARTS > 0:
-        flaw = tl.zeros((BLOCK, BV), tl.int32)
+        found = tl.zeros((BLOCK, BV), tl.int32)
         for d in range(0, d_padded, BV):
             column = d + tl.arange(0, BV)[None, :]
             v = tl.load(value + (batch.to(tl.int64) * rows + at[:, None]) * d_v + column,
                         mask=valid & (column < d_v), other=0.0)  # fmt: skip
             finite = tl.abs(v.to(tl.float32)) < float("inf")
-            flaw = tl.where(finite, flaw, 1)
+            found = tl.where(finite, found, 1)
             v = tl.where(finite, v, 0.0)
             target = parts + (batch.to(tl.int64) * rows_padded + at[:, None]) * d_padded + column
             if PARTS == 1:
@@ -143,4 +145,4 @@ def factors_kernel(raw, inverse, flip, scaled, plain, ranges, tops, value, parts
                 tl.store(target, high)
                 tl.store(target + part_stride, middle)
                 tl.store(target + 2 * part_stride, low)
-        tl.store(flawed + tl.program_id(0), tl.max(tl.max(flaw, 1), 0).to(tl.float32))
+        tl.store(nonfinite + tl.program_id(0), tl.max(tl.max(found, 1), 0).to(tl.float32))

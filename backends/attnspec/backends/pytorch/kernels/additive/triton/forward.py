@@ -56,7 +56,7 @@ def weighted_values(acc, p, parts, part_stride, d_padded, WIDE: tl.constexpr, BD
     """acc + p @ value for WIDE keys, in four quarters: the keys equal modulo 4.
 
     A thread holds four consecutive keys, so that the quarters are taken within the thread, and only a quarter of the
-    values is in flight at a time. NaN and infinity are 0 in `parts`, see `flawed_values`.
+    values is in flight at a time. NaN and infinity are 0 in `parts`, see `nonfinite_values`.
     """
     even, odd = p.reshape(BLOCK, WIDE // 4, 2, 2).split()
     p0, p2 = even.split()
@@ -85,7 +85,7 @@ def weighted_values(acc, p, parts, part_stride, d_padded, WIDE: tl.constexpr, BD
 
 
 @triton.jit
-def flawed_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexpr):
+def nonfinite_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexpr):
     """Adds the terms that hold NaN or infinity, for the queries that may attend to them, and for no others."""
     at = tl.arange(0, WIDE)[None, :]
     for k in range(WIDE):
@@ -98,19 +98,19 @@ def flawed_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexpr):
 
 
 @triton.jit
-def scaled_scores(query_scaled, key_plain, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, inverse, flip,
+def scaled_scores(query_scaled, key_factor, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, ratio, flip,
                   hidden, hidden_groups, query_range, key_range, bits, scale,
                   WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """log2(e) times the tile's scores up to a constant, -inf where the pair takes no part."""
     total = score_total(
-        query_scaled, key_plain, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, inverse, flip, hidden,
+        query_scaled, key_factor, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, ratio, flip, hidden,
         hidden_groups * 3, query_range, key_range, BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
     return tl.where(is_allowed(bits), total * scale, -float("inf"))
 
 
 @triton.jit
-def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key_range, key_flawed, inverse, flip,
+def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key_range, key_nonfinite, ratio, flip,
                    constants, value, parts, mask, out, lse, n, m, n_padded, m_padded, hidden, hidden_groups,
                    hidden_stored, d_v, d_padded, part_stride, inner, mask_outer, mask_inner, mask_query, mask_key,
                    WIDE: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
@@ -132,10 +132,10 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
     parts += batch64 * m_padded * d_padded + tl.program_id(1) * BD
     query_scaled += batch64 * hidden_stored * n_padded + block * BLOCK
     query_raw += (batch64 * n + block * BLOCK) * hidden
-    key_plain += batch64 * hidden_stored * m_padded
+    key_factor += batch64 * hidden_stored * m_padded
     key_raw += batch64 * m * hidden
     key_range += batch * m_padded
-    key_flawed += batch * (m_padded // BLOCK)
+    key_nonfinite += batch * (m_padded // BLOCK)
     if MASK:
         mask = mask_start(mask, batch, inner, mask_outer, mask_inner)
     end = m
@@ -143,14 +143,14 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
         end = tl.minimum(m, (block + 1) * BLOCK)
     for first in range(0, end, WIDE):
         bits = allowed_bits(mask, mask_query, mask_key, block * BLOCK, first, n, m, WIDE, CAUSAL, MASK, True)
-        alive = True
+        attends = True
         if MASK:
-            alive = tl.max(tl.max(bits, 1), 0) > 0
-        if alive:
+            attends = tl.max(tl.max(bits, 1), 0) > 0
+        if attends:
             first64 = tl.cast(first, tl.int64)
             score = scaled_scores(
-                query_scaled, key_plain + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
-                n - block * BLOCK, m - first, inverse, flip, hidden, hidden_groups, query_range, key_range + first,
+                query_scaled, key_factor + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
+                n - block * BLOCK, m - first, ratio, flip, hidden, hidden_groups, query_range, key_range + first,
                 bits, scale, WIDE, INTERPRET,
             )  # fmt: skip
             new = tl.maximum(largest, tl.max(score, 1))
@@ -172,15 +172,15 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
     # +inf for an empty row, so that exp2(score - total) is 0 there
     total = tl.where(empty, float("inf"), largest + tl.log2(tl.where(empty, 1.0, denominator)))
     for first in range(0, end, WIDE):
-        if largest_of(key_flawed + first // BLOCK, WIDE // BLOCK) > 0.0:
+        if largest_of(key_nonfinite + first // BLOCK, WIDE // BLOCK) > 0.0:
             bits = allowed_bits(mask, mask_query, mask_key, block * BLOCK, first, n, m, WIDE, CAUSAL, MASK, True)
             first64 = tl.cast(first, tl.int64)
             score = scaled_scores(
-                query_scaled, key_plain + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
-                n - block * BLOCK, m - first, inverse, flip, hidden, hidden_groups, query_range, key_range + first,
+                query_scaled, key_factor + first64, n_padded, m_padded, query_raw, key_raw + first64 * hidden,
+                n - block * BLOCK, m - first, ratio, flip, hidden, hidden_groups, query_range, key_range + first,
                 bits, scale, WIDE, INTERPRET,
             )  # fmt: skip
-            acc = flawed_values(
+            acc = nonfinite_values(
                 acc, tl.exp2(score - total[:, None]), is_allowed(bits), value, first, m, d, d_v, WIDE
             )  # fmt: skip
     at = (batch64 * n + rows[:, None]) * d_v + d
@@ -190,7 +190,7 @@ def forward_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key
 
 
 @triton.jit
-def scores_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key_range, inverse, flip, constants, out,
+def scores_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key_range, ratio, flip, constants, out,
                   n, m, n_padded, m_padded, hidden, hidden_groups, hidden_stored,
                   WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """Raw scores of 16 queries and WIDE keys; grid (query blocks * key tiles * batch)."""
@@ -204,9 +204,9 @@ def scores_kernel(query_scaled, key_plain, query_raw, key_raw, query_range, key_
     columns = tile * WIDE + tl.arange(0, WIDE)
     total = score_total(
         query_scaled + (batch64 * hidden_stored * n_padded + block * BLOCK),
-        key_plain + (batch64 * hidden_stored * m_padded + tile * WIDE), n_padded, m_padded,
+        key_factor + (batch64 * hidden_stored * m_padded + tile * WIDE), n_padded, m_padded,
         query_raw + (batch64 * n + block * BLOCK) * hidden, key_raw + (batch64 * m + tile * WIDE) * hidden,
-        n - block * BLOCK, m - tile * WIDE, inverse, flip, hidden, hidden_groups * 3,
+        n - block * BLOCK, m - tile * WIDE, ratio, flip, hidden, hidden_groups * 3,
         query_range + (batch * n_padded + block * BLOCK), key_range + (batch * m_padded + tile * WIDE),
         BLOCK, WIDE, INTERPRET,
     )  # fmt: skip

@@ -70,7 +70,7 @@ class Weights:
     """What `weights_kernel` computes, and the counts of hidden units, groups of three and of two, and stored
     columns."""
 
-    inverse: Tensor
+    ratio: Tensor
     flip: Tensor
     constants: Tensor
     hidden: int
@@ -84,23 +84,23 @@ def scaled_weights(w_v: Tensor) -> Weights:
     hidden = w_v.shape[0]
     groups, pairs = -(-hidden // 3), -(-hidden // 2)
     stored = max(3 * groups, 2 * pairs)
-    inverse = w_v.new_empty(stored, dtype=torch.float32)
-    flip = torch.empty_like(inverse)
+    ratio = w_v.new_empty(stored, dtype=torch.float32)
+    flip = torch.empty_like(ratio)
     constants = w_v.new_empty(2, dtype=torch.float32)
     block = min(max(power_of_two(stored), 16), 1024)
-    launch(weights_kernel, (1,), w_v, inverse, flip, constants, hidden, stored, BH=block)
-    return Weights(inverse, flip, constants, hidden, groups, pairs, stored)
+    launch(weights_kernel, (1,), w_v, ratio, flip, constants, hidden, stored, BH=block)
+    return Weights(ratio, flip, constants, hidden, groups, pairs, stored)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """exp(2x) of one side, transposed to (B, hidden, rows); scaled by max|w|/w, plain, or both, and their ranges."""
+    """exp(2x) of one side, transposed to (B, hidden, rows); scaled by max|w|/w, unscaled, or both, and their ranges."""
 
     scaled: Tensor
-    plain: Tensor
+    unscaled: Tensor
     ranges: Tensor
-    tops: Tensor
-    flawed: Tensor
+    log2_factors: Tensor
+    nonfinite: Tensor
     parts: Tensor
     rows_padded: int
 
@@ -116,7 +116,7 @@ def value_parts(value: Tensor, rows_padded: int) -> Tensor:
 
 
 def factors(
-    x: Tensor, weights: Weights, wide: int, *, scaled: bool, plain: bool, value: Tensor | None = None
+    x: Tensor, weights: Weights, wide: int, *, scaled: bool, unscaled: bool, value: Tensor | None = None
 ) -> Factors:
     """x (B, rows, hidden), contiguous. `wide` is the largest tile in which the rows will be read."""
     batch, rows, hidden = x.shape
@@ -126,20 +126,21 @@ def factors(
     shape = (batch, weights.stored, size)
     result = Factors(
         scaled=x.new_empty(shape, dtype=torch.float32) if scaled else empty,
-        plain=x.new_empty(shape, dtype=torch.float32) if plain else empty,
+        unscaled=x.new_empty(shape, dtype=torch.float32) if unscaled else empty,
         ranges=x.new_empty((batch, size), dtype=torch.float32),
-        tops=x.new_empty((batch, blocks), dtype=torch.float32),
-        flawed=x.new_empty((batch, blocks), dtype=torch.float32) if value is not None else empty,
+        log2_factors=x.new_empty((batch, blocks), dtype=torch.float32),
+        nonfinite=x.new_empty((batch, blocks), dtype=torch.float32) if value is not None else empty,
         parts=empty if value is None else value_parts(value, size),
         rows_padded=size,
     )
     d_v = 1 if value is None else value.shape[-1]
     launch(
-        factors_kernel, (batch * blocks,), x, weights.inverse, weights.flip, result.scaled, result.plain,
-        result.ranges, result.tops, x if value is None else value, result.parts, result.flawed, rows, size, hidden,
+        factors_kernel, (batch * blocks,), x, weights.ratio, weights.flip, result.scaled, result.unscaled,
+        result.ranges, result.log2_factors, x if value is None else value, result.parts, result.nonfinite, rows, size,
+        hidden,
         -(-weights.stored // 3), weights.stored, d_v, result.parts.shape[-1], result.parts[:1].numel(),
         GROUPS=min(power_of_two(-(-weights.stored // 3)), 32), BV=min(max(power_of_two(d_v), 16), 64), SCALED=scaled,
-        PLAIN=plain, PARTS=0 if value is None else result.parts.shape[0], num_warps=4,
+        UNSCALED=unscaled, PARTS=0 if value is None else result.parts.shape[0], num_warps=4,
     )  # fmt: skip
     return result
 

@@ -28,7 +28,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def reciprocal(x, INTERPRET: tl.constexpr):
-    """1/x within 1 ulp for normal x and 0 for infinity. A plain division costs about four more instructions."""
+    """1/x within 1 ulp for normal x and 0 for infinity. An ordinary division costs about four more instructions."""
     if INTERPRET:
         return 1.0 / x
     else:  # noqa: RET505 (a branch at compile time)
@@ -41,10 +41,10 @@ def reciprocal(x, INTERPRET: tl.constexpr):
 def logistic(x, INTERPRET: tl.constexpr):
     """r = 1/(1 + exp(2x)) and r(1 - r), both without overflow and without cancellation."""
     t = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
-    inverse = reciprocal(1.0 + t, INTERPRET)
-    r = tl.where(x < 0.0, inverse, t * inverse)
+    sigma = reciprocal(1.0 + t, INTERPRET)
+    r = tl.where(x < 0.0, sigma, t * sigma)
     r = tl.where(x == x, r, x)
-    return r, t * inverse * inverse
+    return r, t * sigma * sigma
 
 
 @triton.jit
@@ -54,30 +54,30 @@ def product_terms(narrow, wide, NARROW: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def shared_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden,
+def shared_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """Three terms to a reciprocal. `narrow` and `wide` point to the tile's first row of hidden unit 0."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
     for _ in range(0, hidden, 3):
-        x = tl.load(inverse) + product_terms(narrow, wide, NARROW, WIDE)
-        y = tl.load(inverse + 1) + product_terms(narrow + narrow_stride, wide + wide_stride, NARROW, WIDE)
-        z = tl.load(inverse + 2) + product_terms(narrow + 2 * narrow_stride, wide + 2 * wide_stride, NARROW, WIDE)
+        x = tl.load(ratio) + product_terms(narrow, wide, NARROW, WIDE)
+        y = tl.load(ratio + 1) + product_terms(narrow + narrow_stride, wide + wide_stride, NARROW, WIDE)
+        z = tl.load(ratio + 2) + product_terms(narrow + 2 * narrow_stride, wide + 2 * wide_stride, NARROW, WIDE)
         xy = x * y
         total += ((x + y) * z + xy) * reciprocal(xy * z, INTERPRET)
-        inverse += 3
+        ratio += 3
         narrow += 3 * narrow_stride
         wide += 3 * wide_stride
     return total
 
 
 @triton.jit
-def single_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden,
+def single_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """One reciprocal to a term."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
     for _ in range(hidden):
-        total += reciprocal(tl.load(inverse) + product_terms(narrow, wide, NARROW, WIDE), INTERPRET)
-        inverse += 1
+        total += reciprocal(tl.load(ratio) + product_terms(narrow, wide, NARROW, WIDE), INTERPRET)
+        ratio += 1
         narrow += narrow_stride
         wide += wide_stride
     return total
@@ -93,20 +93,20 @@ def raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW: tl.cons
 
 
 @triton.jit
-def direct_total(narrow, narrow_length, wide, wide_length, inverse, flip, hidden,
+def direct_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """From the projections themselves."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
     for c in range(hidden):
         x = raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW, WIDE)
         r, _ = logistic(x * tl.load(flip + c), INTERPRET)
-        total += r / tl.load(inverse + c)
+        total += r / tl.load(ratio + c)
     return total
 
 
 @triton.jit
 def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, narrow_length, wide_length,
-                inverse, flip, hidden, hidden_padded, narrow_range, wide_range,
+                ratio, flip, hidden, hidden_padded, narrow_range, wide_range,
                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """`total` for the tile, for each pair by the cheapest path that the sum of its own two ranges allows.
 
@@ -118,18 +118,18 @@ def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, 
     largest = tl.max(low) + tl.max(high)
     total = tl.zeros((NARROW, WIDE), tl.float32)
     if largest <= LIMIT_SHARED:
-        total = shared_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden_padded, NARROW, WIDE, INTERPRET)
+        total = shared_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden_padded, NARROW, WIDE, INTERPRET)
     else:
         bound = low + high
         if tl.min(low) + tl.min(high) <= LIMIT_SHARED:
             total = shared_total(
-                narrow, narrow_stride, wide, wide_stride, inverse, hidden_padded, NARROW, WIDE, INTERPRET
+                narrow, narrow_stride, wide, wide_stride, ratio, hidden_padded, NARROW, WIDE, INTERPRET
             )
-        single = single_total(narrow, narrow_stride, wide, wide_stride, inverse, hidden, NARROW, WIDE, INTERPRET)
+        single = single_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden, NARROW, WIDE, INTERPRET)
         total = tl.where(bound <= LIMIT_SHARED, total, single)
         if largest == float("inf"):
             direct = direct_total(
-                narrow_raw, narrow_length, wide_raw, wide_length, inverse, flip, hidden, NARROW, WIDE, INTERPRET
+                narrow_raw, narrow_length, wide_raw, wide_length, ratio, flip, hidden, NARROW, WIDE, INTERPRET
             )
             total = tl.where(bound < float("inf"), total, direct)
     return total

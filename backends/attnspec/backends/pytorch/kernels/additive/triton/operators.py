@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("additive attention on CUDA needs Triton: install triton, or attnspec[triton]") from error
 
-from attnspec.backends.pytorch.kernels.additive.operators import operator
+from attnspec.backends.pytorch.kernels.additive.registration import operator
 from attnspec.backends.pytorch.kernels.additive.triton.backward import delta_kernel, gradient_kernel
 from attnspec.backends.pytorch.kernels.additive.triton.forward import forward_kernel, scores_kernel
 from attnspec.backends.pytorch.kernels.additive.triton.launch import (
@@ -36,10 +36,11 @@ from attnspec.backends.pytorch.kernels.additive.triton.launch import (
     tile,
 )
 from attnspec.backends.pytorch.runtime import autocast
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.first_order import no_second_derivative
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, *HALF_DTYPES)
 # of the products with upstream gradients in float32: three tf32 products, 2^-22
 PRECISION = "tf32x3"
 
@@ -72,13 +73,13 @@ def _attention(
         return out, lse
     shape = tile(m, min(d_v, WIDEST_VALUE))
     weights = scaled_weights(w_v)
-    query = factors(a, weights, BLOCK, scaled=True, plain=False)
-    key = factors(b, weights, shape.wide, scaled=False, plain=True, value=value)
+    query = factors(a, weights, BLOCK, scaled=True, unscaled=False)
+    key = factors(b, weights, shape.wide, scaled=False, unscaled=True, value=value)
     mask_bytes, strides = mask_arguments(mask, a)
     block_d = min(key.parts.shape[-1], WIDEST_VALUE)
     launch(
-        forward_kernel, (batch * query.rows_padded // BLOCK, -(-d_v // block_d)), query.scaled, key.plain, a, b,
-        query.ranges, key.ranges, key.flawed, weights.inverse, weights.flip, weights.constants, value, key.parts,
+        forward_kernel, (batch * query.rows_padded // BLOCK, -(-d_v // block_d)), query.scaled, key.unscaled, a, b,
+        query.ranges, key.ranges, key.nonfinite, weights.ratio, weights.flip, weights.constants, value, key.parts,
         mask_bytes, out, lse, n, m, query.rows_padded, key.rows_padded, hidden, weights.groups, weights.stored, d_v,
         key.parts.shape[-1], key.parts[:1].numel(), inner, *strides, WIDE=shape.wide, BD=block_d, CAUSAL=causal,
         MASK=mask is not None, PARTS=key.parts.shape[0], INTERPRET=INTERPRET, num_warps=shape.warps, num_stages=2,
@@ -133,20 +134,21 @@ def _projection_gradients(
     d_v = 1 if scores else value.shape[2]
     weights = scaled_weights(w_v)
     shapes = {True: tile(n, 1), False: tile(m, 1)}
-    query = factors(a, weights, shapes[True].wide, scaled=True, plain=True)
-    key = factors(b, weights, shapes[False].wide, scaled=False, plain=True)
-    grad_query = torch.zeros_like(query.plain)
-    grad_key = torch.zeros_like(key.plain)
-    r_sum = torch.zeros_like(query.plain)
+    query = factors(a, weights, shapes[True].wide, scaled=True, unscaled=True)
+    key = factors(b, weights, shapes[False].wide, scaled=False, unscaled=True)
+    grad_query = torch.zeros_like(query.unscaled)
+    grad_key = torch.zeros_like(key.unscaled)
+    r_sum = torch.zeros_like(query.unscaled)
     mask_bytes, strides = mask_arguments(mask, a)
     for own_query, target in ((True, grad_query), (False, grad_key)):
         shape = shapes[own_query]
         tiles = (query if own_query else key).rows_padded // shape.wide
         launch(
-            gradient_kernel, (batch * tiles,), query.scaled, query.plain, key.plain, a, b, query.ranges, key.ranges,
-            query.tops, key.tops, weights.inverse, weights.flip, weights.constants, value, mask_bytes, lse, delta,
-            grad, target, r_sum if own_query else target, grad_value, n, m, query.rows_padded, key.rows_padded, hidden,
-            weights.groups, weights.pairs, weights.stored, d_v, inner, *strides, WIDE=shape.wide, BD=16,
+            gradient_kernel, (batch * tiles,), query.scaled, query.unscaled, key.unscaled, a, b, query.ranges,
+            key.ranges, query.log2_factors, key.log2_factors, weights.ratio, weights.flip, weights.constants, value,
+            mask_bytes, lse, delta, grad, target, r_sum if own_query else target, grad_value, n, m, query.rows_padded,
+            key.rows_padded, hidden, weights.groups, weights.pairs, weights.stored, d_v, inner, *strides,
+            WIDE=shape.wide, BD=16,
             OWN_QUERY=own_query, SCORES=scores, CAUSAL=causal, MASK=mask is not None, PRECISION=PRECISION,
             INTERPRET=INTERPRET, num_warps=shape.warps, num_stages=2,
         )  # fmt: skip
@@ -188,12 +190,12 @@ def _scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
         return out
     shape = tile(m, 1)
     weights = scaled_weights(w_v)
-    query = factors(a, weights, BLOCK, scaled=True, plain=False)
-    key = factors(b, weights, shape.wide, scaled=False, plain=True)
+    query = factors(a, weights, BLOCK, scaled=True, unscaled=False)
+    key = factors(b, weights, shape.wide, scaled=False, unscaled=True)
     tiles = key.rows_padded // shape.wide
     launch(
-        scores_kernel, (batch * query.rows_padded // BLOCK * tiles,), query.scaled, key.plain, a, b, query.ranges,
-        key.ranges, weights.inverse, weights.flip, weights.constants, out, n, m, query.rows_padded, key.rows_padded,
+        scores_kernel, (batch * query.rows_padded // BLOCK * tiles,), query.scaled, key.unscaled, a, b, query.ranges,
+        key.ranges, weights.ratio, weights.flip, weights.constants, out, n, m, query.rows_padded, key.rows_padded,
         hidden, weights.groups, weights.stored, WIDE=shape.wide, INTERPRET=INTERPRET, num_warps=shape.warps,
     )  # fmt: skip
     return out
@@ -239,7 +241,7 @@ def check(condition: bool, message: str) -> None:
 
 def lower(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype where autocast is on, as PyTorch's own attention does."""
-    tensors = autocast.taken(*tensors)
+    tensors = autocast.cast(*tensors)
     if len({x.dtype for x in tensors}) > 1 or tensors[0].dtype not in DTYPES:
         raise TypeError(f"dtypes must be one of float32, bfloat16, float16, got {[x.dtype for x in tensors]}")
     return tensors

@@ -9,15 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.additive.operators import operator
-from attnspec.backends.pytorch.kernels.llvm.threads import compiled, launch, thread_count, word
+from attnspec.backends.pytorch.kernels.additive.registration import operator
+from attnspec.backends.pytorch.kernels.llvm.threads import launch, thread_count
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.transforms import ordinary, taken_over
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from . import pages
-from .cpu import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers
-from .layout import Arguments, Factors, Weight, bits, blocks, entry_index, flatten, lanes, padded, row_stride
-from .step import step_kernel
+from .arguments import Terms, attention_scratch
+from .attention import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers
+from .layout import Factors, Weight, bits, blocks, entry_index, flatten, lanes, padded, row_stride
+from .step import Step, step_kernel
+
+# words that change from step to step
+QUERY_RAW, QUERY_FACTOR = Step.terms + Terms.query_raw, Step.terms + Terms.query_factor
+OUTPUT, SCRATCH, REDO, MASK = Step.output, Step.scratch, Step.redo, Step.mask
 
 
 @dataclass(frozen=True)
@@ -25,22 +30,22 @@ class Prepared:
     """Tensors that a step reads, beside the keys and values as given.
 
     `raw` holds the keys in the compute type where the given ones are in another, or not contiguous, else nothing;
-    `value` is finite, and `spoiled` tells whether the given one was not.
+    `value` is finite; `nonfinite` says whether the given one was not.
     """
 
     raw: Tensor
     factor: Tensor
     flag: Tensor
-    top_flag: Tensor
-    largest: Tensor
-    top: Tensor
+    maximum_flag: Tensor
+    group_maximum: Tensor
+    maximum: Tensor
     w_v: Tensor
     ratio: Tensor
     offset: Tensor
     minus_two_scale: Tensor
     unit: Tensor
     value: Tensor
-    spoiled: Tensor
+    nonfinite: Tensor
 
     def tensors(self) -> list[Tensor]:
         """All of them, in order."""
@@ -61,30 +66,32 @@ def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     values = flatten(value, value.shape[:-2], compute)[0]
     whole, clean = finite_registers(values)
     raw = keys.raw.new_empty(0) if _as_given(b) else keys.raw
-    return Prepared(raw, keys.factor, keys.flag, keys.top_flag, keys.largest, keys.top, weight.raw, weight.ratio,
-                    weight.offset, weight.minus_two_scale, weight.unit, pages.copy(whole),
-                    torch.tensor([not clean], device="cpu")).tensors()  # fmt: skip
+    nonfinite = torch.tensor([not clean], device="cpu")
+    return Prepared(
+        raw, keys.factor, keys.flag, keys.maximum_flag, keys.group_maximum, keys.maximum,
+        weight.raw, weight.ratio, weight.offset, weight.minus_two_scale, weight.unit, pages.copy(whole), nonfinite,
+    ).tensors()  # fmt: skip
 
 
 @keys_op.register_fake
 def _(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     (m, h), compute = b.shape[-2:], compute_type(b.dtype)
     own = b.new_empty(0, dtype=compute)
-    entries, count, wide = b.shape[:-2].numel(), blocks(m, own), -(-value.shape[-1] // lanes(own)) * lanes(own)
+    entries, count, d_padded = b.shape[:-2].numel(), blocks(m, own), -(-value.shape[-1] // lanes(own)) * lanes(own)
     return Prepared(
         raw=own if _as_given(b) else own.new_empty(entries, m, h),
         factor=own.new_empty(entries, count, h, padded(1, own)),
         flag=own.new_empty(entries, padded(m, own)),
-        top_flag=own.new_empty(()),
-        largest=own.new_empty(entries, count, h),
-        top=own.new_empty(h),
+        maximum_flag=own.new_empty(()),
+        group_maximum=own.new_empty(entries, count, h),
+        maximum=own.new_empty(h),
         w_v=own.new_empty(h),
         ratio=own.new_empty(h),
         offset=own.new_empty(1),
         minus_two_scale=own.new_empty(1),
         unit=own.new_empty(1),
-        value=own.new_empty(value.shape[:-2].numel(), m, wide),
-        spoiled=own.new_empty(1, dtype=torch.bool),
+        value=own.new_empty(value.shape[:-2].numel(), m, d_padded),
+        nonfinite=own.new_empty(1, dtype=torch.bool),
     ).tensors()
 
 
@@ -98,14 +105,14 @@ def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: T
     """Context (*batch, d_v) of one query (*batch, h) for each source; mask (*batch, m)."""
     source, (m, h), d = Prepared(*prepared), b.shape[-2:], value.shape[-1]
     raw = b.reshape(-1, m, h) if _as_given(b) else source.raw
-    keys = Factors(raw, source.factor, source.flag, source.top_flag, source.largest, source.top)
+    keys = Factors(raw, source.factor, source.flag, source.maximum_flag, source.group_maximum, source.maximum)
     weight = Weight(source.w_v, source.ratio, source.offset, source.minus_two_scale, source.unit)
     batch = broadcast(a.shape[:-1], b.shape[:-2], value.shape[:-2], mask.shape[:-1] if mask is not None else ())
     query, a_index = flatten(a.unsqueeze(-2), batch, raw.dtype)
     b_index, value_index = entry_index(b.shape[:-2], batch), entry_index(value.shape[:-2], batch)
     row = None if mask is None else mask.unsqueeze(-2)
     rows = None if row is None else MaskRows.of(row, batch, 1, m)
-    weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.spoiled else None
+    weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.nonfinite else None
     output = attend(query, keys, weight, source.value, a_index, b_index, value_index, rows, False, weights)[..., :d]
     if weights is not None:
         allowed = attendable(row, False, batch, 1, m)
@@ -125,40 +132,43 @@ def step(prepared: Prepared, a: Tensor, b: Tensor, value: Tensor, mask: Tensor |
     return output
 
 
-def at_once(prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> "Step | None":
-    """Steps in one call, if these are numbers in memory, finite values, and one batch."""
-    usual = not taken_over() and all(ordinary(x) for x in (b, w_v, value)) and b.shape[:-2] == value.shape[:-2]
-    return Step(prepared, b, w_v, value) if usual and not prepared.spoiled else None
+def fused(prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> "FusedStep | None":
+    """Steps in one call of a kernel, for addressable operands, finite values and equal batches; else None."""
+    serves = not intercepted() and all(addressable(x) for x in (b, w_v, value)) and b.shape[:-2] == value.shape[:-2]
+    return FusedStep(prepared, b, w_v, value) if serves and not prepared.nonfinite else None
 
 
-class Step:
-    """Steps of a cache in one call of a kernel, as long as nothing asks for more.
+class FusedStep:
+    """Decoding steps with one cache, each a single call of a kernel.
 
-    Raises nothing: ``__call__`` gives None for what is left to `step`.
+    Never raises: ``__call__`` gives None for what it leaves to `step`.
     """
 
     def __init__(self, prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> None:
         batch, (m, h), d = b.shape[:-2], b.shape[-2:], value.shape[-1]
-        entries, own, wide = batch.numel(), prepared.factor.new_empty(0), prepared.value.shape[2]
-        self.shape, self.output, self.mask = (*batch, h), (entries, 1, wide), (*batch, m)
+        entries, own, d_padded = batch.numel(), prepared.factor.new_empty(0), prepared.value.shape[2]
+        self.shape, self.output, self.mask = (*batch, h), (entries, 1, d_padded), (*batch, m)
         self.final, self.dtype, self.compute, self.given = (*batch, d), b.dtype, own.dtype, (b, w_v, value)
-        self.kernel = compiled(step_kernel, bits(own))
-        self.threads_of = entries, entries * m * (h + wide)
-        self.scratch = row_stride(m, own) + 64 + wide
+        self.kernel = step_kernel(bits(own))
+        self.threads_of = entries, entries * m * (h + d_padded)
+        stride = row_stride(m, own)
+        self.scratch = sum(attention_scratch(bits(own), 1, stride, d_padded))
         index = entry_index(batch, batch)
         self.useful = True
-        arguments: Arguments = {
-            "tasks": entries, "batches": entries, "chunks": 1, "n": 1, "m": m, "h": h, "causal": 0,
-            "stride": row_stride(m, own), "scratch_size": self.scratch, "d": wide,
-            "a_index": index, "b_index": index, "value_index": index, "mask_index": index * m,
-            "key_factor": prepared.factor, "scale": prepared.ratio, "offset": prepared.offset,
-            "minus_two_scale": prepared.minus_two_scale, "unit": prepared.unit, "value": prepared.value,
-            "key_top": prepared.top, "key_top_flag": prepared.top_flag,
-        }  # fmt: skip
-        # which keeps the tensors alive whose addresses are among the words
+        arguments = Step(
+            tasks=entries, batches=entries, chunks=1, n=1, m=m, h=h, causal=False, stride=stride,
+            scratch=own.new_empty(0, self.scratch), a_index=index, b_index=index, value_index=index,
+            mask=None, mask_index=index * m, mask_row=0, value=prepared.value, d=d_padded, output=own, weights=None,
+            terms=Terms(
+                query_factor=own, key_factor=prepared.factor, ratio=prepared.ratio, offset=prepared.offset,
+                minus_two_scale=prepared.minus_two_scale, unit=prepared.unit, clamp_tiles=None, direct=False,
+                query_raw=own, key_raw=None, weight=prepared.w_v, query_flag=own, key_flag=prepared.flag,
+            ),
+            key_maximum=prepared.maximum, key_maximum_flag=prepared.maximum_flag, redo=array("q", [0]),
+        )  # fmt: skip
+        # kept alive: their addresses are among the words
         self.arguments = arguments
-        self.words = [word(arguments.get(field)) for field in self.kernel.fields]
-        self.place = {field: i for i, field in enumerate(self.kernel.fields)}
+        self.words = arguments.to_words()
 
     def __call__(self, a: Tensor, mask: Tensor | None) -> Tensor | None:
         """Context (*batch, d) of one query (*batch, h) for each source; mask (*batch, m)."""
@@ -167,24 +177,24 @@ class Step:
             and a.shape == self.shape
             and a.dtype is self.dtype
             and a.is_contiguous()
-            and ordinary(a)
+            and addressable(a)
             and (
                 mask is None
-                or (mask.shape == self.mask and mask.dtype is torch.bool and ordinary(mask) and mask.is_contiguous())
+                or (mask.shape == self.mask and mask.dtype is torch.bool and addressable(mask) and mask.is_contiguous())
             )
             and not (torch.is_grad_enabled() and (a.requires_grad or any(x.requires_grad for x in self.given)))
-            and not taken_over()
+            and not intercepted()
         )
         if not fits:
             return None
         threads, a = thread_count(*self.threads_of), a.to(self.compute)
         output, factor = a.new_empty(self.output), torch.empty_like(a)
         scratch, redo = a.new_empty(threads * self.scratch), array("q", [0])
-        words, place = self.words.copy(), self.place
-        words[place["query_raw"]], words[place["query_factor"]] = a.data_ptr(), factor.data_ptr()
-        words[place["output"]], words[place["scratch"]] = output.data_ptr(), scratch.data_ptr()
-        words[place["redo"]] = redo.buffer_info()[0]
-        words[place["mask"]] = 0 if mask is None else mask.data_ptr()
+        words = self.words.copy()
+        words[QUERY_RAW], words[QUERY_FACTOR] = a.data_ptr(), factor.data_ptr()
+        words[OUTPUT], words[SCRATCH] = output.data_ptr(), scratch.data_ptr()
+        words[REDO] = redo.buffer_info()[0]
+        words[MASK] = 0 if mask is None else mask.data_ptr()
         launch(self.kernel, threads, words)
         if redo[0]:
             self.useful = False

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.additive.operators import operator
+from attnspec.backends.pytorch.kernels.additive.registration import operator
 
-from .cuda import attention, check, common_batch, join, lower
 from .launch import INTERPRET, compact_mask, launch, mask_arguments, padded, power_of_two
+from .operators import attention, check, common_batch, join, lower
 from .step import combine_kernel, step_kernel
 
 

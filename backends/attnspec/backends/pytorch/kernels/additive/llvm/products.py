@@ -1,0 +1,64 @@
+"""Products of weights and values, in tiles that stay in registers or along the order of memory."""
+
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
+
+from .tiles import PRODUCT_VECTORS
+
+AHEAD = 16384
+"""Bytes of values that a single row asks for before it needs them."""
+
+
+def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step: Value, inner: tuple[Value, Value],
+                 vectors: RealPointer, d: Value, finish: "Finish") -> None:  # fmt: skip
+    """Rows r of sum_t scalars[rows[r] + t*inner_step] * vectors[t, :], t in `inner`, d a multiple of lanes."""
+    step = PRODUCT_VECTORS * k.lanes
+
+    def columns(first: Value, count: int) -> None:
+        sums = [[Variable(k, k.full(0.0)) for _ in range(count)] for _ in rows]
+        with k.loop(inner[0], inner[1]) as t:
+            vs = [k.load(vectors, t * d + first + c * k.lanes) for c in range(count)]
+            for r, row in enumerate(rows):
+                s = k.broadcast(scalars, row + t * inner_step)
+                for c in range(count):
+                    sums[r][c].set(k.fma(s, vs[c], sums[r][c].get()))
+        for r in range(len(rows)):
+            finish(r, first, [s.get() for s in sums[r]])
+
+    whole = d // step * step
+    with k.loop(0, whole, step) as first:
+        columns(first, PRODUCT_VECTORS)
+    with k.loop(whole, d, k.lanes) as first:
+        columns(first, 1)
+
+
+def emit_row_product(k: Kernel, scalars: RealPointer, inner: tuple[Value, Value], vectors: RealPointer, d: Value,
+                     sums: RealPointer, finish: "Finish") -> None:  # fmt: skip
+    """The product for one row: reads the vectors in the order of memory, and keeps its d sums at `sums`."""
+    with k.loop(0, d, k.lanes) as c:
+        k.store(k.full(0.0), sums, c)
+
+    # One vector at a time: several would be as many streams of memory, and each as much slower.
+    with k.loop(inner[0], inner[1]) as t:
+        share = k.broadcast(scalars, t)
+        with k.loop(0, d, k.lanes) as c:
+            k.prefetch(vectors, t * d + c + AHEAD // k.size)
+            k.store(k.fma(share, k.load(vectors, t * d + c), k.load(sums, c)), sums, c)
+    with k.loop(0, d, k.lanes) as c:
+        finish(0, c, [k.load(sums, c)])
+
+
+class Finish:
+    """Stores row r of a product, times the r-th real of `scale`, if that row exists."""
+
+    def __init__(self, k: Kernel, base: RealPointer, offset: Value, stride: Value, count: Value,
+                 scale: RealPointer | None = None) -> None:  # fmt: skip
+        self.k, self.base, self.offset, self.stride, self.count, self.scale = k, base, offset, stride, count, scale
+
+    def __call__(self, row: int, first: Value, sums: list[Value]) -> None:
+        """Columns from `first` on."""
+        k = self.k
+        with k.when(self.count.compare(">", row)):
+            for c, total in enumerate(sums):
+                scaled = total if self.scale is None else total * k.broadcast(self.scale, row)
+                k.store(scaled, self.base, self.offset + self.stride * row + first + c * k.lanes)

@@ -1,0 +1,185 @@
+"""Additive scores for one block of query rows, from factors.
+
+With E = exp(2a) and F = exp(2b), tanh(a+b) = 1 - 2/(1 + EF), so that with k = max|w|/w
+
+    sum_h w tanh(a+b) = sum_h w - 2 max|w| sum_h 1/X,    X = k(1 + EF) = E'F + k,  E' = kE.
+
+Three units share one division, 1/X + 1/Y + 1/Z = ((X+Y)Z + XY)/(XYZ): with the weight inside X the numerator of a pair
+costs an addition only. On a processor with one 512-bit multiply-add a cycle and a division every six (Zen 4), three is
+the best number: measured 21 G terms/s for threes, 20 for fours, 19 for pairs, 14-17 for estimates with a Newton step.
+
+X is clamped to the cube root of the largest real, where 1/X no longer counts; a tile whose factors cannot reach the
+clamp skips it and computes the same bits. A pair (query, key) in which both |a| and |b| are large has no factors: there
+the kernel takes exp(2(a+b)) itself ("direct"), lane by lane, so that no result depends on another query or key.
+"""
+
+from collections.abc import Callable
+
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
+
+from .arguments import Scores, Scoring
+from .factors import DIRECT_FLAGS
+from .tiles import CHUNK, KEY_TILE, ROW_TILE, key_lanes
+
+AHEAD = 8192
+"""Bytes of key factors that a single query asks for before it needs them."""
+
+
+def capacity(bits: int, units: int) -> float:
+    """The clamp of X where `units` of them are multiplied."""
+    return 2.0 ** ((126 if bits == 32 else 1020) // units)
+
+
+class Block:
+    """The block of scores of one task: a batch entry and a chunk of query rows."""
+
+    def __init__(self, k: Kernel[Scoring], task: Value, rows: int) -> None:
+        g = k.argument
+        self.batch = task % g.batches
+        # the last chunk first: under a causal mask it is the longest
+        self.chunk = g.chunks - (task // g.batches) - 1
+        self.first = self.chunk * rows
+        self.rows = k.minimum(g.n - self.first, k.integer(rows))
+        visible = k.minimum(g.m, self.first + rows)
+        self.keys = k.select(g.causal.is_nonzero(), visible, g.m)
+        self.key_blocks = (self.keys + (key_lanes(k.bits) - 1)) // key_lanes(k.bits)
+        self.padded = (g.m + (key_lanes(k.bits) - 1)) // key_lanes(k.bits) * key_lanes(k.bits)
+        self.stride = g.stride
+        self.scores = g.scratch.of(k.thread)
+
+
+def shared_quotient(k: Kernel, x: list[Value]) -> Value:
+    """Sum of the reciprocals of one, two or three values by one division."""
+    if len(x) == 1:
+        return k.full(1.0) / x[0]
+    if len(x) == 2:
+        return (x[0] + x[1]) / (x[0] * x[1])
+    pair = x[0] * x[1]
+    return k.fma(x[0] + x[1], x[2], pair) / (pair * x[2])
+
+
+def _clamp(k: Kernel, x: Value, units: int) -> Value:
+    bound = capacity(k.bits, units)
+    return k.maximum(k.minimum(x, k.full(bound)), k.full(-bound))
+
+
+def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: bool) -> list[list[Value]]:
+    """Scores of a tile from the factors; `rows` are offsets of query rows in units."""
+    g, lanes, h = k.argument.terms, k.lanes, k.argument.h
+    sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
+
+    def group(units: list[Value]) -> None:
+        ks = [k.broadcast(g.ratio, u) for u in units]
+        fs = [[k.load(keys, u * (KEY_TILE * lanes) + t * lanes) for u in units] for t in range(KEY_TILE)]
+        for row, total in zip(rows, sums, strict=True):
+            es = [k.broadcast(g.query_factor, row + u) for u in units]
+            for t in range(KEY_TILE):
+                xs = [k.fma(e, f, c) for e, f, c in zip(es, fs[t], ks, strict=True)]
+                total[t].add(shared_quotient(k, [_clamp(k, x, len(units)) for x in xs] if clamp else xs))
+
+    whole = h // 3 * 3
+    with k.loop(0, whole, 3) as u:
+        if len(rows) == 1:  # one query: the time is that of reading the factors
+            for i in range(3 * KEY_TILE):
+                k.prefetch(keys, u * (KEY_TILE * lanes) + i * lanes + AHEAD // k.size)
+        group([u, u + 1, u + 2])
+    with k.when((h - whole).compare("==", 1)):
+        group([whole])
+    with k.when((h - whole).compare("==", 2)):
+        group([whole, whole + 1])
+    offset, scale = k.broadcast(g.offset, 0), k.broadcast(g.minus_two_scale, 0)
+    return [[k.fma(scale, s.get(), offset) for s in row] for row in sums]
+
+
+def _direct(k: Kernel[Scoring], rows: list[Value], keys: RealPointer) -> list[list[Value]]:
+    """Scores of a tile from a and b themselves."""
+    g, lanes = k.argument.terms, k.lanes
+    sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
+    with k.loop(0, k.argument.h) as u:
+        weight = k.broadcast(g.weight, u)
+        for t in range(KEY_TILE):
+            b = k.load(keys, u * (KEY_TILE * lanes) + t * lanes)
+            for row, total in zip(rows, sums, strict=True):
+                total[t].add(weight / (direct_exponential(k, k.broadcast(g.query_raw, row + u) + b) + 1.0))
+    offset = k.broadcast(g.offset, 0)
+    return [[k.fma(k.full(-2.0), s.get(), offset) for s in row] for row in sums]
+
+
+def direct_exponential(k: Kernel, x: Value) -> Value:
+    """exp(2x), finite unless x is NaN."""
+    top = k.full(40.0 if k.bits == 32 else 300.0)
+    return exp(k, k.select(x.compare(">", top), top, x) * 2.0)
+
+
+def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
+                look_up: Callable[[Variable, list[Value], Value], None] | None = None) -> None:  # fmt: skip
+    """Scores of the block, in units.
+
+    `look_up` sets a variable to 0 where no query of a tile may attend to any key of it, from the numbers of the queries
+    and of the first key; such tiles are skipped.
+    """
+    g, terms, lanes, h = k.argument, k.argument.terms, k.lanes, k.argument.h
+    a_batch = k.load_int(g.a_index, block.batch)
+    b_batch = k.load_int(g.b_index, block.batch)
+    width = KEY_TILE * lanes
+    with k.loop(0, block.key_blocks) as j:
+        key_offset = (b_batch * block.padded + j * width) * h
+        keys = terms.key_factor + key_offset
+        with k.loop(0, block.rows, row_tile) as i:
+            numbers = [k.minimum(block.first + i + t, g.n - 1) for t in range(row_tile)]
+            needed = Variable(k, k.integer(1))
+            if look_up is not None:
+                look_up(needed, numbers, j * width)
+            with k.when(needed.get().is_nonzero()):
+                rows = [(a_batch * g.n + r) * h for r in numbers]
+                target = [(i + t) * block.stride + j * width for t in range(row_tile)]
+                clamped = Variable(k, k.integer(0))
+                with k.when(terms.clamp_tiles.is_given()):
+                    clamped.set(k.load_byte(terms.clamp_tiles, (b_batch * (block.padded // width) + j)))
+                with k.when(clamped.get().is_zero()) as otherwise:
+                    _store(k, block, target, _factored(k, rows, keys, clamp=False))
+                with otherwise():
+                    _store(k, block, target, _factored(k, rows, keys, clamp=True))
+                with k.when(terms.direct.is_nonzero()):
+                    _emit_direct(k, block, rows, target, key_offset, [a_batch * g.n + r for r in numbers],
+                                 b_batch * block.padded + j * width)  # fmt: skip
+
+
+def _store(k: Kernel, block: Block, target: list[Value], scores: list[list[Value]]) -> None:
+    for offset, row in zip(target, scores, strict=True):
+        for t, score in enumerate(row):
+            k.store(score, block.scores, offset + t * k.lanes)
+
+
+def _emit_direct(k: Kernel[Scoring], block: Block, rows: list[Value], target: list[Value], key_offset: Value,
+                 query_numbers: list[Value], key_number: Value) -> None:  # fmt: skip
+    """Replace the scores of the pairs that have no factors."""
+    g = k.argument.terms
+    flags = [k.load(g.key_flag, key_number + t * k.lanes) for t in range(KEY_TILE)]
+    direct = [[(k.broadcast(g.query_flag, q) + f).compare(">=", DIRECT_FLAGS) for f in flags] for q in query_numbers]
+    every = [pair for row in direct for pair in row]
+    some = every[0]
+    for pair in every[1:]:
+        some = some | pair
+    with k.when(k.any(some)):
+        for offset, chosen, scores in zip(target, direct, _direct(k, rows, g.key_raw + key_offset), strict=True):
+            for t in range(KEY_TILE):
+                old = k.load(block.scores, offset + t * k.lanes)
+                k.store(k.select(chosen[t], scores[t], old), block.scores, offset + t * k.lanes)
+
+
+@compiled
+def scores_kernel(bits: int) -> Kernel[Scores]:
+    """Raw scores, (batches, n, m)."""
+    k = Kernel("scores", Scores, bits)
+    g = k.argument
+    with k.tasks(g.tasks) as task:
+        block = Block(k, task, CHUNK)
+        emit_scores(k, block, ROW_TILE)
+        with k.loop(0, block.rows) as i, k.loop(0, g.m, k.lanes) as j:
+            row = (block.batch * g.n + block.first + i) * g.m
+            score = k.load(block.scores, i * block.stride + j) * k.broadcast(g.terms.unit, 0)
+            k.store_lanes(score, k.lanes_below(g.m - j), g.output, row + j)
+    return k

@@ -1,0 +1,21 @@
+"""Sizes of the tiles of additive attention, as registers allow, and of the blocks in which keys are stored."""
+
+from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+
+HAS_512_BITS = register_bytes() == 64
+
+ROW_TILE = 4
+"""Query rows whose scores are in registers at once, against `KEY_TILE` vectors of keys."""
+KEY_TILE = 2 if HAS_512_BITS else 1
+
+PRODUCT_ROWS = 6 if HAS_512_BITS else 4
+"""Rows of a product whose sums are in registers at once, `PRODUCT_VECTORS` vectors of each."""
+PRODUCT_VECTORS = 4 if HAS_512_BITS else 2
+
+CHUNK = 24
+"""Query rows of one task, a multiple of the rows of both tiles."""
+
+
+def key_lanes(bits: int) -> int:
+    """Keys in one block of the key factors."""
+    return KEY_TILE * register_bytes() * 8 // bits

@@ -1,0 +1,118 @@
+"""Arguments that the forward and the backward kernel share: strided operands, padded sizes, scratch memory."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Kind, Real, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.memory import Memory
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, Pointer, RealPointer, Value
+
+from .tiles import width
+
+KEYS = 64
+"""Keys in a block."""
+
+AnyPointer = TypeVar("AnyPointer", bound=Pointer)
+
+
+@dataclass(frozen=True)
+class Strided(Generic[AnyPointer]):
+    """An operand (b, h, rows, columns) in a kernel: its address, and the strides of all dimensions but the last."""
+
+    base: AnyPointer
+    batch: Value
+    head: Value
+    row: Value
+
+    def of_head(self, batch: Value, head: Value) -> AnyPointer:
+        """Address of the first row of a head."""
+        return self.base + (batch * self.batch + head * self.head)
+
+
+def _strided(given: Tensor) -> tuple[int, int, int, int]:
+    """Address and strides, 0 along a dimension of size 1, which is read as often as the others are long."""
+    (b, h, rows, _), strides = given.shape, given.stride()
+    return given.data_ptr(), strides[0] if b > 1 else 0, strides[1] if h > 1 else 0, strides[2] if rows > 1 else 0
+
+
+class StridedReals(Kind[Tensor, Strided[RealPointer]]):
+    """Reals (b, h, rows, columns), with contiguous rows."""
+
+    words = 4
+    to_words = staticmethod(_strided)
+
+    @staticmethod
+    def read(k: Memory, words: IntPointer, first: int) -> Strided[RealPointer]:
+        """Address and strides."""
+        base, *strides = (k.load_int(words, first + i) for i in range(4))
+        return Strided(RealPointer(base), *strides)
+
+
+class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
+    """Booleans (b, h, rows, columns), with contiguous rows, or None."""
+
+    words = 4
+
+    @staticmethod
+    def to_words(given: Tensor | None) -> tuple[int, int, int, int]:
+        """Zeros for None."""
+        return (0, 0, 0, 0) if given is None else _strided(given)
+
+    @staticmethod
+    def read(k: Memory, words: IntPointer, first: int) -> Strided[BytePointer]:
+        """Address and strides."""
+        base, *strides = (k.load_int(words, first + i) for i in range(4))
+        return Strided(BytePointer(base), *strides)
+
+
+class Operands(Arguments):
+    """A call of attention with its output, and with the two numbers for each query that the backward pass needs.
+
+    ``log2_scale`` is the scale of the scores, times log₂ e. ``maximum`` (b, h, n) is the largest score of a row before
+    the scale, ``reciprocal`` (b, h, n) is 1/Σ exp(score − maximum); both are 0 where no key is attendable.
+    """
+
+    query_blocks: Size
+    heads: Size
+    n: Size
+    m: Size
+    d: Size
+    d_v: Size
+    d_padded: Size
+    v_padded: Size
+    causal: Flag
+    log2_scale: Real
+    query: StridedReals
+    key: StridedReals
+    value: StridedReals
+    mask: OptionalStridedBooleans
+    output: StridedReals
+    maximum: Reals
+    reciprocal: Reals
+
+
+def padded(columns: int, bits: int) -> int:
+    """Columns rounded up to whole tiles."""
+    return -(-columns // width(bits)) * width(bits)
+
+
+def _mask_bits(bits: int) -> int:
+    """Reals that take as much memory as 64 bits of a mask for each query of a block."""
+    return 64 // bits * width(bits)
+
+
+def forward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
+    """Reals of a thread: transposed queries, scores and then weights, the transposed output, bits of the mask."""
+    queries = width(bits)
+    return d_padded * queries, KEYS * queries, v_padded * queries, _mask_bits(bits)
+
+
+def backward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
+    """Reals of a thread, in the order of the fields of `backward.Scratch`."""
+    queries = width(bits)
+    of_query, of_value = d_padded * queries, v_padded * queries
+    return (
+        of_query, of_value, of_query, of_value, of_query, KEYS * queries, KEYS * queries, queries, _mask_bits(bits)
+    )  # fmt: skip

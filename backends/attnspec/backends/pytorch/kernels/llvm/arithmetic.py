@@ -1,0 +1,87 @@
+"""Arithmetic of a kernel beside the operators of its values: choices, sums of lanes, bits."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import llvmlite.ir as ir
+
+from attnspec.backends.pytorch.kernels.llvm.values import BIT, INT, INT32, Builder, RealPointer, Value
+
+Choice = TypeVar("Choice", Value, RealPointer)
+
+
+class Arithmetic(Builder):
+    """A function with arithmetic."""
+
+    def fma(self, x: Value, y: Value, z: Value) -> Value:
+        """x*y + z, in one instruction where the machine has it."""
+        signature = ir.FunctionType(self.vector, [self.vector] * 3)
+        return self.intrinsic(f"llvm.fmuladd.{self.suffix}", signature, [x.ssa, y.ssa, z.ssa])
+
+    def select(self, condition: Value, yes: Choice, no: Choice) -> Choice:
+        """`yes` where the condition holds, else `no`."""
+        if isinstance(yes, RealPointer):
+            return RealPointer(self.select(condition, yes.address, no.address))
+        return Value(self, self.builder.select(condition.ssa, yes.ssa, no.ssa))
+
+    def negation(self, booleans: Value) -> Value:
+        """True where false."""
+        return Value(self, self.builder.not_(booleans.ssa))
+
+    def minimum(self, x: Value, y: Value) -> Value:
+        """x where x < y, else y (also where x is NaN)."""
+        return self.select(x.compare("<", y), x, y)
+
+    def maximum(self, x: Value, y: Value) -> Value:
+        """x where x > y, else y (also where x is NaN)."""
+        return self.select(x.compare(">", y), x, y)
+
+    def magnitude(self, x: Value) -> Value:
+        """|x|; NaN stays."""
+        return self.maximum(x, self.full(0.0) - x)
+
+    # lanes of a vector
+    def lane_numbers(self) -> Value:
+        """0, 1, ... in the lanes, 32-bit integers."""
+        return Value(self, ir.Constant(ir.VectorType(INT32, self.lanes), list(range(self.lanes))))
+
+    def lanes_below(self, count: Value) -> Value:
+        """Booleans: lane number < count."""
+        b = self.builder
+        count32 = b.trunc(self.minimum(count, self.integer(self.lanes)).ssa, INT32)
+        return Value(self, b.icmp_signed("<", self.lane_numbers().ssa, self.splat(count32)))
+
+    def lanes_from(self, count: Value) -> Value:
+        """Booleans: lane number >= count."""
+        return self.negation(self.lanes_below(count))
+
+    def any(self, booleans: Value) -> Value:
+        """Whether any lane is true."""
+        packed = self.builder.bitcast(booleans.ssa, ir.IntType(self.lanes))
+        return Value(self, self.builder.icmp_unsigned("!=", packed, ir.IntType(self.lanes)(0)))
+
+    def _fold(self, value: Value, combine: Callable[[Value, Value], Value]) -> Value:
+        step = self.lanes // 2
+        while step:
+            order = ir.Constant(ir.VectorType(INT32, self.lanes), [(i + step) % self.lanes for i in range(self.lanes)])
+            undefined = ir.Constant(self.vector, ir.Undefined)
+            value = combine(value, Value(self, self.builder.shuffle_vector(value.ssa, undefined, order)))
+            step //= 2
+        return value
+
+    def sum(self, value: Value) -> Value:
+        """Sum of the lanes, in every lane, in a fixed order."""
+        return self._fold(value, lambda x, y: x + y)
+
+    def max(self, value: Value) -> Value:
+        """The largest lane, in every lane."""
+        return self._fold(value, self.maximum)
+
+    # bits of an integer
+    def lowest_bit(self, bits: Value) -> Value:
+        """The number of the lowest bit that is set; 64 if none is."""
+        return self.intrinsic("llvm.cttz.i64", ir.FunctionType(INT, [INT, BIT]), [bits.ssa, BIT(0)])
+
+    def bit_length(self, bits: Value) -> Value:
+        """One more than the number of the highest bit that is set; 0 if none is."""
+        return self.intrinsic("llvm.ctlz.i64", ir.FunctionType(INT, [INT, BIT]), [bits.ssa, BIT(0)]) * -1 + 64

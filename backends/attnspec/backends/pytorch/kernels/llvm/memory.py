@@ -1,0 +1,132 @@
+"""Loads and stores of a kernel. An element is given by the pointer to its array and its number."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import llvmlite.ir as ir
+
+from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic
+from attnspec.backends.pytorch.kernels.llvm.values import (
+    BIT,
+    BYTE,
+    INT,
+    INT32,
+    POINTER,
+    BytePointer,
+    IntPointer,
+    RealPointer,
+    Value,
+)
+
+Index: TypeAlias = "Value | int"
+
+
+class Memory(Arithmetic):
+    """A function that reads and writes arrays."""
+
+    # reals
+    def load(self, base: RealPointer, element: Index) -> Value:
+        """Consecutive reals from an element on."""
+        return Value(self, self.builder.load(base.at(element), typ=self.vector, align=self.size))
+
+    def store(self, value: Value, base: RealPointer, element: Index) -> None:
+        """Store all lanes from an element on."""
+        self.builder.store(value.ssa, base.at(element), align=self.size)
+
+    def broadcast(self, base: RealPointer, element: Index) -> Value:
+        """One real in every lane."""
+        return Value(self, self.splat(self.builder.load(base.at(element), typ=self.scalar, align=self.size)))
+
+    def store_first(self, value: Value, base: RealPointer, element: Index) -> None:
+        """Store the first lane only."""
+        scalar = self.builder.extract_element(value.ssa, INT32(0))
+        self.builder.store(scalar, base.at(element), align=self.size)
+
+    def gather(self, base: RealPointer, elements: Sequence[Value]) -> Value:
+        """A vector of the given elements, one for each lane."""
+        vector = ir.Constant(self.vector, ir.Undefined)
+        for lane, element in enumerate(elements):
+            scalar = self.builder.load(base.at(element), typ=self.scalar, align=self.size)
+            vector = self.builder.insert_element(vector, scalar, INT32(lane))
+        return Value(self, vector)
+
+    def load_lanes(self, inside: Value, base: RealPointer, element: Index) -> Value:
+        """The lanes marked in `inside`; other lanes are 0 and are not read."""
+        signature = ir.FunctionType(self.vector, [POINTER, INT32, ir.VectorType(BIT, self.lanes), self.vector])
+        arguments = [base.at(element), INT32(self.size), inside.ssa, self.full(0.0).ssa]
+        return self.intrinsic(f"llvm.masked.load.{self.suffix}.p0", signature, arguments)
+
+    def store_lanes(self, value: Value, inside: Value, base: RealPointer, element: Index) -> None:
+        """Store the lanes marked in `inside`."""
+        signature = ir.FunctionType(ir.VoidType(), [self.vector, POINTER, INT32, ir.VectorType(BIT, self.lanes)])
+        arguments = [value.ssa, base.at(element), INT32(self.size), inside.ssa]
+        self.intrinsic(f"llvm.masked.store.{self.suffix}.p0", signature, arguments)
+
+    def prefetch(self, base: RealPointer, element: Index) -> None:
+        """Ask for the cache line of an element that will be read or written soon."""
+        signature = ir.FunctionType(ir.VoidType(), [POINTER, INT32, INT32, INT32])
+        self.intrinsic("llvm.prefetch.p0", signature, [base.at(element), INT32(0), INT32(3), INT32(1)])
+
+    # integers and bytes
+    def load_int(self, base: IntPointer, element: Index) -> Value:
+        """A 64-bit integer."""
+        return Value(self, self.builder.load(base.at(element), typ=INT, align=8))
+
+    def store_int(self, value: Value, base: IntPointer, element: Index) -> None:
+        """Store a 64-bit integer."""
+        self.builder.store(value.ssa, base.at(element), align=8)
+
+    def load_double(self, base: IntPointer, element: Index) -> Value:
+        """A double among integers, as a real in every lane."""
+        double = self.builder.load(base.at(element), typ=ir.DoubleType(), align=8)
+        return Value(self, self.splat(double if self.bits == 64 else self.builder.fptrunc(double, self.scalar)))
+
+    def load_byte(self, base: BytePointer, element: Index) -> Value:
+        """A byte, as an integer."""
+        return Value(self, self.builder.zext(self.builder.load(base.at(element), typ=BYTE, align=1), INT))
+
+    def load_bytes(self, base: BytePointer, element: Value, inside: Value) -> Value:
+        """Booleans (byte != 0) of the lanes marked in `inside`; other lanes are false and their bytes are not read."""
+        kind = ir.VectorType(BYTE, self.lanes)
+        signature = ir.FunctionType(kind, [POINTER, INT32, ir.VectorType(BIT, self.lanes), kind])
+        zero = ir.Constant(kind, [0] * self.lanes)
+        arguments = [base.at(element), INT32(1), inside.ssa, zero]
+        loaded = self.intrinsic(f"llvm.masked.load.v{self.lanes}i8.p0", signature, arguments)
+        return Value(self, self.builder.icmp_unsigned("!=", loaded.ssa, zero))
+
+    # masks of 64 bits, in words as wide as a real
+    def bits_of_bytes(self, base: BytePointer, element: Index, count: Value) -> Value:
+        """One integer: bit i says whether byte i from `element` on is not 0, for i < count, and below 64."""
+        bytes_, bits = ir.VectorType(BYTE, 64), ir.VectorType(BIT, 64)
+        number = ir.Constant(bytes_, list(range(64)))
+        b = self.builder
+        limit = b.trunc(self.minimum(count, self.integer(64)).ssa, BYTE)
+        one = b.insert_element(ir.Constant(bytes_, ir.Undefined), limit, INT32(0))
+        zeros = ir.Constant(ir.VectorType(INT32, 64), [0] * 64)
+        inside = b.icmp_unsigned("<", number, b.shuffle_vector(one, ir.Constant(bytes_, ir.Undefined), zeros))
+        nothing = ir.Constant(bytes_, [0] * 64)
+        signature = ir.FunctionType(bytes_, [POINTER, INT32, bits, bytes_])
+        loaded = self.intrinsic("llvm.masked.load.v64i8.p0", signature, [base.at(element), INT32(1), inside, nothing])
+        return Value(self, b.bitcast(b.icmp_unsigned("!=", loaded.ssa, nothing), INT))
+
+    def store_words(self, bits: Value, base: RealPointer, element: Index, step: int) -> None:
+        """64 bits in words as wide as a real, the low ones first, `step` words apart."""
+        for i in range(64 // self.bits):
+            word = self.builder.lshr(bits.ssa, INT(i * self.bits))
+            word = self.builder.trunc(word, ir.IntType(self.bits)) if self.bits < 64 else word
+            place = self.constant(element, bits) + i * step
+            self.builder.store(word, base.at(place), align=self.size)
+
+    def lanes_with_bit(self, base: RealPointer, element: Index, bit: Value) -> Value:
+        """Booleans: whether the lane's word, from `element` on, has the bit."""
+        b = self.builder
+        words = b.load(base.at(element), typ=self.word, align=self.size)
+        chosen = b.shl(ir.IntType(self.bits)(1), bit.ssa if self.bits == 64 else b.trunc(bit.ssa, INT32))
+        return Value(self, b.icmp_unsigned("!=", b.and_(words, self.splat(chosen)), ir.Constant(self.word, None)))
+
+    def parts(self, base: RealPointer, sizes: Sequence[Index]) -> list[RealPointer]:
+        """Pointers to consecutive parts of memory, from `base` on, with so many reals each."""
+        found = [base]
+        for size in sizes[:-1]:
+            found.append(found[-1] + size)
+        return found

@@ -1,0 +1,117 @@
+"""Comparisons: every element within its budget, or bit for bit, with the largest error ratio on record."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
+from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.reference.budget.soft import UNKNOWN
+
+INFORMATIVE = 0.03
+"""An element whose budget exceeds this part of the largest element is counted as not judged."""
+
+
+class Comparisons:
+    """What is compared, and how it came out.
+
+    ``ratio`` is the largest error ratio since it was last set to 0, ``not_judged`` counts elements whose budget says
+    too little. ``within_budget`` says that results of the same call may differ within the sum of their budgets.
+    """
+
+    ratio: float = 0.0
+    not_judged: int = 0
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether results that should be the same may differ within their budgets."""
+        return False
+
+    def matches(
+        self,
+        got: Numbers,
+        expected: Numbers,
+        budget: Numbers,
+        arguments: Arguments,
+        what: str = "the result",
+    ) -> None:
+        """Every element of ``got`` is within its budget of what is expected; the error ratio is recorded."""
+        if got.size == 0:
+            return
+        if got.dtype == bool or expected.dtype == bool:
+            wrong = np.asarray(got != expected)
+            if wrong.any():
+                self.ratio = np.inf
+                self._raise(np.where(wrong, np.inf, 0.0), got, expected, np.zeros(got.shape), arguments, what)
+            return
+        ratios = self._ratios(got, expected, budget)
+        largest = float(ratios.max())
+        self.ratio = max(self.ratio, largest)
+        if largest > 1:
+            self._raise(ratios, got, expected, budget, arguments, what)
+
+    def _ratios(self, got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
+        wide = np.result_type(expected.dtype, np.float64)
+        found, budget = got.astype(wide), np.broadcast_to(budget, got.shape)
+        with np.errstate(all="ignore"):
+            error = np.abs(found - expected).astype(np.float64)
+            finite = np.isfinite(expected)
+            ratios = np.where(error == 0, 0.0, error / np.where(budget > 0, budget, np.nan))
+            ratios = np.where((error > 0) & (budget == 0), np.inf, ratios)
+            top = np.max(np.abs(expected), where=finite, initial=0.0)
+            # Where every element is expected to be 0, any budget that is known says enough.
+            vague = ~(budget <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
+            ratios = np.where(vague, 0.0, ratios)
+            ratios = np.where(finite & ~np.isfinite(found), np.inf, ratios)
+            ratios = np.where(finite, ratios, 0.0)
+        self.not_judged += int((vague | ~finite).sum())
+        return ratios
+
+    def _raise(
+        self, ratios: Numbers, got: Numbers, expected: Numbers, budget: Numbers, arguments: Arguments, what: str
+    ) -> None:
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
+        place = "".join(f"[{', '.join(map(str, index))}]" if index else "")
+        text = f"{what}{place} is {_number(got[index])}, expected {_number(expected[index])}"
+        if got.dtype != bool:
+            text += f" ± {float(np.broadcast_to(budget, got.shape)[index]):.3g}"
+        raise Violation(text, arguments=arguments, expected=expected, got=got, budget=budget, index=index)
+
+    def same(
+        self, got: Numbers, expected: Numbers, budget: Callable[[], Numbers], arguments: Arguments, what: str
+    ) -> None:
+        """Two results are equal bit for bit, or within the sum of both budgets where the backend declares that.
+
+        Numbers below the smallest normal one are not compared: flushing them to zero is allowed. ``budget`` is asked
+        for only if bits differ.
+        """
+        different = (got != expected) & ~((got != got) & (expected != expected))
+        if not different.any():
+            return
+        if self.within_budget:
+            self.matches(got, expected.astype(np.float64), 2 * budget(), arguments, what)
+            return
+        # An infinite budget marks what a declared choice leaves open.
+        different &= np.isfinite(budget())
+        if got.dtype != bool:
+            smallest = SMALLEST_NORMAL.get(got.dtype.name, 0.0)
+            tiny = (np.abs(got.astype(np.float64)) < smallest) & (np.abs(expected.astype(np.float64)) < smallest)
+            different &= ~tiny
+        if different.any():
+            self.ratio = np.inf
+            self._raise(
+                np.where(different, np.inf, 0.0), got, expected, np.zeros(got.shape), arguments, f"{what}, bit for bit,"
+            )
+
+    def holds(
+        self, condition: bool, message: str, arguments: Arguments, *, reason: Reason = Reason.VALUE, **more: Any
+    ) -> None:
+        """A plain condition; where it fails the law is violated."""
+        if not condition:
+            raise Violation(message, reason=reason, arguments=arguments, **more)
+
+
+def _number(x: Any) -> str:
+    return str(bool(x)) if np.asarray(x).dtype == bool else f"{float(x):.9g}"

@@ -1,0 +1,55 @@
+"""What a backend declares, read once and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import DeclaredPrecision
+from attnspec.spec.contract.semantics import DeclaredSemantics
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a backend declares, read once and checked: ``ValueError`` says what was expected and got."""
+
+    name: str
+    operations: tuple[str, ...]
+    limits: Limits
+    semantics: DeclaredSemantics
+    precision: DeclaredPrecision
+    differentiable: bool
+    notes: Mapping[str, str]
+    origin: str = ""
+
+    @classmethod
+    def of(cls, backend: Any, origin: str = "") -> "Contract":
+        """Read a backend; ``origin`` is how it was named, so that snippets can name it again."""
+        name = getattr(backend, "name", None)
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name: expected a text; got {name!r}")
+        operations = tuple(
+            o.name for o in OPERATIONS.values() if not o.reference_only and getattr(backend, o.name, None) is not None
+        )
+        for operation in operations:
+            if not callable(getattr(backend, operation)):
+                raise ValueError(f"{operation}: expected a function; got {type(getattr(backend, operation)).__name__}")
+        notes = getattr(backend, "notes", None) or {}
+        if not isinstance(notes, Mapping):
+            raise ValueError(f"notes: expected a mapping of texts; got {type(notes).__name__}")
+        limits = Limits.of(getattr(backend, "limits", None))
+        known = sorted({feature for o in OPERATIONS.values() for feature in o.features})
+        for feature in limits.features or ():
+            if feature not in known:
+                raise ValueError(f"limits features: expected among {', '.join(known)}; got {feature!r}")
+        return cls(
+            name,
+            operations,
+            limits,
+            DeclaredSemantics.of(getattr(backend, "semantics", None), OPERATIONS),
+            DeclaredPrecision.of(getattr(backend, "precision", None), OPERATIONS),
+            callable(getattr(backend, "vjp", None)),
+            {str(k): str(v) for k, v in notes.items()},
+            origin,
+        )

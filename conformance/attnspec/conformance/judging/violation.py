@@ -1,0 +1,40 @@
+"""A law that does not hold, and what shows it."""
+
+from enum import StrEnum
+from typing import Any
+
+from attnspec.conformance.inputs.arguments import Arguments
+
+
+class Reason(StrEnum):
+    """What kind of failure a violation is."""
+
+    VALUE = "value"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    TYPE = "type"
+    RAISED = "raised"
+    ACCEPTED = "accepted"
+    MUTATED_INPUT = "mutated-input"
+    DECLARED = "declared"
+    CRASHED = "crashed"
+    HUNG = "hung"
+
+
+class Violation(Exception):
+    """A law does not hold: what was expected, what was got, where, and by which arguments."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason = Reason.VALUE,
+        arguments: Arguments | None = None,
+        expected: Any = None,
+        got: Any = None,
+        budget: Any = None,
+        index: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.reason, self.arguments = message, reason, arguments
+        self.expected, self.got, self.budget, self.index = expected, got, budget, index

@@ -1,0 +1,110 @@
+"""The correct library with something of it altered: what mutants and honest variants have in common."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from attnspec.conformance.mutants.correct.formulas import Formulas
+from attnspec.conformance.mutants.correct.library import Library
+from attnspec.spec.contract.operation import OPERATIONS
+
+Alteration: TypeAlias = Callable[..., Any] | type[Formulas] | type[Library]
+"""A function that takes the place of one step, or a subclass."""
+
+
+@dataclass(frozen=True)
+class Altered:
+    """A backend that differs from the correct library in one way.
+
+    ``operations`` are those that differ, at ``dtypes`` (operations whose result is boolean or that take no floats have
+    no choice of one). ``alteration`` takes the place of the step ``replaces`` of :class:`Formulas` or :class:`Library`;
+    where it is a subclass of one of them, ``replaces`` is empty. ``declares`` are the semantics that the backend
+    declares, ``precision`` its classes where they are not the default ones.
+    """
+
+    name: str
+    operations: tuple[str, ...]
+    alteration: Alteration
+    replaces: str = ""
+    dtypes: tuple[str, ...] = ("float32",)
+    declares: Mapping[str, Any] = field(default_factory=dict)
+    precision: Mapping[str, Any] | None = None
+    differentiable: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.alteration, type) and self.replaces not in _steps():
+            raise ValueError(f"{self.name!r}: expected a step among {', '.join(_steps())}; got {self.replaces!r}")
+
+    @property
+    def chapter(self) -> str:
+        """The module that it stands in."""
+        return str(self.alteration.__module__).rpartition(".")[2]
+
+    @property
+    def statement(self) -> str:
+        """What is different, in a sentence."""
+        return (self.alteration.__doc__ or "").strip().partition("\n")[0]
+
+    def backend(self) -> Library:
+        """A fresh backend."""
+        made: Any = self.alteration
+        if not isinstance(made, type):
+            base = Formulas if hasattr(Formulas, self.replaces) else Library
+            made = type("Altered", (base,), {self.replaces: made})
+        given: dict[str, Any] = {
+            "dtypes": self.dtypes,
+            "semantics": dict(self.declares),
+            "precision": self.precision,
+            "differentiable": self.differentiable,
+        }
+        if issubclass(made, Formulas):
+            return Library(self.name, made(), **given)
+        backend: Library = made(self.name, **given)
+        return backend
+
+    def __reduce__(self) -> Any:
+        return _named, (self.alteration.__module__, self.alteration.__qualname__)
+
+
+A = TypeVar("A", bound=Altered)
+
+
+class Registry(Mapping[str, A], Generic[A]):
+    """What was altered in one way, by name; ``what`` says in messages what it is."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._found: dict[str, A] = {}
+
+    def add(self, altered: A) -> None:
+        """Enter one; ``ValueError`` for a name that is taken."""
+        if altered.name in self._found:
+            raise ValueError(f"two {self.what} are named {altered.name!r}")
+        self._found[altered.name] = altered
+
+    def __getitem__(self, name: str) -> A:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def names_of(protocols: Sequence[object]) -> tuple[str, ...]:
+    """The names of the operations that these Protocols describe; ``ValueError`` for what is none."""
+    known = {operation.protocol: operation.name for operation in OPERATIONS.values()}
+    if unknown := [p for p in protocols if p not in known]:
+        raise ValueError(f"operations: expected Protocols of the contract; got {unknown[0]!r}")
+    return tuple(known[p] for p in protocols)  # type: ignore[index]
+
+
+def _steps() -> list[str]:
+    """Everything of the correct library that can be replaced."""
+    return sorted({step for whole in (Formulas, Library) for step in dir(whole) if not step.startswith("_")})
+
+
+def _named(module: str, attribute: str) -> Any:
+    return getattr(import_module(module), attribute)

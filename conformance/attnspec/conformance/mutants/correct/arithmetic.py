@@ -1,0 +1,26 @@
+"""Products and sums, which every chapter computes with."""
+
+from typing import Any
+
+import numpy as np
+
+Numbers = Any
+"""A NumPy array, or one on the tape."""
+
+
+class Arithmetic:
+    """The steps that all chapters share. ``default`` is the dtype of what is computed from no float input."""
+
+    default: type = np.float32
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """Matrix product (…, n, d) × (…, d, m)."""
+        return a @ b
+
+    def project(self, x: Numbers, w: Numbers) -> Numbers:
+        """Linear map of every row of x (…, n, d) by w (p, d)."""
+        return self.product(x, np.swapaxes(w, -1, -2))
+
+    def total(self, x: Numbers) -> Numbers:
+        """Sum over the last dimension, which is kept."""
+        return np.sum(x, axis=-1, keepdims=True)

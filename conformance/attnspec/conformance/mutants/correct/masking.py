@@ -1,0 +1,31 @@
+"""Correct masks."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct.arithmetic import Numbers
+
+
+class Masking:
+    """Masks, True where a key may be attended to."""
+
+    def causal_mask(self, n: int, m: int, *, include_self: bool = True) -> Numbers:
+        """True at and before the diagonal."""
+        rows, columns = np.arange(n)[:, None], np.arange(m)
+        return columns <= rows if include_self else columns < rows
+
+    def padding_mask(self, lengths: Numbers, m: int) -> Numbers:
+        """True below each length."""
+        self.check_lengths(lengths, m)
+        return np.arange(m) < lengths[..., None]
+
+    def check_lengths(self, lengths: Numbers, m: int) -> None:
+        """Raise for a length outside 0…m."""
+        if np.any((lengths < 0) | (lengths > m)):
+            raise ValueError(f"padding_mask: lengths: expected 0 to {m}; got {lengths}")
+
+    def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+        """Where both the mask and, with ``causal``, the causal mask hold; None for everywhere."""
+        if not causal:
+            return mask
+        triangle = self.causal_mask(n, m)
+        return triangle if mask is None else mask & triangle

@@ -1,0 +1,41 @@
+"""Correct formulas of multi-head attention."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct.arithmetic import Numbers
+from attnspec.conformance.mutants.correct.attention import Attention
+
+
+class MultiHead(Attention):
+    """Attention with several heads."""
+
+    def multi_head_attention(
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        w_q: Numbers,
+        w_k: Numbers,
+        w_v: Numbers,
+        w_o: Numbers,
+        *,
+        mask: Numbers = None,
+        causal: bool = False,
+    ) -> Numbers:
+        """Attention in heads, concatenated and projected."""
+        q, k, v = self.in_heads(query, w_q), self.in_heads(key, w_k), self.in_heads(value, w_v)
+        attended = self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal)
+        return self.project(self.merged(attended), w_o)
+
+    def in_heads(self, x: Numbers, w: Numbers) -> Numbers:
+        """Project x (…, n, d) by w (h, p, d) to (…, h, n, p)."""
+        return self.project(x[..., None, :, :], w)
+
+    def attend_heads(self, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+        """Attention in each head, of (…, h, n, p) and a mask (…, 1, n, m)."""
+        return self.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
+
+    def merged(self, heads: Numbers) -> Numbers:
+        """Concatenate heads (…, h, n, p) to (…, n, h·p)."""
+        swapped = np.swapaxes(heads, -3, -2)
+        return swapped.reshape(*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1])

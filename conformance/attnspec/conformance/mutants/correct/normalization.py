@@ -1,0 +1,44 @@
+"""Correct formulas of attention weights."""
+
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct.arithmetic import Arithmetic, Numbers
+
+
+class Normalization(Arithmetic):
+    """Attention weights from scores."""
+
+    def softmax(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+        """Softmax over the attendable keys of each row."""
+        return self.normalized(self.excluded(scores, mask))
+
+    def excluded(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """Scores with −∞ where masked."""
+        return scores if mask is None else np.where(mask, scores, scores.dtype.type(-np.inf))
+
+    def shift(self, scores: Numbers) -> Numbers:
+        """What is subtracted from each row before the exponential: its maximum, 0 if nothing is attendable."""
+        highest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+        return np.where(highest == -np.inf, scores.dtype.type(0), highest)
+
+    def exponential(self, x: Numbers) -> Numbers:
+        """Elementwise exponential."""
+        return np.exp(x)
+
+    def normalized(self, scores: Numbers) -> Numbers:
+        """Exponentials over their sum; 0 where every score is −∞."""
+        exponentials = self.exponential(scores - self.shift(scores))
+        total = self.total(exponentials)
+        return exponentials / np.where(total == 0, scores.dtype.type(1), total)
+
+    def mean_normalization(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+        """Scores over the number of attendable keys."""
+        kept = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
+        return kept / self.count(kept.shape, mask, scores.dtype)
+
+    def count(self, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
+        """How many of the last dimension of a shape are attendable, at least 1; the dimension is kept."""
+        everywhere = np.broadcast_to(True if mask is None else mask, shape)
+        return np.maximum(np.sum(everywhere, axis=-1, keepdims=True), 1).astype(dtype)

@@ -1,0 +1,26 @@
+"""Correct encodings of positions."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct.arithmetic import Arithmetic, Numbers
+
+
+class Positional(Arithmetic):
+    """Encodings of positions."""
+
+    def sinusoidal_positional_encoding(self, n: int, d: int) -> Numbers:
+        """Sines and cosines, interleaved."""
+        angle = self.positions(n)[:, None] * self.frequencies(d)
+        return self.interleaved(np.sin(angle), np.cos(angle))[:, :d].astype(self.default)
+
+    def positions(self, n: int) -> Numbers:
+        """The positions, from 0."""
+        return np.arange(n, dtype=np.float64)
+
+    def frequencies(self, d: int) -> Numbers:
+        """One frequency for each pair of columns."""
+        return 10000.0 ** (-2 * np.arange((d + 1) // 2) / d)
+
+    def interleaved(self, sines: Numbers, cosines: Numbers) -> Numbers:
+        """Columns sin, cos, sin, cos, …"""
+        return np.stack([sines, cosines], axis=-1).reshape(len(sines), 2 * sines.shape[-1])

@@ -1,0 +1,96 @@
+"""The kill matrix as people read it."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from attnspec.conformance.reporting.kill_report import LOST, KillMatrix
+from attnspec.conformance.running.trials import Outcome, Task
+from attnspec.conformance.variants import Variant
+
+
+class TrialProgress:
+    """A bar that shows how many trials have ended; a variant that is harmed is named at once."""
+
+    def __init__(self, total: int, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("judging", total=total)
+
+    def __enter__(self) -> "TrialProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def done(self, task: Task, outcome: Outcome) -> None:
+        """Count a trial."""
+        if isinstance(task.subject, Variant) and (outcome.failures or outcome.lost):
+            law = outcome.failures[0].law if outcome.failures else LOST
+            self._bar.console.print(f"[red]harmed[/red] {escape(task.subject.name)} at seed {task.seed}: {law}")
+        self._bar.advance(self._task)
+
+
+def print_kill_matrix(matrix: KillMatrix, console: Console) -> None:
+    """What became of the mutants, by every law if they were judged so, and of the variants."""
+    if matrix.mutants:
+        console.print(mutants_table(matrix))
+        if matrix.every:
+            console.print(laws_table(matrix))
+    if matrix.variants:
+        console.print(variants_table(matrix))
+        if matrix.false_alarm_bound is not None:
+            total, bound = sum(row.evaluations for row in matrix.variants), matrix.false_alarm_bound
+            console.print(f"No false alarm in {total} checks: their rate is below {bound:.1e} (95 %).")
+
+
+def mutants_table(matrix: KillMatrix) -> Table:
+    """Every mutant, survivors first."""
+    table = Table(title=f"Mutants: {matrix.killed} of {len(matrix.mutants)} killed at {matrix.seeds} seeds")
+    for column in ("mutant", "chapter"):
+        table.add_column(column, overflow="fold")
+    table.add_column("killed", justify="right")
+    table.add_column("by (seeds)", overflow="fold")
+    table.add_column("checks", justify="right")
+    for row in sorted(matrix.mutants, key=lambda row: (row.kills, row.subject.chapter, row.subject.name)):
+        style = "red" if row.kills < matrix.seeds else None
+        laws = ", ".join(f"{law} ({n})" for law, n in list(row.laws.items())[:3]) or "nothing"
+        kills, checks = f"{row.kills}/{matrix.seeds}", f"{row.evaluations / max(len(row.outcomes), 1):.0f}"
+        table.add_row(escape(row.subject.name), row.subject.chapter, kills, laws, checks, style=style)
+    return table
+
+
+def laws_table(matrix: KillMatrix) -> Table:
+    """The laws that kill each mutant, those that are assigned to it first."""
+    table = Table(title=f"Which laws kill which mutant, in how many of {matrix.seeds} seeds (* assigned)")
+    table.add_column("mutant", overflow="fold")
+    table.add_column("laws", overflow="fold")
+    for row in matrix.mutants:
+        assigned = row.assigned
+        counts = dict.fromkeys(assigned, 0) | row.laws
+        laws = sorted(counts, key=lambda law: (law not in assigned, -counts[law], law))
+        shown = ", ".join(f"{'*' if law in assigned else ''}{law} {counts[law]}" for law in laws)
+        weak = any(counts[law] < matrix.seeds for law in assigned)
+        table.add_row(escape(row.subject.name), shown, style="yellow" if weak else None)
+    return table
+
+
+def variants_table(matrix: KillMatrix) -> Table:
+    """Every honest variant, those that were harmed first."""
+    table = Table(title=f"Honest variants: {matrix.harmed} of {len(matrix.variants)} harmed at {matrix.seeds} seeds")
+    table.add_column("variant", overflow="fold")
+    for column in ("checks", "harmed", "largest ratio"):
+        table.add_column(column, justify="right")
+    table.add_column("by", overflow="fold")
+    for row in sorted(matrix.variants, key=lambda row: (-row.kills, row.subject.name)):
+        laws = ", ".join(f"{law} ({n})" for law, n in row.laws.items())
+        kills, ratio = f"{row.kills}/{matrix.seeds}", f"{row.largest:.2f}"
+        style = "red" if row.kills else None
+        table.add_row(escape(row.subject.name), str(row.evaluations), kills, ratio, laws, style=style)
+    return table

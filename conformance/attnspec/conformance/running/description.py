@@ -1,0 +1,86 @@
+"""What a backend declares, as JSON from another process.
+
+``python -m attnspec.conformance.running.description NAME DEVICE ANSWER`` imports the backend and writes its contract,
+or why there is none, to the file ANSWER. The process ends there and then: nothing waits for what the backend has left
+running, or for what it would do at an orderly exit.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.loading import contract_of, load
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.precision import DeclaredPrecision
+from attnspec.spec.contract.semantics import DeclaredSemantics, Semantics
+
+
+def describe(name: str, device: str) -> dict[str, Any]:
+    """The contract of a backend as plain JSON; :class:`BackendError` if it cannot be used on the device."""
+    backend = load(name)
+    contract = contract_of(backend, name)
+    kind = device.partition(":")[0]
+    if kind not in contract.limits.devices:
+        raise BackendError(
+            f"backend {name!r}: device: expected one of {', '.join(contract.limits.devices)}; got {device!r}"
+        )
+    convert = getattr(backend, "from_numpy", None)
+    if convert is not None:
+        moved = call_safely(lambda: convert(np.zeros(1, np.float32), device=device))
+        if isinstance(moved, Raised):
+            raise BackendError(f"backend {name!r}: from_numpy(…, device={device!r}) raised {moved.message}")
+    return {
+        "name": contract.name,
+        "operations": list(contract.operations),
+        "limits": asdict(contract.limits),
+        "semantics": {
+            "default": asdict(contract.semantics.default),
+            "per_operation": {k: asdict(v) for k, v in contract.semantics.per_operation.items()},
+        },
+        "precision": {
+            "default": dict(contract.precision.default),
+            "per_operation": {k: dict(v) for k, v in contract.precision.per_operation.items()},
+        },
+        "differentiable": contract.differentiable,
+        "notes": dict(contract.notes),
+    }
+
+
+def contract_from(description: dict[str, Any], origin: str) -> Contract:
+    """The contract that :func:`describe` wrote down."""
+    semantics, precision = description["semantics"], description["precision"]
+    return Contract(
+        description["name"],
+        tuple(description["operations"]),
+        Limits.of({k: tuple(v) if isinstance(v, list) else v for k, v in description["limits"].items()}),
+        DeclaredSemantics(
+            Semantics(**semantics["default"]), {k: Semantics(**v) for k, v in semantics["per_operation"].items()}
+        ),
+        DeclaredPrecision(precision["default"], precision["per_operation"]),
+        description["differentiable"],
+        description["notes"],
+        origin,
+    )
+
+
+def main() -> None:
+    """Describe the backend named on the command line."""
+    name, device, path = sys.argv[1:4]
+    try:
+        answer = describe(name, device)
+    except BackendError as error:
+        answer = {"error": str(error)}
+    Path(path).write_text(json.dumps(answer))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

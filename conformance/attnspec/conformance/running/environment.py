@@ -1,0 +1,43 @@
+"""Environment variables of the processes that a run starts."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+ONE_THREAD = dict.fromkeys(
+    (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "NUMBA_NUM_THREADS",
+    ),
+    "1",
+)
+"""One thread of linear algebra in each process: there is a process for every core."""
+
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Processes do not look for modules in the current folder first, where a file may have the name of a standard module.
+
+Backends there are found all the same, after everything else.
+"""
+
+
+@contextmanager
+def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set these variables, or unset those that are None, for processes started meanwhile; restore them afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

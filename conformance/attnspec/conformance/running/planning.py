@@ -1,0 +1,59 @@
+"""What a run judges: the cases that a backend and the settings leave, or why there are none."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, cases
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.selection import unknown_name
+from attnspec.conformance.running.settings import Settings
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import DEFAULTS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A backend's contract, and the cases to judge it by."""
+
+    contract: Contract
+    cases: Sequence[Case]
+
+    @classmethod
+    def of(cls, contract: Contract, settings: Settings) -> "Plan":
+        """The plan of a run; :class:`BackendError` for an unknown name, or where nothing is left to judge."""
+        check_names(settings)
+        _check_provided(contract, settings)
+        found = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
+        if not found:
+            raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
+        return cls(contract, found)
+
+
+def check_names(settings: Settings, prefix: str = "") -> None:
+    """Raise :class:`BackendError` for a selected name that does not exist; ``prefix`` makes the setting an option."""
+    known: dict[str, tuple[Collection[str], Sequence[str]]] = {
+        "profile": (PROFILES, (settings.profile,)),
+        "operation": ([o.name for o in OPERATIONS.values() if not o.reference_only], settings.operations),
+        "law": (LAWS, settings.laws),
+        "dtype": (DEFAULTS, settings.dtypes),
+    }
+    for what, (names, chosen) in known.items():
+        for name in chosen:
+            if name not in names:
+                raise BackendError(unknown_name(f"{prefix}{what}", name, names))
+
+
+def _check_provided(contract: Contract, settings: Settings) -> None:
+    """Raise :class:`BackendError` for a selection that this backend cannot meet."""
+    provided: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
+        "device": (contract.limits.devices, (settings.device.partition(":")[0],), "its limits"),
+        "dtype": (contract.limits.dtypes, settings.dtypes, "its limits"),
+        "operation": (contract.operations, settings.operations, "which it provides"),
+    }
+    for what, (names, chosen, why) in provided.items():
+        for name in chosen:
+            if name not in names:
+                raise BackendError(f"--{what}: expected one of {', '.join(names)}, {why}; got {name!r}")

@@ -1,0 +1,96 @@
+"""The settings of a run, declared once.
+
+The options of ``attnspec check`` and of pytest, the attributes of a :class:`ConformanceSuite` and the arguments with
+which worker processes are started all follow from this declaration. Every pytest run of every user reads it: it imports
+nothing heavy.
+"""
+
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def _setting(default: T, metavar: str, help_: str, *, option: str = "", isolated: bool = False) -> T:
+    return field(default=default, metadata={"metavar": metavar, "help": help_, "option": option, "isolated": isolated})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is judged, and how much is tried. An empty selection selects everything."""
+
+    profile: str = _setting("quick", "P", "how much is tried: quick, full or release")
+    seed: int = _setting(0, "N", "the seed of all examples; the same seed gives the same verdicts")
+    device: str = _setting("cpu", "D", "the device to run on")
+    operations: tuple[str, ...] = _setting((), "NAME", "only this operation; may be repeated", option="operation")
+    laws: tuple[str, ...] = _setting((), "ID", "only this law; may be repeated", option="law")
+    dtypes: tuple[str, ...] = _setting((), "D", "only this dtype; may be repeated", option="dtype")
+    hang_after: float = _setting(
+        20.0, "S", "seconds that one check may take before it counts as hung", option="hang-after", isolated=True
+    )
+    crumbs: str | None = _setting(
+        None, "DIR", "folder for the breadcrumbs of isolated runs; needs pytest-xdist", isolated=True
+    )
+
+    @classmethod
+    def from_options(cls, value_of: Callable[[str], Any]) -> "Settings":
+        """The settings that pytest's command line chooses; ``value_of`` gives the value of a flag."""
+        given: dict[str, Any] = {o.setting: value_of(o.flag) for o in OPTIONS}
+        return cls(**given | {o.setting: tuple(given[o.setting]) for o in OPTIONS if o.repeatable})
+
+    def arguments(self) -> list[str]:
+        """The arguments that choose these settings on pytest's command line."""
+        chosen = [(o, value) for o in OPTIONS for value in o.values(getattr(self, o.setting))]
+        return [f"{o.flag}={value}" for o, value in chosen]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting as an option of a command line.
+
+    ``isolated`` marks what only runs in worker processes have; it is no attribute of a suite.
+    """
+
+    setting: str
+    name: str
+    default: Any
+    metavar: str
+    help: str
+    isolated: bool
+
+    @property
+    def flag(self) -> str:
+        """Its flag in pytest, where options of all plugins share one namespace."""
+        return f"--attn-{self.name}"
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may be given more than once."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def parse(self) -> Callable[[str], Any]:
+        """What turns a word of the command line into a value."""
+        return str if self.default is None or self.repeatable else type(self.default)
+
+    def values(self, setting: Any) -> tuple[Any, ...]:
+        """The values to give the option so that it has this setting."""
+        return tuple(setting) if self.repeatable else () if setting is None else (setting,)
+
+
+def _option(setting: "Field[Any]") -> Option:
+    given = setting.metadata
+    return Option(
+        setting.name,
+        given["option"] or setting.name,
+        setting.default,
+        given["metavar"],
+        given["help"],
+        given["isolated"],
+    )
+
+
+OPTIONS = tuple(map(_option, fields(Settings)))
+HELP = {o.setting: o.help for o in OPTIONS}
+"""What a command line says of each setting."""

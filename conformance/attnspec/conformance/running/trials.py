@@ -1,0 +1,100 @@
+"""Trials: one mutant or honest variant, judged at one seed."""
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, cases, judge
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.mutants import Mutant
+from attnspec.conformance.variants import Variant
+
+
+@dataclass(frozen=True)
+class Task:
+    """One mutant or variant at one seed.
+
+    ``law`` is the only law to judge by, ``operation`` the only operation, empty for all of them. A variant is judged to
+    the end, and so is a mutant with ``every``; without, the first violation will do.
+    """
+
+    subject: Mutant | Variant
+    profile: str
+    seed: int
+    law: str = ""
+    operation: str = ""
+    every: bool = False
+
+
+class Failure(NamedTuple):
+    """A law that failed, and how."""
+
+    operation: str
+    dtype: str
+    law: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task.
+
+    ``evaluations`` counts checks of a law on an example; ``largest`` is the largest error ratio of the laws that held;
+    ``lost`` says that the process hung or died.
+    """
+
+    failures: tuple[Failure, ...]
+    evaluations: int
+    seconds: float
+    largest: float = 0.0
+    lost: bool = False
+
+
+def perform(task: Task) -> Outcome:
+    """Judge a mutant up to the first violation, or a variant by everything."""
+    start = time.perf_counter()
+    subject = task.subject
+    every = task.every or isinstance(subject, Variant)
+    contract = Contract.of(subject.backend())
+    chosen = cases(
+        contract,
+        operations=(task.operation,) if task.operation else subject.operations,
+        laws=(task.law,) if task.law else (),
+        dtypes=(subject.dtype,) if isinstance(subject, Mutant) else subject.dtypes,
+    )
+    failures: list[Failure] = []
+    evaluations, largest = 0, 0.0
+    for case in chosen:
+        results = _judge(contract, case, task, every)
+        evaluations += sum(r.examples for r in results)
+        largest = max((largest, *(r.error_ratio for r in results if r.status is Status.PASSED)))
+        failures += [
+            Failure(r.operation, r.dtype, r.law, r.reason or "", r.message)
+            for r in results
+            if r.status is Status.FAILED
+        ]
+        if failures and not every:
+            break
+    return Outcome(tuple(failures), evaluations, time.perf_counter() - start, largest)
+
+
+def _judge(contract: Contract, case: Case, task: Task, every: bool) -> list[Result]:
+    """Verdicts without counterexamples: up to the first violation, or again without the laws that have failed."""
+    failed: dict[str, Result] = {}
+    while True:
+        results = judge(
+            task.subject.backend(),
+            contract,
+            case,
+            PROFILES[task.profile],
+            seed=task.seed,
+            skip=failed,
+            stop_at_first=True,
+        )
+        now = {r.law: r for r in results if r.status is Status.FAILED}
+        if not every or len(now) == len(failed):
+            return results
+        failed = now

@@ -1,0 +1,58 @@
+"""How verdicts come from the tests of a run to the process that controls it: as a property of each test."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from attnspec.conformance.judging.results import Result
+
+PROPERTY = "attnspec"
+"""The property of a test that holds its verdicts, as JSON; pytest-xdist hands it on from a worker."""
+
+
+def record(results: Iterable[Result], record_property: Callable[[str, object], None]) -> None:
+    """Attach the verdicts of a case to its test."""
+    record_property(PROPERTY, [r.as_json() for r in results])
+
+
+def recorded(report: pytest.TestReport) -> list[Result] | None:
+    """The verdicts that are attached to a test; None if there are none yet."""
+    for name, value in report.user_properties:
+        if name == PROPERTY and isinstance(value, list):
+            return [Result.from_json(r) for r in value]
+    return None
+
+
+def case_of(nodeid: str) -> str:
+    """The case that a test judges: what stands in brackets in its node id."""
+    return nodeid.rpartition("[")[2].removesuffix("]")
+
+
+@dataclass
+class Verdicts:
+    """The verdicts of a run so far, by case, and for a case that failed without verdicts the reason."""
+
+    results: dict[str, list[Result]] = field(default_factory=dict)
+    causes: dict[str, str] = field(default_factory=dict)
+
+
+VERDICTS = pytest.StashKey[Verdicts]()
+"""Where a pytest configuration holds the verdicts of its run."""
+
+
+class Collector:
+    """A plugin of the process that controls the run: it collects the verdicts of all workers."""
+
+    def __init__(self, verdicts: Verdicts) -> None:
+        self.verdicts = verdicts
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the verdicts of a case, or the last line that says why it has none."""
+        case, results = case_of(report.nodeid), recorded(report)
+        if results is not None:
+            self.verdicts.results[case] = results
+        if report.failed and case not in self.verdicts.results:
+            lines = report.longreprtext.strip().splitlines() or ["its process ended"]
+            raised = [line[2:].strip() for line in lines if line.startswith("E ")]
+            self.verdicts.causes[case] = (raised or lines)[-1]

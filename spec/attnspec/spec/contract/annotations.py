@@ -1,0 +1,126 @@
+"""Reading the annotations of a Protocol as descriptions of trees.
+
+The names of sizes have scopes, as variables do. A size that the signature names, in an argument, as a size argument or
+anywhere in the result, belongs to the operation. Any other belongs to the outermost record that names it, and has the
+path of that record: ``layers[1].attention.heads``.
+"""
+
+import dataclasses
+import re
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+
+from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Node, Option
+
+Array = TypeVar("Array")
+Array_co = TypeVar("Array_co", covariant=True)
+Scope: TypeAlias = Mapping[str, str]
+"""The full name of each size; a renamed one may be a product, ``2*h``."""
+
+_TRANSPARENT = (Annotated, Union, types.UnionType, tuple)
+
+
+class Misdeclared(TypeError):
+    """A Protocol that cannot be an operation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What :func:`sizes` declares."""
+
+    renamed: tuple[tuple[str, str | tuple[str, str]], ...] = ()
+    count: str = ""
+
+
+def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
+    """Name the sizes of a record by those around it: ``Annotated[GRUParameters[Array], sizes(d="h")]``.
+
+    In a tuple of similar records, a pair is for the first one and for the others, and ``count`` names their number.
+    """
+    return Sizes(tuple(renamed.items()), count)
+
+
+def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, optional: bool = False) -> Node:
+    """The description of the tree that an annotation declares; :class:`Misdeclared` if it declares none."""
+    origin, members = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        found = next((m for m in members[1:] if isinstance(m, Sizes)), given)
+        return read(members[0], path, scope, found, optional=optional)
+    if origin in (Union, types.UnionType) and len(members) == 2 and types.NoneType in members:
+        return read(members[members[0] is types.NoneType], path, scope, given, optional=True)
+    if hasattr(annotation, "dim_str") and annotation.array_type is Any:
+        kind = next((k for k in (Kind.BOOL, Kind.INT) if annotation.dtypes[0].startswith(k)), Kind.FLOAT)
+        return Leaf(path, kind, dims(annotation.dim_str, path, scope), optional)
+    if (origin is Literal or annotation in (bool, int, float)) and path.isidentifier():
+        choices = members if origin is Literal else (False, True) if annotation is bool else ()
+        kind = Kind.CHOICE if choices else Kind.COUNT if annotation is int else Kind.NUMBER
+        return Option(path, kind, choices, optional)
+    if origin is tuple and members[-1:] == (...,):
+        return _many(members[0], path, scope, given, optional)
+    if origin is tuple:
+        nodes = tuple(read(m, f"{path}[{i}]", scope, given) for i, m in enumerate(members))
+        return Branch(path, tuple, (), nodes, optional=optional)
+    return _record(annotation, path, scope, given, optional)
+
+
+def _many(item: Any, path: str, scope: Scope, given: Sizes, optional: bool) -> Branch:
+    first = other = read(item, f"{path}[:]", _renamed(scope, given, path, 0))
+    if any(isinstance(new, tuple) for _, new in given.renamed):
+        other = read(item, f"{path}[:]", _renamed(scope, given, path, 1))
+    return Branch(path, tuple, (), (first, other), True, given.count or path, optional)
+
+
+def _record(annotation: Any, path: str, scope: Scope, given: Sizes, optional: bool) -> Branch:
+    record = get_origin(annotation)
+    fields, inside = _fields(record, annotation, path), _renamed(scope, given, path, 1)
+    own = {n: f"{path}.{n}" for field, a in fields.items() for n in names(a, f"{path}.{field}") if n not in inside}
+    nodes = tuple(read(a, f"{path}.{n}", {**inside, **own}) for n, a in fields.items())
+    return Branch(path, record, tuple(fields), nodes, optional=optional)
+
+
+def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
+    """The sizes that arrays name directly; with ``deep``, inside of records too."""
+    if hasattr(annotation, "dim_str"):
+        core = (d for d in dims(annotation.dim_str, path, {}) if not d.variadic)
+        return [f for d in core for f in d.factors if not f.isdigit()]
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin not in _TRANSPARENT:
+        parts = tuple(_fields(origin, annotation, path).values()) if deep and isinstance(origin, type) else ()
+    return [n for part in parts for n in names(part, path, deep=deep)]
+
+
+def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
+    """The dimensions of a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``, with their names in a scope."""
+    found = []
+    for i, token in enumerate(text.split()):
+        match = re.fullmatch(r"([*#]*)\{?([a-z0-9]\w*(?:\*\w+)*)\}?", token)
+        if match is None or ("*" in match[1] and i > 0):
+            raise Misdeclared(f"{path}: expected *batch first, then names or products; got {token!r} in {text!r}")
+        factors = tuple(f for name in match[2].split("*") for f in scope.get(name, name).split("*"))
+        found.append(Dim(match[2], factors, "*" in match[1], "#" in match[1]))
+    return tuple(found)
+
+
+def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if isinstance(record, type) and issubclass(record, tuple):
+        found = dict(record.__annotations__)
+    elif dataclasses.is_dataclass(record) and vars(record)["__dataclass_params__"].frozen:
+        found = {f.name: f.type for f in dataclasses.fields(record)}
+    generic = any(isinstance(m, TypeVar) for m in get_args(annotation))
+    if not found or not generic or any(isinstance(a, str) for a in found.values()):
+        wanted = "[Array] with its shape, a frozen dataclass or NamedTuple of [Array], a tuple of these, or an option"
+        raise Misdeclared(f"{path}: expected {wanted}; got {getattr(annotation, '__name__', annotation)}")
+    return found
+
+
+def _renamed(scope: Scope, given: Sizes, path: str, item: int) -> Scope:
+    found = dict(scope)
+    for name, new in given.renamed:
+        factors = (new if isinstance(new, str) else new[item]).split("*")
+        if unknown := [f for f in factors if not f.isdigit() and f not in scope]:
+            known = ", ".join(scope) or "none"
+            raise Misdeclared(f"{path}: {name}: expected a size around the record, {known}; got {unknown[0]}")
+        found[name] = "*".join(scope.get(f, f) for f in factors)
+    return found

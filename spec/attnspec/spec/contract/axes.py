@@ -1,0 +1,65 @@
+"""What sizes count, and the role of an array in its operation: what laws select and transform by."""
+
+from collections.abc import Mapping
+from enum import Flag, auto
+
+
+class Axis(Flag):
+    """What a size counts."""
+
+    QUERY = auto()
+    """Queries: each has a row of the result."""
+    KEY = auto()
+    """Keys: positions that are attended to, or pooled."""
+    TIME = auto()
+    """Time steps."""
+    FEATURE = auto()
+    """Coordinates of queries, keys and values."""
+    WIDTH = auto()
+    """Coordinates of the inputs and outputs of a model."""
+    HIDDEN = auto()
+    """Units of a hidden layer or state."""
+    HEAD = auto()
+    """Attention heads."""
+    VOCABULARY = auto()
+    """Tokens of a vocabulary."""
+    BEAM = auto()
+    """Hypotheses of a beam search."""
+    LAYER = auto()
+    """Layers of a stack."""
+    SELF = QUERY | KEY
+    """Positions in self-attention, each a query and a key."""
+    POSITION = QUERY | KEY | TIME
+    """Positions of any kind. Their number may be 0; every other size is at least 1."""
+
+
+GLOSSARY: Mapping[str, Axis] = {
+    "n": Axis.QUERY,
+    "m": Axis.KEY,
+    **dict.fromkeys(("t", "steps"), Axis.TIME),
+    **dict.fromkeys(("d", "d_q", "d_k", "d_v", "p_q", "p_v"), Axis.FEATURE),
+    **dict.fromkeys(("d_x", "d_m", "d_s", "d_h", "p_o"), Axis.WIDTH),
+    **dict.fromkeys(("h", "f"), Axis.HIDDEN),
+    "heads": Axis.HEAD,
+    "vocabulary": Axis.VOCABULARY,
+    "beams": Axis.BEAM,
+    "depth": Axis.LAYER,
+}
+"""What each size name counts, in every operation that does not declare otherwise (``axes=``)."""
+
+
+class Role(Flag):
+    """The role of an argument in its operation, which follows from its kind and axes."""
+
+    MASK = auto()
+    """Booleans: which positions may be attended to."""
+    LENGTHS = auto()
+    """Integers: how many positions are no padding."""
+    INDICES = auto()
+    """Integers: tokens, or positions in another array."""
+    WEIGHT = auto()
+    """Parameters, which all elements of a batch share."""
+    STATE = auto()
+    """A vector for every element of a batch."""
+    ROWS = auto()
+    """A vector for every position."""

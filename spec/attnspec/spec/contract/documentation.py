@@ -1,0 +1,276 @@
+"""The documentation of an operation, composed from what is declared once.
+
+A Protocol's docstring holds the statement and, under the headings :data:`WRITTEN`, what neither annotations nor
+decorator can say. What the operations of a chapter share stands under the same headings in the docstring of the
+chapter; a sentence there that names arguments or sizes in backticks is about the operations that have them. The
+where-list and most errors are read from the annotations. ``help()``, ``attnspec show`` and ``attnspec spec`` print what
+is composed here.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_origin
+
+from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, as_tuple
+
+HEADINGS = ("Formula", "Where", "Source", "Edges", "Errors")
+"""The headings of every operation, in this order."""
+
+WRITTEN = ("Where", "Domain", "Edges", "Errors")
+"""The headings of a Protocol's docstring, each only where there is something to say."""
+
+WIDTH = 100
+
+MEANINGS = {
+    Axis.SELF: "positions, each a query and a key",
+    Axis.QUERY: "queries",
+    Axis.KEY: "keys",
+    Axis.TIME: "time steps",
+    Axis.FEATURE: "features",
+    Axis.WIDTH: "features",
+    Axis.HIDDEN: "hidden units",
+    Axis.HEAD: "attention heads",
+    Axis.VOCABULARY: "tokens of the vocabulary",
+    Axis.BEAM: "hypotheses of the beam",
+    Axis.LAYER: "layers",
+}
+"""What sizes count, in words; the first that apply are joined."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a where-list: an array with its shape, an option with its values, or a record."""
+
+    path: str
+    values: str
+    remarks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join([f"{self.path}{' ' if self.values.startswith('(') else ', '}{self.values}", *self.remarks])
+
+
+def operation_of(protocol: Any) -> Operation | None:
+    """The operation that a Protocol, with or without its array type, declares."""
+    origin = get_origin(protocol) or protocol
+    return next((o for o in OPERATIONS.values() if o.protocol is origin), None)
+
+
+def documentation(operation: Operation, own: str | None = None, *, misfit: str = "an exception", kind: str = "") -> str:
+    """The docstring of a function that computes an operation; ``own`` is what it says of itself.
+
+    ``misfit`` names the exception for shapes and sizes that do not fit, ``kind`` the one for arguments of another kind.
+    """
+    parts = sections(operation, misfit=misfit, kind=kind)
+    indent = " " * len("Where: ")
+    notes = [line for note in where_notes(operation) for line in _wrapped(note, WIDTH - len(indent))]
+    where = [*map(str, where_list(operation)), *notes]
+    lines = [f"Formula: {operation.formula}", "Where: " + f"\n{indent}".join(where)]
+    lines += ["\n".join(_wrapped(f"{heading}: {parts[heading]}")) for heading in HEADINGS[2:]]
+    return "\n\n".join([*filter(None, [operation.statement, inspect.cleandoc(own or "")]), "\n".join(lines)])
+
+
+def sections(operation: Operation, *, misfit: str = "an exception", kind: str = "") -> dict[str, str]:
+    """What stands under each heading but `Where`, which is a list: :func:`where_list` and :func:`where_notes`."""
+    errors = f"{misfit[0].upper()}{misfit[1:]} for {_listed(_misfits(operation))}."
+    kinds = f"{kind} for {_listed(_kinds(operation))}." if kind else ""
+    return {
+        "Formula": operation.formula,
+        "Source": "; ".join(map(str, operation.sources)) + ".",
+        "Edges": _said(operation, "Edges") or "none.",
+        "Errors": " ".join(filter(None, [errors, kinds, _said(operation, "Errors")])),
+    }
+
+
+# Where ----------------------------------------------------------------------------------------------------------------
+
+
+def where_list(operation: Operation) -> list[Entry]:
+    """Every argument, with the fields of records by their paths, and every array of the result."""
+    found = []
+    for name, node in zip(operation.call.names, operation.call.nodes, strict=True):
+        keyword = ("keyword-only",) if name in operation.keyword_only else ()
+        default = operation.defaults.get(name)
+        given = (f"{default!r} if not given",) if default is not None else ()
+        lacking = _lacking(operation, name)
+        for inner, path in _inside(node, node.path):
+            remarks = (*keyword, *given, *lacking) if inner is node else ()
+            found.append(_entry(operation, inner, path, remarks))
+    several = ("result",) if len(operation.outputs) > 1 else ()
+    for leaf in operation.outputs:
+        found.append(_entry(operation, leaf, leaf.path, (*several, *_lacking(operation, leaf.path))))
+    return found
+
+
+def where_notes(operation: Operation) -> list[str]:
+    """What the sizes mean, and what the Protocol adds to its annotations."""
+    grouped: dict[str, list[str]] = {}
+    for size, meaning in meanings(operation).items():
+        grouped.setdefault(meaning, []).append(size)
+    sizes = "; ".join(f"{', '.join(names)}: {meaning}" for meaning, names in grouped.items())
+    domain = _said(operation, "Domain")
+    return [note for note in (sizes, _said(operation, "Where"), domain and f"Domain: {domain}") if note]
+
+
+def meanings(operation: Operation) -> dict[str, str]:
+    """What every size counts that the where-list names."""
+    found = {}
+    arrays = [*operation.leaves, *operation.outputs]
+    if any(leaf.batched for leaf in arrays):
+        several = any(leaf.dims[0].broadcast for leaf in arrays if leaf.batched)
+        found["*batch"] = "batch dimensions, which broadcast" if several else "batch dimensions"
+    scoped = [f for leaf in arrays for d in leaf.core if not d.variadic for f in d.factors if not f.isdigit()]
+    for size in (*operation.sizes, *scoped):
+        found.setdefault(_short(size), _meaning(operation, size))
+    return found
+
+
+def _meaning(operation: Operation, size: str) -> str:
+    axis = operation.axis(size)
+    return "positions" if axis == Axis.QUERY and operation.asked is None else _in_words(axis)
+
+
+@cache
+def _in_words(axis: Axis) -> str:
+    words = []
+    for kind, word in MEANINGS.items():
+        if kind in axis:
+            words.append(word)
+            axis &= ~kind
+    return ", ".join(words)
+
+
+def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]) -> Entry:
+    more = list(remarks) + ["optional"] * node.optional
+    if isinstance(node, Leaf):
+        shape = as_tuple([f"*{d.written}" if d.variadic else "*".join(map(_short, d.factors)) for d in node.dims])
+        return Entry(path, shape, (*_contents(operation, node), *more))
+    if isinstance(node, Option):
+        least = ""
+        if node.kind is Kind.SIZE:
+            least = " ≥ 0" if operation.axis(node.path) & (Axis.POSITION | Axis.LAYER) else " ≥ 1"
+        return Entry(path, node.expected + least, tuple(more))
+    if node.many:
+        return Entry(path, "a tuple" if node.count == node.path else f"a tuple of length {node.count}", tuple(more))
+    return Entry(path, f"record {node.build.__name__}" if node.names else f"a tuple of {len(node.nodes)}", tuple(more))
+
+
+def _lacking(operation: Operation, name: str) -> tuple[str, ...]:
+    """What backends may lack of an argument or result."""
+    choices = [feature.partition("=")[2] for feature in operation.features if feature.startswith(f"{name}=")]
+    whole = ("a backend may lack it",) if name in operation.features else ()
+    return whole or ((f"a backend may lack {' and '.join(map(repr, choices))}",) if choices else ())
+
+
+def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
+    """What an array holds, if not numbers of floating point of just this shape."""
+    if leaf.kind is Kind.BOOL:
+        mask = leaf in operation.leaves and operation.role(leaf) is Role.MASK
+        yield "boolean, True = may attend" if mask else "boolean"
+    if leaf.kind is Kind.INT:
+        bounds = {p: f"0..{s}" for p, s in operation.lengths.items()}
+        bounds |= {p: f"0..{s}−1" for p, s in operation.indices.items()}
+        yield f"integers in {bounds[leaf.path]}" if leaf.path in bounds else "integers"
+    if any(d.broadcast for d in leaf.core):
+        yield "sizes of 1 broadcast"
+
+
+def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
+    """A description and everything inside, with paths; ``[1:]`` where other items differ from the first."""
+    yield node, path
+    if not isinstance(node, Branch):
+        return
+    if not node.many:
+        for number, inner in enumerate(node.nodes):
+            yield from _inside(inner, node.part_path(number, path))
+        return
+    first, other = node.nodes[0], node.nodes[-1]
+    for inner, items in ((first, "[:]"),) if first is other else ((first, "[0]"), (other, "[1:]")):
+        yield from _inside(inner, f"{path}{items}")
+
+
+def _short(size: str) -> str:
+    """A size without the path of the record that it belongs to."""
+    return size.rpartition(".")[2]
+
+
+# What docstrings say --------------------------------------------------------------------------------------------------
+
+
+def _said(operation: Operation, heading: str) -> str:
+    """What the chapter says under a heading that concerns the operation, then what its Protocol says.
+
+    ``As in `chapter`.`` stands for the edges of that chapter.
+    """
+    module = sys.modules.get(operation.protocol.__module__)
+    texts = [_written(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
+    text = re.sub(r"As in `(\w+)`\.", lambda match: _edges_of(match[1]), " ".join(filter(None, texts)))
+    lacking = {name for name in re.findall(r"`(\w+)`", text) if name not in _names(operation)}
+    about_others = {name for o in OPERATIONS.values() for name in lacking & _names(o)} if lacking else set()
+    sentences = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)
+    return " ".join(s for s in sentences if not any(f"`{name}`" in s for name in about_others))
+
+
+def _edges_of(chapter: str) -> str:
+    module = next(o.protocol.__module__ for o in OPERATIONS.values() if o.chapter == chapter)
+    return _written(sys.modules[module].__doc__)["Edges"]
+
+
+def _names(operation: Operation) -> set[str]:
+    return {*operation.call.names, *operation.sizes}
+
+
+def _misfits(operation: Operation) -> list[str]:
+    """The arguments that an operation refuses because of its annotations."""
+    arrays = [leaf for leaf in operation.leaves if not leaf.free]
+    found = ["shapes other than those above"] if arrays else []
+    masks = [leaf for leaf in arrays if leaf.kind is Kind.BOOL]
+    batched = [leaf for leaf in arrays if leaf.batched and leaf not in masks]
+    if len(batched) > 1:
+        found.append("batches that do not broadcast")
+    found += [f"a {leaf.path} that does not broadcast" for leaf in masks]
+    for option in operation.numbers:
+        negative = operation.axis(option.path) & (Axis.POSITION | Axis.LAYER)
+        found.append(f"a negative {option.path}" if negative else f"{option.path} below 1")
+    found += [f"{path} outside of 0..{size}" for path, size in operation.lengths.items()]
+    return found or ["shapes other than those above"]
+
+
+def _kinds(operation: Operation) -> list[str]:
+    """The arguments that are not what an operation takes, whatever their shapes."""
+    trees = any(isinstance(node, Branch) for node in operation.call.nodes)
+    found = ["arguments of another kind or structure" if trees else "arguments of another kind"]
+    return found + [f"another {o.path}" for o in operation.options if o.choices not in ((), (False, True))]
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def _written(text: str | None) -> dict[str, str]:
+    """The paragraphs of a docstring that have a heading, each on one line."""
+    found: dict[str, str] = {}
+    for block in re.split(rf"\n(?=\s*\n|\s*(?:{'|'.join(WRITTEN)}):)", inspect.cleandoc(text or "")):
+        heading, colon, rest = block.strip().partition(":")
+        if colon and heading in WRITTEN:
+            found[heading] = " ".join(rest.split())
+    return found
+
+
+def _listed(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} or {items[-1]}"
+
+
+def _wrapped(text: str, width: int = WIDTH) -> list[str]:
+    """Lines of whole words. Importing a column wraps hundreds of them, for which ``textwrap`` is slow."""
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) < width:
+            lines[-1] = f"{lines[-1]} {word}".lstrip()
+        else:
+            lines.append(word)
+    return lines

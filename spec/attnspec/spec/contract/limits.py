@@ -1,0 +1,81 @@
+"""The limits of a backend: dtypes, devices, sizes, batches, and the features that it has."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from attnspec.spec.contract.precision import DEFAULTS
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a backend. Inputs are generated within them, and reports print them.
+
+    dtypes: the float dtypes to judge. devices: the devices it runs on. head_sizes: the sizes of feature dimensions that
+    it takes, None for all. multiple_of: n and m are multiples of this. max_length: the largest n and m.
+    max_batch_dims: the most batch dimensions. broadcasting: whether batch dimensions of different inputs broadcast.
+    features: the optional parts of operations that it has, such as ``scale`` or ``norm=pre``, None for all.
+    """
+
+    dtypes: tuple[str, ...] = ("float64", "float32")
+    devices: tuple[str, ...] = ("cpu",)
+    head_sizes: tuple[int, ...] | None = None
+    multiple_of: int = 1
+    max_length: int | None = None
+    max_batch_dims: int = 3
+    broadcasting: bool = True
+    features: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for f in ("dtypes", "devices", "head_sizes", "features"):
+            value = getattr(self, f)
+            if isinstance(value, list):
+                object.__setattr__(self, f, tuple(value))
+            elif not isinstance(value, tuple) and not (f in ("head_sizes", "features") and value is None):
+                raise ValueError(f"limits {f}: expected a tuple; got {value!r}")
+        for dtype in self.dtypes:
+            if dtype not in DEFAULTS:
+                raise ValueError(f"limits dtypes: expected among {', '.join(DEFAULTS)}; got {dtype!r}")
+        if not self.dtypes or not self.devices:
+            raise ValueError("limits: expected at least one dtype and one device; got none")
+        for f in ("dtypes", "devices"):
+            object.__setattr__(self, f, tuple(dict.fromkeys(getattr(self, f))))
+        for f, least in (("multiple_of", 1), ("max_batch_dims", 0), ("max_length", 1)):
+            value = getattr(self, f)
+            if value is not None or f != "max_length":
+                object.__setattr__(self, f, _integer(f, value, least))
+        if self.head_sizes is not None:
+            object.__setattr__(self, "head_sizes", tuple(_integer("head_sizes", h, 1) for h in self.head_sizes))
+        if self.max_length is not None and self.max_length < self.multiple_of:
+            raise ValueError(
+                f"limits max_length: expected at least multiple_of = {self.multiple_of}; got {self.max_length}"
+            )
+        if self.head_sizes == ():
+            raise ValueError("limits head_sizes: expected sizes of at least 1; got ()")
+
+    def has(self, feature: str) -> bool:
+        """Whether the backend has an optional part of an operation."""
+        return self.features is None or feature in self.features
+
+    @classmethod
+    def of(cls, declared: "Limits | Mapping[str, Any] | None") -> "Limits":
+        """Limits as given by a backend: an instance, a mapping of some fields, or nothing."""
+        if declared is None:
+            return cls()
+        if isinstance(declared, cls):
+            return declared
+        if not isinstance(declared, Mapping):
+            raise ValueError(f"limits: expected Limits or a mapping; got {type(declared).__name__}")
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(declared) - set(known))
+        if unknown:
+            raise ValueError(f"limits: expected fields among {', '.join(known)}; got {', '.join(unknown)}")
+        return cls(**declared)
+
+
+def _integer(field: str, value: Any, least: int) -> int:
+    """An integer of any type as an ``int``."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+        raise ValueError(f"limits {field}: expected an integer of at least {least}; got {value!r}")
+    return operator.index(value)

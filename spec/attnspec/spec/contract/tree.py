@@ -1,0 +1,377 @@
+"""Trees of arrays: what an argument or a result may be, and how it is flattened and rebuilt.
+
+A tree is an array; a record, that is a frozen dataclass of trees (as an argument also a NamedTuple); a tuple of fixed
+length; or a tuple of any number of similar trees, such as layers. The place of an array in a tree is its path, written
+as Python writes it: ``parameters.w_hz``, ``layers[1].attention.w_k``. In descriptions, ``[:]`` stands for any item.
+
+Values are flattened by their own structure (:func:`flatten`, :func:`mapped`, :func:`as_source`). Descriptions
+(:class:`Leaf`, :class:`Option`, :class:`Branch`) say what a value must be (:func:`described`) and make new ones
+(:func:`built`).
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from itertools import chain, repeat
+from math import prod
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+Shape: TypeAlias = tuple[int, ...]
+Items: TypeAlias = tuple[int, ...]
+"""The index in each tuple of similar trees on the path to a node."""
+
+
+class Kind(StrEnum):
+    """The kinds of leaves: three of arrays, four of options."""
+
+    FLOAT = "float"
+    BOOL = "bool"
+    INT = "int"
+    SIZE = "size"
+    COUNT = "count"
+    NUMBER = "number"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of a shape.
+
+    ``written`` is how the annotation writes it, ``factors`` are the sizes whose product it is (one in the ordinary
+    case; digits are a number). ``variadic`` stands for any number of dimensions, ``broadcast`` for a size that may also
+    be 1.
+    """
+
+    written: str
+    factors: tuple[str, ...]
+    variadic: bool = False
+    broadcast: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """An array of a tree: its path, the kind of its numbers, and its dimensions."""
+
+    path: str
+    kind: Kind
+    dims: tuple[Dim, ...] = ()
+    optional: bool = False
+    batched: bool = field(init=False)
+    """Whether leading batch dimensions are allowed."""
+    core: tuple[Dim, ...] = field(init=False)
+    """The dimensions after the batch."""
+    sizes: frozenset[str] = field(init=False)
+    """The sizes that its dimensions name."""
+    free: bool = field(init=False)
+    """Whether the formula itself checks the shape: any number of dimensions that are not a batch."""
+
+    def __post_init__(self) -> None:
+        batched = bool(self.dims) and self.dims[0].variadic and self.dims[0].written == "batch"
+        core = self.dims[batched:]
+        object.__setattr__(self, "batched", batched)
+        object.__setattr__(self, "core", core)
+        object.__setattr__(self, "free", any(d.variadic for d in core))
+        named = (f for d in core if not d.variadic for f in d.factors if not f.isdigit())
+        object.__setattr__(self, "sizes", frozenset(named))
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as the Protocol writes it, such as ``(*batch, n, d)``."""
+        return as_tuple([f"*{d.written}" if d.variadic else d.written for d in self.dims])
+
+    def axes(self, size: str) -> list[int]:
+        """The axes, counted from the end, that carry a size."""
+        return [i - len(self.core) for i, d in enumerate(self.core) if size in d.factors]
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - descriptions live as long as the contract
+    def at(self, items: Items) -> "Leaf":
+        """The same array of these items."""
+        dims = tuple(replace(d, factors=tuple(with_items(f, items) for f in d.factors)) for d in self.dims)
+        return replace(self, path=with_items(self.path, items), dims=dims)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An argument that is not an array: a size, a count, another number, a flag or one of several words."""
+
+    path: str
+    kind: Kind
+    choices: tuple[Any, ...] = ()
+    optional: bool = False
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value is one of the choices, or a number of its kind."""
+        if value is None:
+            return self.optional
+        if self.choices:
+            return any(type(value) is type(c) and value == c for c in self.choices)
+        kinds = (int, float) if self.kind is Kind.NUMBER else (int,)
+        return isinstance(value, kinds) and not isinstance(value, bool)
+
+    @property
+    def expected(self) -> str:
+        """The expected values, in words."""
+        if self.choices == (False, True):
+            return "True or False"
+        words = " or ".join(map(repr, self.choices))
+        return words or ("a number" if self.kind is Kind.NUMBER else "an integer")
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A record or a tuple of trees, or (``dict``) the arguments of a call.
+
+    ``names`` are the fields of a record, none for a tuple. For ``many`` similar trees, ``nodes`` describes the
+    first and any other; ``count`` is the size that counts them.
+    """
+
+    path: str
+    build: type
+    names: tuple[str, ...]
+    nodes: tuple["Node", ...]
+    many: bool = False
+    count: str = ""
+    optional: bool = False
+
+    def node(self, number: int) -> "Node":
+        """The description of the tree with this number."""
+        return self.nodes[min(number, 1)] if self.many else self.nodes[number]
+
+    def part_path(self, number: int, path: str) -> str:
+        """The path of the tree with this number, below the path of the branch itself."""
+        name = self.names[number] if self.names else f"[{number}]"
+        return f"{path}.{name}" if self.names and path else f"{path}{name}"
+
+    def rebuilt(self, parts: list[Any]) -> Any:
+        """A value of this form, from its trees."""
+        return self.build(**dict(zip(self.names, parts, strict=True))) if self.names else tuple(parts)
+
+
+Node: TypeAlias = Leaf | Option | Branch
+
+
+class Misfit(ValueError):
+    """A value that does not fit its description."""
+
+    def __init__(self, path: str, expected: str, got: object) -> None:
+        super().__init__(f"{path}: expected {expected}; got {got}")
+        self.path, self.expected, self.got = path, expected, got
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
+    """The parts of a value with their paths; None for an array or option."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        if names is None:
+            return [(f"{path}[{i}]", x) for i, x in enumerate(value)]
+    elif is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "shape"):
+        names = tuple(f.name for f in fields(value))
+    elif isinstance(value, dict):
+        return [(f"{path}.{name}" if path else name, x) for name, x in value.items()]
+    else:
+        return None
+    return [(f"{path}.{name}" if path else name, getattr(value, name)) for name in names]
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """The arrays and options of a tree by path, in order."""
+    inner = branches(value, path)
+    if inner is None:
+        return {path: value}
+    return {p: x for below, part in inner for p, x in flatten(part, below).items()}
+
+
+def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """The same tree with every array and option changed; ``change`` is called with path and value."""
+    inner = branches(value, path)
+    if inner is None:
+        return change(path, value)
+    parts = [mapped(part, change, below) for below, part in inner]
+    if isinstance(value, dict):
+        return dict(zip(value, parts, strict=True))
+    if not isinstance(value, tuple):
+        return type(value)(**{f.name: x for f, x in zip(fields(value), parts, strict=True)})
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def as_source(value: Any, show: Callable[[Any], str], path: str = "") -> str:
+    """A Python expression for a tree; ``show`` prints arrays and options."""
+    inner = branches(value, path)
+    if inner is None:
+        return show(value)
+    parts = [as_source(part, show) for _, part in inner]
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+    names = getattr(value, "_fields", None) or [f.name for f in fields(value)]
+    return f"{type(value).__name__}({', '.join(f'{n}={p}' for n, p in zip(names, parts, strict=True))})"
+
+
+# Descriptions ---------------------------------------------------------------------------------------------------------
+
+
+def described(
+    node: Node,
+    value: Any,
+    path: str = "",
+    items: Items = (),
+    counted: Callable[[Branch, str, int], None] | None = None,
+) -> Iterator[tuple[Leaf | Option, Any]]:
+    """The arrays and options of a value with their descriptions, None for those that are not given.
+
+    :class:`Misfit` if the value has another structure. ``counted`` is called with the number of similar trees.
+    """
+    for inner, at, x in placed(node, value, path, items, counted):
+        yield (inner.at(at) if at and isinstance(inner, Leaf) else inner), x
+
+
+def placed(
+    node: Node,
+    value: Any,
+    path: str = "",
+    items: Items = (),
+    counted: Callable[[Branch, str, int], None] | None = None,
+) -> Iterator[tuple[Leaf | Option, Items, Any]]:
+    """What :func:`described` gives, with the items instead of a description of each: PyTorch can trace this one."""
+    if not isinstance(node, Branch):
+        yield node, items, value
+        return
+    if value is None and node.optional:
+        yield from ((replace(inner, optional=True), items, None) for inner in walked(node) if isinstance(inner, Leaf))
+        return
+    parts = _parts(node, value, path)
+    if node.many and counted is not None:
+        counted(node, path, len(parts))
+    for number, part in enumerate(parts):
+        inside = (*items, number) if node.many else items
+        yield from placed(node.node(number), part, node.part_path(number, path), inside, counted)
+
+
+def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
+    if node.build is dict:
+        return tuple(value.get(name) for name in node.names)
+    if not isinstance(value, node.build):
+        raise Misfit(path, f"a {node.build.__name__}", type(value).__name__)
+    if node.names:
+        return tuple(getattr(value, name) for name in node.names)
+    parts: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
+    if not node.many and len(parts) != len(node.nodes):
+        raise Misfit(path, f"a tuple of {len(node.nodes)}", f"one of {len(parts)}")
+    return parts
+
+
+def built(node: Node, at: Callable[[Leaf | Option], Any], count: Callable[[Branch], int], items: Items = ()) -> Any:
+    """A new value: ``at`` makes arrays and options (None leaves one out), ``count`` the numbers of similar trees."""
+    if not isinstance(node, Branch):
+        return at(node.at(items) if items and isinstance(node, Leaf) else node)
+    if not node.many:
+        return node.rebuilt([built(inner, at, count, items) for inner in node.nodes])
+    return tuple(built(node.node(i), at, count, (*items, i)) for i in range(count(node)))
+
+
+def walked(node: Node) -> Iterator[Node]:
+    """A description and everything inside; of many similar trees the first and, if it differs, any other."""
+    yield node
+    for inner in dict.fromkeys(node.nodes) if isinstance(node, Branch) else ():
+        yield from walked(inner)
+
+
+Reader: TypeAlias = Callable[[Any, list[Any], list[Any]], None]
+
+
+def reader(node: Node) -> Reader:
+    """A compiled flattening of one tree: it appends arrays to one list, and lengths of tuples to another.
+
+    ``TypeError`` for a value of another structure. Every call is bound through it, hence the closures.
+    """
+    if not isinstance(node, Branch):
+        return lambda value, found, counts: found.append(value)
+    read = _record_reader(node) if _is_record(node) else _tuple_reader(node)
+    if not node.optional:
+        return read
+    absent = [None] * sum(isinstance(n, Leaf) for n in walked(node))
+    return lambda value, found, counts: found.extend(absent) if value is None else read(value, found, counts)
+
+
+def _is_record(node: Node) -> bool:
+    """Whether a tree is made of records and arrays alone, all of which are given: its paths are attributes."""
+    return not isinstance(node, Branch) or (
+        bool(node.names) and all(not (isinstance(n, Branch) and n.optional) and _is_record(n) for n in node.nodes)
+    )
+
+
+def _record_reader(node: Branch) -> Reader:
+    """All arrays of nested records at once."""
+    below = [(n.path.removeprefix(f"{node.path}."), n) for n in walked(node)][1:]
+    builds = [n.build for _, n in below if isinstance(n, Branch)]
+    records = _attributes([path for path, n in below if isinstance(n, Branch)])
+    arrays = _attributes([path for path, n in below if isinstance(n, Leaf)])
+
+    def read(value: Any, found: list[Any], counts: list[Any]) -> None:
+        try:
+            if not isinstance(value, node.build) or not all(map(isinstance, records(value), builds)):
+                raise TypeError
+        except AttributeError:  # of a record inside a record that is none
+            raise TypeError from None
+        found.extend(arrays(value))
+
+    return read
+
+
+def _attributes(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """The values at dotted paths."""
+    if not paths:
+        return lambda value: ()
+    get = attrgetter(*paths)
+    return get if len(paths) > 1 else lambda value: (get(value),)
+
+
+def _tuple_reader(node: Branch) -> Reader:
+    """The arrays of a tuple, or of a record that holds one."""
+    build, names, many, expected = node.build, node.names, node.many, len(node.nodes)
+    inner = [reader(n) for n in node.nodes]
+
+    def read(value: Any, found: list[Any], counts: list[Any]) -> None:
+        if not isinstance(value, build):
+            raise TypeError
+        parts: Any = [getattr(value, name) for name in names] if names else value
+        if many:
+            counts.append(len(parts))
+        elif len(parts) != expected:
+            raise TypeError
+        for step, part in zip(chain(inner[:1], repeat(inner[-1])) if many else inner, parts, strict=False):
+            step(part, found, counts)
+
+    return read
+
+
+def with_items(text: str, items: Items) -> str:
+    """A path or size with indices in place of ``[:]``, from the left."""
+    for i in items:
+        text = text.replace("[:]", f"[{i}]", 1)
+    return text
+
+
+def schematic(path: str) -> str:
+    """A path or size as descriptions write it, ``[:]`` for any item."""
+    return re.sub(r"\[\d+\]", "[:]", path)
+
+
+def as_tuple(parts: Any) -> str:
+    """Parts of a shape, written as a tuple."""
+    return "(" + ", ".join(map(str, parts)) + ("," if len(parts) == 1 else "") + ")"
+
+
+def number_of(factors: tuple[str, ...], sizes: "dict[str, int]") -> int | None:
+    """The size of a dimension; None if a factor is not known."""
+    if len(factors) == 1:
+        factor = factors[0]
+        return int(factor) if factor.isdigit() else sizes.get(factor)
+    found = [int(f) if f.isdigit() else sizes.get(f) for f in factors]
+    # A list, since torch.compile traces no generators here.
+    return None if None in found else prod([x for x in found if x is not None])

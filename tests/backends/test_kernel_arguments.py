@@ -1,0 +1,117 @@
+"""The arguments of a compiled kernel: one declaration for its builder and its caller."""
+
+from array import array
+
+import pytest
+import torch
+
+pytest.importorskip("llvmlite", reason="kernels need llvmlite")
+from attnspec.backends.pytorch.kernels.dot.arguments import Operands, backward_scratch, forward_scratch
+from attnspec.backends.pytorch.kernels.dot.backward import Backward, Scratch
+from attnspec.backends.pytorch.kernels.dot.forward import Forward
+from attnspec.backends.pytorch.kernels.llvm import arguments
+from attnspec.backends.pytorch.kernels.llvm.arguments import (
+    Arguments,
+    Flag,
+    Integers,
+    OptionalBooleans,
+    Real,
+    Reals,
+    Result,
+    Size,
+)
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.threads import run
+
+
+class Inner(Arguments):
+    """A part that two kernels may share."""
+
+    factor: Real
+    index: Integers
+
+
+class Outer(Arguments):
+    """One argument of every kind."""
+
+    count: Size
+    doubled: Flag
+    inner: Inner
+    mask: OptionalBooleans
+    scratch: arguments.Scratch
+    x: Reals
+    done: Result
+
+
+@compiled
+def picking(bits: int) -> Kernel[Outer]:
+    """x[i] = factor * i, twice that if `doubled`, for the marked i of the index; through scratch memory."""
+    k = Kernel("picking", Outer, bits)
+    g = k.argument
+    own = g.scratch.of(k.thread)
+    with k.loop(0, g.count) as i:
+        place = k.load_int(g.inner.index, i)
+        chosen = k.select(g.mask.is_null(), k.integer(1), k.integer(0))
+        with k.when(g.mask.is_null()) as otherwise:
+            k.store_first(k.full(1.0), own, 0)
+        with otherwise():
+            k.store_first(k.full(0.0), own, 0)
+            with k.when(k.load_byte(g.mask, place).is_nonzero()):
+                k.store_first(k.full(1.0), own, 0)
+        with k.when(k.any(k.broadcast(own, 0).compare("!=", 0.0))):
+            value = g.inner.factor.load()
+            with k.when(g.doubled.is_nonzero()) as otherwise:
+                k.store_first(value * 2.0, g.x, place)
+            with otherwise():
+                k.store_first(value, g.x + place, 0)
+        k.store_int(chosen, g.done + 1, i * 0 - 1)
+    return k
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_kernel_reads_what_the_caller_gives(dtype: torch.dtype) -> None:
+    x = torch.zeros(5, dtype=dtype)
+    index, done = torch.tensor([3, 1, 4]), array("q", [7])
+    inner = Inner(factor=1.5, index=index)
+    kernel = picking(8 * x.element_size())
+    assert picking(8 * x.element_size()) is kernel
+    scratch = x.new_empty(1, 1)
+    run(kernel, 1, Outer(count=3, doubled=True, inner=inner, mask=None, scratch=scratch, x=x, done=done))
+    assert x.tolist() == [0, 3, 0, 3, 3]
+    assert done[0] == 1
+    mask = torch.tensor([True, True, True, False, False])
+    run(kernel, 1, Outer(count=2, doubled=False, inner=inner, mask=mask, scratch=scratch, x=x, done=done))
+    assert x.tolist() == [0, 1.5, 0, 3, 3]
+    assert done[0] == 0
+
+
+def test_words_lie_in_the_order_of_the_fields() -> None:
+    x = torch.zeros(2, 3)
+    inner = Inner(factor=1.0, index=x)
+    words = Outer(count=9, doubled=True, inner=inner, mask=None, scratch=x, x=x, done=array("q", [0])).to_words()
+    assert len(words) == Outer.words == 9
+    assert words[Outer.count] == 9
+    assert words[Outer.doubled] == 1
+    assert words[Outer.inner + Inner.factor] == 0x3FF0 << 48
+    assert words[Outer.inner + Inner.index] == words[Outer.x] == x.data_ptr()
+    assert words[Outer.mask] == 0
+    assert words[Outer.scratch : Outer.scratch + 2] == [x.data_ptr(), 3]
+
+
+def test_an_argument_that_is_missing_or_misspelt_is_refused() -> None:
+    with pytest.raises(TypeError, match="index"):
+        Inner(factor=1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="indices"):
+        Inner(factor=1.0, index=torch.zeros(1), indices=None)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        Inner(factor=1.0, index=None).to_words()  # type: ignore[arg-type]
+
+
+def test_both_kernels_of_attention_share_their_operands() -> None:
+    assert Forward.operands == Backward.operands
+    assert Forward.words == Forward.operands + Operands.words + 3
+
+
+def test_scratch_memory_has_a_size_for_every_part() -> None:
+    assert len(forward_scratch(32, 64, 96)) == 4
+    assert len(backward_scratch(32, 64, 96)) == len(Scratch._fields)

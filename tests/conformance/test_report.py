@@ -1,0 +1,201 @@
+"""Reports: what becomes of the verdicts of a run, as an object, as JSON and as people read it."""
+
+import json
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from attnspec import reference
+from attnspec.conformance.judging import declaration
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.reporting import table
+from attnspec.conformance.reporting.report import Report, in_common
+from attnspec.conformance.reporting.table import as_html, closing, print_report, remarks
+from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.verdicts import Collector, Verdicts, case_of, record, recorded
+from attnspec.spec import OPERATIONS
+
+SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
+SETTINGS = Settings(operations=("softmax",), laws=("operation.oracle", "semantics.fully_masked"))
+COUNTEREXAMPLE = {
+    "arguments": {"parameters.w_hz": [[1.0]], "layers[0].w_q": None},
+    "expected": [1.0],
+    "got": ["nan"],
+    "budget": [1e-9],
+    "index": [0],
+    "snippet": "sys.exit(1)",
+}
+FAILED = Result(
+    "softmax", "operation.oracle", "float64", Status.FAILED, "value", "1 is not 2", 3, 1, float("inf"), "this",
+    COUNTEREXAMPLE,
+)  # fmt: skip
+
+
+def contract(**declared: Any) -> Contract:
+    """What a backend with one operation declares."""
+    return Contract.of(SimpleNamespace(name="mine", softmax=reference.softmax, **declared), "mine.py")
+
+
+def report(*results: Result, causes: dict[str, str] | None = None, **declared: Any) -> Report:
+    """The report of a run in which these verdicts were reported."""
+    plan = Plan.of(contract(**declared), SETTINGS)
+    verdicts = Verdicts(causes=causes or {})
+    for r in results:
+        verdicts.results.setdefault(f"{r.operation}-{r.dtype}", []).append(r)
+    return Report.of(plan, verdicts, SETTINGS, 1.25)
+
+
+def passed(law: str, dtype: str = "float64", **more: Any) -> Result:
+    """A law that holds."""
+    return Result("softmax", law, dtype, Status.PASSED, examples=5, **more)
+
+
+def everything(**more: Any) -> list[Result]:
+    """All laws of the selection hold."""
+    return [passed(law, dtype, **more) for law in SETTINGS.laws for dtype in ("float64", "float32")]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [FAILED, passed("operation.oracle"), replace(FAILED, error_ratio=0.25)],
+    ids=["failed", "passed", "finite"],
+)
+def test_a_verdict_comes_back_from_json(result: Result) -> None:
+    text = json.dumps(result.as_json(), allow_nan=False)
+    assert Result.from_json(json.loads(text)) == result
+    assert type(result.as_json()["status"]) is str
+
+
+def test_what_is_not_finite_is_a_text_in_json() -> None:
+    assert [replace(FAILED, error_ratio=x).as_json()["error_ratio"] for x in (0.5, float("inf"), float("nan"))] == [
+        0.5,
+        "inf",
+        "nan",
+    ]
+
+
+def test_verdicts_come_from_the_tests_to_the_collector() -> None:
+    properties: list[tuple[str, object]] = [("of somebody else", [1])]
+    record([FAILED], lambda name, value: properties.append((name, value)))
+    verdicts = Verdicts()
+    reports: tuple[tuple[str, list[tuple[str, object]], bool, str], ...] = (
+        ("a.py::t[softmax-float64]", properties, False, ""),
+        ("a.py::t[softmax-float32]", [], True, "there\nE  no such thing\nhere"),
+        ("a.py::t[dot_scores-float32]", [], True, "worker 'gw0' crashed"),
+        ("a.py::t[dot_scores-float64]", [], True, ""),
+    )
+    for nodeid, given, bad, text in reports:
+        test: Any = SimpleNamespace(nodeid=nodeid, user_properties=given, failed=bad, longreprtext=text)
+        Collector(verdicts).pytest_runtest_logreport(test)
+    assert verdicts.results == {"softmax-float64": [FAILED]}
+    assert verdicts.causes == {
+        "softmax-float32": "no such thing",
+        "dot_scores-float32": "worker 'gw0' crashed",
+        "dot_scores-float64": "its process ended",
+    }
+    nothing: Any = SimpleNamespace(user_properties=[("of somebody else", [1])])
+    assert recorded(nothing) is None
+    assert case_of("a.py::TestMine::test_conforms[softmax-float64]") == Case("softmax", "float64", ()).id
+
+
+def test_a_law_without_a_verdict_is_lost_and_violates() -> None:
+    unknown, cause = "the test ended without a verdict", "ZeroDivisionError: division by zero"
+    for causes, message in (({"softmax-float64": cause}, cause), ({"softmax-float32": cause}, unknown)):
+        found = report(*everything()[1:], causes=causes)
+        (lost,) = [r for r in found.results if r.status is Status.LOST]
+        assert lost == Result("softmax", "operation.oracle", "float64", Status.LOST, unknown, message)
+        assert (found.verdict, found.exit_status) == ("violates", 1)
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict", "status"),
+    [
+        (everything(), "conforms", 0),
+        ([FAILED, *everything()[1:]], "violates", 1),
+        ([replace(r, status=Status.NOT_APPLICABLE) for r in everything()], "unusable", 2),
+    ],
+    ids=["conforms", "violates", "unusable"],
+)
+def test_the_verdict_is_that_of_all_laws(results: list[Result], verdict: str, status: int) -> None:
+    found = report(*results)
+    document = json.loads(found.as_text())
+    jsonschema.validate(document, SCHEMA)
+    assert (found.verdict, found.exit_status) == (verdict, status)
+    assert (document["verdict"], document["exit_status"]) == (verdict, status)
+    assert document["results"] == [r.as_json() for r in found.results]
+    assert sum(document["summary"][s] for s in Status) == len(found.results)
+    assert f"mine {verdict}" in closing(found)
+
+
+def test_an_operation_that_was_asked_for_and_is_not_provided_is_listed() -> None:
+    settings = replace(SETTINGS, operations=())
+    found = Report.of(Plan.of(contract(), settings), Verdicts({"softmax-float64": everything()}), settings, 0.0)
+    absent = {r.operation for r in found.results if r.status is Status.NOT_PROVIDED}
+    assert "scaled_dot_product_attention" in absent
+    assert "softmax" not in absent
+    assert any(line.startswith("not provided: additive_attention, ") for line in remarks(found))
+
+
+def test_semantics_are_summed_up_where_all_operations_agree() -> None:
+    question = passed("semantics.fully_masked", observed="uniform")
+    found = report(question, replace(question, dtype="float32"), semantics={"fully_masked": "uniform"})
+    assert found.as_json()["semantics"] == {"fully_masked": {"declared": "uniform", "observed": "uniform"}}
+    assert found.deviations == {"fully_masked": {"softmax": "uniform"}}
+    assert "[yellow]deviation[/] fully_masked: uniform" in remarks(found)
+    torn = report(question, replace(question, dtype="float32", observed="zero"))
+    assert torn.as_json()["semantics"]["fully_masked"] == {"declared": "zero", "observed": "zero and uniform"}
+    assert torn.deviations == {}
+
+
+def test_answers_that_differ_are_kept_by_operation() -> None:
+    assert in_common({}) is None
+    assert in_common({"a": "x", "b": "x"}) == "x"
+    assert in_common({"a": "x", "b": "y"}) == {"a": "x", "b": "y"}
+
+
+def test_limits_are_remarked_where_they_are_not_the_default() -> None:
+    assert next(remarks(report(*everything()))) == "limits: float64, float32 on cpu"
+    narrow = report(*everything(), limits={"head_sizes": (4,), "multiple_of": 8, "broadcasting": False})
+    expected = "limits: float64, float32 on cpu, head sizes (4,), multiple of 8, broadcasting False"
+    assert next(remarks(narrow)) == expected
+
+
+@pytest.mark.parametrize(
+    ("features", "remark"),
+    [
+        (None, []),
+        (("softcap", "window", "scale"), []),
+        (("scale", "window"), ["features: scale, window; not covered: softcap"]),
+        ((), ["features: none; not covered: scale, window, softcap"]),
+    ],
+)
+def test_features_that_were_not_covered_are_remarked(
+    monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...] | None, remark: list[str]
+) -> None:
+    optional = replace(OPERATIONS["softmax"], features=("scale", "window", "softcap"))
+    for module in (table, declaration):
+        monkeypatch.setattr(module, "OPERATIONS", {**OPERATIONS, "softmax": optional})
+    lines = remarks(report(*everything(), limits={"features": features}))
+    assert [line for line in lines if line.startswith("features")] == remark
+
+
+def test_people_read_arguments_by_their_paths(tmp_path: Path) -> None:
+    found = report(FAILED, *everything()[1:], notes={"path": "[b]plain[/]"})
+    with (tmp_path / "out").open("w") as file:
+        console = Console(record=True, width=200, file=file)
+        print_report(found, console)
+        text = console.export_text()
+    assert "  parameters.w_hz = [[1.0]]\n  layers[0].w_q = null\n" in text
+    assert "path: [b]plain[/]" in text
+    assert "1 of 4" not in text
+    assert "3 of 4 laws hold on 18 examples, largest error ratio inf, 1.2 s" in text
+    assert "parameters.w_hz" in as_html(found)

@@ -1,0 +1,105 @@
+"""Names that select: unknown ones, patterns, and selections that leave nothing to judge."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnspec import reference
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.planning import Plan, check_names
+from attnspec.conformance.running.selection import FEW, matching, unknown_name
+from attnspec.conformance.running.settings import Settings
+from attnspec.spec import LAWS, OPERATIONS
+
+ALL = Settings()
+CONTRACT = Contract.of(SimpleNamespace(name="mine", dot_scores=reference.dot_scores, softmax=reference.softmax))
+MANY = [f"name-{letter}" for letter in "abcdefghij"]
+
+
+def test_of_few_names_all_are_listed() -> None:
+    assert unknown_name("x", "zzz", MANY[:FEW]) == f"x: expected one of {', '.join(MANY[:FEW])}; got 'zzz'"
+    assert unknown_name("x", "zzz", ["a"]) == "x: expected one of a; got 'zzz'"
+
+
+def test_of_many_names_the_closest_are_listed() -> None:
+    known = [*MANY, "softmax"]
+    assert unknown_name("law", "sofmax", known) == "law: expected one of softmax, …; got 'sofmax'"
+    assert unknown_name("law", "%%%", known) == f"law: expected one of {', '.join(known[:FEW])}, …; got '%%%'"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        (["name-a"], ["name-a"]),
+        (["name-[ab]", "name-c"], ["name-a", "name-b", "name-c"]),
+        (["*"], MANY),
+        (["NAME-a"], []),
+        ([], []),
+    ],
+)
+def test_patterns_select_in_the_order_of_what_is_known(patterns: list[str], found: list[str]) -> None:
+    assert matching(patterns, MANY) == found
+
+
+@pytest.mark.parametrize("settings", [ALL, replace(ALL, operations=("softmax",), dtypes=("float32",))])
+def test_a_plan_has_the_laws_that_govern_what_is_selected(settings: Settings) -> None:
+    cases = Plan.of(CONTRACT, settings).cases
+    assert {c.operation for c in cases} == set(settings.operations or CONTRACT.operations)
+    assert {c.dtype for c in cases} == set(settings.dtypes or CONTRACT.limits.dtypes)
+    for case in cases:
+        assert list(case.laws) == [x.id for x in LAWS.values() if OPERATIONS[case.operation] in x.operations]
+
+
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"profile": "slow"}, "profile: expected one of quick, full, release; got 'slow'"),
+    ({"operations": ("softmaxx",)}, "operation: expected one of softmax,"),
+    ({"laws": ("operation.oracle", "operation.orakel")}, "law: expected one of operation.oracle,"),
+    ({"dtypes": ("float8",)}, "dtype: expected one of"),
+]
+
+
+@pytest.mark.parametrize(("chosen", "message"), UNKNOWN, ids=[next(iter(c)) for c, _ in UNKNOWN])
+def test_an_unknown_name_is_refused(chosen: dict[str, Any], message: str) -> None:
+    settings = replace(ALL, **chosen)
+    with pytest.raises(BackendError) as found:
+        Plan.of(CONTRACT, settings)
+    assert str(found.value).startswith(message)
+    with pytest.raises(BackendError) as found:
+        check_names(settings, "--")
+    assert str(found.value).startswith(f"--{message}")
+
+
+def test_an_operation_that_only_the_reference_has_cannot_be_selected() -> None:
+    names = [o.name for o in OPERATIONS.values() if o.reference_only]
+    assert names
+    for name in names:
+        with pytest.raises(BackendError, match="operation: expected one of"):
+            check_names(replace(ALL, operations=(name,)))
+
+
+MISSING: list[tuple[dict[str, Any], str]] = [
+    ({"device": "cuda:0"}, "--device: expected one of cpu, its limits; got 'cuda'"),
+    ({"dtypes": ("float16",)}, "--dtype: expected one of float64, float32, its limits; got 'float16'"),
+    (
+        {"operations": ("mean_normalization",)},
+        "--operation: expected one of dot_scores, softmax, which it provides; got 'mean_normalization'",
+    ),
+    (
+        {"operations": ("softmax",), "laws": ("scoring.symmetry",)},
+        "nothing to judge: no law of the selection governs an operation of the selection",
+    ),
+]
+
+
+@pytest.mark.parametrize(("chosen", "message"), MISSING, ids=["device", "dtype", "operation", "law"])
+def test_a_selection_that_the_backend_cannot_meet_is_refused(chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendError) as found:
+        Plan.of(CONTRACT, replace(ALL, **chosen))
+    assert str(found.value) == message
+
+
+def test_a_device_may_have_a_number() -> None:
+    assert Plan.of(CONTRACT, replace(ALL, device="cpu:0")).cases

@@ -1,0 +1,136 @@
+"""The settings of a run are declared once: nothing that follows from the declaration differs from it."""
+
+import argparse
+import json
+import os
+from dataclasses import fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from attnspec.conformance import ConformanceSuite, plugin
+from attnspec.conformance.cli import app
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.running.checking import pytest_arguments
+from attnspec.conformance.running.environment import ONE_THREAD, environment
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.kill_matrix import SECONDS
+from attnspec.conformance.running.settings import OPTIONS, Option, Settings
+from attnspec.conformance.running.suite import settings_of_suite
+
+CHOSEN = Settings(
+    profile="full",
+    seed=7,
+    device="cuda:1",
+    operations=("softmax", "dot_scores"),
+    laws=("operation.oracle",),
+    dtypes=("float32",),
+    hang_after=2.5,
+    crumbs="somewhere/else",
+)
+"""Settings none of which is the default."""
+
+COMMANDS: Any = typer.main.get_command(app)
+COMMAND = {p.name: p for p in COMMANDS.commands["check"].params}
+SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
+
+
+class PytestOptions(argparse.ArgumentParser):
+    """The parser to which the plugin adds its options."""
+
+    def getgroup(self, name: str, description: str) -> "PytestOptions":
+        return self
+
+    def addoption(self, *names: str, **attributes: Any) -> None:
+        self.add_argument(*names, **attributes)
+
+
+def parsed(*arguments: str) -> Settings:
+    """The settings that pytest makes of arguments."""
+    parser: Any = PytestOptions()
+    plugin.pytest_addoption(parser)
+    given = vars(parser.parse_args(arguments))
+    return Settings.from_options(lambda flag: given[flag.removeprefix("--").replace("-", "_")])
+
+
+@pytest.mark.parametrize("settings", [Settings(), CHOSEN], ids=["defaults", "chosen"])
+def test_pytest_makes_of_the_arguments_the_settings_they_were_made_of(settings: Settings) -> None:
+    assert parsed(*settings.arguments()) == settings
+
+
+def test_workers_get_every_setting(tmp_path: Path) -> None:
+    arguments = pytest_arguments("mine.py", CHOSEN, tmp_path, 3, tmp_path / "junit.xml")
+    given = [a for a in arguments if a.startswith("--attn-") and not a.startswith("--attn-backend")]
+    assert parsed(*given) == Settings(**{**vars(CHOSEN), "crumbs": str(tmp_path)})
+    assert "--attn-backend=mine.py" in arguments
+
+
+def test_no_arguments_are_the_defaults(pytestconfig: pytest.Config) -> None:
+    assert parsed() == Settings()
+    assert plugin.settings_of_options(pytestconfig) == Settings()
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.setting != "crumbs"], ids=lambda o: o.name)
+def test_the_command_has_the_option(option: Option) -> None:
+    found = COMMAND[option.name.replace("-", "_")]
+    assert found.opts == [f"--{option.name}"]
+    assert found.help == option.help
+    assert found.multiple == option.repeatable
+    assert (found.default or ()) == option.default if option.repeatable else found.default == option.default
+
+
+def test_the_command_has_no_other_settings() -> None:
+    settings = {o.name.replace("-", "_") for o in OPTIONS}
+    assert settings - COMMAND.keys() == {"crumbs"}
+    assert COMMAND.keys() - settings == {"backend", "workers", "json", "html", "junit"}
+    profile = next(p for p in COMMANDS.commands["mutants"].params if p.name == "profile")
+    assert (profile.default, profile.help) == (COMMAND["profile"].default, COMMAND["profile"].help)
+
+
+def test_a_suite_has_the_settings_as_attributes() -> None:
+    attributes = {o.setting: o.default for o in OPTIONS if not o.isolated}
+    assert {name: getattr(ConformanceSuite, name) for name in attributes} == attributes
+    assert set(ConformanceSuite.__annotations__) == {"backend", *attributes}
+    assert {f.name for f in fields(Settings)} - set(attributes) == {"hang_after", "crumbs"}
+
+
+def test_a_suite_chooses_by_its_attributes() -> None:
+    chosen = {o.setting: getattr(CHOSEN, o.setting) for o in OPTIONS if not o.isolated}
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+    assert settings_of_suite(type("Mine", (ConformanceSuite,), lists)) == Settings(**chosen)
+    assert settings_of_suite(type("Mine", (ConformanceSuite,), {})) == Settings()
+    with pytest.raises(BackendError, match=r"Mine\.laws: expected a tuple of names; got 'operation\.oracle'"):
+        settings_of_suite(type("Mine", (ConformanceSuite,), {"laws": "operation.oracle"}))
+
+
+def test_profiles_are_named_everywhere_alike() -> None:
+    assert COMMAND["profile"].help.endswith(": {}, {} or {}".format(*PROFILES))
+    assert Settings.profile in PROFILES
+    assert list(SCHEMA["properties"]["profile"]["enum"]) == list(PROFILES) == list(SECONDS)
+
+
+def test_the_schema_has_the_fields_of_a_verdict() -> None:
+    described = SCHEMA["properties"]["results"]["items"]
+    assert described["required"] == list(described["properties"]) == [f.name for f in fields(Result)]
+    assert described["properties"]["status"]["enum"] == list(Status)
+
+
+def test_the_page_on_verdicts_names_every_attribute_of_a_suite() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    table = page.partition("| attribute |")[2].partition("\n\n")[0]
+    assert [o.setting for o in OPTIONS if not o.isolated and f"`{o.setting}`" not in table] == []
+
+
+def test_variables_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-x")
+    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    with environment({**ONE_THREAD, "PYTEST_ADDOPTS": None, "ATTNSPEC_NO_SUCH": None}):
+        assert {os.environ[name] for name in ONE_THREAD} == {"1"}
+        assert "PYTEST_ADDOPTS" not in os.environ
+    assert dict(os.environ) == before

@@ -1,0 +1,308 @@
+"""From annotations to descriptions: kinds, shapes, and the scopes of size names."""
+
+# Annotations are values here, outside of any class that binds Array.
+# mypy: disable-error-code="valid-type"
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, NamedTuple
+
+import pytest
+from jaxtyping import Bool, Float, Int
+
+from attnspec.spec import Array, Branch, Dim, Kind, Leaf, Option
+from attnspec.spec.contract.annotations import Misdeclared, dims, names, read, sizes
+from attnspec.spec.contract.tree import Node, walked
+
+
+@dataclass(frozen=True)
+class Cell(Generic[Array]):
+    w_x: Float[Array, "h d"]
+    w_h: Float[Array, "h h"]
+
+
+@dataclass(frozen=True)
+class Projections(Generic[Array]):
+    w_q: Float[Array, "heads p d"]
+    w_o: Float[Array, "d heads*p"]
+
+
+@dataclass(frozen=True)
+class Layer(Generic[Array]):
+    attention: Projections[Array]
+    w: Float[Array, "f d"]
+    cell: Annotated[Cell[Array], sizes(d="f")]
+
+
+class State(NamedTuple, Generic[Array]):
+    h: Float[Array, "*#batch h"]
+    c: Float[Array, "*#batch h"]
+
+
+def scope(*known: str) -> dict[str, str]:
+    return {name: name for name in known}
+
+
+def shapes(node: Node) -> dict[str, list[str]]:
+    """The dimensions of every array by path, with the sizes in full."""
+    return {x.path: ["*".join(d.factors) for d in x.core] for x in walked(node) if isinstance(x, Leaf)}
+
+
+# Kinds ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotation", "kind", "optional"),
+    [
+        (Float[Array, "*#batch n d"], Kind.FLOAT, False),
+        (Float[Array, "*#batch n d"] | None, Kind.FLOAT, True),
+        (None | Float[Array, "*#batch n d"], Kind.FLOAT, True),
+        (Bool[Array, "*#batch #n #m"] | None, Kind.BOOL, True),
+        (Int[Array, "*#batch"], Kind.INT, False),
+        (Annotated[Float[Array, " d"], "learned"], Kind.FLOAT, False),
+    ],
+)
+def test_arrays(annotation: Any, kind: Kind, optional: bool) -> None:
+    node = read(annotation, "x", {})
+    assert isinstance(node, Leaf)
+    assert (node.path, node.kind, node.optional) == ("x", kind, optional)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "kind", "choices", "optional"),
+    [
+        (bool, Kind.CHOICE, (False, True), False),
+        (Literal["pre", "post"], Kind.CHOICE, ("pre", "post"), False),
+        (int, Kind.COUNT, (), False),
+        (int | None, Kind.COUNT, (), True),
+        (float, Kind.NUMBER, (), False),
+        (float | None, Kind.NUMBER, (), True),
+    ],
+)
+def test_options(annotation: Any, kind: Kind, choices: tuple[Any, ...], optional: bool) -> None:
+    assert read(annotation, "x", {}) == Option("x", kind, choices, optional)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ()),
+        ("*#batch n d", (Dim("batch", ("batch",), True, True), Dim("n", ("n",)), Dim("d", ("d",)))),
+        ("*batch {n} {m}", (Dim("batch", ("batch",), True), Dim("n", ("n",)), Dim("m", ("m",)))),
+        ("#n #m", (Dim("n", ("n",), broadcast=True), Dim("m", ("m",), broadcast=True))),
+        ("p_o heads*p_v", (Dim("p_o", ("p_o",)), Dim("heads*p_v", ("heads", "p_v")))),
+        ("4*h d", (Dim("4*h", ("4", "h")), Dim("d", ("d",)))),
+        ("3", (Dim("3", ("3",)),)),
+    ],
+)
+def test_dimensions(text: str, expected: tuple[Dim, ...]) -> None:
+    assert dims(text, "x", {}) == expected
+
+
+@pytest.mark.parametrize("text", ["n *batch", "n+1 d", "n -1", "... d", "_ d", "N", "heads* p", "n=3"])
+def test_what_is_no_dimension(text: str) -> None:
+    with pytest.raises(Misdeclared, match=r"^x: expected \*batch first, then names or products; got '.*' in '.*'$"):
+        dims(text, "x", {})
+
+
+def test_the_message_shows_what_was_written() -> None:
+    with pytest.raises(Misdeclared) as raised:
+        read(Float[Array, "*batch n-1"], "parameters.w", {})
+    assert str(raised.value) == (
+        "parameters.w: expected *batch first, then names or products; got 'n-1' in '*batch n-1'"
+    )
+
+
+# Scopes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_size_around_a_record_is_that_of_the_record() -> None:
+    assert shapes(read(Cell[Array], "cell", scope("d", "h"))) == {"cell.w_x": ["h", "d"], "cell.w_h": ["h", "h"]}
+
+
+def test_any_other_size_belongs_to_the_record() -> None:
+    node = read(Cell[Array], "cell", scope("d"))
+    assert shapes(node) == {"cell.w_x": ["cell.h", "d"], "cell.w_h": ["cell.h", "cell.h"]}
+
+
+def test_the_outermost_record_that_names_a_size_owns_it() -> None:
+    node = read(Layer[Array], "layer", {})
+    assert shapes(node) == {
+        "layer.attention.w_q": ["layer.attention.heads", "layer.attention.p", "layer.d"],
+        "layer.attention.w_o": ["layer.d", "layer.attention.heads*layer.attention.p"],
+        "layer.w": ["layer.f", "layer.d"],
+        "layer.cell.w_x": ["layer.cell.h", "layer.f"],
+        "layer.cell.w_h": ["layer.cell.h", "layer.cell.h"],
+    }
+
+
+def test_a_record_of_one_argument_does_not_share_sizes_with_another() -> None:
+    one, other = (read(Cell[Array], name, scope("d")) for name in ("forward", "backward"))
+    assert shapes(one)["forward.w_h"] == ["forward.h"] * 2
+    assert shapes(other)["backward.w_h"] == ["backward.h"] * 2
+
+
+def test_a_named_tuple_is_a_record() -> None:
+    node = read(State[Array], "state", scope("h"))
+    assert isinstance(node, Branch)
+    assert (node.build, node.names) == (State, ("h", "c"))
+    assert shapes(node) == {"state.h": ["h"], "state.c": ["h"]}
+
+
+def test_sizes_rename_those_of_a_record() -> None:
+    node = read(Annotated[Cell[Array], sizes(d="h")], "cell", scope("h"))
+    assert shapes(node) == {"cell.w_x": ["h", "h"], "cell.w_h": ["h", "h"]}
+
+
+def test_a_size_may_stand_for_a_product() -> None:
+    node = read(Annotated[Cell[Array], sizes(d="2*h")], "cell", scope("h"))
+    assert shapes(node)["cell.w_x"] == ["h", "2*h"]
+    (written,) = [x.dims[1].written for x in walked(node) if isinstance(x, Leaf) and x.path == "cell.w_x"]
+    assert written == "d"
+
+
+def test_an_optional_record() -> None:
+    node = read(Annotated[Cell[Array], sizes(d="h")] | None, "cell", scope("h"))
+    assert isinstance(node, Branch)
+    assert node.optional
+    assert shapes(node)["cell.w_x"] == ["h", "h"]
+
+
+def test_layers_have_sizes_of_their_own() -> None:
+    node = read(tuple[Layer[Array], ...], "layers", scope("d"))
+    assert isinstance(node, Branch)
+    assert (node.many, node.count, node.names, len(node.nodes)) == (True, "layers", (), 2)
+    assert shapes(node) == {
+        "layers[:].attention.w_q": ["layers[:].attention.heads", "layers[:].attention.p", "d"],
+        "layers[:].attention.w_o": ["d", "layers[:].attention.heads*layers[:].attention.p"],
+        "layers[:].w": ["layers[:].f", "d"],
+        "layers[:].cell.w_x": ["layers[:].cell.h", "layers[:].f"],
+        "layers[:].cell.w_h": ["layers[:].cell.h", "layers[:].cell.h"],
+    }
+    (w,) = [x for x in walked(node.node(3)) if isinstance(x, Leaf) and x.path == "layers[:].w"]
+    assert w.at((3,)).sizes == {"layers[3].f", "d"}
+
+
+def test_the_first_layer_may_take_what_the_others_give() -> None:
+    node = read(Annotated[tuple[Cell[Array], ...], sizes(d=("d", "2*h"), count="depth")], "layers", scope("d", "h"))
+    assert isinstance(node, Branch)
+    assert node.count == "depth"
+    assert shapes(node.node(0))["layers[:].w_x"] == ["h", "d"]
+    assert shapes(node.node(1)) == shapes(node.node(2)) == {"layers[:].w_x": ["h", "2*h"], "layers[:].w_h": ["h", "h"]}
+
+
+def test_layers_that_are_all_alike_are_described_once() -> None:
+    node = read(Annotated[tuple[Cell[Array], ...], sizes(count="depth")], "layers", scope("d", "h"))
+    assert isinstance(node, Branch)
+    assert node.node(0) is node.node(1)
+    assert len(shapes(node)) == 2
+
+
+def test_a_tuple_of_fixed_length_shares_its_sizes() -> None:
+    node = read(Annotated[tuple[Cell[Array], Cell[Array]], sizes(d="f")], "cells", scope("f", "h"))
+    assert isinstance(node, Branch)
+    assert not node.many
+    assert shapes(node) == {
+        "cells[0].w_x": ["h", "f"],
+        "cells[0].w_h": ["h", "h"],
+        "cells[1].w_x": ["h", "f"],
+        "cells[1].w_h": ["h", "h"],
+    }
+
+
+def test_names_are_those_of_arrays_that_stand_there() -> None:
+    assert names(Float[Array, "*#batch #n 2*d"], "x") == ["n", "d"]
+    assert names(Layer[Array], "layer") == names(int, "n") == []
+    assert names(tuple[Float[Array, " h"], Cell[Array]], "result") == ["h"]
+    assert names(tuple[Float[Array, " h"], Cell[Array]], "result", deep=True) == ["h", "h", "d", "h", "h"]
+
+
+# What is wrong with a declaration -------------------------------------------------------------------------------------
+
+WANTED = "[Array] with its shape, a frozen dataclass or NamedTuple of [Array], a tuple of these, or an option"
+
+
+@dataclass
+class Thawed(Generic[Array]):
+    w: Float[Array, " d"]
+
+
+@dataclass(frozen=True)
+class Empty(Generic[Array]):
+    pass
+
+
+@dataclass(frozen=True)
+class Quoted(Generic[Array]):
+    w: "Float[Array, ' d']"
+
+
+@dataclass(frozen=True)
+class Unnamed(Generic[Array]):
+    cell: list[Array]
+
+
+@dataclass(frozen=True)
+class Flagged(Generic[Array]):
+    w: Float[Array, " d"]
+    causal: bool
+
+
+class Plain(Generic[Array]):
+    w: Float[Array, " d"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "path", "got"),
+    [
+        (str, "x", "str"),
+        (Any, "x", "Any"),
+        (dict[str, Array], "x", "dict"),
+        (list[Float[Array, " d"]], "x", "list"),
+        (Cell, "x", "Cell"),
+        (Cell[float], "x", "Cell"),
+        (Thawed[Array], "x", "Thawed"),
+        (Empty[Array], "x", "Empty"),
+        (Quoted[Array], "x", "Quoted"),
+        (Plain[Array], "x", "Plain"),
+        (Unnamed[Array], "x.cell", "list"),
+        (Flagged[Array], "x.causal", "bool"),
+        (tuple[Float[Array, " d"], bool], "x[1]", "bool"),
+        (tuple[int, ...], "x[:]", "int"),
+    ],
+)
+def test_what_is_no_tree(annotation: Any, path: str, got: str) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        read(annotation, "x", {})
+    assert str(raised.value) == f"{path}: expected {WANTED}; got {got}"
+
+
+def test_a_union_of_two_arrays_is_no_tree() -> None:
+    with pytest.raises(Misdeclared, match=r"^x: expected \[Array\] with its shape, .*; got .*Float.*Int"):
+        read(Float[Array, " d"] | Int[Array, " d"], "x", {})
+
+
+@pytest.mark.parametrize(
+    ("annotation", "known", "message"),
+    [
+        (
+            Annotated[Cell[Array], sizes(d="k")],
+            ("n", "h"),
+            "cell: d: expected a size around the record, n, h; got k",
+        ),
+        (Annotated[Cell[Array], sizes(d="2*k")], ("h",), "cell: d: expected a size around the record, h; got k"),
+        (Annotated[Cell[Array], sizes(d="h")], (), "cell: d: expected a size around the record, none; got h"),
+        (
+            Annotated[tuple[Cell[Array], ...], sizes(d=("d", "k"))],
+            ("d",),
+            "cell: d: expected a size around the record, d; got k",
+        ),
+    ],
+)
+def test_sizes_that_are_not_around_the_record(annotation: Any, known: tuple[str, ...], message: str) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        read(annotation, "cell", scope(*known))
+    assert str(raised.value) == message
+
+
+def test_misdeclared_is_a_type_error() -> None:
+    assert issubclass(Misdeclared, TypeError)

@@ -1,0 +1,88 @@
+"""Limits: what a backend may declare, in which forms, and what is said of the rest."""
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.spec import Limits
+from attnspec.spec.contract.precision import DEFAULTS
+
+
+def test_nothing_declared_is_two_dtypes_on_the_cpu() -> None:
+    assert Limits.of(None) == Limits.of({}) == Limits()
+    assert Limits() == Limits(dtypes=("float64", "float32"), devices=("cpu",), multiple_of=1, max_batch_dims=3)
+    assert (Limits().head_sizes, Limits().max_length, Limits().features) == (None, None, None)
+
+
+def test_forms_of_a_declaration() -> None:
+    declared = Limits(dtypes=("float32",))
+    assert Limits.of(declared) is declared
+    assert Limits.of({"dtypes": ["float32"]}) == Limits.of({"dtypes": ("float32",)}) == declared
+
+
+def test_every_dtype_has_a_precision() -> None:
+    assert Limits(dtypes=tuple(DEFAULTS)).dtypes == tuple(DEFAULTS)
+
+
+def test_what_is_named_twice_counts_once() -> None:
+    declared = Limits(dtypes=("float32", "float64", "float32"), devices=("cpu", "cpu"))
+    assert (declared.dtypes, declared.devices) == (("float32", "float64"), ("cpu",))
+
+
+def test_integers_of_any_kind_are_pythons() -> None:
+    numbers: dict[str, Any] = {"multiple_of": np.int64(8), "max_length": np.uint8(64), "max_batch_dims": np.int8(0)}
+    declared = Limits(**numbers, head_sizes=(np.int32(64),))  # type: ignore[arg-type]  # at run time it may
+    assert (declared.multiple_of, declared.max_length, declared.max_batch_dims) == (8, 64, 0)
+    values = (declared.multiple_of, declared.max_length, declared.max_batch_dims, *(declared.head_sizes or ()))
+    assert all(type(n) is int for n in values)
+
+
+def test_features_are_all_or_those_that_are_listed() -> None:
+    assert Limits().has("scale")
+    some = Limits(features=("scale", "norm=pre"))
+    assert some.has("scale")
+    assert some.has("norm=pre")
+    assert not some.has("norm=post")
+    assert not some.has("window")
+    assert not Limits(features=()).has("scale")
+    assert Limits.of({"features": ["scale"]}).features == ("scale",)
+
+
+FIELDS = ", ".join(f.name for f in fields(Limits))
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"dtypes": "float32"}, "limits dtypes: expected a tuple; got 'float32'"),
+        ({"dtypes": None}, "limits dtypes: expected a tuple; got None"),
+        ({"devices": {"cpu"}}, "limits devices: expected a tuple; got {'cpu'}"),
+        ({"head_sizes": 64}, "limits head_sizes: expected a tuple; got 64"),
+        ({"features": "scale"}, "limits features: expected a tuple; got 'scale'"),
+        (
+            {"dtypes": ("float32", "int8")},
+            f"limits dtypes: expected among {', '.join(DEFAULTS)}; got 'int8'",
+        ),
+        ({"dtypes": ()}, "limits: expected at least one dtype and one device; got none"),
+        ({"devices": []}, "limits: expected at least one dtype and one device; got none"),
+        ({"multiple_of": 0}, "limits multiple_of: expected an integer of at least 1; got 0"),
+        ({"multiple_of": 1.5}, "limits multiple_of: expected an integer of at least 1; got 1.5"),
+        ({"multiple_of": True}, "limits multiple_of: expected an integer of at least 1; got True"),
+        ({"multiple_of": None}, "limits multiple_of: expected an integer of at least 1; got None"),
+        ({"max_length": 0}, "limits max_length: expected an integer of at least 1; got 0"),
+        ({"max_length": 7, "multiple_of": 8}, "limits max_length: expected at least multiple_of = 8; got 7"),
+        ({"max_batch_dims": -1}, "limits max_batch_dims: expected an integer of at least 0; got -1"),
+        ({"head_sizes": ()}, "limits head_sizes: expected sizes of at least 1; got ()"),
+        ({"head_sizes": (8, 0)}, "limits head_sizes: expected an integer of at least 1; got 0"),
+        ({"dtype": ("float32",)}, f"limits: expected fields among {FIELDS}; got dtype"),
+        ({"sizes": 1, "heads": 2}, f"limits: expected fields among {FIELDS}; got heads, sizes"),
+        ("float32", "limits: expected Limits or a mapping; got str"),
+        ([("dtypes", ())], "limits: expected Limits or a mapping; got list"),
+    ],
+)
+def test_what_is_no_limit(declared: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^limits") as raised:
+        Limits.of(declared)
+    assert str(raised.value) == message

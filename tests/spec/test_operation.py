@@ -1,0 +1,554 @@
+"""What an operation knows of its arguments and results, from its Protocol alone; and what is no operation."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol
+
+import pytest
+from jaxtyping import Bool, Float, Int
+
+from attnspec.spec import OPERATIONS, Array, Axis, Branch, Kind, Operation, Role, operation
+from attnspec.spec.contract.annotations import Array_co, Misdeclared, sizes
+from attnspec.spec.contract.operation import _OPERATIONS
+from attnspec.spec.contract.tree import Leaf
+
+
+def declared(protocol: Any, name: str = "", **words: Any) -> Operation:
+    """The operation that a Protocol describes, which leaves the registry at once."""
+    name = name or protocol.__name__.lower()
+    operation(name, **{"chapter": "transformer", "formula": "", "sources": [], **words})(protocol)
+    return _OPERATIONS.pop(name)
+
+
+def paths(leaves: Any) -> list[str]:
+    return [leaf.path for leaf in leaves]
+
+
+# Protocols ------------------------------------------------------------------------------------------------------------
+
+
+class Attend(Protocol[Array]):
+    """Attention to another sequence."""
+
+    def __call__(
+        self,
+        reader: Float[Array, "*#batch n d_q"],
+        text: Float[Array, "*#batch m d_k"],
+        meaning: Float[Array, "*#batch m d_v"],
+        u: Float[Array, "h d_q"],
+        places: Float[Array, "n d_q"],
+        bias: Float[Array, ""],
+        *,
+        allowed: Bool[Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Array, "*batch n d_v"]:
+        """Results."""
+        ...
+
+
+class Reflect(Protocol[Array]):
+    """Attention of a sequence to itself."""
+
+    def __call__(
+        self, text: Float[Array, "*batch n d"], *, allowed: Bool[Array, "*#batch #n #n"] | None = None
+    ) -> Float[Array, "*batch n d"]:
+        """Results."""
+        ...
+
+
+class Summary(Protocol[Array]):
+    """A state attends to a sequence."""
+
+    def __call__(
+        self,
+        state: Float[Array, "*#batch d_s"],
+        text: Float[Array, "*#batch m d_h"],
+        u: Float[Array, "h d_s"],
+        *,
+        allowed: Bool[Array, "*#batch #m"] | None = None,
+    ) -> Float[Array, "*batch d_h"]:
+        """Results."""
+        ...
+
+
+class Weights(Protocol[Array]):
+    """Weights and their average."""
+
+    def __call__(
+        self,
+        scores: Float[Array, "*#batch n m"],
+        meaning: Float[Array, "*#batch m d_v"],
+        *,
+        allowed: Bool[Array, "*#batch #n #m"] | None = None,
+    ) -> tuple[Float[Array, "*batch n d_v"], Float[Array, "*batch n m"]]:
+        """Results."""
+        ...
+
+
+class Step(NamedTuple, Generic[Array]):
+    h: Float[Array, "*#batch h"]
+    c: Float[Array, "*#batch h"]
+
+
+@dataclass(frozen=True)
+class Gates(Generic[Array]):
+    w: Float[Array, "4*h d_x"]
+    b: Float[Array, " 4*h"] | None = None
+
+
+class Recur(Protocol[Array]):
+    """A layered recurrent network on a sequence that is padded."""
+
+    def __call__(
+        self,
+        tokens: Int[Array, "*#batch t"],
+        embedding: Float[Array, "vocabulary d_x"],
+        state: Step[Array],
+        layers: Annotated[tuple[Gates[Array], ...], sizes(d_x=("d_x", "h"), count="depth")],
+        lengths: Int[Array, "*#batch"],
+        clip: float = 1.0,
+        *,
+        norm: Literal["pre", "post"] = "post",
+    ) -> tuple[Float[Array, "*batch t h"], tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]]:
+        """Results."""
+        ...
+
+
+RECUR: dict[str, Any] = {
+    "lengths": {"lengths": "t"},
+    "indices": {"tokens": "vocabulary"},
+    "tried": {"clip": (1.0, 0.5)},
+    "results": "outputs last_h last_c",
+    "causal": "t",
+    "features": "norm=pre last_c",
+}
+
+SELF = {"n": Axis.SELF}
+
+attend, summary = declared(Attend), declared(Summary)
+reflect = declared(Reflect, axes=SELF)
+weights = declared(Weights, results="pooled weights")
+recur = declared(Recur, **RECUR)
+
+# What it takes and gives ----------------------------------------------------------------------------------------------
+
+
+def test_the_signature_is_taken_apart() -> None:
+    assert attend.call.names == tuple(attend.signature.parameters)
+    assert attend.defaults == {"allowed": None, "causal": False}
+    assert attend.keyword_only == {"allowed", "causal"}
+    assert attend.statement == "Attention to another sequence."
+    assert attend.protocol is Attend
+    assert paths(attend.leaves) == ["reader", "text", "meaning", "u", "places", "bias", "allowed"]
+    assert paths(attend.options) == ["causal"]
+    assert paths(attend.floats) == ["reader", "text", "meaning", "u", "places", "bias"]
+    assert paths(attend.outputs) == ["result"]
+    assert attend.differentiable
+
+
+def test_the_arrays_of_layers_count_once_unless_the_first_differs() -> None:
+    assert paths(recur.leaves) == [
+        "tokens", "embedding", "state.h", "state.c",
+        *("layers[:].w", "layers[:].b") * 2,
+        "lengths",
+    ]  # fmt: skip
+    assert [x.sizes for x in recur.leaves if x.path == "layers[:].w"] == [{"h", "d_x"}, {"h"}]
+    assert recur.keyword_only == {"norm"}
+    assert {o.path: o.kind for o in recur.options} == {"clip": Kind.NUMBER, "norm": Kind.CHOICE}
+
+
+def test_the_arrays_of_a_result_have_the_names_that_are_given() -> None:
+    assert paths(recur.outputs) == ["outputs", "last_h", "last_c"]
+    assert paths(weights.outputs) == ["pooled", "weights"]
+    assert isinstance(recur.result, Branch)
+    assert [node.path for node in recur.result.nodes] == ["outputs", "result[1]"]
+
+
+def test_sizes_come_in_order_of_appearance() -> None:
+    assert attend.sizes == ("n", "d_q", "m", "d_k", "d_v", "h")
+    assert recur.sizes == ("t", "vocabulary", "d_x", "h", "depth")
+    assert recur.counts == {"depth"}
+
+
+def test_a_number_is_a_size_where_it_has_a_meaning_and_a_count_elsewhere() -> None:
+    class Draw(Protocol[Array_co]):
+        """Two numbers."""
+
+        def __call__(self, n: int, warmup: int) -> Float[Array_co, " {n}"]:
+            """Results."""
+            ...
+
+    draw = declared(Draw, tried={"warmup": (3,)})
+    assert [(o.path, o.kind) for o in draw.options] == [("n", Kind.SIZE), ("warmup", Kind.COUNT)]
+    assert paths(draw.numbers) == ["n"]
+    assert draw.sizes == ("n",)
+    assert draw.float_result
+    assert not draw.differentiable
+
+
+# Axes and roles -------------------------------------------------------------------------------------------------------
+
+
+def test_what_sizes_count() -> None:
+    assert [recur.axis(s) for s in recur.sizes] == [Axis.TIME, Axis.VOCABULARY, Axis.WIDTH, Axis.HIDDEN, Axis.LAYER]
+    assert recur.axis("layers[1].h") is Axis.HIDDEN
+    assert attend.sizes_of(Axis.FEATURE) == ("d_q", "d_k", "d_v")
+    assert recur.sizes_of(Axis.LAYER) == ()
+    with pytest.raises(KeyError):
+        attend.axis("z")
+
+
+def test_an_operation_may_say_what_its_sizes_count() -> None:
+    assert attend.axis("n") is Axis.QUERY
+    assert reflect.axis("n") == Axis.QUERY | Axis.KEY
+    assert declared(Reflect, axes={"n": Axis.SELF | Axis.TIME}).axis("n") == Axis.POSITION
+    assert reflect.axis("d") is Axis.FEATURE
+
+
+def test_the_role_of_every_array() -> None:
+    assert {x.path: attend.role(x) for x in attend.leaves} == {
+        "reader": Role.ROWS,
+        "text": Role.ROWS,
+        "meaning": Role.ROWS,
+        "u": Role.WEIGHT,
+        "places": Role.ROWS | Role.WEIGHT,
+        "bias": Role.WEIGHT,
+        "allowed": Role.MASK,
+    }
+    assert {x.path: recur.role(x) for x in recur.leaves} == {
+        "tokens": Role.INDICES,
+        "embedding": Role.WEIGHT,
+        "state.h": Role.STATE,
+        "state.c": Role.STATE,
+        "layers[:].w": Role.WEIGHT,
+        "layers[:].b": Role.WEIGHT,
+        "lengths": Role.LENGTHS,
+    }
+
+
+def test_who_asks_and_what_is_asked() -> None:
+    assert (attend.asking, attend.asked) == ("n", "m")
+    assert paths(attend.queries) == ["reader"]
+    assert paths(attend.attended) == ["text", "meaning"]
+    assert not attend.attends_to_itself
+
+
+def test_a_sequence_that_attends_to_itself_asks_and_is_asked() -> None:
+    assert reflect.attends_to_itself
+    assert paths(reflect.queries) == paths(reflect.attended) == ["text"]
+
+
+def test_states_ask_where_there_is_no_axis_of_queries() -> None:
+    assert (summary.asking, summary.asked) == (None, "m")
+    assert paths(summary.queries) == ["state"]
+    assert paths(summary.attended) == ["text"]
+
+
+def test_scores_have_rows_of_queries_alone() -> None:
+    assert paths(weights.queries) == ["scores"]
+    assert paths(weights.attended) == ["meaning"]
+    assert paths(weights.along("m")) == ["scores", "meaning"]
+    assert paths(weights.along("m", Role.MASK)) == ["allowed"]
+    assert weights.along(None) == ()
+
+
+def test_a_network_over_time_attends_to_nothing() -> None:
+    assert (recur.asking, recur.asked, recur.mask, recur.flag) == (None, None, None, None)
+    assert recur.queries == recur.attended == ()
+    assert not recur.weighs_keys
+
+
+def test_a_mask_or_lengths_say_which_positions_count() -> None:
+    assert attend.mask is attend.hides("m") is attend.leaves[-1]
+    assert attend.hides("n") is None
+    hides = recur.hides("t")
+    assert isinstance(hides, Leaf)
+    assert hides.path == "lengths"
+    assert summary.mask is not None
+
+
+def test_lengths_of_the_keys_are_no_mask() -> None:
+    class Padded(Protocol[Array]):
+        """A mean."""
+
+        def __call__(
+            self, text: Float[Array, "*#batch m d"], lengths: Int[Array, "*#batch"]
+        ) -> Float[Array, "*batch d"]:
+            """Results."""
+            ...
+
+    padded = declared(Padded, lengths={"lengths": "m"})
+    hides = padded.hides("m")
+    assert hides is not None
+    assert hides.path == "lengths"
+    assert padded.mask is None
+
+
+def test_keys_are_weighed_where_no_result_has_a_number_for_each() -> None:
+    assert attend.weighs_keys
+    assert summary.weighs_keys
+    assert reflect.weighs_keys
+    assert not weights.weighs_keys
+    assert [o.name for o in OPERATIONS.values() if o.weighs_keys and o.mask is None] == []
+
+
+def test_a_flag_makes_results_causal() -> None:
+    assert attend.flag == "causal"
+    assert attend.causal == ("n", "m")
+    assert attend.ordered == ("causal",)
+
+
+def test_a_flag_of_self_attention_concerns_one_size() -> None:
+    class Decode(Protocol[Array]):
+        """Self-attention."""
+
+        def __call__(self, text: Float[Array, "*batch n d"], *, causal: bool = False) -> Float[Array, "*batch n d"]:
+            """Results."""
+            ...
+
+    decode = declared(Decode, axes=SELF)
+    assert decode.causal == ("n",)
+    assert decode.order_free(Axis.QUERY) == decode.order_free(Axis.KEY) == ("n",)
+
+
+def test_what_is_causal_by_itself_has_no_flag() -> None:
+    assert recur.causal == ("t",)
+    assert recur.flag is None
+    assert declared(Weights, results="pooled weights", causal="n m").causal == ("n", "m")
+
+
+def test_the_order_that_counts_for_nothing() -> None:
+    assert attend.order_free(Axis.QUERY) == ("n",)
+    assert attend.order_free(Axis.KEY) == ("m",)
+    assert recur.order_free(Axis.TIME) == ()
+    assert declared(Reflect, axes=SELF, causal="n").order_free(Axis.QUERY) == ()
+    assert declared(Reflect, axes={"n": Axis.SELF | Axis.TIME}).order_free(Axis.KEY) == ()
+
+
+def test_the_order_of_sizes_without_floats_is_their_number() -> None:
+    assert OPERATIONS["causal_mask"].order_free(Axis.QUERY) == ()
+
+
+def test_words_are_kept() -> None:
+    assert recur.features == ("norm=pre", "last_c")
+    assert recur.results == ("outputs", "last_h", "last_c")
+    assert declared(Attend, pooled="meaning", linear="meaning", sharpened={"u": 2.0}).sharpened == {"u": 2.0}
+
+
+# The registry ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_registry_is_as_it_was() -> None:
+    assert not {"attend", "reflect", "summary", "weights", "recur"} & set(OPERATIONS)
+
+
+def test_operations_come_in_the_order_of_chapters() -> None:
+    names = list(OPERATIONS)
+    try:
+        operation("attend", chapter="scoring", formula="", sources=[])(Attend)
+        of_scoring = [n for n in names if OPERATIONS[n].chapter == "scoring"]
+        assert list(OPERATIONS)[: len(of_scoring) + 1] == [*of_scoring, "attend"]
+    finally:
+        _OPERATIONS.pop("attend", None)
+    assert list(OPERATIONS) == names
+
+
+def test_the_registry_is_read_only() -> None:
+    with pytest.raises(TypeError):
+        OPERATIONS["dot_scores"] = attend  # type: ignore[index]  # this is what must not work
+
+
+# What is no operation -------------------------------------------------------------------------------------------------
+
+
+class Undocumented(Protocol[Array]):
+    def __call__(self, x: Float[Array, " d"]) -> Float[Array, " d"]: ...
+
+
+class Nothing(Generic[Array]):
+    """No Protocol."""
+
+    def __call__(self, x: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Results."""
+        return x
+
+
+class Bare(Protocol):
+    """No array type."""
+
+    def __call__(self, n: int) -> int:
+        """Results."""
+        ...
+
+
+@pytest.mark.parametrize("protocol", [Undocumented, Nothing, Bare])
+def test_what_is_no_documented_protocol(protocol: Any) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        declared(protocol)
+    assert str(raised.value) == (
+        f"{protocol.__name__}: expected a Protocol[Array] with a docstring of domain and edges"
+    )
+
+
+@pytest.mark.parametrize("name", ["dot_scores", "attention", "Attend", "attend_to"])
+def test_a_name_is_that_of_the_class_and_used_once(name: str) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        declared(Attend, name)
+    assert str(raised.value) == (
+        f"Attend: name: expected that of the class in small letters, and used once; got {name!r}"
+    )
+
+
+def test_a_name_is_not_used_twice() -> None:
+    with pytest.raises(Misdeclared, match=r"^DotScores: name: expected .* used once; got 'dot_scores'$"):
+        declared(OPERATIONS["dot_scores"].protocol, "dot_scores")
+
+
+def test_a_chapter_exists() -> None:
+    with pytest.raises(ValueError, match=r"^chapter 'alchemy' is none of scoring, normalization, .*, complexity$"):
+        operation("attend", chapter="alchemy", formula="", sources=[])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"pooled": "value"}, f"pooled: expected among {', '.join(attend.call.names)}; got value"),
+        ({"linear": "meaning value"}, f"linear: expected among {', '.join(attend.call.names)}; got value"),
+        ({"sharpened": {"w": 1.0}}, f"sharpened: expected among {', '.join(paths(attend.leaves))}; got w"),
+        ({"ordered": "window"}, f"ordered: expected among {', '.join(attend.call.names)}; got window"),
+        ({"causal": "n t"}, "causal: expected among n, d_q, m, d_k, d_v, h; got t"),
+        (
+            {"features": "scale"},
+            "features: expected among allowed, causal, causal=False, causal=True, result; got scale",
+        ),
+        ({"features": "u"}, "features: expected among allowed, causal, causal=False, causal=True, result; got u"),
+        (
+            {"lengths": {"len": "m"}},
+            f"lengths, indices: expected among {', '.join(paths(attend.leaves))}, causal; got len",
+        ),
+        ({"indices": {"text": "t"}}, "lengths, indices: expected among n, d_q, m, d_k, d_v, h; got t"),
+        ({"tried": {"scale": (1.0,)}}, "tried: expected among causal; got scale"),
+        ({"axes": {"t": Axis.TIME}}, "axes: expected among n, d_q, m, d_k, d_v, h; got t"),
+        ({"results": "one two"}, "results: expected names of 1 arrays; got 2"),
+    ],
+)
+def test_a_word_that_names_nothing(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        declared(Attend, **words)
+    assert str(raised.value) == f"Attend: {message}"
+    assert "attend" not in OPERATIONS
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"results": ""}, "results: expected a name for each of 3 arrays; got none"),
+        ({"results": "outputs last_h"}, "results: expected names of 3 arrays; got 2"),
+        ({"results": "a b c d"}, "results: expected names of 3 arrays; got 4"),
+        ({"tried": {}}, "clip: expected `tried=` with numbers to try it with"),
+        ({"indices": {}}, "tokens: expected `lengths=` or `indices=` to bound the integers"),
+        ({"lengths": {}}, "lengths: expected `lengths=` or `indices=` to bound the integers"),
+    ],
+)
+def test_what_no_example_could_be_made_of(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        declared(Recur, **{**RECUR, "features": "", **words})
+    assert str(raised.value) == f"Recur: {message}"
+
+
+class UnknownSize(Protocol[Array]):
+    """A size that the glossary does not have."""
+
+    def __call__(self, x: Float[Array, "*batch q"]) -> Float[Array, "*batch q"]:
+        """Results."""
+        ...
+
+
+class UnknownResult(Protocol[Array]):
+    """A size that no argument has."""
+
+    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch n d"]:
+        """Results."""
+        ...
+
+
+class LateBatch(Protocol[Array]):
+    """A rank that is left to the formula."""
+
+    def __call__(self, x: Float[Array, "*coordinates"]) -> Float[Array, ""]:
+        """Results."""
+        ...
+
+
+class MaskOfFeatures(Protocol[Array]):
+    """A mask that hides no keys."""
+
+    def __call__(self, x: Float[Array, "*batch n d"], drop: Bool[Array, " d"]) -> Float[Array, "*batch n d"]:
+        """Results."""
+        ...
+
+
+class MaskOfNothing(Protocol[Array]):
+    """A mask that is one number."""
+
+    def __call__(self, x: Float[Array, "*batch n d"], drop: Bool[Array, "*batch"]) -> Float[Array, "*batch n d"]:
+        """Results."""
+        ...
+
+
+class MaskOfThree(Protocol[Array]):
+    """A mask of a fixed number."""
+
+    def __call__(self, x: Float[Array, "*batch n d"], drop: Bool[Array, "*batch 3"]) -> Float[Array, "*batch n d"]:
+        """Results."""
+        ...
+
+
+class BadDefault(Protocol[Array]):
+    """A default that is none of the choices."""
+
+    def __call__(
+        self,
+        x: Float[Array, " d"],
+        norm: Literal["pre", "post"] = "none",  # type: ignore[assignment]  # the point
+    ) -> Float[Array, " d"]:
+        """Results."""
+        ...
+
+
+class Untyped(Protocol[Array]):
+    """An argument that is no tree."""
+
+    def __call__(self, x: Float[Array, " d"], names: list[str]) -> Float[Array, " d"]:
+        """Results."""
+        ...
+
+
+@pytest.mark.parametrize(
+    ("protocol", "message"),
+    [
+        (UnknownSize, "size q: expected one of the glossary, or `axes=` to say what it counts"),
+        (UnknownResult, "result: expected sizes that arguments have; got n"),
+        (LateBatch, "x: expected *batch first, then sizes; got (*coordinates,)"),
+        (MaskOfFeatures, "drop: expected a mask, whose last axis is attended to"),
+        (MaskOfNothing, "drop: expected a mask, whose last axis is attended to"),
+        (MaskOfThree, "drop: expected a mask, whose last axis is attended to"),
+        (BadDefault, "norm: expected a default among ('pre', 'post')"),
+        (
+            Untyped,
+            "names: expected [Array] with its shape, a frozen dataclass or NamedTuple of [Array], a tuple of these, "
+            "or an option; got list",
+        ),
+    ],
+)
+def test_a_signature_that_no_law_could_judge(protocol: Any, message: str) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        declared(protocol)
+    assert str(raised.value) == f"{protocol.__name__}: {message}"
+
+
+def test_what_only_the_reference_has_may_be_free() -> None:
+    assert declared(LateBatch, reference_only=True).leaves[0].free
+
+
+def test_axes_may_bring_a_size_of_ones_own() -> None:
+    assert declared(UnknownSize, axes={"q": Axis.WIDTH}).sizes_of(Axis.WIDTH) == ("q",)

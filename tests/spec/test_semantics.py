@@ -1,0 +1,117 @@
+"""Questions: whom they concern, what a backend declares, and what is no declaration."""
+
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+
+from attnspec.spec import OPERATIONS, QUESTIONS, Semantics
+from attnspec.spec.contract.semantics import DeclaredSemantics
+
+JUDGED = [o for o in OPERATIONS.values() if not o.reference_only]
+
+
+def test_a_question_is_declared_once() -> None:
+    assert list(QUESTIONS) == [f.name for f in fields(Semantics)]
+    for field in fields(Semantics):
+        q = QUESTIONS[field.name]
+        assert (q.name, q.choices, q.normative) == (field.name, get_args(field.type), field.default)
+        assert q.normative in q.choices
+        assert len(q.choices) >= 2
+        assert q.statement.endswith("?")
+
+
+def test_the_normative_choices_are_the_default() -> None:
+    assert {q: getattr(Semantics(), q) for q in QUESTIONS} == {q.name: q.normative for q in QUESTIONS.values()}
+
+
+def concerned(question: str) -> set[str]:
+    return {o.name for o in JUDGED if QUESTIONS[question].concerns(o)}
+
+
+def test_a_question_concerns_some_operations_and_not_all() -> None:
+    for name in QUESTIONS:
+        assert concerned(name)
+        assert concerned(name) != {o.name for o in JUDGED}, name
+
+
+def test_masks_concern_what_has_one() -> None:
+    masked = {o.name for o in JUDGED if "mask" in o.call.names}
+    assert concerned("fully_masked") == concerned("masked_nonfinite") == masked
+
+
+def test_no_keys_concern_what_weighs_them() -> None:
+    others = {"softmax", "mean_normalization"}  # which give weights
+    assert concerned("no_keys") == concerned("fully_masked") - others
+
+
+def test_alignment_concerns_flags_of_two_sequences() -> None:
+    flagged = {o.name for o in JUDGED if "causal" in o.call.names}
+    assert concerned("causal_alignment") == flagged - {"self_attention", "projected_self_attention"}
+    assert concerned("causal_alignment")
+
+
+def test_an_odd_number_of_columns_concerns_encodings() -> None:
+    assert concerned("odd_encoding") == {"sinusoidal_positional_encoding"}
+
+
+def test_bits_concern_what_gives_floats() -> None:
+    assert {o.name for o in JUDGED} - concerned("repeatability") == {"causal_mask", "padding_mask"}
+
+
+# Declarations ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_declared() -> None:
+    declared = Semantics(no_keys="error")
+    assert Semantics.of(None) == Semantics.of({}) == Semantics()
+    assert Semantics.of(declared) is declared
+    assert Semantics.of({"no_keys": "error"}) == declared
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"no_keys": "one"}, "semantics no_keys: expected one of zero, nan, error; got 'one'"),
+        ({"fully_masked": 0}, "semantics fully_masked: expected one of zero, uniform, nan; got 0"),
+        ({"no_key": "zero"}, f"semantics: expected questions among {', '.join(QUESTIONS)}; got no_key"),
+        ({"b": 1, "a": 1}, f"semantics: expected questions among {', '.join(QUESTIONS)}; got a, b"),
+        ("zero", "semantics: expected Semantics or a mapping; got str"),
+        (["no_keys"], "semantics: expected Semantics or a mapping; got list"),
+    ],
+)
+def test_what_is_no_declaration(declared: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^semantics") as raised:
+        Semantics.of(declared)
+    assert str(raised.value) == message
+
+
+def test_one_declaration_for_all_operations() -> None:
+    declared = DeclaredSemantics.of({"no_keys": "nan"}, OPERATIONS)
+    assert declared["softmax"] == declared["dot_scores"] == Semantics(no_keys="nan")
+    assert (
+        DeclaredSemantics.of(None, OPERATIONS)["softmax"]
+        == DeclaredSemantics.of({}, OPERATIONS)["softmax"]
+        == Semantics()
+    )
+
+
+def test_a_declaration_for_each_operation() -> None:
+    declared = DeclaredSemantics.of({"softmax": {"fully_masked": "nan"}, "*": Semantics(no_keys="error")}, OPERATIONS)
+    assert declared["softmax"] == Semantics(fully_masked="nan")
+    assert declared["dot_scores"] == Semantics(no_keys="error")
+    assert DeclaredSemantics.of({"softmax": None}, OPERATIONS)["dot_scores"] == Semantics()
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"softmax": {"no_keys": "one"}}, "semantics no_keys: expected one of zero, nan, error; got 'one'"),
+        ({"softmax": {}, "soft": {}}, f"semantics: expected questions among {', '.join(QUESTIONS)}; got soft, softmax"),
+        (1, "semantics: expected Semantics or a mapping; got int"),
+    ],
+)
+def test_what_is_no_declaration_of_operations(declared: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^semantics") as raised:
+        DeclaredSemantics.of(declared, OPERATIONS)
+    assert str(raised.value) == message

@@ -1,0 +1,101 @@
+"""Ask the Protocol, never the name: what judges an operation does not know what its arguments and sizes are called."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from attnspec.spec import OPERATIONS
+
+from .modules import Module, modules
+
+JUDGING = ("laws", "inputs", "judging", "mutants", "variants")
+"""The rooms that judge, and the laws that the specification declares."""
+
+
+def names() -> frozenset[str]:
+    """What arguments, their arrays, sizes and operations are called, in full and in their last part."""
+    found: set[str] = set()
+    for operation in OPERATIONS.values():
+        paths = [leaf.path for leaf in (*operation.leaves, *operation.outputs)]
+        found |= {operation.name, *operation.call.names, *operation.sizes, *paths}
+        found |= {name.rsplit(".", 1)[-1] for name in (*operation.sizes, *paths)}
+    return frozenset(found) - {"result"}
+
+
+NAMES = names()
+SEARCHES = frozenset({"startswith", "endswith", "removeprefix", "removesuffix", "find", "partition", "split", "match"})
+"""Methods that compare a text with the beginning, or another part, of a name."""
+
+
+def judging_modules() -> list[Module]:
+    """The modules of the rooms that judge."""
+    return [m for m in modules("spec", "conformance") if set(JUDGING) & set(m.name.split(".")[2:3])]
+
+
+def spared(tree: ast.AST) -> Iterator[ast.AST]:
+    """Where names are not asked for: docstrings, decorators, messages, and the words of an enumeration."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and ast.get_docstring(node) is not None:
+            yield node.body[0]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield from node.decorator_list
+        if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in node.bases):
+            yield from node.body
+        if isinstance(node, ast.JoinedStr | ast.Raise):
+            yield node
+
+
+def found_in(tree: ast.AST) -> list[tuple[int, str]]:
+    """The lines on which a text is, or is compared with the beginning of, a name."""
+    excepted = {id(inner) for node in spared(tree) for inner in ast.walk(node)}
+    hits = []
+    for node in ast.walk(tree):
+        if id(node) in excepted:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NAMES:
+            hits.append((node.lineno, node.value))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SEARCHES:
+            texts = [n for a in node.args for n in ast.walk(a) if isinstance(n, ast.Constant)]
+            hits += [(n.lineno, n.value) for n in texts if isinstance(n.value, str) and is_part(n.value)]
+    return sorted(set(hits))
+
+
+def is_part(text: str) -> bool:
+    """Whether a text is the beginning of a name, letters and all."""
+    return bool(text.strip("_")) and text[0].isalpha() and any(name.startswith(text) for name in NAMES)
+
+
+@pytest.mark.parametrize("module", judging_modules(), ids=lambda m: m.name)
+def test_no_name_is_asked_for(module: Module) -> None:
+    assert found_in(module.tree) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'arguments["key"]',
+        'x = arguments.array("w_q")',
+        'if name.startswith("w"): pass',
+        'if operation.name in ("softmax",): pass',
+        'sizes = {"n": 3}',
+        'd = sizes.get("heads", 1)',
+    ],
+)
+def test_a_name_that_is_put_back_is_found(line: str) -> None:
+    assert found_in(ast.parse(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '"""The key."""',
+        '@mutant(operations=("softmax",))\ndef wrong(): pass',
+        'raise ValueError("key")',
+        'f"the {key} of key"',
+        'class Reason(StrEnum):\n    VALUE = "value"',
+        'x = "the keys"',
+    ],
+)
+def test_what_only_speaks_of_names_is_allowed(line: str) -> None:
+    assert found_in(ast.parse(line)) == []
