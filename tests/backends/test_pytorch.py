@@ -22,6 +22,7 @@ from attnspec.spec import (
     DotScores,
     Kind,
     Leaf,
+    LSTMParameters,
     Operation,
     Option,
     ShapeError,
@@ -129,6 +130,18 @@ def average(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(keep[..., None], value, 0.0).sum(-2) / keep.sum(-1, keepdim=True).clamp(min=1)
 
 
+def lstm(x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Tensor]) -> tuple[Tensor, Tensor]:
+    h, c = state
+
+    def gate(name: str) -> Tensor:
+        w_x, w_h, b = (getattr(parameters, f"{weight}{name}") for weight in ("w_x", "w_h", "b_"))
+        summed: Tensor = x @ w_x + h @ w_h + b
+        return summed
+
+    cell = gate("f").sigmoid() * c + gate("i").sigmoid() * gate("c").tanh()
+    return gate("o").sigmoid() * cell.tanh(), cell
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "dot_scores": lambda query, key: query @ key.mT,
     "scaled_dot_scores": lambda query, key: query @ key.mT / math.sqrt(query.shape[-1]),
@@ -155,6 +168,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         weights(additive(state[..., None, :], annotations, w_q, w_k, w_v), None if mask is None else mask[..., None, :])
         @ annotations
     ).squeeze(-2),
+    "lstm_cell": lstm,
 }
 
 

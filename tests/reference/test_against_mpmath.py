@@ -108,6 +108,23 @@ def attention(score: Callable[[Row, Row, dict[str, Any]], Any]) -> Callable[[dic
     return lambda a: attend(lambda q, k: score(q, k, a), a["query"], a["key"], a["value"], a)
 
 
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + mp.exp(-x))
+
+
+def lstm(a: dict[str, Any]) -> list[list[Any]]:
+    p, (h, c) = a["parameters"], a["state"]
+
+    def sums(gate: str) -> list[Any]:
+        of_input, of_state, bias = (getattr(p, name + gate) for name in ("w_x", "w_h", "b_"))
+        columns = zip(*of_input, strict=True), zip(*of_state, strict=True)
+        return [dot(a["x"], w) + dot(h, u) + b for w, u, b in zip(*columns, bias, strict=True)]
+
+    i, f, o = ([sigmoid(x) for x in sums(gate)] for gate in "ifo")
+    cell = [f[k] * c[k] + i[k] * mp.tanh(x) for k, x in enumerate(sums("c"))]
+    return [[o[k] * mp.tanh(x) for k, x in enumerate(cell)], cell]
+
+
 FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dot_scores": every_pair(lambda q, k, a: dot(q, k)),
     "scaled_dot_scores": every_pair(lambda q, k, a: scaled(q, k)),
@@ -134,6 +151,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bahdanau_context": lambda a: attend(
         lambda q, k: additive(q, k, a), [a["state"]], a["annotations"], a["annotations"], {"mask": [a["mask"]]}
     )[0],
+    "lstm_cell": lstm,
     "dot_product_mean": lambda a: dot(a["mean"], a["mean"]),
     "dot_product_variance": lambda a: (
         2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4

@@ -9,10 +9,12 @@ import scipy.special
 from attnspec.reference import (
     additive_scores,
     dot_scores,
+    lstm_cell,
     multi_head_attention,
     scaled_dot_product_attention,
     softmax,
 )
+from attnspec.spec import LSTMParameters
 
 torch = pytest.importorskip("torch", reason="the optional dependency torch is not installed")
 RNG = np.random.default_rng(0)
@@ -70,3 +72,23 @@ def test_additive_scores_are_a_perceptron_on_query_and_key() -> None:
 def test_scores_of_a_batch_are_an_einsum() -> None:
     query, key = RNG.normal(size=(2, 1, 3, 4)), RNG.normal(size=(5, 6, 4))
     np.testing.assert_allclose(dot_scores(query, key), np.einsum("aind,bmd->abnm", query, key), **NEAR)
+
+
+def test_lstm_cell() -> None:
+    d, h = 5, 3
+    theirs = torch.nn.LSTMCell(d, h, dtype=torch.float64)
+    of_input, of_state = theirs.weight_ih.detach().numpy(), theirs.weight_hh.detach().numpy()
+    bias = (theirs.bias_ih + theirs.bias_hh).detach().numpy()
+    # PyTorch's order is input, forget, candidate, output; its weights are (out, in).
+    gates = dict(zip("ifco", range(4), strict=True))
+    rows = {gate: slice(i * h, (i + 1) * h) for gate, i in gates.items()}
+    parameters = LSTMParameters(
+        **{f"w_x{g}": of_input[r].T for g, r in rows.items()},
+        **{f"w_h{g}": of_state[r].T for g, r in rows.items()},
+        **{f"b_{g}": bias[r] for g, r in rows.items()},
+    )
+    x, state = RNG.normal(size=(2, d)) * 3, (RNG.normal(size=(2, h)), RNG.normal(size=(2, h)))
+    got = lstm_cell(x, state, parameters)
+    expected = theirs(torch.from_numpy(x), tuple(map(torch.from_numpy, state)))
+    for ours, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(ours, other.detach().numpy(), **NEAR)

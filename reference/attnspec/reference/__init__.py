@@ -12,6 +12,7 @@ from attnspec.reference.multihead import *
 from attnspec.reference.normalization import *
 from attnspec.reference.pooling import *
 from attnspec.reference.positional import *
+from attnspec.reference.recurrent import *
 from attnspec.reference.scoring import *
 from attnspec.reference.seq2seq import *
 

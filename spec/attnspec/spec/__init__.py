@@ -35,6 +35,7 @@ from attnspec.spec.multihead import *
 from attnspec.spec.normalization import *
 from attnspec.spec.pooling import *
 from attnspec.spec.positional import *
+from attnspec.spec.recurrent import *
 from attnspec.spec.scoring import *
 from attnspec.spec.seq2seq import *
 

@@ -19,6 +19,7 @@ from attnspec.backends.pytorch.multihead import *
 from attnspec.backends.pytorch.normalization import *
 from attnspec.backends.pytorch.pooling import *
 from attnspec.backends.pytorch.positional import *
+from attnspec.backends.pytorch.recurrent import *
 from attnspec.backends.pytorch.scoring import *
 from attnspec.backends.pytorch.seq2seq import *
 from attnspec.spec import Limits, Semantics

@@ -1,0 +1,34 @@
+"""Recurrent cells. Protocols: ``attnspec.spec.recurrent``."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.autocast import lowers
+from attnspec.spec import LSTMCell, LSTMParameters, implements
+
+__all__ = ["lstm_cell"]
+
+_lstm = Check("lstm_cell")
+
+
+@implements(LSTMCell[Tensor])
+@lowers
+def lstm_cell(
+    x: Float[Tensor, "*#batch d"],
+    state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
+    parameters: LSTMParameters[Tensor],
+) -> tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]:
+    """All four gates in one product for the input and one for the state."""
+    _lstm(x, state, parameters)
+    p, (h, c) = parameters, state
+    of_input = torch.cat([p.w_xi, p.w_xf, p.w_xo, p.w_xc], -1)
+    of_state = torch.cat([p.w_hi, p.w_hf, p.w_ho, p.w_hc], -1)
+    bias = torch.cat([p.b_i, p.b_f, p.b_o, p.b_c])
+    gates = widened(x) @ widened(of_input) + widened(h) @ widened(of_state) + widened(bias)
+    opened, candidate = gates[..., : 3 * h.shape[-1]].sigmoid(), gates[..., 3 * h.shape[-1] :].tanh()
+    input_gate, forget_gate, output_gate = opened.chunk(3, -1)
+    cell = forget_gate * widened(c) + input_gate * candidate
+    return (output_gate * cell.tanh()).to(x.dtype), cell.to(x.dtype)

@@ -1,0 +1,64 @@
+"""Checks of the laws of recurrent cells."""
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import wide
+from attnspec.conformance.laws.registry import proves
+from attnspec.spec.contract.axes import Role
+from attnspec.spec.laws import recurrent as law
+from attnspec.spec.recurrent import LSTMParameters
+
+SATURATED = 1024.0
+"""A bias at which a sigmoid is 0 or 1 in every dtype, whatever else is added."""
+
+
+@proves(law.KEPT_CELL)
+def kept_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Open the forget gate and close the input gate by biases that weights and inputs are too small to undo."""
+    changes = {}
+    for leaf, x in arguments.floats:
+        if subject.operation.role(leaf) is Role.WEIGHT:
+            changes[leaf.path] = subject.exact(np.clip(wide(x), -0.5, 0.5))
+        else:
+            changes[leaf.path] = subject.exact(np.clip(wide(x), -2, 2))
+    (records,) = (x for x in arguments.values_by_name.values() if isinstance(x, LSTMParameters))
+    biases = {id(records.b_f): SATURATED, id(records.b_i): -SATURATED}
+    changes |= {
+        leaf.path: subject.exact(np.full(x.shape, biases[id(x)])) for leaf, x in arguments.floats if id(x) in biases
+    }
+    given = arguments.replaced(changes)
+    path = subject.operation.outputs[-1].path
+    got = subject.results(given)[path]
+    kept = np.broadcast_to(wide(given.array(_cell(subject))), got.shape)
+    subject.matches(got, kept, subject.budgets(given)[path], given, f"the result {path}")
+    return bool(got.size)
+
+
+def _cell(subject: Subject) -> str:
+    """The path of the last cell, which is the second part of the state."""
+    states = [leaf for leaf in subject.operation.leaves if subject.operation.role(leaf) is Role.STATE]
+    return states[-1].path
+
+
+@proves(law.CELL_BOUND)
+def cell_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare the magnitudes of both results with their bounds: 1, and 1 more than the last cell."""
+    results, budgets = subject.results(arguments), subject.budgets(arguments)
+    hidden, cell = subject.operation.outputs
+    bounds: dict[str, Numbers] = {
+        hidden.path: np.ones(()),
+        cell.path: np.abs(wide(arguments.array(_cell(subject)))) + 1,
+    }
+    for path, bound in bounds.items():
+        got = wide(results[path])
+        slack = np.where(np.isfinite(budgets[path]), budgets[path], 0)
+        subject.holds(
+            bool((np.abs(got) <= bound + slack).all()),
+            f"the result {path} is of magnitude {np.abs(got).max(initial=0.0):.9g}",
+            arguments,
+            expected=np.clip(got, -bound, bound),
+            got=got,
+        )
+    return bool(results[cell.path].size)

@@ -1,0 +1,41 @@
+"""Correct formulas of recurrent cells."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct.arithmetic import Arithmetic, Numbers
+from attnspec.spec.recurrent import LSTMParameters
+
+
+class Recurrent(Arithmetic):
+    """Cells."""
+
+    def lstm_cell(
+        self, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
+    ) -> tuple[Numbers, Numbers]:
+        """Gates, then the cell, then what of it is shown."""
+        h, c = state
+        opened, forgotten, shown, candidate = self.lstm_gates(x, h, parameters)
+        cell = self.next_cell(opened, forgotten, candidate, c)
+        return shown * np.tanh(cell), cell
+
+    def lstm_gates(self, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
+        """Input, forget and output gate, and the candidate."""
+        return (
+            self.gate(self.affine(x, h, p.w_xi, p.w_hi, p.b_i)),
+            self.gate(self.affine(x, h, p.w_xf, p.w_hf, p.b_f)),
+            self.gate(self.affine(x, h, p.w_xo, p.w_ho, p.b_o)),
+            np.tanh(self.affine(x, h, p.w_xc, p.w_hc, p.b_c)),
+        )
+
+    def affine(self, x: Numbers, h: Numbers, w_x: Numbers, w_h: Numbers, b: Numbers) -> Numbers:
+        """What goes into a gate, of row vectors x (…, d) and h (…, h)."""
+        return self.product(x[..., None, :], w_x)[..., 0, :] + self.product(h[..., None, :], w_h)[..., 0, :] + b
+
+    def gate(self, x: Numbers) -> Numbers:
+        """The logistic function, which cannot overflow."""
+        half = x.dtype.type(0.5)
+        return half * (1 + np.tanh(half * x))
+
+    def next_cell(self, opened: Numbers, forgotten: Numbers, candidate: Numbers, c: Numbers) -> Numbers:
+        """What is kept of the cell, and what is added."""
+        return forgotten * c + opened * candidate

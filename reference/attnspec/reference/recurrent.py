@@ -1,0 +1,35 @@
+"""The formulas of recurrent networks."""
+
+import numpy as np
+from jaxtyping import Float
+
+from attnspec.reference.defining.definition import defines
+from attnspec.spec.recurrent import LSTMCell, LSTMParameters
+
+__all__ = ["lstm_cell"]
+
+
+@defines(LSTMCell[np.ndarray])
+def lstm_cell(
+    x: Float[np.ndarray, "*#batch d"],
+    state: tuple[Float[np.ndarray, "*#batch h"], Float[np.ndarray, "*#batch h"]],
+    parameters: LSTMParameters[np.ndarray],
+) -> tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]:
+    """C_t = F_t ⊙ C_{t−1} + I_t ⊙ C̃_t and H_t = O_t ⊙ tanh C_t.
+
+    I_t = σ(X_t W_xi + H_{t−1} W_hi + b_i), F_t and O_t likewise, C̃_t = tanh(X_t W_xc + H_{t−1} W_hc + b_c).
+    """
+    p, (h, c) = parameters, state
+    input_gate = sigmoid(x @ p.w_xi + h @ p.w_hi + p.b_i)
+    forget_gate = sigmoid(x @ p.w_xf + h @ p.w_hf + p.b_f)
+    output_gate = sigmoid(x @ p.w_xo + h @ p.w_ho + p.b_o)
+    candidate = np.tanh(x @ p.w_xc + h @ p.w_hc + p.b_c)
+    cell = forget_gate * c + input_gate * candidate
+    return output_gate * np.tanh(cell), cell
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1/(1 + exp(−x)), as (1 + tanh(x/2))/2, which cannot overflow; x of any shape."""
+    half = x.dtype.type(0.5)
+    result: np.ndarray = half * (1 + np.tanh(half * x))
+    return result
