@@ -80,6 +80,8 @@ def test_no_name_is_asked_for(module: Module) -> None:
         'if operation.name in ("softmax",): pass',
         'sizes = {"n": 3}',
         'd = sizes.get("heads", 1)',
+        'leaf.path.endswith("gain")',
+        'path = "parameters.attention.w_o"',
     ],
 )
 def test_a_name_that_is_put_back_is_found(line: str) -> None:

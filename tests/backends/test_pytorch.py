@@ -20,7 +20,9 @@ from attnspec.spec import (
     OPERATIONS,
     QUESTIONS,
     DotScores,
+    EncoderLayerParameters,
     Kind,
+    LayerNormParameters,
     Leaf,
     LSTMParameters,
     Operation,
@@ -142,6 +144,17 @@ def lstm(x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Ten
     return gate("o").sigmoid() * cell.tanh(), cell
 
 
+def layer(x: Tensor, parameters: EncoderLayerParameters[Tensor], mask: Tensor | None = None) -> Tensor:
+    a, f = parameters.attention, parameters.feed_forward
+
+    def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return parameters.gain * centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() + parameters.bias
+
+    y = normalized(x + heads(x, x, x, a.w_q, a.w_k, a.w_v, a.w_o, mask=mask), parameters.attention_norm)
+    return normalized(y + (y @ f.w_1.mT + f.b_1).relu() @ f.w_2.mT + f.b_2, parameters.feed_forward_norm)
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "dot_scores": lambda query, key: query @ key.mT,
     "scaled_dot_scores": lambda query, key: query @ key.mT / math.sqrt(query.shape[-1]),
@@ -169,6 +182,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         @ annotations
     ).squeeze(-2),
     "lstm_cell": lstm,
+    "encoder_layer": layer,
 }
 
 

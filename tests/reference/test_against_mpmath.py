@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attnspec.reference import REFERENCE, arithmetic, sinusoidal_positional_encoding
+from attnspec.reference.transformer import EPSILON
 from attnspec.spec import OPERATIONS, Leaf
 from attnspec.spec.contract.shapes import bind, results
 from attnspec.spec.contract.tree import described, mapped
@@ -125,6 +126,38 @@ def lstm(a: dict[str, Any]) -> list[list[Any]]:
     return [[o[k] * mp.tanh(x) for k, x in enumerate(cell)], cell]
 
 
+def normalized(rows: Rows, p: Any) -> list[list[Any]]:
+    result = []
+    for row in rows:
+        mean = mp.fsum(row) / len(row)
+        deviation = mp.sqrt(mp.fsum((x - mean) ** 2 for x in row) / len(row) + mp.mpf(float(EPSILON)))
+        result.append([g * (x - mean) / deviation + b for x, g, b in zip(row, p.gain, p.bias, strict=True)])
+    return result
+
+
+def encoder(a: dict[str, Any]) -> Any:
+    p = a["parameters"]
+    w = vars(p.attention)
+
+    def attend_to_itself(x: Rows) -> Any:
+        return heads({**w, "query": x, "key": x, "value": x, "mask": a["mask"]})
+
+    def feed_forward(x: Rows) -> Any:
+        f = p.feed_forward
+        hidden = [[max(dot(row, out) + b, mp.mpf(0)) for out, b in zip(f.w_1, f.b_1, strict=True)] for row in x]
+        return [[dot(row, out) + b for out, b in zip(f.w_2, f.b_2, strict=True)] for row in hidden]
+
+    def add(x: Rows, y: Rows) -> list[list[Any]]:
+        return [[u + v for u, v in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)]
+
+    x = a["x"]
+    before = a.get("norm") == "pre"
+    for sublayer, norm in ((attend_to_itself, p.attention_norm), (feed_forward, p.feed_forward_norm)):
+        added = add(x, sublayer(normalized(x, norm) if before else x))
+        x = added if before else normalized(added, norm)
+    return x
+
+
 FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dot_scores": every_pair(lambda q, k, a: dot(q, k)),
     "scaled_dot_scores": every_pair(lambda q, k, a: scaled(q, k)),
@@ -152,6 +185,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
         lambda q, k: additive(q, k, a), [a["state"]], a["annotations"], a["annotations"], {"mask": [a["mask"]]}
     )[0],
     "lstm_cell": lstm,
+    "encoder_layer": encoder,
     "dot_product_mean": lambda a: dot(a["mean"], a["mean"]),
     "dot_product_variance": lambda a: (
         2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4

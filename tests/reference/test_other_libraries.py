@@ -1,6 +1,6 @@
 """The reference against SciPy and PyTorch in float64, where they define the same thing."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -9,12 +9,19 @@ import scipy.special
 from attnspec.reference import (
     additive_scores,
     dot_scores,
+    encoder_layer,
     lstm_cell,
     multi_head_attention,
     scaled_dot_product_attention,
     softmax,
 )
-from attnspec.spec import LSTMParameters
+from attnspec.spec import (
+    EncoderLayerParameters,
+    FeedForwardParameters,
+    LayerNormParameters,
+    LSTMParameters,
+    MultiHeadParameters,
+)
 
 torch = pytest.importorskip("torch", reason="the optional dependency torch is not installed")
 RNG = np.random.default_rng(0)
@@ -92,3 +99,36 @@ def test_lstm_cell() -> None:
     expected = theirs(torch.from_numpy(x), tuple(map(torch.from_numpy, state)))
     for ours, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(ours, other.detach().numpy(), **NEAR)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_encoder_layer(norm: Literal["post", "pre"], masked: bool) -> None:
+    d, heads, f, n = 8, 2, 5, 6
+    theirs = torch.nn.TransformerEncoderLayer(
+        d, heads, f, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    for parameter in theirs.parameters():
+        parameter.data = torch.from_numpy(RNG.normal(size=parameter.shape) / 2)
+    attention = theirs.self_attn
+    attention.in_proj_bias.data.zero_()
+    attention.out_proj.bias.data.zero_()
+
+    def numbers(x: Any) -> np.ndarray[Any, Any]:
+        found: np.ndarray[Any, Any] = x.detach().numpy()
+        return found
+
+    w_q, w_k, w_v = (w.reshape(heads, d // heads, d) for w in np.split(numbers(attention.in_proj_weight), 3))
+    parameters = EncoderLayerParameters(
+        attention=MultiHeadParameters(w_q, w_k, w_v, numbers(attention.out_proj.weight)),
+        attention_norm=LayerNormParameters(numbers(theirs.norm1.weight), numbers(theirs.norm1.bias)),
+        feed_forward=FeedForwardParameters(
+            *map(numbers, (theirs.linear1.weight, theirs.linear1.bias, theirs.linear2.weight, theirs.linear2.bias))
+        ),
+        feed_forward_norm=LayerNormParameters(numbers(theirs.norm2.weight), numbers(theirs.norm2.bias)),
+    )
+    x, mask = RNG.normal(size=(3, n, d)), np.tri(n, dtype=bool) if masked else None
+    got = encoder_layer(x, parameters, mask=mask, norm=norm)
+    hidden = None if mask is None else torch.from_numpy(~mask)
+    expected = theirs(torch.from_numpy(x), src_mask=hidden)
+    np.testing.assert_allclose(got, expected.detach().numpy(), rtol=1e-12, atol=1e-12)

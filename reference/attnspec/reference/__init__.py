@@ -15,6 +15,7 @@ from attnspec.reference.positional import *
 from attnspec.reference.recurrent import *
 from attnspec.reference.scoring import *
 from attnspec.reference.seq2seq import *
+from attnspec.reference.transformer import *
 
 name = "reference"
 """What reports call this backend."""

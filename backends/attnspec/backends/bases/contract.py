@@ -26,6 +26,8 @@ from attnspec.spec import (
     ScoringTable,
     Seq2SeqOperations,
     Seq2SeqTable,
+    TransformerOperations,
+    TransformerTable,
 )
 
 
@@ -39,6 +41,7 @@ class Operations(
     PositionalOperations[Array],
     RecurrentOperations[Array],
     Seq2SeqOperations[Array],
+    TransformerOperations[Array],
     Generic[Array],
 ):
     """Base of a backend class: a method with the name of an operation is checked against its Protocol."""
@@ -54,6 +57,7 @@ class Table(
     PositionalTable[Array],
     RecurrentTable[Array],
     Seq2SeqTable[Array],
+    TransformerTable[Array],
     Generic[Array],
     total=False,
 ):

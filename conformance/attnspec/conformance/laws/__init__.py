@@ -13,6 +13,7 @@ from attnspec.conformance.laws import (
     scoring,
     semantics,
     seq2seq,
+    transformer,
 )
 from attnspec.conformance.laws.registry import CHECKS, Check, proves
 
@@ -32,4 +33,5 @@ __all__ = [
     "scoring",
     "semantics",
     "seq2seq",
+    "transformer",
 ]

@@ -14,6 +14,7 @@ from attnspec.conformance.mutants import (
     scoring,
     semantics,
     seq2seq,
+    transformer,
 )
 from attnspec.conformance.mutants.registry import MUTANTS, Mutant, mutant
 
@@ -34,4 +35,5 @@ __all__ = [
     "scoring",
     "semantics",
     "seq2seq",
+    "transformer",
 ]

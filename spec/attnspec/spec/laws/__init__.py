@@ -13,6 +13,7 @@ from attnspec.spec.laws import (
     scoring,
     semantics,
     seq2seq,
+    transformer,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "scoring",
     "semantics",
     "seq2seq",
+    "transformer",
 ]

@@ -1,0 +1,57 @@
+"""Correct formulas of transformers."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct.arithmetic import Numbers
+from attnspec.conformance.mutants.correct.multihead import MultiHead
+from attnspec.spec.transformer import EncoderLayerParameters, FeedForwardParameters, LayerNormParameters
+
+
+class Transformer(MultiHead):
+    """Layers."""
+
+    def encoder_layer(
+        self, x: Numbers, parameters: EncoderLayerParameters[Numbers], *, mask: Numbers = None, norm: str = "post"
+    ) -> Numbers:
+        """Self-attention, then the feed-forward network."""
+        p, w = parameters, parameters.attention
+
+        def attend(y: Numbers) -> Numbers:
+            return self.multi_head_attention(y, y, y, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask)
+
+        x = self.residual(x, attend, p.attention_norm, norm)
+        return self.residual(x, lambda y: self.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
+
+    def residual(
+        self, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
+    ) -> Numbers:
+        """A sublayer with its residual connection; an unknown norm raises."""
+        if norm not in ("post", "pre"):
+            raise ValueError(f"norm: expected 'post' or 'pre'; got {norm!r}")
+        if norm == "pre":
+            return x + sublayer(self.layer_norm(x, p))
+        return self.layer_norm(x + sublayer(x), p)
+
+    def layer_norm(self, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
+        """Mean 0 and variance v/(v + ε), then gain and bias."""
+        centred = x - np.mean(x, axis=-1, keepdims=True)
+        variance = self.variance(centred)
+        return p.gain * centred / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
+
+    def variance(self, centred: Numbers) -> Numbers:
+        """The mean square of every row."""
+        return np.mean(centred * centred, axis=-1, keepdims=True)
+
+    def epsilon(self) -> float:
+        """What is added to the variance."""
+        return 1e-5
+
+    def feed_forward(self, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
+        """One hidden layer on every position."""
+        return self.project(self.rectified(self.project(x, p.w_1) + p.b_1), p.w_2) + p.b_2
+
+    def rectified(self, x: Numbers) -> Numbers:
+        """ReLU."""
+        return np.maximum(x, x.dtype.type(0))

@@ -1,0 +1,114 @@
+"""Mutants of transformers."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.transformer import EncoderLayer, FeedForwardParameters, LayerNormParameters
+
+
+@mutant(
+    "norm accepted and ignored",
+    replaces="residual",
+    operations=(EncoderLayer,),
+    breaks=("operation.option-effect", "transformer.zero-sublayers"),
+    source="an option that is passed on to nobody",
+)
+def always_post(
+    correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
+) -> Numbers:
+    """Always post-norm."""
+    return correct.layer_norm(x + sublayer(x), p)
+
+
+@mutant(
+    "residual of the normalized input",
+    replaces="residual",
+    operations=(EncoderLayer,),
+    breaks=("transformer.zero-sublayers", "operation.oracle"),
+    source="x = norm(x); x = x + f(x)",
+)
+def normalized_residual(
+    correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
+) -> Numbers:
+    """With pre-norm, the normalized input is what is added to."""
+    if norm != "pre":
+        return Formulas.residual(correct, x, sublayer, p, norm)
+    y = correct.layer_norm(x, p)
+    return y + sublayer(y)
+
+
+@mutant(
+    "unbiased variance",
+    replaces="variance",
+    operations=(EncoderLayer,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="torch.var and numpy.var differ in this",
+)
+def unbiased(correct: Formulas, centred: Numbers) -> Numbers:
+    """Divided by d − 1."""
+    d = centred.shape[-1]
+    return Formulas.variance(correct, centred) * centred.dtype.type(d / max(d - 1, 1))
+
+
+@mutant(
+    "mean not subtracted",
+    replaces="layer_norm",
+    operations=(EncoderLayer,),
+    breaks=("transformer.normalized", "operation.oracle"),
+    source="RMSNorm for layer norm",
+)
+def root_mean_square(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
+    """x/√(mean of x²)."""
+    return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon())) + p.bias
+
+
+@mutant(
+    "variance without ε",
+    replaces="variance",
+    operations=(EncoderLayer,),
+    breaks=("transformer.normalized",),
+    source="a standard deviation that is estimated too small",
+)
+def small_variance(correct: Formulas, centred: Numbers) -> Numbers:
+    """99 % of the variance."""
+    return Formulas.variance(correct, centred) * centred.dtype.type(0.99)
+
+
+@mutant(
+    "ε of 10⁻³",
+    replaces="epsilon",
+    operations=(EncoderLayer,),
+    breaks=("operation.oracle",),
+    source="Keras's default differs from PyTorch's",
+)
+def large_epsilon(correct: Formulas) -> float:
+    """Keras's."""
+    return 1e-3
+
+
+@mutant(
+    "feed-forward network over positions",
+    replaces="feed_forward",
+    operations=(EncoderLayer,),
+    breaks=("transformer.position-wise", "attention.self-equivariance"),
+    source="a convolution of width 3 in place of one of width 1",
+)
+def mixes_positions(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
+    """Each position gets an eighth of the one before it."""
+    y = Formulas.feed_forward(correct, x, p)
+    return y + np.roll(y, 1, axis=-2) * y.dtype.type(0.125)
+
+
+@mutant(
+    "activation left out",
+    replaces="rectified",
+    operations=(EncoderLayer,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="two linear maps in a row",
+)
+def no_activation(correct: Formulas, x: Numbers) -> Numbers:
+    """The identity."""
+    return x

@@ -1,0 +1,70 @@
+"""The formulas of transformers."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from attnspec.reference.attention import project
+from attnspec.reference.defining.definition import defines
+from attnspec.reference.multihead import multi_head_attention
+from attnspec.spec.transformer import (
+    EncoderLayer,
+    EncoderLayerParameters,
+    FeedForwardParameters,
+    LayerNormParameters,
+)
+
+__all__ = ["encoder_layer"]
+
+EPSILON = 1e-5
+"""What layer normalization adds to the variance."""
+
+
+@defines(EncoderLayer[np.ndarray])
+def encoder_layer(
+    x: Float[np.ndarray, "*#batch n d"],
+    parameters: EncoderLayerParameters[np.ndarray],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> Float[np.ndarray, "*batch n d"]:
+    """Y = LN(X' + FF(X')) with X' = LN(X + MHA(X)); pre-norm Y = X' + FF(LN(X')) with X' = X + MHA(LN(X))."""
+    p = parameters
+    w = p.attention
+
+    def attend(y: np.ndarray) -> np.ndarray:
+        return multi_head_attention(y, y, y, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask)
+
+    x = residual(x, attend, p.attention_norm, norm)
+    return residual(x, lambda y: feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
+
+
+def residual(
+    x: np.ndarray,
+    sublayer: Callable[[np.ndarray], np.ndarray],
+    parameters: LayerNormParameters[np.ndarray],
+    norm: Literal["post", "pre"],
+) -> np.ndarray:
+    """A sublayer with its residual connection on x (*batch, n, d), normalized after the sum or before the sublayer."""
+    if norm == "post":
+        return layer_norm(x + sublayer(x), parameters)
+    added: np.ndarray = x + sublayer(layer_norm(x, parameters))
+    return added
+
+
+def layer_norm(x: np.ndarray, parameters: LayerNormParameters[np.ndarray]) -> np.ndarray:
+    """Normalized features of every position, times a gain, plus a bias: x (*batch, n, d)."""
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(np.square(centred), axis=-1, keepdims=True)
+    normalized: np.ndarray = centred / np.sqrt(variance + variance.dtype.type(EPSILON))
+    scaled: np.ndarray = parameters.gain * normalized + parameters.bias
+    return scaled
+
+
+def feed_forward(x: np.ndarray, parameters: FeedForwardParameters[np.ndarray]) -> np.ndarray:
+    """A network with one hidden layer of ReLUs on every position: x (*batch, n, d)."""
+    hidden = np.maximum(project(x, parameters.w_1) + parameters.b_1, 0)
+    result: np.ndarray = project(hidden, parameters.w_2) + parameters.b_2
+    return result

@@ -1,0 +1,27 @@
+"""Laws of transformers."""
+
+from attnspec.spec.contract.law import law, of
+from attnspec.spec.contract.sources import S3, VASWANI
+from attnspec.spec.transformer import EncoderLayer
+
+ZERO_SUBLAYERS = law(
+    "transformer.zero-sublayers",
+    "Where attention and feed-forward network give 0, a pre-norm layer is the identity.",
+    formula=r"W_o = 0,\ W_2 = 0,\ b_2 = 0 \Rightarrow f(X) = X",
+    governs=of(EncoderLayer),
+    sources=[S3.passage("Transformer Machine Translation")],
+)
+NORMALIZED = law(
+    "transformer.normalized",
+    "With gain 1 and bias 0, every result of a post-norm layer has mean 0 and variance v/(v + ε) < 1.",
+    formula=r"\tfrac1d \sum_i y_i = 0,\quad \tfrac1d \sum_i y_i^2 \le 1",
+    governs=of(EncoderLayer),
+    sources=[VASWANI.passage("3.1")],
+)
+POSITION_WISE = law(
+    "transformer.position-wise",
+    "Without attention to others, every position is computed as if it were alone.",
+    formula=r"W_v = 0 \Rightarrow f(X)_i = f(X_i)",
+    governs=of(EncoderLayer),
+    sources=[VASWANI.passage("3.3")],
+)
