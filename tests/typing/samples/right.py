@@ -1,6 +1,6 @@
 """Third-party code that mypy must accept."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -15,7 +15,12 @@ from attnspec.spec import (
     Backend,
     Converts,
     DotScores,
+    EncoderLayer,
+    EncoderLayerParameters,
     Limits,
+    LSTMCell,
+    LSTMParameters,
+    MultiHeadParameters,
     ScaledDotProductAttention,
     Semantics,
     Softmax,
@@ -40,11 +45,48 @@ def more(query: Tensor, key: Tensor, scale: float = 1.0, **options: Any) -> Tens
     return scale * query @ key.mT
 
 
+@implements(LSTMCell[Tensor])
+def lstm_cell(x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Tensor]) -> tuple[Tensor, Tensor]:
+    h, c = state
+    return h, c + x @ parameters.w_xi
+
+
+class State(NamedTuple):
+    """A pair with names."""
+
+    h: Tensor
+    c: Tensor
+
+
+@implements(LSTMCell[Tensor])
+def with_names(x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Tensor]) -> State:
+    """A NamedTuple where the Protocol says tuple."""
+    return State(*state)
+
+
+@implements(EncoderLayer[Tensor])
+def encoder_layer(
+    x: Tensor, parameters: EncoderLayerParameters[Tensor], *, mask: Tensor | None = None, norm: str = "post"
+) -> Tensor:
+    """Any word is more than two words."""
+    inner: MultiHeadParameters[Tensor] = parameters.attention
+    return x @ inner.w_o
+
+
+@implements(EncoderLayer[Tensor])
+def without_features(
+    x: Tensor, parameters: EncoderLayerParameters[Tensor], *, mask: Tensor | None = None, **others: object
+) -> Tensor:
+    """Features that are not there are left to `others`."""
+    return x
+
+
 class Mine(TorchBackend):
     name = "mine"
     limits = Limits(dtypes=("float32",))
     semantics = {"masked_nonfinite": "propagates"}
     dot_scores = staticmethod(scores)
+    lstm_cell = staticmethod(lstm_cell)
 
     def scaled_dot_product_attention(
         self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
@@ -72,7 +114,8 @@ class TestMine(ConformanceSuite):
     operations = ("dot_scores",)
 
 
-table: Table[Tensor] = {"dot_scores": scores, "softmax": weights}
+table: Table[Tensor] = {"dot_scores": scores, "softmax": weights, "encoder_layer": encoder_layer}
+narrow = Limits(features=("norm=pre",))
 as_protocol: DotScores[Tensor] = more
 of_method: ScaledDotProductAttention[Tensor] = Mine().scaled_dot_product_attention
 backends: list[Backend] = [Mine(), Plain(), Strange()]

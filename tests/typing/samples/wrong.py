@@ -9,7 +9,20 @@ from attnspec.backends.bases.contract import Operations, Table
 from attnspec.backends.bases.numpy import NumPyBackend
 from attnspec.backends.bases.torch import TorchBackend
 from attnspec.reference import dot_scores as reference_dot_scores
-from attnspec.spec import Converts, DotScores, Limits, ScaledDotProductAttention, Semantics, Softmax, implements
+from attnspec.spec import (
+    Converts,
+    DotScores,
+    EncoderLayer,
+    EncoderLayerParameters,
+    Limits,
+    LSTMCell,
+    LSTMParameters,
+    MultiHeadParameters,
+    ScaledDotProductAttention,
+    Semantics,
+    Softmax,
+    implements,
+)
 
 
 @implements(DotScores[Tensor])  # E: arg-type expected "DotScores[Tensor]"
@@ -35,6 +48,57 @@ def another_result(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 @implements(Softmax[Tensor])  # E: arg-type expected "Softmax[Tensor]"
 def mask_needed(scores: Tensor, *, mask: Tensor) -> Tensor:
     return scores.masked_fill(~mask, float("-inf")).softmax(-1)
+
+
+@implements(LSTMCell[Tensor])  # E: arg-type expected "LSTMCell[Tensor]"
+def another_tree(
+    x: Tensor, state: tuple[Tensor, Tensor], parameters: EncoderLayerParameters[Tensor]
+) -> tuple[Tensor, Tensor]:
+    return state
+
+
+@implements(LSTMCell[Tensor])  # E: arg-type expected "LSTMCell[Tensor]"
+def another_array_in_the_tree(
+    x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[bytes]
+) -> tuple[Tensor, Tensor]:
+    return state
+
+
+@implements(LSTMCell[Tensor])  # E: arg-type expected "LSTMCell[Tensor]"
+def one_result_for_two(x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Tensor]) -> Tensor:
+    return x
+
+
+@implements(LSTMCell[Tensor])  # E: arg-type expected "LSTMCell[Tensor]"
+def three_results(
+    x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x, x, x
+
+
+@implements(LSTMCell[Tensor])  # E: arg-type expected "LSTMCell[Tensor]"
+def flat_state(x: Tensor, h: Tensor, c: Tensor, parameters: LSTMParameters[Tensor]) -> tuple[Tensor, Tensor]:
+    return h, c
+
+
+@implements(EncoderLayer[Tensor])  # E: arg-type expected "EncoderLayer[Tensor]"
+def fewer_words(
+    x: Tensor, parameters: EncoderLayerParameters[Tensor], *, mask: Tensor | None = None, norm: bool = True
+) -> Tensor:
+    return x
+
+
+@implements(EncoderLayer[Tensor])  # E: arg-type expected "EncoderLayer[Tensor]"
+def no_norm(x: Tensor, parameters: EncoderLayerParameters[Tensor], *, mask: Tensor | None = None) -> Tensor:
+    return x
+
+
+def inside(parameters: EncoderLayerParameters[Tensor]) -> MultiHeadParameters[bytes]:
+    return parameters.attention  # E: return-value "MultiHeadParameters[Tensor]"
+
+
+def misspelt_field(parameters: EncoderLayerParameters[Tensor]) -> Tensor:
+    return parameters.attention.w_x  # E: attr-defined "w_x"
 
 
 def one_too_many(query: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -72,5 +136,6 @@ elsewhere: ScaledDotProductAttention[Tensor] = one_too_many  # E: assignment "Sc
 of_another_array: DotScores[Tensor] = reference_dot_scores  # E: assignment "DotScores[Tensor]"
 no_conversion: Converts[bytes] = Mine()  # E: assignment "Converts[bytes]"
 unknown_limit = Limits(dtype=("float32",))  # E: call-arg "dtype"
+unknown_choice = Semantics(fully_masked="zeros")  # E: arg-type "fully_masked"
 unknown_question = Semantics(fully_maskd="zero")  # E: call-arg "fully_maskd"
 called_wrongly = reference_dot_scores(query=np.zeros((1, 1)), keys=np.zeros((1, 1)))  # E: call-arg "keys"

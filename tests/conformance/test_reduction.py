@@ -1,0 +1,141 @@
+"""Counterexamples are reduced along named sizes, whatever trees the arguments are, and stay counterexamples."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec import reference
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.reduction import reduced, simplest
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws import CHECKS
+from attnspec.spec import OPERATIONS, Limits
+from attnspec.spec.contract.tree import flatten, mapped
+
+ORACLE = CHECKS["operation.oracle"]
+Wrong = Callable[..., Any]
+
+
+class Backend:
+    """The reference with one operation that goes wrong on some inputs."""
+
+    name = "wrong"
+
+    def __init__(self, operation: str, wrong: Wrong, limits: Mapping[str, Any]) -> None:
+        self.limits = Limits(dtypes=("float64",), **limits)
+        setattr(self, operation, wrong)
+
+
+def subject_of(operation: str, wrong: Wrong, **limits: Any) -> Subject:
+    backend = Backend(operation, wrong, limits)
+    return Subject(backend, Contract.of(backend), OPERATIONS[operation], "float64", "cpu")
+
+
+def first_failure(subject: Subject, work: float = 2.0**14) -> tuple[Arguments, Any, int]:
+    """The first corner on which the oracle's law fails."""
+    for seed in range(4):
+        for example in corners(subject.operation, subject.limits, seed=seed, most=60, work=work):
+            arguments = example.arguments(subject.operation, "float64")
+            violation, *_ = attempt(subject, ORACLE, arguments, example.seed)
+            if violation is not None:
+                return arguments, violation, example.seed
+    raise AssertionError("no corner shows the defect")
+
+
+def smallest(subject: Subject) -> Arguments:
+    """The counterexample of the oracle's law, as far as it is reduced."""
+    arguments, violation, seed = first_failure(subject)
+    marks: list[str] = []
+    found, still = reduced(subject, ORACLE, arguments, violation, seed, lambda law, what: marks.append(law))
+    assert still.reason == violation.reason
+    assert set(marks) == {"operation.oracle"}
+    again, *_ = attempt(subject, ORACLE, found, seed)
+    assert again is not None
+    return found
+
+
+def wrong_beyond(keys: int) -> Wrong:
+    def scores(query: Numbers, key: Numbers) -> Numbers:
+        result = reference.dot_scores(query, key)
+        result[..., keys:] += 1.0
+        return result
+
+    return scores
+
+
+@pytest.mark.parametrize("keys", [0, 2, 64])
+def test_a_defect_beyond_a_size_needs_that_size(keys: int) -> None:
+    found = smallest(subject_of("dot_scores", wrong_beyond(keys)))
+    assert (found.size("n"), found.size("m"), found.size("d")) == (1, keys + 1, 1)
+    assert found.batch == ()
+    assert not any(x.any() for x in found.arrays.values())
+
+
+def test_sizes_stay_within_the_limits() -> None:
+    found = smallest(subject_of("dot_scores", wrong_beyond(2), multiple_of=4, head_sizes=(8, 16)))
+    assert (found.size("n"), found.size("m"), found.size("d")) == (4, 4, 8)
+
+
+def test_what_need_not_be_given_is_left_out() -> None:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False) -> Any:
+        return 2 * reference.dot_product_attention(query, key, value, mask=mask, causal=causal)
+
+    found = smallest(subject_of("dot_product_attention", attention))
+    assert found.mask is None
+    assert not found.causal
+    assert np.count_nonzero(found.array("value")) == 1
+    assert found.array("value").max() in (1.0, 2.0, 8.0, 64.0)
+
+
+def test_a_mask_that_matters_stays_and_is_as_simple_as_it_can_be() -> None:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False) -> Any:
+        return reference.dot_product_attention(query, key, value, causal=causal)
+
+    found = smallest(subject_of("dot_product_attention", attention))
+    assert found.mask is not None
+    assert np.count_nonzero(~found.mask) == 1
+
+
+def test_trees_are_reduced_by_path() -> None:
+    def lstm_cell(x: Any, state: Any, parameters: Any) -> Any:
+        flat = flatten(parameters)
+        swapped = {"w_xi": flat["w_xf"], "w_xf": flat["w_xi"]}
+        return reference.lstm_cell(x, state, mapped(parameters, lambda path, w: swapped.get(path, w)))
+
+    found = smallest(subject_of("lstm_cell", lstm_cell))
+    assert (found.size("d"), found.size("h")) == (1, 1)
+    given = {path for path, x in found.arrays.items() if x.any()}
+    assert "x" in given
+    assert given & {"parameters.w_xi", "parameters.w_xf"}
+    assert not given & {"parameters.w_hi", "parameters.w_hf", "parameters.w_ho", "parameters.w_hc", "state[0]"}
+
+
+def test_an_option_that_matters_stays() -> None:
+    def encoder_layer(x: Any, parameters: Any, *, mask: Any = None, norm: str = "post") -> Any:
+        return reference.encoder_layer(x, parameters, mask=mask, norm="post")
+
+    found = smallest(subject_of("encoder_layer", encoder_layer))
+    assert found["norm"] == "pre"
+    assert found.mask is None
+    assert found.size("n") == 1
+
+
+def test_laws_with_inputs_of_their_own_get_the_simplest_model() -> None:
+    def scores(query: Numbers, key: Numbers) -> Numbers:
+        if min(query.ndim, key.ndim) < 3 <= max(query.ndim, key.ndim):
+            raise ValueError("expected equal ranks")
+        return reference.dot_scores(query, key)
+
+    subject, check = subject_of("dot_scores", scores), CHECKS["operation.fewer-dimensions"]
+    (example, *_) = corners(subject.operation, subject.limits, seed=0, most=1, work=2.0**12)
+    arguments = example.arguments(subject.operation, "float64")
+    violation, *_ = attempt(subject, check, arguments, 0)
+    assert violation is not None
+    found, still = simplest(subject, check, arguments, violation, 0, lambda law, what: None)
+    assert set(found.sizes.values()) == {1}
+    assert still.message == violation.message

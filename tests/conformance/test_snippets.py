@@ -1,0 +1,106 @@
+"""Counterexamples as people read them: trees as Python builds them, numbers that JSON can hold, scripts that exit 1."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attnspec import reference
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.snippet import counterexample, literal, readable
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws import CHECKS
+from attnspec.spec import OPERATIONS, Limits
+from attnspec.spec.contract.tree import as_source
+
+BACKEND = """
+from attnspec import reference
+from attnspec.spec.contract.tree import mapped
+
+name = "doubled"
+
+
+def lstm_cell(x, state, parameters):
+    return tuple(2 * y for y in reference.lstm_cell(x, state, parameters))
+
+
+def encoder_layer(x, parameters, *, mask=None, norm="post"):
+    return 2 * reference.encoder_layer(x, parameters, mask=mask, norm=norm)
+"""
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array([[1.5, -2.0]]),
+        np.array([np.nan, np.inf, -np.inf], np.float32),
+        np.array([True, False]),
+        np.array([1, 2]),
+        np.zeros((0, 3)),
+        np.zeros((30, 30)),
+        np.arange(500.0).reshape(50, 10),
+        np.array([0.5, 3.0], ml_dtypes.bfloat16),
+    ],
+    ids=lambda x: f"{x.dtype}{x.shape}",
+)
+def test_a_literal_is_the_array(x: np.ndarray[Any, Any]) -> None:
+    import base64
+    import zlib
+
+    again = eval(literal(x), {"np": np, "ml_dtypes": ml_dtypes, "base64": base64, "zlib": zlib})
+    assert again.dtype == x.dtype
+    assert again.shape == x.shape
+    assert np.array_equal(again.astype(np.float64), x.astype(np.float64), equal_nan=True)
+
+
+def test_what_json_lacks_is_text() -> None:
+    assert readable(np.array([1.0, np.nan, np.inf, -np.inf])) == [1.0, "nan", "inf", "-inf"]
+    assert readable(np.zeros((40, 40), np.float32)) == {"shape": [40, 40], "dtype": "float32"}
+    assert readable(None) is None
+    assert readable("post") == "post"
+
+
+@pytest.mark.parametrize("name", ["lstm_cell", "encoder_layer"])
+def test_a_tree_is_printed_as_python_builds_it(name: str) -> None:
+    operation = OPERATIONS[name]
+    (example,) = corners(operation, Limits(), seed=3, most=1, work=2.0**10)
+    arguments = example.arguments(operation, "float64")
+    import attnspec.spec as spec
+
+    small = Arguments(operation, arguments.values_by_name)
+    for size in tuple(small.sizes):
+        small = small.along(size, lambda x, axis: np.take(x, [0], axis=axis))
+    for argument, value in small.values_by_name.items():
+        text = as_source(value, literal)
+        again = eval(text, {**vars(spec), "np": np})
+        assert as_source(again, literal) == text, argument
+    reference.REFERENCE[name](**small.values_by_name)
+
+
+@pytest.mark.parametrize("name", ["lstm_cell", "encoder_layer"])
+def test_a_snippet_builds_the_tree_and_exits_with_1(name: str, tmp_path: Path) -> None:
+    (tmp_path / "doubled.py").write_text(BACKEND, encoding="utf-8")
+    from attnspec.conformance import load
+
+    backend = load(str(tmp_path / "doubled.py"))
+    contract = Contract.of(backend, str(tmp_path / "doubled.py"))
+    subject = Subject(backend, contract, OPERATIONS[name], "float64", "cpu")
+    (example,) = corners(subject.operation, Limits(head_sizes=(2,)), seed=1, most=1, work=2.0**8)
+    arguments = example.arguments(subject.operation, "float64")
+    violation, *_ = attempt(subject, CHECKS["operation.oracle"], arguments, example.seed)
+    assert violation is not None
+    shown = counterexample(subject, CHECKS["operation.oracle"], arguments, violation, example.seed)
+    assert set(shown["arguments"]) == set(arguments)
+    assert "Parameters(" in shown["snippet"]
+    done = subprocess.run(
+        [sys.executable, "-c", shown["snippet"]], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "violates it" in done.stdout or "expected" in done.stdout
