@@ -17,8 +17,8 @@ from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.running.kill_matrix import judge_mutants
-from attnspec.conformance.running.pool import outcomes
 from attnspec.conformance.running.selection import matching
+from attnspec.conformance.running.trial_pool import outcomes
 from attnspec.conformance.running.trials import Outcome, Task, perform
 from attnspec.conformance.variants import VARIANTS, Variant, variant
 from attnspec.spec.contract.annotations import Array, sizes

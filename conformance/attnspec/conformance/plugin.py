@@ -33,8 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
             if config.getoption(flag):
                 raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME too; a suite has attributes")
     elif not hasattr(config, "workerinput"):
-        from attnspec.conformance.running.isolation import CrashHandler
         from attnspec.conformance.running.verdicts import VERDICTS, Collector, Verdicts
+        from attnspec.conformance.running.watchdog import CrashHandler
 
         config.stash[VERDICTS] = Verdicts()
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))

@@ -28,7 +28,7 @@ def attendable(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
 def collapsed_masks(
     arguments: Arguments, limits: Limits, rng: np.random.Generator
 ) -> Iterator[tuple[Arguments, tuple[int, ...]]]:
-    """Shapes of masks that broadcast, with arguments in which a wrong broadcast would also fit."""
+    """Shapes of masks with axes of size 1, each with arguments for which the wrong broadcast would not raise either."""
     operation = arguments.operation
     assert operation.mask is not None
     core = len(operation.mask.core)

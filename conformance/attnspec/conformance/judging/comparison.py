@@ -11,14 +11,15 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference.budget.soft import UNKNOWN
 
 INFORMATIVE = 0.03
-"""An element whose budget exceeds this part of the largest element is counted as not judged."""
+"""An element whose budget exceeds this fraction of the largest element is counted as not judged."""
 
 
 class Comparisons:
     """What is compared, and how it came out.
 
-    ``ratio`` is the largest error ratio since it was last set to 0, ``not_judged`` counts elements whose budget says
-    too little. ``within_budget`` says that results of the same call may differ within the sum of their budgets.
+    ``ratio`` is the largest error ratio since it was last set to 0, ``not_judged`` counts elements whose budget is too
+    large to be informative. ``within_budget`` says that results of the same call may differ within the sum of their
+    budgets.
     """
 
     ratio: float = 0.0

@@ -85,7 +85,7 @@ def reduced(
 def simplest(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
 ) -> tuple[Arguments, Violation]:
-    """For a law that makes its own inputs: arguments of size 1, if it fails beside them as it did."""
+    """For a law that makes its own inputs: zeros of size 1 as arguments, if the law still fails for the same reason."""
     search = _Search(subject, check, arguments, violation, seed, mark)
     sizes = {name: fitting(subject, name, 1) for name in subject.operation.sizes}
     search.accept(

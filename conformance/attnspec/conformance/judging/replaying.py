@@ -25,9 +25,9 @@ def replay(
 ) -> int:
     """Check a law on these arguments and print what became of it: 1 if it is violated, 0 if it holds.
 
-    ``backend`` is a backend, or the name of one. What a law draws, the seed decides; the inputs that are printed are
-    those that it handed to the backend, which are others than ``arguments`` where the law changes them or brings its
-    own.
+    ``backend`` is a backend, or the name of one. The seed determines what a law draws at random. The inputs that are
+    printed are those that the backend was called with; they differ from ``arguments`` where the law changes them or
+    makes its own.
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
     loaded = load(backend) if isinstance(backend, str) else backend

@@ -42,12 +42,12 @@ class Result:
 
     @property
     def violates(self) -> bool:
-        """Whether the backend does not conform because of it: a law without a verdict is not presumed to hold."""
+        """Whether this makes the backend nonconforming: a law without a verdict is not presumed to hold."""
         return self.status in (Status.FAILED, Status.LOST)
 
     @property
     def judged(self) -> bool:
-        """Whether the law was to be judged: the operation is provided, and something concerned the law."""
+        """Whether the operation is provided and an example exercised the law, or would have."""
         return self.status is Status.PASSED or self.violates
 
     def as_json(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ SHOWN = 400
 """Arrays of more elements are summed up by shape and dtype."""
 
 DERIVED = (
-    "# The law makes its inputs of these and the seed, or of the seed alone; replay makes the same and prints them."
+    "# The law derives its inputs from these and the seed, or the seed alone; replay makes them again and prints them."
 )
 """What a snippet says whose arguments are not those that the report shows."""
 

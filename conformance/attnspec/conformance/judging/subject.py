@@ -53,7 +53,7 @@ class Subject(Comparisons):
 
     @property
     def limits(self) -> Limits:
-        """Where the backend works."""
+        """The limits that the backend declares."""
         return self.contract.limits
 
     @property
@@ -205,8 +205,8 @@ class Subject(Comparisons):
     def oracles(self, arguments: Arguments) -> dict[str, Judged]:
         """The oracle's results and the budget of every element, computed once for the same arguments.
 
-        Where the backend declares another choice than the normative one, what that choice leaves open is NaN in the
-        oracle and compared with nothing; a causal mask is aligned as declared.
+        Where the backend declares another choice than the normative one, elements that this choice leaves unspecified
+        are NaN in the oracle and are not compared; a causal mask is aligned as declared.
         """
         if "judged" not in arguments.memo:
             arguments.memo["judged"] = self._as_declared(arguments)
@@ -217,7 +217,7 @@ class Subject(Comparisons):
         return self.oracles(arguments)[self.operation.outputs[0].path]
 
     def budgets(self, arguments: Arguments) -> Results:
-        """The budget of every element alone: for doubles it takes no long doubles."""
+        """The budget of every element without the oracle: for doubles it is computed in double, which is faster."""
         if "judged" not in arguments.memo and self.dtype == "float64":
             if "budgets" not in arguments.memo:
                 arguments.memo["budgets"] = _budgets(self._as_declared(arguments, np.dtype(np.float64)))
@@ -244,10 +244,10 @@ class Subject(Comparisons):
         found = self.normative_oracles(spelled, wide)
         if self.operation.mask is None:
             return found
-        return {leaf.path: self._opened(leaf, found[leaf.path], spelled) for leaf in self.operation.outputs}
+        return {leaf.path: self._with_unspecified(leaf, found[leaf.path], spelled) for leaf in self.operation.outputs}
 
-    def _opened(self, leaf: Leaf, result: Judged, arguments: Arguments) -> Judged:
-        """The oracle without what a declared choice leaves open."""
+    def _with_unspecified(self, leaf: Leaf, result: Judged, arguments: Arguments) -> Judged:
+        """The oracle, with NaN for elements that a declared choice leaves unspecified."""
         rows = self.operation.asking is None or -2 in leaf.axes(self.operation.asking)
         open_: Numbers = np.zeros(result.value.shape, bool)
         if self.semantics.no_keys != "zero" and arguments.keys_count == 0:

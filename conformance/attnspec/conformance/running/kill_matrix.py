@@ -10,7 +10,7 @@ from rich.console import Console
 from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.reporting.kill_report import KillMatrix, Row
 from attnspec.conformance.reporting.kill_tables import TrialProgress, print_kill_matrix
-from attnspec.conformance.running.pool import outcomes
+from attnspec.conformance.running.trial_pool import outcomes
 from attnspec.conformance.running.trials import Outcome, Task
 from attnspec.conformance.variants import VARIANTS, Variant
 

@@ -18,11 +18,11 @@ from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.messages import failure_message
 from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.isolation import STOP_AFTER, Incidents, Watchdog
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record
+from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
 
 
 class ConformanceSuite:

@@ -34,7 +34,7 @@ class Sizes:
 
 
 def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
-    """Name the sizes of a record by those around it: ``Annotated[GRUParameters[Array], sizes(d="h")]``.
+    """Name the sizes of a record by those around it: ``Annotated[LSTMParameters[Array], sizes(d="h")]``.
 
     In a tuple of similar records, a pair is for the first one and for the others, and ``count`` names their number.
     """

@@ -1,4 +1,4 @@
-"""What sizes count, and the role of an array in its operation: what laws select and transform by."""
+"""The meaning of every size and the role of every array, by which laws select operations and transform arguments."""
 
 from collections.abc import Mapping
 from enum import Flag, auto
@@ -14,9 +14,9 @@ class Axis(Flag):
     TIME = auto()
     """Time steps."""
     FEATURE = auto()
-    """Coordinates of queries, keys and values."""
+    """Features of queries, keys and values."""
     WIDTH = auto()
-    """Coordinates of the inputs and outputs of a model."""
+    """Features of the inputs and outputs of a model."""
     HIDDEN = auto()
     """Units of a hidden layer or state."""
     HEAD = auto()

@@ -24,7 +24,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         ...
 
 
@@ -51,7 +51,7 @@ class Differentiates(Protocol[Array_co]):
 
         ``arguments`` holds the arguments by name: arrays of the backend, or trees of them. The cotangent is like the
         result: an array, or a tree of arrays, with None for those that are not of floating point. Gradients come back
-        by path: ``key``, ``parameters.w_hz``.
+        by path: ``key``, ``parameters.w_hf``.
         """
         ...
 

@@ -29,7 +29,7 @@ class Law:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations that the law governs, those that only the reference has left out."""
+        """The operations that the law governs and backends provide."""
         return tuple(o for o in OPERATIONS.values() if not o.reference_only and self.governs(o))
 
 

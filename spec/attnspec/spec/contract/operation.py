@@ -206,7 +206,7 @@ class Operation:
 
     @cached_property
     def weighs_keys(self) -> bool:
-        """Whether the result sums over the keys that the mask allows, instead of having a number for each."""
+        """Whether the result is summed over the keys that the mask allows, rather than having an entry for each key."""
         keys = self.asked
         if self.mask is None or keys is None:
             return False
@@ -214,7 +214,7 @@ class Operation:
 
     @property
     def only_weighs_keys(self) -> bool:
-        """Whether nothing is added to the weighted sum of the keys, so that it is 0 where no key counts."""
+        """Whether the result is the weighted sum alone, and hence 0 where no key is attendable."""
         return self.weighs_keys and bool(self.pooled or self.linear)
 
     @cached_property
@@ -256,14 +256,13 @@ def operation(
     """Register a Protocol as the operation of that name, with what annotations cannot say.
 
     ``reference_only``: no backend provides it. ``axes``: what sizes count, where it is not what the glossary says.
-    ``pooled``: the argument of which each result is an average. ``linear``: the arguments in each of which the first
-    result is linear. ``sharpened``: arguments, with the power of a factor by which each must be multiplied for the
-    scores to be multiplied by the factor. ``causal``: two sizes; results along the first do not depend on later
-    positions along the last. It follows from a flag `causal`. ``ordered``: the options with which the order of
-    positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a backend may
-    lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays, each with the size that it is a
-    length along. ``indices``: integer arrays, each with the size that bounds it. ``tried``: values to try an option
-    with.
+    ``pooled``: the argument of which each result is an average. ``linear``: the arguments in each of which the
+    first result is linear. ``sharpened``: exponents p by argument: multiplying each by cᵖ multiplies the scores by
+    c. ``causal``: two sizes; results along the first do not depend on later positions along the last. It follows
+    from a flag `causal`. ``ordered``: the options with which the order of positions matters. ``features``: keyword
+    arguments, their choices (``norm=pre``) and results that a backend may lack. ``results``: names of the arrays of
+    a tuple. ``lengths``: integer arrays, each with the size that it is a length along. ``indices``: integer arrays,
+    each with the size that bounds it. ``tried``: values to try an option with.
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")

@@ -82,4 +82,4 @@ LATER: Mapping[Citation, str] = {
     S0.equation(14): "seq2seq",
     S0.equation(15): "seq2seq",
 }
-"""Equations whose chapter is still to be written, by chapter."""
+"""Equations that no operation cites yet, and the chapter that each belongs to."""

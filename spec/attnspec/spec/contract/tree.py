@@ -2,7 +2,7 @@
 
 A tree is an array; a record, that is a frozen dataclass of trees (as an argument also a NamedTuple); a tuple of fixed
 length; or a tuple of any number of similar trees, such as layers. The place of an array in a tree is its path, written
-as Python writes it: ``parameters.w_hz``, ``layers[1].attention.w_k``. In descriptions, ``[:]`` stands for any item.
+as Python writes it: ``parameters.w_hf``, ``layers[1].attention.w_k``. In descriptions, ``[:]`` stands for any item.
 
 Values are flattened by their own structure (:func:`flatten`, :func:`mapped`, :func:`as_source`). Descriptions
 (:class:`Leaf`, :class:`Option`, :class:`Branch`) say what a value must be (:func:`described`) and make new ones

@@ -14,8 +14,10 @@ from attnspec import reference
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.running import isolation
-from attnspec.conformance.running.isolation import (
+from attnspec.conformance.running import watchdog
+from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.suite import run_case
+from attnspec.conformance.running.watchdog import (
     INPUT_CHARACTERS,
     SIZE,
     STOP_AFTER,
@@ -25,8 +27,6 @@ from attnspec.conformance.running.isolation import (
     Watchdog,
     breadcrumb_path,
 )
-from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.suite import run_case
 
 PATIENT = 1000.0
 """Seconds after which none of these checks counts as hung."""
@@ -45,7 +45,7 @@ def worker(folder: Path, code: str, hang_after: float = PATIENT) -> subprocess.C
     """A process with a watchdog."""
     head = (
         "import os, signal, time\nfrom pathlib import Path\n"
-        "from attnspec.conformance.running.isolation import Watchdog\n"
+        "from attnspec.conformance.running.watchdog import Watchdog\n"
         f"watchdog = Watchdog(Path({str(folder)!r}), 'dot_scores-float64', {hang_after})\n"
     )
     command = [sys.executable, "-c", head + code]
@@ -137,7 +137,7 @@ def test_a_hang_is_told_from_a_crash_by_the_time_that_has_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, reason: str
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(isolation, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(time=lambda: now))
     check(tmp_path, ORACLE, "an input")
     now += seconds
     found = Incidents(tmp_path, 10.0).record("dot_scores", "float64")
