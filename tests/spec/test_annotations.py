@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, NamedTuple
 
 import pytest
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int, Shaped, UInt
 
 from attnspec.spec import Array, Branch, Dim, Kind, Leaf, Option
-from attnspec.spec.contract.annotations import Misdeclared, dims, names, read, sizes
+from attnspec.spec.contract.annotations import Misdeclared, _renamed, dims, names, read, sizes
 from attnspec.spec.contract.tree import Node, walked
 
 
@@ -306,3 +306,15 @@ def test_sizes_that_are_not_around_the_record(annotation: Any, known: tuple[str,
 
 def test_misdeclared_is_a_type_error() -> None:
     assert issubclass(Misdeclared, TypeError)
+
+
+@pytest.mark.parametrize("dtype", [Complex, UInt, Shaped], ids=lambda d: str(d.__name__))
+def test_an_array_of_another_dtype_is_refused(dtype: Any) -> None:
+    with pytest.raises(Misdeclared, match=r"^x: expected an array of Float, Int or Bool; got "):
+        read(dtype[Array, "d"], "x", {})
+
+
+@pytest.mark.parametrize("new", [3, ("d", "d", "d"), ("d", 3)])
+def test_a_name_of_sizes_that_is_none_is_refused(new: Any) -> None:
+    with pytest.raises(Misdeclared, match=r"^x: d_q: expected a size around the record, or a pair of them; got "):
+        _renamed({"d": "d"}, sizes(d_q=new), "x", 1)

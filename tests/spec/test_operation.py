@@ -552,3 +552,40 @@ def test_what_only_the_reference_has_may_be_free() -> None:
 
 def test_axes_may_bring_a_size_of_ones_own() -> None:
     assert declared(UnknownSize, axes={"q": Axis.WIDTH}).sizes_of(Axis.WIDTH) == ("q",)
+
+
+class Counted(Protocol[Array]):  # type: ignore[misc]
+    """A number instead of an array."""
+
+    def __call__(self, x: Float[Array, "*batch d"]) -> int:
+        """Results."""
+        ...
+
+
+class Perhaps(Protocol[Array]):
+    """An array that may be missing."""
+
+    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"] | None:
+        """Results."""
+        ...
+
+
+class Twins(Protocol[Array]):
+    """Two arrays."""
+
+    def __call__(self, x: Float[Array, "*batch d"]) -> tuple[Float[Array, "*batch d"], Float[Array, "*batch d"]]:
+        """Results."""
+        ...
+
+
+@pytest.mark.parametrize("protocol", [Counted, Perhaps], ids=lambda p: str(p.__name__))
+def test_a_result_without_arrays_is_refused(protocol: Any) -> None:
+    with pytest.raises(
+        Misdeclared, match=rf"^{protocol.__name__}: result: expected an array or a tree of arrays, none"
+    ):
+        declared(protocol, axes={"d": Axis.WIDTH})
+
+
+def test_results_of_one_name_are_refused() -> None:
+    with pytest.raises(Misdeclared, match=r"^Twins: results: expected a name for each array; got a, a$"):
+        declared(Twins, axes={"d": Axis.WIDTH}, results="a a")

@@ -252,7 +252,7 @@ WRONG_STACKS = {
     ),
     "no branch": (
         {"layers": (layer(), replace(layer(), attention=array(2)))},
-        "layers[1].attention: expected a Attention; got ndarray",
+        "layers[1].attention: expected an Attention; got ndarray",
     ),
 }
 

@@ -71,12 +71,22 @@ class Comparisons:
         return ratios
 
     def _raise(
-        self, ratios: Numbers, got: Numbers, expected: Numbers, budget: Numbers, arguments: Arguments, what: str
+        self,
+        ratios: Numbers,
+        got: Numbers,
+        expected: Numbers,
+        budget: Numbers,
+        arguments: Arguments,
+        what: str,
+        *,
+        exact: bool = False,
     ) -> None:
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
         place = "".join(f"[{', '.join(map(str, index))}]" if index else "")
         text = f"{what}{place} is {_number(got[index])}, expected {_number(expected[index])}"
-        if got.dtype != bool:
+        if exact:
+            text += ", bit for bit"
+        elif got.dtype != bool:
             text += f" ± {float(np.broadcast_to(budget, got.shape)[index]):.3g}"
         raise Violation(text, arguments=arguments, expected=expected, got=got, budget=budget, index=index)
 
@@ -102,9 +112,8 @@ class Comparisons:
             different &= ~tiny
         if different.any():
             self.ratio = np.inf
-            self._raise(
-                np.where(different, np.inf, 0.0), got, expected, np.zeros(got.shape), arguments, f"{what}, bit for bit,"
-            )
+            exactly = np.where(different, np.inf, 0.0), got, expected, np.zeros(got.shape)
+            self._raise(*exactly, arguments, what, exact=True)
 
     def holds(
         self, condition: bool, message: str, arguments: Arguments, *, reason: Reason = Reason.VALUE, **more: Any

@@ -207,11 +207,11 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     )
     subject.results(other)
     other_raw = subject.demanded(subject.converted(other))
-    _same(subject, _copied(subject, first_raw), first, arguments, "an earlier result, after a later call,")
+    _same(subject, _copied(subject, first_raw), first, arguments, "after a later call, the earlier")
     for raw in (first_raw, other_raw):
         mapped(raw, lambda _, x: _poison(x))
     again = _copied(subject, subject.demanded(subject.converted(arguments)))
-    _same(subject, again, first, arguments, "the result of the same call, made again after another,")
+    _same(subject, again, first, arguments, "of the same call, made again after another, the")
     return True
 
 
@@ -221,7 +221,7 @@ def _copied(subject: Subject, raw: Any) -> Results:
 
 def _same(subject: Subject, got: Results, expected: Results, arguments: Arguments, what: str) -> None:
     for path, x in expected.items():
-        named = f"{what} {path}," if len(expected) > 1 else what
+        named = f"{what} {path if len(expected) > 1 else 'result'}"
         subject.same(got[path], x, partial(_budget, subject, arguments, path), arguments, named)
 
 

@@ -50,7 +50,10 @@ def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, op
     if origin in (Union, types.UnionType) and len(members) == 2 and types.NoneType in members:
         return read(members[members[0] is types.NoneType], path, scope, given, optional=True)
     if hasattr(annotation, "dim_str") and annotation.array_type is Any:
-        kind = next((k for k in (Kind.BOOL, Kind.INT) if annotation.dtypes[0].startswith(k)), Kind.FLOAT)
+        kinds = (k for k in (Kind.BOOL, Kind.INT, Kind.FLOAT) if str(annotation.dtypes).startswith(f"('{k}"))
+        kind = next(kinds, None)
+        if kind is None:
+            raise Misdeclared(f"{path}: expected an array of Float, Int or Bool; got {annotation.__name__}")
         return Leaf(path, kind, dims(annotation.dim_str, path, scope), optional)
     if (origin is Literal or annotation in (bool, int, float)) and path.isidentifier():
         choices = members if origin is Literal else (False, True) if annotation is bool else ()
@@ -118,6 +121,8 @@ def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
 def _renamed(scope: Scope, given: Sizes, path: str, item: int) -> Scope:
     found = dict(scope)
     for name, new in given.renamed:
+        if not isinstance(new, str) and not (isinstance(new, tuple) and list(map(type, new)) == [str, str]):
+            raise Misdeclared(f"{path}: {name}: expected a size around the record, or a pair of them; got {new!r}")
         factors = (new if isinstance(new, str) else new[item]).split("*")
         if unknown := [f for f in factors if not f.isdigit() and f not in scope]:
             known = ", ".join(scope) or "none"

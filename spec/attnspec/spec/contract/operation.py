@@ -375,6 +375,11 @@ def _check(made: Operation) -> None:
             raise Misdeclared(f"{option.path}: expected `tried=` with numbers to try it with")
         if option.path in made.defaults and option.choices and not option.takes(made.defaults[option.path]):
             raise Misdeclared(f"{option.path}: expected a default among {option.choices}")
+    missing = any(x.optional and x.path not in made.features for x in walked(made.result))
+    if not results or missing or any(isinstance(x, Option) for x in walked(made.result)):
+        raise Misdeclared("result: expected an array or a tree of arrays, none of them missing but for features")
+    if len(set(made.results)) < len(made.results):
+        raise Misdeclared(f"results: expected a name for each array; got {', '.join(made.results)}")
     if made.results and results != list(made.results):
         raise Misdeclared(f"results: expected names of {len(results)} arrays; got {len(made.results)}")
     if len(results) > 1 and not made.results:

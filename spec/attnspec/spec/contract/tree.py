@@ -256,7 +256,8 @@ def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
     if node.build is dict:
         return tuple(value.get(name) for name in node.names)
     if not isinstance(value, node.build):
-        raise Misfit(path, f"a {node.build.__name__}", type(value).__name__)
+        expected = node.build.__name__
+        raise Misfit(path, f"{'an' if expected[0] in 'AEIOU' else 'a'} {expected}", type(value).__name__)
     if node.names:
         return tuple(getattr(value, name) for name in node.names)
     parts: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
