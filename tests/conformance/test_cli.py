@@ -16,7 +16,7 @@ import pytest
 from attnspec import reference
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.snippet import snippet
+from attnspec.conformance.judging.snippet import DERIVED, snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws import CHECKS
@@ -313,7 +313,7 @@ def test_a_lost_case_says_why(tmp_path: Path) -> None:
 def test_a_snippet_prints_the_inputs_of_the_report(tmp_path: Path, law: str) -> None:
     _, report = checked(tmp_path, ATTENTION, "--law", law, "--dtype", "float64")
     (found,) = [r["counterexample"] for r in report["results"] if r["status"] == "failed"]
-    assert "# The law makes its inputs of these and the seed" in found["snippet"]
+    assert f"\n{DERIVED}\n" in found["snippet"]
     (tmp_path / "snippet.py").write_text(found["snippet"])
     done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnspec.reference import REFERENCE
-from attnspec.reference.budget import Hard, Judged, Soft, judged
+from attnspec.reference.budget import Judged, Rigorous, Statistical, judged
 from attnspec.reference.budget.derivative import gradients
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision, Precision
@@ -118,11 +118,11 @@ def test_the_bound_holds_where_every_rounding_goes_one_way() -> None:
     for k in range(200):
         term = arguments["query"][:, None, k] * arguments["key"][None, :, k]
         total = np.nextafter(total + np.nextafter(term, np.float32(np.inf)), np.float32(np.inf))
-    hard = REFERENCE["dot_scores"](
-        *(Hard(x.astype(np.float64), 0.0, p, given=True) for x in (arguments["query"], arguments["key"]))
+    bounded = REFERENCE["dot_scores"](
+        *(Rigorous(x.astype(np.float64), 0.0, p, given=True) for x in (arguments["query"], arguments["key"]))
     )
     error = np.abs(total - bound.value)
-    assert (error <= hard.error).all()
+    assert (error <= bounded.error).all()
     assert (error > 8 * 0.5 * 2.0**-24 * bound.value).any()
 
 
@@ -160,7 +160,7 @@ def test_the_gradient_of_shared_weights_may_be_summed_in_one_go() -> None:
 
 
 def test_soft_arrays_refuse_what_they_have_no_rule_for() -> None:
-    x = Soft(np.ones(3), 0.0, precision("softmax", "float32"), given=True)
+    x = Statistical(np.ones(3), 0.0, precision("softmax", "float32"), given=True)
     with pytest.raises(TypeError):
         np.arctan(x)
 

@@ -179,7 +179,7 @@ def test_layers_have_sizes_of_their_own() -> None:
         "layers[:].cell.w_h": ["layers[:].cell.h", "layers[:].cell.h"],
     }
     (w,) = [x for x in walked(node.node(3)) if isinstance(x, Leaf) and x.path == "layers[:].w"]
-    assert w.at((3,)).sizes == {"layers[3].f", "d"}
+    assert w.at((3,)).sizes == ("layers[3].f", "d")
 
 
 def test_the_first_layer_may_take_what_the_others_give() -> None:
@@ -237,6 +237,11 @@ class Quoted(Generic[Array]):
 
 
 @dataclass(frozen=True)
+class Shapely(Generic[Array]):
+    shape: Float[Array, " d"]
+
+
+@dataclass(frozen=True)
 class Unnamed(Generic[Array]):
     cell: list[Array]
 
@@ -259,10 +264,7 @@ class Plain(Generic[Array]):
         (dict[str, Array], "x", "dict"),
         (list[Float[Array, " d"]], "x", "list"),
         (Cell, "x", "Cell"),
-        (Cell[float], "x", "Cell"),
-        (Thawed[Array], "x", "Thawed"),
-        (Empty[Array], "x", "Empty"),
-        (Quoted[Array], "x", "Quoted"),
+        (tuple[()], "x", "tuple"),
         (Plain[Array], "x", "Plain"),
         (Unnamed[Array], "x.cell", "list"),
         (Flagged[Array], "x.causal", "bool"),
@@ -274,6 +276,22 @@ def test_what_is_no_tree(annotation: Any, path: str, got: str) -> None:
     with pytest.raises(Misdeclared) as raised:
         read(annotation, "x", {})
     assert str(raised.value) == f"{path}: expected {WANTED}; got {got}"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "message"),
+    [
+        (Cell[float], "x: expected Cell[Array], generic in its arrays; got Cell"),
+        (Thawed[Array], "x: expected a frozen dataclass; got Thawed"),
+        (Empty[Array], "x: expected a record with fields; got Empty"),
+        (Quoted[Array], "x: expected annotations that are no strings; got Quoted"),
+        (Shapely[Array], "x: expected no field named shape, which arrays have; got Shapely"),
+    ],
+)
+def test_what_is_wrong_with_a_record(annotation: Any, message: str) -> None:
+    with pytest.raises(Misdeclared) as raised:
+        read(annotation, "x", {})
+    assert str(raised.value) == message
 
 
 def test_a_union_of_two_arrays_is_no_tree() -> None:
@@ -296,6 +314,8 @@ def test_a_union_of_two_arrays_is_no_tree() -> None:
             ("d",),
             "cell: d: expected a size around the record, d; got k",
         ),
+        (Annotated[Cell[Array], sizes(zz="d")], ("d",), "cell: sizes: expected among h, d; got zz"),
+        (Annotated[tuple[Cell[Array], ...], sizes(zz="d")], ("d",), "cell: sizes: expected among h, d; got zz"),
     ],
 )
 def test_sizes_that_are_not_around_the_record(annotation: Any, known: tuple[str, ...], message: str) -> None:

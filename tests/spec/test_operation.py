@@ -151,7 +151,7 @@ def test_the_arrays_of_layers_count_once_unless_the_first_differs() -> None:
         *("layers[:].w", "layers[:].b") * 2,
         "lengths",
     ]  # fmt: skip
-    assert [x.sizes for x in recur.leaves if x.path == "layers[:].w"] == [{"h", "d_x"}, {"h"}]
+    assert [x.sizes for x in recur.leaves if x.path == "layers[:].w"] == [("h", "d_x"), ("h", "h")]
     assert recur.keyword_only == {"norm"}
     assert {o.path: o.kind for o in recur.options} == {"clip": Kind.NUMBER, "norm": Kind.CHOICE}
 
@@ -166,7 +166,7 @@ def test_the_arrays_of_a_result_have_the_names_that_are_given() -> None:
 def test_sizes_come_in_order_of_appearance() -> None:
     assert attend.sizes == ("n", "d_q", "m", "d_k", "d_v", "h")
     assert recur.sizes == ("t", "vocabulary", "d_x", "h", "depth")
-    assert recur.counts == {"depth"}
+    assert recur.counts == ("depth",)
 
 
 def test_a_number_is_a_size_where_it_has_a_meaning_and_a_count_elsewhere() -> None:

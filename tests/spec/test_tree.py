@@ -266,7 +266,7 @@ def test_a_leaf_knows_its_batch_and_its_sizes() -> None:
     assert [d.written for d in rows.core] == ["n", "heads*p", "2*d"]
     assert [d.factors for d in rows.core] == [("n",), ("heads", "p"), ("2", "d")]
     assert [d.broadcast for d in rows.core] == [True, False, False]
-    assert rows.sizes == {"n", "heads", "p", "d"}
+    assert rows.sizes == ("n", "heads", "p", "d")
     assert rows.shape_text == "(*batch, n, heads*p, 2*d)"
     assert (rows.axes("n"), rows.axes("p"), rows.axes("d"), rows.axes("m")) == ([-3], [-2], [-1], [])
     assert not rows.free
@@ -276,7 +276,7 @@ def test_a_leaf_of_any_rank_is_free() -> None:
     moments = leaf(Float[Array, "*coordinates"])
     assert moments.free
     assert not moments.batched
-    assert moments.sizes == set()
+    assert moments.sizes == ()
 
 
 def test_a_square_has_a_size_twice() -> None:
@@ -287,7 +287,7 @@ def test_a_leaf_of_one_item_is_made_once() -> None:
     described_leaf = Leaf("layers[:].w", Kind.FLOAT, (Dim("h", ("layers[:].h",)), Dim("d", ("d",))))
     second = described_leaf.at((1,))
     assert second.path == "layers[1].w"
-    assert second.sizes == {"layers[1].h", "d"}
+    assert second.sizes == ("layers[1].h", "d")
     assert second is described_leaf.at((1,))
 
 

@@ -11,8 +11,8 @@ from attnspec.spec import OPERATIONS, Branch, Dim, Kind, Leaf, Option, bind
 from attnspec.spec.contract.shapes import REMEMBERED
 from attnspec.spec.contract.tree import Items, Misfit, Shape, number_of, placed, reader, walked, with_items
 
-_Placed: TypeAlias = tuple[tuple[Leaf, Items], ...]
-"""Descriptions of arrays, with the items of like trees in which they stand."""
+_Place: TypeAlias = tuple[Leaf, Items]
+"""The description of an array, with the items of similar trees in which it stands."""
 
 
 class Check:
@@ -29,7 +29,7 @@ class Check:
         self._nodes = tuple(n for _, n in nodes)
         self._readers = tuple(None if isinstance(n, Option) else reader(n) for n in self._nodes)
         varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walked(self.operation.call))
-        self._leaves: _Placed = () if varies else tuple((leaf, ()) for leaf in self.operation.leaves)
+        self._leaves: list[_Place] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
         self._known: dict[Any, Shape] = {}
 
     def __call__(self, *arguments: Any) -> Shape:
@@ -51,7 +51,7 @@ class Check:
                     read(argument, found, numbers)
         except TypeError:
             self._refuse_structure(arguments)
-        leaves = self._leaves or self._placed(arguments)
+        leaves = self._leaves or [place for place, _ in self._arrays(arguments)]
         self._check_tensors(leaves, found)
         key = (*numbers, *[None if x is None else x.shape for x in found])
         shape = self._known.get(key)
@@ -61,20 +61,20 @@ class Check:
             shape = self._known[key] = bind(self.operation, dict(zip(self.names, arguments, strict=True))).result
         return shape
 
-    def _placed(self, arguments: Sequence[Any]) -> _Placed:
-        """The descriptions of all arrays, those of every layer."""
-        pairs = zip(self._nodes, self.names, arguments, strict=True)
-        found = (place for n, name, x in pairs for place in placed(n, x, name))
-        return tuple((leaf, items) for leaf, items, _ in found if isinstance(leaf, Leaf))
+    def _arrays(self, arguments: Sequence[Any]) -> list[tuple[_Place, Any]]:
+        """All arrays, those of every layer, each with its place; None for those that are not given."""
+        taken = list(zip(self._nodes, self.names, arguments, strict=True))
+        found = [place for n, name, x in taken for place in placed(n, x, name)]
+        return [((leaf, items), x) for leaf, items, x in found if isinstance(leaf, Leaf)]
 
     def _refuse_structure(self, arguments: Sequence[Any]) -> NoReturn:
         try:
-            self._placed(arguments)
+            self._arrays(arguments)
         except Misfit as error:
             raise TypeError(f"{self.operation.name}: {error}") from None
         raise AssertionError("a tree that fits was refused")
 
-    def _check_tensors(self, leaves: _Placed, given: Sequence[Any]) -> None:
+    def _check_tensors(self, leaves: Sequence[_Place], given: Sequence[Any]) -> None:
         device = dtype = None
         for (leaf, items), x in zip(leaves, given, strict=True):
             if isinstance(x, Tensor):
@@ -99,17 +99,14 @@ class Check:
 
     def _traced(self, arguments: Sequence[Any]) -> Shape:
         """The same where sizes may be symbols; ValueError, in ``torch.compile``'s own, if something does not fit."""
-        taken = list(zip(self._nodes, self.names, arguments, strict=True))
-        places = [place for n, name, x in taken for place in placed(n, x, name) if isinstance(place[0], Leaf)]
-        leaves = tuple((leaf, items) for leaf, items, _ in places if isinstance(leaf, Leaf))
-        given = [x for _, _, x in places]
-        self._check_tensors(leaves, given)
+        arrays = self._arrays(arguments)
+        self._check_tensors([place for place, _ in arrays], [x for _, x in arrays])
         sizes: dict[str, int] = {
             node.path: x for node, x in zip(self._nodes, arguments, strict=True) if isinstance(node, Option)
         }
         batches = []
         late: list[tuple[Leaf, Items, Dim, tuple[str, ...], int]] = []
-        for (leaf, items), x in zip(leaves, given, strict=True):
+        for (leaf, items), x in arrays:
             if x is None:
                 continue
             shape = x.shape

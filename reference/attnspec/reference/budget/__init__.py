@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.budget.error_array import Approximate, Extremes, Numbers
-from attnspec.reference.budget.hard import Hard
-from attnspec.reference.budget.soft import WIDTH, Soft
+from attnspec.reference.budget.rigorous import Rigorous
+from attnspec.reference.budget.statistical import WIDTH, Statistical
 from attnspec.reference.defining.arithmetic import arithmetic
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.tree import flatten, mapped
 
-__all__ = ["WIDTH", "Approximate", "Hard", "Judged", "Soft", "is_real", "judged", "oracle_dtype"]
+__all__ = ["WIDTH", "Approximate", "Judged", "Rigorous", "Statistical", "is_real", "judged", "oracle_dtype"]
 
 
 @dataclass(frozen=True)
@@ -60,28 +60,28 @@ def judged(
     wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):
         extremes = Extremes()
-        estimate = partial(Soft, error=0.0, precision=precision, given=True, extremes=extremes)
-        soft = _run(formula, estimate, arguments, wide)
-        if not any(isinstance(x, Soft) for x in flatten(soft).values()):
-            return mapped(soft, lambda _, x: _without_budget(x))
-        bound = partial(Hard, error=0.0, precision=precision, given=True, extremes=extremes)
-        hard = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
+        estimate = partial(Statistical, error=0.0, precision=precision, given=True, extremes=extremes)
+        estimated = _run(formula, estimate, arguments, wide)
+        if not any(isinstance(x, Statistical) for x in flatten(estimated).values()):
+            return mapped(estimated, lambda _, x: _without_budget(x))
+        bound = partial(Rigorous, error=0.0, precision=precision, given=True, extremes=extremes)
+        bounded = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
 
         def join(path: str, x: Any) -> Judged:
-            if not isinstance(x, Soft):
+            if not isinstance(x, Statistical):
                 return _without_budget(x)
-            return _joined(x, hard[path], precision, extremes)
+            return _joined(x, bounded[path], precision, extremes)
 
-        return mapped(soft, join)
+        return mapped(estimated, join)
 
 
-def _joined(soft: Soft, hard: Hard, precision: Precision, extremes: Extremes) -> Judged:
+def _joined(estimated: Statistical, bounded: Rigorous, precision: Precision, extremes: Extremes) -> Judged:
     """The budget of one array: the smaller of 8 standard deviations and the rigorous bound."""
-    magnitude = np.abs(soft.value).astype(np.float64)
-    sigma = np.sqrt(soft.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
-    bound = hard.error + precision.output * (magnitude + hard.error) + 4 * precision.output_smallest
+    magnitude = np.abs(estimated.value).astype(np.float64)
+    sigma = np.sqrt(estimated.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
+    bound = bounded.error + precision.output * (magnitude + bounded.error) + 4 * precision.output_smallest
     budget = np.fmin(WIDTH * sigma, np.where(np.isnan(bound), np.inf, bound))
-    return Judged(soft.value, budget, sigma, extremes.peak, extremes.level)
+    return Judged(estimated.value, budget, sigma, extremes.peak, extremes.level)
 
 
 def _without_budget(x: Any) -> Judged:

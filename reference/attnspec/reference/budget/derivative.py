@@ -1,7 +1,8 @@
 """Gradients of the reference with their budgets: reverse-mode differentiation of the formula in error arithmetic.
 
 :class:`Traced` records every step of the formula. The chain rule then runs backwards over the record on arrays that
-carry errors (:class:`~attnspec.reference.budget.soft.Soft`), so that each element of each gradient has its own budget.
+carry errors (:class:`~attnspec.reference.budget.statistical.Statistical`), so that each element of each gradient
+has its own budget.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.budget.error_array import _COMPARES, _JOINS, _MOVES, MARGIN, Numbers
-from attnspec.reference.budget.soft import WIDTH, Soft, longest_runs
+from attnspec.reference.budget.statistical import WIDTH, Statistical, longest_runs
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.tree import flatten, mapped
 
-Backward = Callable[[Soft], Sequence[Soft | None]]
+Backward = Callable[[Statistical], Sequence[Statistical | None]]
 
 
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):
@@ -27,68 +28,68 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 1001
 
     def __init__(
-        self, soft: Soft, parents: Sequence["Traced"] = (), backward: Backward | None = None, terms: int = 1
+        self, result: Statistical, parents: Sequence["Traced"] = (), backward: Backward | None = None, terms: int = 1
     ) -> None:
-        self.soft, self.parents, self.backward = soft, tuple(parents), backward
+        self.result, self.parents, self.backward = result, tuple(parents), backward
         self.terms: int = max([terms, *(p.terms for p in self.parents)])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the numbers."""
-        return self.soft.shape
+        return self.result.shape
 
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self.soft.ndim
+        return self.result.ndim
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the numbers."""
-        return self.soft.dtype
+        return self.result.dtype
 
     @property
     def T(self) -> "Traced":
         """The transpose."""
-        return Traced(self.soft.T, [self], lambda g: [g.T])
+        return Traced(self.result.T, [self], lambda g: [g.T])
 
     def __len__(self) -> int:
-        return len(self.soft)
+        return len(self.result)
 
     def __getitem__(self, index: Any) -> "Traced":
-        def backward(g: Soft) -> Sequence[Soft]:
+        def backward(g: Statistical) -> Sequence[Statistical]:
             value, error = np.zeros(self.shape, g.dtype), np.zeros(self.shape)
             value[index], error[index] = g.value, g.error
-            return [Soft(value, error, g.precision, given=g.given)]
+            return [Statistical(value, error, g.precision, given=g.given)]
 
-        return Traced(self.soft[index], [self], backward)
+        return Traced(self.result[index], [self], backward)
 
     def reshape(self, *shape: Any) -> "Traced":
         """The same numbers in another shape."""
-        return Traced(self.soft.reshape(*shape), [self], lambda g: [g.reshape(self.shape)])
+        return Traced(self.result.reshape(*shape), [self], lambda g: [g.reshape(self.shape)])
 
     def swapaxes(self, first: int, second: int) -> "Traced":
         """Two axes exchanged."""
-        return Traced(self.soft.swapaxes(first, second), [self], lambda g: [g.swapaxes(first, second)])
+        return Traced(self.result.swapaxes(first, second), [self], lambda g: [g.swapaxes(first, second)])
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> "Traced":
         """Sums."""
-        whole = self.soft.sum(axis=axis, keepdims=True)
+        whole = self.result.sum(axis=axis, keepdims=True)
 
-        def backward(g: Soft) -> Sequence[Soft]:
+        def backward(g: Statistical) -> Sequence[Statistical]:
             return [g.reshape(whole.shape).broadcast_to(self.shape)]
 
-        terms = self.soft.value.size // max(whole.value.size, 1)
-        return Traced(self.soft.sum(axis=axis, keepdims=keepdims), [self], backward, terms)
+        terms = self.result.value.size // max(whole.value.size, 1)
+        return Traced(self.result.sum(axis=axis, keepdims=keepdims), [self], backward, terms)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> "Traced":
         """Means."""
         total = self.sum(axis, keepdims)
-        count = total.dtype.type(self.soft.value.size // max(total.soft.value.size, 1))
+        count = total.dtype.type(self.result.value.size // max(total.result.value.size, 1))
         return self._wrap(total / count)
 
     def _wrap(self, x: Any) -> "Traced":
-        return x if isinstance(x, Traced) else Traced(self.soft._wrap(x))
+        return x if isinstance(x, Traced) else Traced(self.result._wrap(x))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "reduce" and ufunc is np.add:
@@ -96,14 +97,14 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         if method != "__call__":
             return NotImplemented
         if ufunc in _COMPARES:
-            return ufunc(*(x.soft.value if isinstance(x, Traced) else x for x in inputs))
+            return ufunc(*(x.result.value if isinstance(x, Traced) else x for x in inputs))
         rule = _RULES.get(ufunc)
         if rule is None:
             return NotImplemented
         parents = [self._wrap(x) for x in inputs]
-        result = ufunc(*(p.soft for p in parents))
+        result = ufunc(*(p.result for p in parents))
         terms = parents[0].shape[-1] if ufunc is np.matmul else 1
-        return Traced(result, parents, rule(result, *(p.soft for p in parents)), terms)
+        return Traced(result, parents, rule(result, *(p.result for p in parents)), terms)
 
     def __array_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -116,33 +117,33 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             condition, x, y = args[0], self._wrap(args[1]), self._wrap(args[2])
             zero = self.dtype.type(0)
 
-            def backward(g: Soft) -> Sequence[Soft]:
+            def backward(g: Statistical) -> Sequence[Statistical]:
                 left, right = g.chosen(condition, zero), g._wrap(zero).chosen(condition, g)
                 return [_unbroadcast(left, x.shape), _unbroadcast(right, y.shape)]
 
-            return Traced(x.soft.chosen(condition, y.soft), [x, y], backward)
+            return Traced(x.result.chosen(condition, y.result), [x, y], backward)
         if function in (np.sum, np.mean):
             x, *rest = args
             return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
         if function in (np.zeros_like, np.ones_like):
-            return function(args[0].soft.value, **kwargs)
+            return function(args[0].result.value, **kwargs)
         if function in (np.shape, np.ndim):
-            return function(args[0].soft.value)
+            return function(args[0].result.value)
         if getattr(function, "__name__", "") == "softmax":
             return args[0]._softmax(kwargs.get("mask"))
         return NotImplemented
 
     def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
         x: Traced = args[0]
-        moved = function(x.soft, *args[1:], **kwargs)
+        moved = function(x.result, *args[1:], **kwargs)
 
-        def backward(g: Soft) -> Sequence[Soft]:
+        def backward(g: Statistical) -> Sequence[Statistical]:
             if function is np.broadcast_to:
                 return [_unbroadcast(g, x.shape)]
             if function is np.repeat:
                 raise TypeError("a gradient through np.repeat has no rule")
             # Where every number went: the same move, made with their positions.
-            places = function(np.arange(x.soft.value.size).reshape(x.shape), *args[1:], **kwargs)
+            places = function(np.arange(x.result.value.size).reshape(x.shape), *args[1:], **kwargs)
             back = np.argsort(places, axis=None)
             return [g.reshape(-1)[back].reshape(x.shape)]
 
@@ -154,7 +155,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             [np.full(p.shape, i) for i, p in enumerate(parts)], *args[1:], **kwargs
         )  # which part every number came from
 
-        def backward(g: Soft) -> Sequence[Soft]:
+        def backward(g: Statistical) -> Sequence[Statistical]:
             axis = kwargs.get("axis", args[1] if len(args) > 1 else 0)
             if function is np.stack:
                 return [g[(slice(None),) * (axis % places.ndim) + (i,)] for i in range(len(parts))]
@@ -162,18 +163,18 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             before = (slice(None),) * (axis % places.ndim)
             return [g[(*before, slice(a, b))] for a, b in pairwise(ends)]
 
-        return Traced(function([p.soft for p in parts], *args[1:], **kwargs), parts, backward)
+        return Traced(function([p.result for p in parts], *args[1:], **kwargs), parts, backward)
 
     def _softmax(self, mask: Numbers | None) -> "Traced":
-        weights = self.soft._softmax(mask)
+        weights = self.result._softmax(mask)
         # Kernels recompute the weights as exp(e − L), with L, the logarithm of the sum, as it was stored, and with
         # scores e that were summed in another order than those in L.
         units = np.sqrt(1 + 2 * 0.25 * self.terms)
-        stored = units * weights.precision.accumulation * np.abs(self.soft.value).max(-1, keepdims=True, initial=0.0)
+        stored = units * weights.precision.accumulation * np.abs(self.result.value).max(-1, keepdims=True, initial=0.0)
         error = np.sqrt(weights.error**2 + (weights.value * stored).astype(np.float64) ** 2)
-        weights = Soft(weights.value, error, weights.precision, weights=weights.weights)
+        weights = Statistical(weights.value, error, weights.precision, weights=weights.weights)
 
-        def backward(g: Soft) -> Sequence[Soft]:
+        def backward(g: Statistical) -> Sequence[Statistical]:
             inner = (weights * g).sum(-1, keepdims=True)
             # The weights of a row share the error of their sum, to which equal exponentials contribute equal errors.
             shared = 0.5 * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
@@ -181,31 +182,33 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             alpha = np.abs(weights.value).astype(np.float64)
             effective = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
             common = alpha * np.sqrt((inner.error**2 + shared**2) * np.maximum(effective, 1.0))
-            back = weights * (g - Soft(inner.value, 0.0, inner.precision))
-            back = Soft(back.value, np.sqrt(back.error**2 + common**2), back.precision)
+            back = weights * (g - Statistical(inner.value, 0.0, inner.precision))
+            back = Statistical(back.value, np.sqrt(back.error**2 + common**2), back.precision)
             return [_unbroadcast(back, self.shape)]
 
         return Traced(weights, [self], backward)
 
 
-def _unbroadcast(g: Soft, shape: tuple[int, ...]) -> Soft:
+def _unbroadcast(g: Statistical, shape: tuple[int, ...]) -> Statistical:
     """A gradient summed over the dimensions along which broadcasting repeated the array."""
     extra = g.ndim - len(shape)
     p = g.precision
     if g.shape != shape and p.operand and not g.given:
         # What was computed for each element of a batch is stored before it is summed.
         rounding = (0.6 * p.operand * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
-        g = Soft(g.value, np.sqrt(g.error**2 + rounding), p, scale=g.scale)
+        g = Statistical(g.value, np.sqrt(g.error**2 + rounding), p, scale=g.scale)
     if extra:
         g = g.sum(axis=tuple(range(extra)))
     repeated = tuple(i for i, (have, want) in enumerate(zip(g.shape, shape, strict=True)) if want == 1 != have)
     return g.sum(axis=repeated, keepdims=True) if repeated else g
 
 
-def _elementwise(*parts: Callable[[Soft, Soft, Sequence[Soft]], Soft]) -> Callable[..., Backward]:
+def _elementwise(
+    *parts: Callable[[Statistical, Statistical, Sequence[Statistical]], Statistical],
+) -> Callable[..., Backward]:
     """A rule from one function per operand: of the incoming gradient, the result and the operands."""
 
-    def rule(result: Soft, *operands: Soft) -> Backward:
+    def rule(result: Statistical, *operands: Statistical) -> Backward:
         return lambda g: [
             _unbroadcast(part(g, result, operands), x.shape) for part, x in zip(parts, operands, strict=True)
         ]
@@ -213,24 +216,24 @@ def _elementwise(*parts: Callable[[Soft, Soft, Sequence[Soft]], Soft]) -> Callab
     return rule
 
 
-def _of_right(a: Soft, b: Soft, g: Soft) -> Soft:
+def _of_right(a: Statistical, b: Statistical, g: Statistical) -> Statistical:
     """The gradient of b in a @ b; where a batch shares b, that of the two orders of summing which errs more."""
     right = _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)
     if b.ndim > 2 or a.ndim == 2 or a.shape[:-1] != g.shape[:-1]:
         return right
     at_once = a.reshape(-1, a.shape[-1]).swapaxes(0, 1) @ g.reshape(-1, g.shape[-1])
-    return Soft(right.value, np.maximum(right.error, at_once.error), g.precision, scale=right.scale)
+    return Statistical(right.value, np.maximum(right.error, at_once.error), g.precision, scale=right.scale)
 
 
-def _maximum(result: Soft, a: Soft, b: Soft) -> Backward:
+def _maximum(result: Statistical, a: Statistical, b: Statistical) -> Backward:
     """The gradient goes to the larger operand, to neither where they are equal, and is unknown where errors decide."""
     either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
     either &= (a.error > 0) | (b.error > 0)
 
-    def part(g: Soft, larger: Numbers) -> Soft:
+    def part(g: Statistical, larger: Numbers) -> Statistical:
         chosen = g.chosen(larger, g.dtype.type(0))
         error = np.where(either, np.maximum(chosen.error, np.abs(g.value).astype(np.float64)), chosen.error)
-        return Soft(chosen.value, error, g.precision)
+        return Statistical(chosen.value, error, g.precision)
 
     return lambda g: [
         _unbroadcast(part(g, a.value > b.value), a.shape),
@@ -238,11 +241,11 @@ def _maximum(result: Soft, a: Soft, b: Soft) -> Backward:
     ]
 
 
-def _matmul(result: Soft, a: Soft, b: Soft) -> Backward:
+def _matmul(result: Statistical, a: Statistical, b: Statistical) -> Backward:
     if a.ndim == 1:
         of_row = _matmul(result[None], a[None], b)
 
-        def backward_of_row(g: Soft) -> Sequence[Soft | None]:
+        def backward_of_row(g: Statistical) -> Sequence[Statistical | None]:
             left, right = of_row(g[None])
             return [None if left is None else left[0], right]
 
@@ -250,20 +253,20 @@ def _matmul(result: Soft, a: Soft, b: Soft) -> Backward:
     if b.ndim == 1:
         of_matrix = _matmul(result[..., None], a, b[:, None])
 
-        def backward_of_vector(g: Soft) -> Sequence[Soft | None]:
+        def backward_of_vector(g: Statistical) -> Sequence[Statistical | None]:
             left, right = of_matrix(g[..., None])
             return [left, None if right is None else right[:, 0]]
 
         return backward_of_vector
 
-    def backward(g: Soft) -> Sequence[Soft]:
+    def backward(g: Statistical) -> Sequence[Statistical]:
         left = g @ b.swapaxes(-1, -2)
         if a.weights is not None:
             # Kernels take Σ α·dα of a row as dO·O, with the output O as it was stored.
             p = g.precision
             lost = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
             lost = lost.sum(-1, keepdims=True)
-            left = Soft(left.value, np.sqrt(left.error**2 + lost.astype(np.float64)), g.precision)
+            left = Statistical(left.value, np.sqrt(left.error**2 + lost.astype(np.float64)), g.precision)
         return [_unbroadcast(left, a.shape), _of_right(a, b, g)]
 
     return backward
@@ -296,22 +299,24 @@ def gradients(
     """
     with np.errstate(all="ignore"):
         leaves = {
-            path: Traced(Soft(x.astype(wide), 0.0, precision, given=True))
+            path: Traced(Statistical(x.astype(wide), 0.0, precision, given=True))
             for path, x in flatten(dict(arguments)).items()
             if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
         }
         result = formula(**mapped(dict(arguments), lambda path, x: leaves.get(path, x)))
         weights = flatten(cotangent)
         weighted = [
-            (x, Soft(weights[path].astype(wide), 0.0, precision, given=True))
+            (x, Statistical(weights[path].astype(wide), 0.0, precision, given=True))
             for path, x in flatten(result).items()
             if isinstance(x, Traced) and weights[path] is not None
         ]
         order = _in_order([x for x, _ in weighted])
         collected = _backpropagate(order, weighted)
         # Equal rows have equal errors, which add linearly and not in quadrature when rows are summed.
-        repeats = [_repeated_rows(leaf.soft.value) for leaf in leaves.values()]
-        repeats += [float(np.max(node.soft.weights, initial=1.0)) for node in order if node.soft.weights is not None]
+        repeats = [_repeated_rows(leaf.result.value) for leaf in leaves.values()]
+        repeats += [
+            float(np.max(node.result.weights, initial=1.0)) for node in order if node.result.weights is not None
+        ]
         coherence = float(np.sqrt(max(repeats, default=1.0)))
         return {
             path: _with_budget(collected.get(id(leaf)), leaf, precision, coherence) for path, leaf in leaves.items()
@@ -334,11 +339,11 @@ def _in_order(results: Sequence[Traced]) -> list[Traced]:
     return order
 
 
-def _backpropagate(order: list[Traced], weighted: Sequence[tuple[Traced, Soft]]) -> dict[int, Soft]:
+def _backpropagate(order: list[Traced], weighted: Sequence[tuple[Traced, Statistical]]) -> dict[int, Statistical]:
     """The gradients of all arrays, by ``id``, from those of the results."""
-    collected: dict[int, Soft] = {}
+    collected: dict[int, Statistical] = {}
 
-    def collect(node: Traced, part: Soft) -> None:
+    def collect(node: Traced, part: Statistical) -> None:
         known = collected.get(id(node))
         collected[id(node)] = part if known is None else known + part
 
@@ -364,7 +369,9 @@ def _repeated_rows(x: Numbers) -> float:
     return float(longest_runs(marks).max())
 
 
-def _with_budget(g: Soft | None, leaf: Traced, precision: Precision, coherence: float) -> tuple[Numbers, Numbers]:
+def _with_budget(
+    g: Statistical | None, leaf: Traced, precision: Precision, coherence: float
+) -> tuple[Numbers, Numbers]:
     """A gradient and its budget; ``coherence`` is the factor by which equal errors of equal rows add up to more."""
     if g is None:
         return np.zeros(leaf.shape), np.zeros(leaf.shape)

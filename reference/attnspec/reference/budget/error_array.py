@@ -1,8 +1,8 @@
 """Arrays that carry an error with every number, by NumPy's own dispatch protocols.
 
 A formula of the reference, called with such arrays, returns its result *and* the error of each element: one mechanism
-for every operation. :class:`~attnspec.reference.budget.soft.Soft` carries a standard deviation,
-:class:`~attnspec.reference.budget.hard.Hard` a rigorous bound.
+for every operation. :class:`~attnspec.reference.budget.statistical.Statistical` carries a standard deviation,
+:class:`~attnspec.reference.budget.rigorous.Rigorous` a rigorous bound.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -70,7 +70,6 @@ def defines(protocol: TypeForm[F]) -> _Defines[F]:
 
 
 def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[..., Any]:
-    signature = operation.signature
     names = operation.call.names
     positional = tuple(name for name in names if name not in operation.keyword_only)
     required = tuple(name for name in names if name not in operation.defaults)
@@ -83,7 +82,7 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
         given = dict(zip(positional, args, strict=False))
         given.update(kwargs)
         if len(given) != len(args) + len(kwargs) or not nodes.keys() >= given.keys() >= set(required):
-            signature.bind(*args, **kwargs)  # raises what any call with these arguments raises
+            formula(*args, **kwargs)  # raises what any call with these arguments raises
         arrays: list[Any] = []
         values = {name: _converted(operation, nodes[name], value, arrays) for name, value in given.items()}
         bind(operation, values)
@@ -103,16 +102,15 @@ def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) 
     if not isinstance(node, Branch):
         if node.kind is Kind.FLOAT:
             arrays.append(value)
-        return _CONVERSIONS[node.kind](operation, node, value)
+        return _convert(operation, node, value)
     try:
-        pairs = described(node, value, node.path)
-        found = {leaf.path: (leaf, x) for leaf, x in pairs if not (x is None and leaf.optional)}
+        found = {leaf.path: (leaf, x) for leaf, x in described(node, value, node.path)}
     except Misfit as error:
         raise TypeError(f"{operation.name}: {error}") from None
     arrays += [x for leaf, x in found.values() if leaf.kind is Kind.FLOAT]
 
     def convert(path: str, x: Any) -> Any:
-        return x if path not in found else _CONVERSIONS[found[path][0].kind](operation, found[path][0], x)
+        return _convert(operation, found[path][0], x) if path in found else x
 
     return mapped(value, convert, node.path)
 
@@ -148,9 +146,12 @@ def _array(operation: Operation, argument: Leaf, expected: str, value: Any) -> n
         raise _wrong_kind(operation, argument, expected, f"{type(value).__name__} of uneven lengths") from error
 
 
+def _convert(operation: Operation, argument: Leaf | Option, value: Any) -> Any:
+    """One array or option as formulas take it; ``TypeError`` if it is of the wrong kind."""
+    return None if value is None and argument.optional else _CONVERSIONS[argument.kind](operation, argument, value)
+
+
 def _floats(operation: Operation, argument: Leaf, value: Any) -> Any:
-    if value is None and argument.optional:
-        return None
     if type(value) is not np.ndarray:
         if _foreign(value):
             return value
@@ -167,8 +168,6 @@ def _floats(operation: Operation, argument: Leaf, value: Any) -> Any:
 
 
 def _bools(operation: Operation, argument: Leaf, value: Any) -> Any:
-    if value is None and argument.optional:
-        return None
     array = _array(operation, argument, "booleans", value)
     if array.dtype != np.bool_:
         raise _wrong_kind(operation, argument, "booleans, True = may attend", array.dtype)
@@ -176,8 +175,6 @@ def _bools(operation: Operation, argument: Leaf, value: Any) -> Any:
 
 
 def _integers(operation: Operation, argument: Leaf, value: Any) -> Any:
-    if value is None and argument.optional:
-        return None
     array = _array(operation, argument, "integers", value)
     if array.dtype.kind not in "iu":
         raise _wrong_kind(operation, argument, "integers", array.dtype)
@@ -185,8 +182,6 @@ def _integers(operation: Operation, argument: Leaf, value: Any) -> Any:
 
 
 def _integer(operation: Operation, argument: Option, value: Any) -> Any:
-    if value is None and argument.optional:
-        return None
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise _wrong_kind(operation, argument, "an integer", repr(value))
     return operator.index(value)
@@ -201,7 +196,7 @@ def _number(operation: Operation, argument: Option, value: Any) -> Any:
 def _choice(operation: Operation, argument: Option, value: Any) -> Any:
     value = bool(value) if isinstance(value, np.bool_) else value
     if not argument.takes(value):
-        got = repr(value) if isinstance(value, str) else type(value).__name__
+        got = repr(value) if value is None or isinstance(value, str) else type(value).__name__
         raise _wrong_kind(operation, argument, argument.expected, got)
     return value
 

@@ -61,13 +61,14 @@ def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, op
         return Option(path, kind, choices, optional)
     if origin is tuple and members[-1:] == (...,):
         return _many(members[0], path, scope, given, optional)
-    if origin is tuple:
+    if origin is tuple and members:
         nodes = tuple(read(m, f"{path}[{i}]", scope, given) for i, m in enumerate(members))
         return Branch(path, tuple, (), nodes, optional=optional)
     return _record(annotation, path, scope, given, optional)
 
 
 def _many(item: Any, path: str, scope: Scope, given: Sizes, optional: bool) -> Branch:
+    _check_renamed(item, path, given)
     first = other = read(item, f"{path}[:]", _renamed(scope, given, path, 0))
     if any(isinstance(new, tuple) for _, new in given.renamed):
         other = read(item, f"{path}[:]", _renamed(scope, given, path, 1))
@@ -77,6 +78,7 @@ def _many(item: Any, path: str, scope: Scope, given: Sizes, optional: bool) -> B
 def _record(annotation: Any, path: str, scope: Scope, given: Sizes, optional: bool) -> Branch:
     record = get_origin(annotation)
     fields, inside = _fields(record, annotation, path), _renamed(scope, given, path, 1)
+    _check_renamed(annotation, path, given)
     own = {n: f"{path}.{n}" for field, a in fields.items() for n in names(a, f"{path}.{field}") if n not in inside}
     nodes = tuple(read(a, f"{path}.{n}", {**inside, **own}) for n, a in fields.items())
     return Branch(path, record, tuple(fields), nodes, optional=optional)
@@ -85,8 +87,7 @@ def _record(annotation: Any, path: str, scope: Scope, given: Sizes, optional: bo
 def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
     """The sizes that arrays name directly; with ``deep``, inside of records too."""
     if hasattr(annotation, "dim_str"):
-        core = (d for d in dims(annotation.dim_str, path, {}) if not d.variadic)
-        return [f for d in core for f in d.factors if not f.isdigit()]
+        return [size for d in dims(annotation.dim_str, path, {}) for size in d.sizes]
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin not in _TRANSPARENT:
         parts = tuple(_fields(origin, annotation, path).values()) if deep and isinstance(origin, type) else ()
@@ -106,16 +107,29 @@ def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
 
 
 def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if isinstance(record, type) and issubclass(record, tuple):
-        found = dict(record.__annotations__)
-    elif dataclasses.is_dataclass(record) and vars(record)["__dataclass_params__"].frozen:
-        found = {f.name: f.type for f in dataclasses.fields(record)}
-    generic = any(isinstance(m, TypeVar) for m in get_args(annotation))
-    if not found or not generic or any(isinstance(a, str) for a in found.values()):
+    """The annotations of a record by field; :class:`Misdeclared` says why something cannot be one."""
+    shown = getattr(annotation, "__name__", annotation)
+    dataclass = dataclasses.is_dataclass(record)
+    if not dataclass and not (isinstance(record, type) and issubclass(record, tuple) and hasattr(record, "_fields")):
         wanted = "[Array] with its shape, a frozen dataclass or NamedTuple of [Array], a tuple of these, or an option"
-        raise Misdeclared(f"{path}: expected {wanted}; got {getattr(annotation, '__name__', annotation)}")
+        raise Misdeclared(f"{path}: expected {wanted}; got {shown}")
+    found = {f.name: f.type for f in dataclasses.fields(record)} if dataclass else dict(record.__annotations__)
+    for wanted, is_so in (
+        ("a frozen dataclass", not dataclass or vars(record)["__dataclass_params__"].frozen),
+        (f"{shown}[Array], generic in its arrays", any(isinstance(m, TypeVar) for m in get_args(annotation))),
+        ("a record with fields", bool(found)),
+        ("annotations that are no strings", not any(isinstance(a, str) for a in found.values())),
+        ("no field named shape, which arrays have", "shape" not in found),
+    ):
+        if not is_so:
+            raise Misdeclared(f"{path}: expected {wanted}; got {shown}")
     return found
+
+
+def _check_renamed(annotation: Any, path: str, given: Sizes) -> None:
+    used = names(annotation, path, deep=True) if given.renamed else []
+    if unknown := [name for name, _ in given.renamed if name not in used]:
+        raise Misdeclared(f"{path}: sizes: expected among {', '.join(dict.fromkeys(used))}; got {unknown[0]}")
 
 
 def _renamed(scope: Scope, given: Sizes, path: str, item: int) -> Scope:

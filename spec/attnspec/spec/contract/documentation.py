@@ -124,8 +124,7 @@ def meanings(operation: Operation) -> dict[str, str]:
     if any(leaf.batched for leaf in arrays):
         several = any(leaf.dims[0].broadcast for leaf in arrays if leaf.batched)
         found["*batch"] = "batch dimensions, which broadcast" if several else "batch dimensions"
-    scoped = [f for leaf in arrays for d in leaf.core if not d.variadic for f in d.factors if not f.isdigit()]
-    for size in (*operation.sizes, *scoped):
+    for size in (*operation.sizes, *(size for leaf in arrays for size in leaf.sizes)):
         found.setdefault(_short(size), _meaning(operation, size))
     return found
 

@@ -2,9 +2,10 @@
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from attnspec.spec.contract.declared import declared_as
 from attnspec.spec.contract.precision import DEFAULTS
 
 
@@ -54,6 +55,10 @@ class Limits:
         if self.head_sizes == ():
             raise ValueError("limits head_sizes: expected sizes of at least 1; got ()")
 
+    def length_from(self, size: int) -> int:
+        """The smallest n or m that is not less than this size and a multiple of ``multiple_of``."""
+        return -(-size // self.multiple_of) * self.multiple_of
+
     def has(self, feature: str) -> bool:
         """Whether the backend has an optional part of an operation."""
         return self.features is None or feature in self.features
@@ -61,17 +66,7 @@ class Limits:
     @classmethod
     def of(cls, declared: "Limits | Mapping[str, Any] | None") -> "Limits":
         """Limits as given by a backend: an instance, a mapping of some fields, or nothing."""
-        if declared is None:
-            return cls()
-        if isinstance(declared, cls):
-            return declared
-        if not isinstance(declared, Mapping):
-            raise ValueError(f"limits: expected Limits or a mapping; got {type(declared).__name__}")
-        known = [f.name for f in fields(cls)]
-        unknown = sorted(set(declared) - set(known))
-        if unknown:
-            raise ValueError(f"limits: expected fields among {', '.join(known)}; got {', '.join(unknown)}")
-        return cls(**declared)
+        return declared_as(cls, declared, "limits", "fields")
 
 
 def _integer(field: str, value: Any, least: int) -> int:

@@ -109,14 +109,13 @@ class Operation:
     @cached_property
     def sizes(self) -> tuple[str, ...]:
         """The sizes of the arguments, in order of appearance."""
-        counts = [n.count for n in walked(self.call) if isinstance(n, Branch) and n.count]
-        given = [o.path for o in self.options if o.kind is Kind.SIZE]
-        return tuple(dict.fromkeys([*_sizes(self.leaves), *counts, *given]))
+        found = (size for leaf in self.leaves for size in leaf.sizes)
+        return tuple(dict.fromkeys([*found, *self.counts, *(o.path for o in self.numbers)]))
 
     @cached_property
-    def counts(self) -> frozenset[str]:
+    def counts(self) -> tuple[str, ...]:
         """The sizes that are numbers of items in a tuple, such as layers."""
-        return frozenset(n.count for n in walked(self.call) if isinstance(n, Branch) and n.count)
+        return tuple(n.count for n in walked(self.call) if isinstance(n, Branch) and n.count)
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Reader | None], ...]:
@@ -267,6 +266,10 @@ def operation(
     if chapter not in CHAPTERS:
         raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
     words: dict[str, Any] = {
+        "chapter": chapter,
+        "formula": formula,
+        "sources": tuple(sources),
+        "reference_only": reference_only,
         "axes": axes or {},
         "pooled": pooled,
         "linear": tuple(linear.split()),
@@ -283,9 +286,6 @@ def operation(
     def register(protocol: P) -> P:
         try:
             made = _read_protocol(protocol, name, words)
-            made = replace(
-                made, chapter=chapter, formula=formula, sources=tuple(sources), reference_only=reference_only
-            )
             if not reference_only:
                 _check(made)
         except Misdeclared as error:
@@ -322,9 +322,6 @@ def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operat
     ]
     made = Operation(
         name=name,
-        chapter="",
-        formula="",
-        sources=(),
         protocol=protocol,
         call=Branch("", dict, tuple(nodes), tuple(parts)),
         result=result,
@@ -343,7 +340,7 @@ def _check(made: Operation) -> None:
     results, sizes, top = [x.path for x in made.outputs], made.sizes, made.call.names
     meanings = {**GLOSSARY, **made.axes}
     bounded, options = {**made.lengths, **made.indices}, {o.path for o in made.options}
-    for size in (*sizes, *_sizes(made.outputs)):
+    for size in (*sizes, *(size for leaf in made.outputs for size in leaf.sizes)):
         if size not in made.counts and size.rsplit(".", 1)[-1] not in meanings:
             raise Misdeclared(f"size {size}: expected one of the glossary, or `axes=` to say what it counts")
         if size not in sizes:
@@ -393,7 +390,3 @@ def _named(result: Node, given: Iterator[str]) -> Node:
     if isinstance(result, Branch):
         return replace(result, nodes=tuple(_named(n, given) for n in result.nodes))
     return result
-
-
-def _sizes(leaves: Sequence[Leaf]) -> list[str]:
-    return [f for x in leaves for d in x.core if not d.variadic for f in d.factors if not f.isdigit()]

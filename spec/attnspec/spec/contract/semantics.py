@@ -10,6 +10,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.declared import declared_as
 from attnspec.spec.contract.operation import Operation
 
 
@@ -83,16 +84,7 @@ class Semantics:
     @classmethod
     def of(cls, declared: "Semantics | Mapping[str, Any] | None") -> "Semantics":
         """A declaration as given by a backend: an instance, a mapping of some questions, or nothing."""
-        if declared is None:
-            return cls()
-        if isinstance(declared, cls):
-            return declared
-        if not isinstance(declared, Mapping):
-            raise ValueError(f"semantics: expected Semantics or a mapping; got {type(declared).__name__}")
-        unknown = sorted(set(declared) - set(QUESTIONS))
-        if unknown:
-            raise ValueError(f"semantics: expected questions among {', '.join(QUESTIONS)}; got {', '.join(unknown)}")
-        return cls(**declared)
+        return declared_as(cls, declared, "semantics", "questions")
 
 
 def _question(f: "Field[Any]") -> Question:

@@ -50,6 +50,11 @@ class Dim:
     variadic: bool = False
     broadcast: bool = False
 
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The sizes that it names: its factors but for digits, none if it is variadic."""
+        return () if self.variadic else tuple(f for f in self.factors if not f.isdigit())
+
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
@@ -63,8 +68,8 @@ class Leaf:
     """Whether leading batch dimensions are allowed."""
     core: tuple[Dim, ...] = field(init=False)
     """The dimensions after the batch."""
-    sizes: frozenset[str] = field(init=False)
-    """The sizes that its dimensions name."""
+    sizes: tuple[str, ...] = field(init=False)
+    """The sizes that its dimensions name, in order."""
     free: bool = field(init=False)
     """Whether the formula itself checks the shape: any number of dimensions that are not a batch."""
 
@@ -74,8 +79,7 @@ class Leaf:
         object.__setattr__(self, "batched", batched)
         object.__setattr__(self, "core", core)
         object.__setattr__(self, "free", any(d.variadic for d in core))
-        named = (f for d in core if not d.variadic for f in d.factors if not f.isdigit())
-        object.__setattr__(self, "sizes", frozenset(named))
+        object.__setattr__(self, "sizes", tuple(size for d in core for size in d.sizes))
 
     @property
     def shape_text(self) -> str:
@@ -200,9 +204,9 @@ def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
-def as_source(value: Any, show: Callable[[Any], str], path: str = "") -> str:
+def as_source(value: Any, show: Callable[[Any], str]) -> str:
     """A Python expression for a tree; ``show`` prints arrays and options."""
-    inner = branches(value, path)
+    inner = branches(value)
     if inner is None:
         return show(value)
     parts = [as_source(part, show) for _, part in inner]

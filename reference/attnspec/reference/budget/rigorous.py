@@ -35,7 +35,7 @@ class Simplex:
     level: Numbers
 
 
-class Hard(Approximate):
+class Rigorous(Approximate):
     """``error`` bounds the error of each number."""
 
     def _rounded(self, value: Numbers, error: Numbers, units: float = 1.0, **more: Any) -> Self:

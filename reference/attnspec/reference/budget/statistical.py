@@ -21,7 +21,7 @@ UNKNOWN = 1e100
 """The error where first-order propagation is not valid: finite, so that a product with 0 is 0."""
 
 
-class Soft(Approximate):
+class Statistical(Approximate):
     """``error`` is the standard deviation of each number."""
 
     @property
