@@ -6,13 +6,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
+from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, write_report
 from attnspec.conformance.running.settings import HELP, Settings
 
 if TYPE_CHECKING:
@@ -64,33 +64,9 @@ def _known(what: str, name: str, known: Iterable[str]) -> str:
     return name if name in names else _unusable(unknown_name(what, name, names))
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file that an option asks for."""
-
-    path: Path
-    option: str
-
-    def check(self) -> None:
-        """End if it cannot be written, before any work is done."""
-        existed = self.path.exists()
-        try:
-            self.path.open("a").close()
-        except OSError as error:
-            _unusable(f"{self.option}: expected a file that can be written; got {str(self.path)!r}: {error.strerror}")
-        if not existed:
-            self.path.unlink()
-
-    def write(self, text: str) -> None:
-        try:
-            self.path.write_text(text)
-        except OSError as error:
-            _unusable(f"{self.option}: {str(self.path)!r} could not be written: {error.strerror}")
-
-
-def _files(**paths: Path | None) -> dict[str, _File]:
+def _files(**paths: Path | None) -> dict[str, OutputFile]:
     """The files that are asked for, by the names of their options, all of which can be written."""
-    files = {name: _File(path, f"--{name}") for name, path in paths.items() if path is not None}
+    files = {name: OutputFile(path, f"--{name}") for name, path in paths.items() if path is not None}
     for file in files.values():
         file.check()
     return files
@@ -138,7 +114,7 @@ def check(
         report, xml = _judge(probe, settings, min(workers or _cores(), WORKERS_PER_CORE * _cores()))
     finally:
         probe.close()
-    _print(report, xml, files)
+    write_report(report, xml, _console(), files)
     raise typer.Exit(report.exit_status)
 
 
@@ -171,19 +147,6 @@ def _judge(probe: "Probe", settings: Settings, workers: int) -> tuple["Report", 
     if done.interrupted:
         sys.stderr.write("attnspec: interrupted; laws without a verdict are lost\n")
     return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started), done.junit
-
-
-def _print(report: "Report", junit: str | None, files: dict[str, _File]) -> None:
-    """Print a report, and write the files that are asked for."""
-    from attnspec.conformance.reporting.table import as_html, print_report
-
-    print_report(report, _console())
-    if "json" in files:
-        files["json"].write(report.as_text())
-    if "html" in files:
-        files["html"].write(as_html(report))
-    if "junit" in files and junit is not None:
-        files["junit"].write(junit)
 
 
 @app.command(name="list")
@@ -273,7 +236,11 @@ def main() -> None:
     if sys.flags.optimize > 1:
         sys.stderr.write("attnspec: expected Python with docstrings, which hold the formulas; got -OO\n")
         sys.exit(2)
-    app()
+    try:
+        app()
+    except UnwritableError as error:
+        sys.stderr.write(f"attnspec: {error}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ def mask_shape(arguments: Arguments) -> tuple[int, ...]:
     """The full shape of the mask: (*batch, n, m), or (*batch, m) for operations without a query axis."""
     leaf = arguments.operation.mask
     assert leaf is not None
-    return (*arguments.batch, *(arguments.size(f) for d in leaf.core for f in d.factors))
+    return arguments.binding.shape(leaf)
 
 
 def attendable(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:

@@ -28,7 +28,7 @@ def hiding(arguments: Arguments, size: str, length: int) -> tuple[Arguments, Arg
         lengths = np.full(arguments.batch, length) if given is None else np.asarray(np.minimum(given, length))
         padded = arguments.replaced({leaf.path: lengths})
         return padded, padded
-    shape = (*arguments.batch, *(arguments.size(f) for d in leaf.core for f in d.factors))
+    shape = arguments.binding.shape(leaf)
     given = arguments[leaf.path]
     base = np.array(np.broadcast_to(True if given is None else given, shape))
     padded = arguments.replaced({leaf.path: base & (np.arange(shape[-1]) < length)})

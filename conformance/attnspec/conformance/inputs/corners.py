@@ -47,15 +47,11 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     """The levels of a size, within the limits of the backend."""
     axis = operation.axis(size)
     if axis & Axis.POSITION:
-        lengths = {_multiple(x, limits.multiple_of) for x in LENGTHS}
+        lengths = set(map(limits.length_from, LENGTHS))
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
     return DEPTHS if axis & Axis.LAYER else HEADS if axis & Axis.HEAD else FEATURES
-
-
-def _multiple(size: int, of: int) -> int:
-    return -(-size // of) * of
 
 
 def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple[Any, ...]:

@@ -82,7 +82,7 @@ class Comparisons:
         exact: bool = False,
     ) -> None:
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
-        place = "".join(f"[{', '.join(map(str, index))}]" if index else "")
+        place = f"[{', '.join(map(str, index))}]" if index else ""
         text = f"{what}{place} is {_number(got[index])}, expected {_number(expected[index])}"
         if exact:
             text += ", bit for bit"

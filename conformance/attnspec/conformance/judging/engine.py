@@ -20,6 +20,7 @@ from attnspec.conformance.judging.snippet import counterexample
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS, Operation
@@ -72,7 +73,7 @@ def cases(
         if governing:
             tested = [d for d in contract.limits.dtypes if not dtypes or d in dtypes]
             result += [Case(operation.name, dtype, governing) for dtype in dtypes_of(operation, tested)]
-    # Whoever goes on with a dtype goes on with the kernels that a backend has compiled for it.
+    # A worker that stays with a dtype reuses the kernels that the backend has compiled for it.
     return sorted(result, key=lambda c: (c.dtype != "float64", c.dtype, -len(c.laws), c.operation))
 
 
@@ -179,7 +180,7 @@ def _draw(run: _Run, operation: Operation, seed: int, count: int, stop_at_first:
 def _try(run: _Run, operation: Operation, example: Example, index: int, *, first: bool = False) -> float:
     """Check the laws that are due on an example; the largest error ratio."""
     subject, largest = run.subject, 0.0
-    arguments = example.arguments(operation, _data_dtype(subject.dtype))
+    arguments = example.arguments(operation, data_dtype(subject))
     try:
         judgeable = subject.in_domain(arguments)
     except Violation:
@@ -192,10 +193,6 @@ def _try(run: _Run, operation: Operation, example: Example, index: int, *, first
             run.check(progress, arguments, example.seed)
             largest = max(largest, subject.ratio)
     return largest
-
-
-def _data_dtype(dtype: str) -> str:
-    return "float64" if dtype in (BOOLEAN, DEFAULT) else dtype
 
 
 def _verdict(run: _Run, case: Case, law: str, progress: _Progress, *, reduce: bool) -> Result:

@@ -10,8 +10,8 @@ from attnspec.conformance.inputs.dtypes import NARROW
 class Effort:
     """How many examples, and how large, at some dtypes.
 
-    corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: a law other than the oracle's is
-    checked on one example in so many. gradients: the stride of the law that compares all gradients. work: the most
+    corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: laws other than the oracle's are
+    checked on every stride-th example. gradients: the stride of the law that compares all gradients. work: the most
     multiply-adds of an example.
     """
 

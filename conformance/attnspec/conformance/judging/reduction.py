@@ -168,7 +168,7 @@ def _allowed(search: _Search, name: str, size: int) -> int | None:
     limits, axis = search.subject.limits, search.subject.operation.axis(name)
     size = max(size, 1)
     if axis & Axis.POSITION:
-        return -(-size // limits.multiple_of) * limits.multiple_of
+        return limits.length_from(size)
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return min((s for s in limits.head_sizes if s >= size), default=None)
     return size

@@ -63,5 +63,5 @@ class Result:
 
 
 def json_number(x: float) -> float | str:
-    """A number as JSON can hold it: what is not finite becomes ``"inf"`` or ``"nan"``."""
-    return float(x) if math.isfinite(x) else ("nan" if math.isnan(x) else "inf")
+    """A number as JSON can hold it: what is not finite becomes ``"inf"``, ``"-inf"`` or ``"nan"``."""
+    return float(x) if math.isfinite(x) else str(float(x))

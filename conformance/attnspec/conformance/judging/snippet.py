@@ -11,6 +11,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.judging.results import json_number
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.registry import Check
@@ -55,9 +56,7 @@ def readable(x: Any) -> Any:
 def _listed(x: Any) -> Any:
     if isinstance(x, list):
         return [_listed(element) for element in x]
-    if np.isfinite(x):
-        return x
-    return "nan" if np.isnan(x) else ("inf" if x > 0 else "-inf")
+    return json_number(x)
 
 
 def literal(x: Any) -> str:

@@ -31,9 +31,8 @@ Results = dict[str, Numbers]
 class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
-    ``ratio`` is the largest error ratio since it was last set to 0, ``not_judged`` counts elements whose budget says
-    too little, ``observed`` holds what the backend was seen to choose where the specification leaves a choice.
-    ``default_dtype`` is the dtype in which an operation without float inputs was last seen to answer.
+    ``observed`` holds what the backend was seen to choose where the specification leaves a choice. ``default_dtype`` is
+    the dtype in which an operation without float inputs was last seen to answer.
     """
 
     def __init__(self, backend: Any, contract: Contract, operation: Operation, dtype: str, device: str) -> None:
@@ -110,11 +109,18 @@ class Subject(Comparisons):
 
     def outcome(self, inputs: Mapping[str, Any]) -> Any:
         """What a call with arrays of the backend gives, by path and turned into NumPy, or :class:`Raised`."""
-        return call_safely(lambda: self.unfolded(self.invoke(inputs)))
+        found = call_safely(lambda: self.unfolded(self.invoke(inputs)))
+        if isinstance(found, Raised) and isinstance(found.error, Violation):
+            raise found.error
+        return found
 
     def unfolded(self, result: Any) -> dict[str, Any]:
-        """The arrays of a backend's result by path, turned into NumPy; :class:`Misfit` for another structure."""
-        return {leaf.path: self.back(x) for leaf, x in results(self.operation, result)}
+        """The arrays of a backend's result by path, turned into NumPy; another structure is a violation."""
+        try:
+            found = results(self.operation, result)
+        except Misfit as error:
+            raise Violation(f"the result does not fit: {error}", reason=Reason.TYPE) from None
+        return {leaf.path: self.back(x) for leaf, x in found}
 
     def results(self, arguments: Arguments) -> Results:
         """All arrays of the result, computed once for the same arguments. What the backend raises is a violation."""
@@ -139,8 +145,6 @@ class Subject(Comparisons):
         """The arrays of a new call, whatever their shapes."""
         found = self.outcome(self.converted(arguments))
         if isinstance(found, Raised):
-            if isinstance(found.error, Misfit):
-                raise Violation(f"the result does not fit: {found.error}", reason=Reason.TYPE, arguments=arguments)
             raise Violation(f"raised {found.message}", reason=Reason.RAISED, arguments=arguments)
         for leaf in self.operation.outputs:
             self._demand_numbers(leaf, found[leaf.path], arguments)

@@ -88,11 +88,11 @@ def split_and_merge(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
     The weight of the first half is the result for values that are 1 in the first half and 0 in the second.
     """
-    keys, multiple = subject.operation.asked, subject.limits.multiple_of
+    keys = subject.operation.asked
     assert keys is not None
     m = arguments.size(keys)
-    half = -(-max(m // 2, 1) // multiple) * multiple
-    if half >= m or (m - half) % multiple:
+    half = subject.limits.length_from(max(m // 2, 1))
+    if half >= m or (m - half) % subject.limits.multiple_of:
         return False
     given = arguments.plain()
     # A mask of size 1 along the keys must be repeated before its columns can be divided.

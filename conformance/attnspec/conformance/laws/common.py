@@ -125,7 +125,7 @@ def fitting(subject: Subject, name: str, size: int) -> int:
     """The wanted size, changed as little as the backend's limits require."""
     limits, axis = subject.limits, subject.operation.axis(name)
     if axis & Axis.POSITION:
-        size = -(-size // limits.multiple_of) * limits.multiple_of
+        size = limits.length_from(size)
         return size if limits.max_length is None else min(size, limits.max_length)
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return min(limits.head_sizes, key=lambda s: (abs(s - size), s))

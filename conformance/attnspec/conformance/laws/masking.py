@@ -80,7 +80,7 @@ def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
         return False
     given, i = found
     rows, columns = causal_sizes(subject)
-    length = -(-(i + 1) // subject.limits.multiple_of) * subject.limits.multiple_of
+    length = subject.limits.length_from(i + 1)
     if length > min(given.size(rows), given.size(columns)):
         return False
     cut = given
@@ -241,11 +241,11 @@ def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 
 def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator, size: str) -> bool:
-    m, multiple = arguments.size(size), subject.limits.multiple_of
+    m = arguments.size(size)
     own = subject.operation.attends_to_itself
     if m < 2 or (arguments.causal and not own and subject.semantics.causal_alignment == "bottom-right"):
         return False
-    length = -(-int(rng.integers(1, m)) // multiple) * multiple
+    length = subject.limits.length_from(int(rng.integers(1, m)))
     if length >= m:
         return False
     padded, base = hiding(arguments, size, length)

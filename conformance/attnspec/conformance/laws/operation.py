@@ -1,6 +1,6 @@
 """Checks of the laws that govern every operation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import doubles, live_rows, normal_like, sample, twice, wide
 from attnspec.conformance.laws.registry import proves
-from attnspec.reference.budget import Judged
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind
 from attnspec.spec.contract.tree import Kind, Leaf, mapped
@@ -25,11 +24,15 @@ from attnspec.spec.laws import operation as law
 @proves(law.ORACLE)
 def oracle(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result with the reference, element by element."""
-    got = subject.results(arguments)
-    for leaf in subject.operation.outputs:
-        expected = subject.oracles(arguments)[leaf.path]
-        subject.matches(got[leaf.path], expected.value, expected.budget, arguments, subject.titled(leaf))
+    _follows_formula(subject, arguments)
     return True
+
+
+def _follows_formula(subject: Subject, arguments: Arguments, what: str = "") -> None:
+    """Every array of the result is within its budgets of the oracle's; ``what`` is said before its name."""
+    got, oracles = subject.results(arguments), subject.oracles(arguments)
+    expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
+    subject.all_match(got, expected, budgets, arguments, what)
 
 
 @proves(law.SHAPE)
@@ -101,15 +104,8 @@ def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Gene
     given = sample(subject, rng, (2,), queries=3, keys=5)
     for leaf, x in given.batched:
         alone = given.replaced({leaf.path: x[0]})
-        oracles = subject.oracles(alone)
-        expected, budgets = _expected(oracles)
-        subject.all_match(subject.results(alone), expected, budgets, alone, f"with a {leaf.path} that has no batch,")
+        _follows_formula(subject, alone, f"with a {leaf.path} that has no batch,")
     return True
-
-
-def _expected(oracles: Mapping[str, Judged]) -> tuple[Results, Results]:
-    """The values and the budgets of an oracle's results."""
-    return {path: o.value for path, o in oracles.items()}, {path: o.budget for path, o in oracles.items()}
 
 
 @proves(law.EMPTY_BATCH, once=True)
@@ -247,10 +243,7 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
             given = arguments.replaced({option.path: value})
             if value == arguments[option.path] or not subject.in_domain(given):
                 continue
-            expected = subject.oracles(given)
-            values, budgets = _expected(expected)
-            what = f"with {option.path}={value!r},"
-            subject.all_match(subject.results(given), values, budgets, given, what)
+            _follows_formula(subject, given, f"with {option.path}={value!r},")
             tried = True
     return tried
 

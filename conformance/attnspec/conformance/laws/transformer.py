@@ -23,16 +23,12 @@ def _with(arguments: Arguments, changes: list[tuple[np.ndarray, float]]) -> Argu
     return arguments.replaced({paths[id(x)]: np.full_like(x, number) for x, number in changes})
 
 
-def _pre_norm(arguments: Arguments) -> Arguments:
-    """A copy with the norm that is not the default."""
+def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
+    """A copy with the norm that is the default, or with the other one."""
     (option,) = arguments.operation.options
-    other = next(c for c in option.choices if c != arguments.operation.defaults[option.path])
-    return arguments.replaced({option.path: other})
-
-
-def _post_norm(arguments: Arguments) -> Arguments:
-    (option,) = arguments.operation.options
-    return arguments.replaced({option.path: arguments.operation.defaults[option.path]})
+    usual = arguments.operation.defaults[option.path]
+    (choice,) = (c for c in option.choices if (c == usual) is default)
+    return arguments.replaced({option.path: choice})
 
 
 @proves(law.ZERO_SUBLAYERS)
@@ -41,7 +37,8 @@ def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Genera
     if not all(subject.limits.has(feature) for feature in subject.operation.features):
         return False
     p, _ = _parameters(arguments)
-    given = _pre_norm(_with(arguments, [(p.attention.w_o, 0), (p.feed_forward.w_2, 0), (p.feed_forward.b_2, 0)]))
+    zeros = _with(arguments, [(p.attention.w_o, 0), (p.feed_forward.w_2, 0), (p.feed_forward.b_2, 0)])
+    given = _with_norm(zeros, default=False)
     (rows,) = subject.operation.queries
     got = subject.call(given)
     expected = np.broadcast_to(wide(given.array(rows.path)), got.shape)
@@ -54,7 +51,7 @@ def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     """The mean and the mean square of every row."""
     p, _ = _parameters(arguments)
     norm = p.feed_forward_norm
-    given = _post_norm(_with(arguments, [(norm.gain, 1), (norm.bias, 0)]))
+    given = _with_norm(_with(arguments, [(norm.gain, 1), (norm.bias, 0)]), default=True)
     got, budget = wide(subject.call(given)), subject.budget(given)
     if not got.size:
         return False

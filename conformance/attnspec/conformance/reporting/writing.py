@@ -1,0 +1,58 @@
+"""Where reports are written: on the console, and in the files that the command line asks for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from attnspec.conformance.reporting.report import Report
+
+
+class UnwritableError(Exception):
+    """A file that cannot be written; the message names the option, expected and got."""
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A file that an option of the command line asks for."""
+
+    path: Path
+    option: str
+
+    def check(self) -> None:
+        """:class:`UnwritableError` if it cannot be written, before any work is done."""
+        existed = self.path.exists()
+        try:
+            self.path.open("a").close()
+        except OSError as error:
+            got = f"{str(self.path)!r}: {error.strerror}"
+            raise UnwritableError(f"{self.option}: expected a file that can be written; got {got}") from error
+        if not existed:
+            self.path.unlink()
+
+    def write(self, text: str) -> None:
+        """Replace the file; :class:`UnwritableError` if that fails."""
+        try:
+            self.path.write_text(text)
+        except OSError as error:
+            message = f"{self.option}: {str(self.path)!r} could not be written: {error.strerror}"
+            raise UnwritableError(message) from error
+
+
+def write_report(report: "Report", junit: str | None, console: Console, files: Mapping[str, OutputFile]) -> None:
+    """Print a report, and write it to the files that are asked for as ``json``, ``html`` and ``junit``.
+
+    ``junit`` is the report of pytest as JUnit XML, None if the run was too short for one.
+    """
+    from attnspec.conformance.reporting.table import as_html, print_report
+
+    print_report(report, console)
+    if "json" in files:
+        files["json"].write(report.as_text())
+    if "html" in files:
+        files["html"].write(as_html(report))
+    if "junit" in files and junit is not None:
+        files["junit"].write(junit)
