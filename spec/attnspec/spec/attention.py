@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import operation
-from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3, S4, VASWANI
+from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S1, S2, S3, S4, VASWANI
 
 __all__ = [
     "AdditiveAttention",
@@ -119,15 +119,16 @@ class GeneralAttention(Protocol[Array]):
     "additive_attention",
     chapter="attention",
     formula=r"o_i = \sum_j \operatorname{softmax}_j(w_v^\top \tanh(W_q q_i + W_k k_j))\, v_j",
-    sources=[S0.equation(1), S0.equation(2), S0.equation(4)],
+    sources=[S0.equation(1), S0.equation(2), S0.equation(4), BAHDANAU.passage("3.1")],
     pooled="value",
     linear="value",
     sharpened={"w_v": 1.0},
 )
 class AdditiveAttention(Protocol[Array]):
-    """Attention with the additive score.
+    """Attention with the additive score: Bahdanau's attention, for queries, keys and values of any origin.
 
-    Where: Weights are (out, in). The result is in units of value.
+    Where: In a decoder, the query is its state, and keys and values are the annotations (`bahdanau_context`, in the
+    chapter seq2seq). Weights are (out, in). The result is in units of value.
     Domain: W_q q and W_k k do not overflow; however large they are, tanh saturates and the result is finite.
     """
 

@@ -1,4 +1,4 @@
-"""Recurrent networks: cells, which compute the next state from an input and the last state.
+"""Recurrent networks: cells, which compute the next state from an input and the previous state.
 
 Where: Weights are (in, out), as S4 prints them: a row vector is multiplied from the left.
 Edges: An empty batch gives an empty result.
@@ -49,10 +49,10 @@ class LSTMParameters(Generic[Array]):
     results="h c",
 )
 class LSTMCell(Protocol[Array]):
-    """One step of an LSTM: the next hidden state and cell, from an input and the last ones.
+    """One step of an LSTM: the next hidden state and cell, from an input and the previous ones.
 
     Where: The state is (h_{t−1}, c_{t−1}). Neither h nor c has a unit; |c_t| ≤ |c_{t−1}| + 1.
-    Domain: The sums inside of the gates do not overflow.
+    Domain: The pre-activations of the gates do not overflow.
     Edges: A gate saturates at 0 or 1, however large its sum is.
     """
 

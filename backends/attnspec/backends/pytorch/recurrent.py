@@ -28,7 +28,7 @@ def lstm_cell(
     of_state = torch.cat([p.w_hi, p.w_hf, p.w_ho, p.w_hc], -1)
     bias = torch.cat([p.b_i, p.b_f, p.b_o, p.b_c])
     gates = widened(x) @ widened(of_input) + widened(h) @ widened(of_state) + widened(bias)
-    opened, candidate = gates[..., : 3 * h.shape[-1]].sigmoid(), gates[..., 3 * h.shape[-1] :].tanh()
-    input_gate, forget_gate, output_gate = opened.chunk(3, -1)
+    sigmoids, candidate = gates[..., : 3 * h.shape[-1]].sigmoid(), gates[..., 3 * h.shape[-1] :].tanh()
+    input_gate, forget_gate, output_gate = sigmoids.chunk(3, -1)
     cell = forget_gate * widened(c) + input_gate * candidate
     return (output_gate * cell.tanh()).to(x.dtype), cell.to(x.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.reference.budget.statistical import UNKNOWN
+from attnspec.reference.budget.error_array import UNKNOWN
 
 INFORMATIVE = 0.03
 """An element whose budget exceeds this fraction of the largest element is counted as not judged."""

@@ -15,12 +15,13 @@ from attnspec.conformance.laws import (
     seq2seq,
     transformer,
 )
-from attnspec.conformance.laws.registry import CHECKS, Check, proves
+from attnspec.conformance.laws.registry import CHECKS, Check, checks
 
 __all__ = [
     "CHECKS",
     "Check",
     "attention",
+    "checks",
     "masking",
     "moments",
     "multihead",
@@ -28,7 +29,6 @@ __all__ = [
     "operation",
     "pooling",
     "positional",
-    "proves",
     "recurrent",
     "scoring",
     "semantics",

@@ -19,31 +19,31 @@ from attnspec.conformance.laws.common import (
     smallest_normal,
     wide,
 )
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import attention as law
 
 
-@proves(law.QUERY_PERMUTATION)
+@checks(law.QUERY_PERMUTATION)
 def query_permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Permute the queries and the rows of the mask."""
     return permuted_alike(subject, arguments, rng, Axis.QUERY, Axis.KEY, "of permuted queries,")
 
 
-@proves(law.KEY_PERMUTATION)
+@checks(law.KEY_PERMUTATION)
 def key_permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Permute keys, values and the columns of the mask; columns of the result are permuted likewise."""
     return permuted_alike(subject, arguments, rng, Axis.KEY, Axis.QUERY, "of permuted keys and values,")
 
 
-@proves(law.SELF_EQUIVARIANCE)
+@checks(law.SELF_EQUIVARIANCE)
 def self_equivariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Permute the sequence, and rows and columns of the mask."""
     return permuted_alike(subject, arguments, rng, Axis.SELF, Axis(0), "of a permuted sequence,")
 
 
-@proves(law.SINGLE_KEY)
+@checks(law.SINGLE_KEY)
 def single_key(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Mask all keys but one, drawn for every query."""
     shape = mask_shape(arguments)
@@ -67,7 +67,7 @@ def single_key(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return True
 
 
-@proves(law.DUPLICATION)
+@checks(law.DUPLICATION)
 def duplication(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat every key and value."""
     keys = subject.operation.asked
@@ -82,7 +82,7 @@ def duplication(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return True
 
 
-@proves(law.SPLIT_AND_MERGE)
+@checks(law.SPLIT_AND_MERGE)
 def split_and_merge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Attend to both halves of the keys separately.
 
@@ -124,7 +124,7 @@ def _query_and_key(arguments: Arguments) -> tuple[str, str]:
     return query.path, key.path
 
 
-@proves(law.HARD_LIMIT, once=True)
+@checks(law.HARD_LIMIT, once=True)
 def hard_limit(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Place keys at the corners of a cube, and queries far out in the direction of one corner each."""
     base = sample(subject, rng, queries=6, keys=6, features=8)
@@ -154,7 +154,7 @@ ENSEMBLE = 2048
 """Rows that are needed for a small error to stand out from the rounding of 16-bit weights, which all columns share."""
 
 
-@proves(law.SCALE)
+@checks(law.SCALE)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A matched filter in the direction of the derivative of the result with respect to the logarithm of the scale."""
     given = normal_like(subject, arguments.plain(), rng)
@@ -167,7 +167,7 @@ def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     return filtered_error(subject, given, (up - down) / (2 * step), rows_err_alike=True)
 
 
-@proves(law.SIGN)
+@checks(law.SIGN)
 def sign(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Negate queries and keys."""
     negated = arguments.replaced({path: -arguments.array(path) for path in _query_and_key(arguments)})
@@ -176,7 +176,7 @@ def sign(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     return True
 
 
-@proves(law.SCALE_TRADE)
+@checks(law.SCALE_TRADE)
 def scale_trade(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Multiply queries by 4 and divide keys by 4, where both are exact."""
     query_path, key_path = _query_and_key(arguments)
@@ -191,7 +191,7 @@ def scale_trade(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return True
 
 
-@proves(law.INPUT_DEPENDENCE, once=True)
+@checks(law.INPUT_DEPENDENCE, once=True)
 def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Use keys that are far apart as queries: each query finds the value of its own key."""
     base = sample(subject, rng, queries=5, keys=5, features=5)
@@ -216,7 +216,7 @@ def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@proves(law.SHARED_INPUTS)
+@checks(law.SHARED_INPUTS)
 def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass one array as key and value, and as query too where the number of queries allows it."""
     if not arguments.keys_count or not arguments.queries:

@@ -25,7 +25,7 @@ from attnspec.conformance.laws.common import (
     twice,
     wide,
 )
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.tree import Kind
 from attnspec.spec.laws import masking as law
@@ -52,7 +52,7 @@ def _future(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return given, int(rng.integers(min(n, m - 1)))
 
 
-@proves(law.FUTURE_INVARIANCE)
+@checks(law.FUTURE_INVARIANCE)
 def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace everything after a position."""
     found = _future(subject, arguments, rng)
@@ -72,7 +72,7 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
     return True
 
 
-@proves(law.PREFIX)
+@checks(law.PREFIX)
 def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Cut off queries and keys after a position."""
     found = _future(subject, arguments, rng)
@@ -94,7 +94,7 @@ def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     return True
 
 
-@proves(law.FUTURE_GRADIENT)
+@checks(law.FUTURE_GRADIENT)
 def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The gradient of the results up to a position with respect to later positions."""
     found = _future(subject, arguments, rng)
@@ -135,7 +135,7 @@ def _zero_behind(x: Numbers, axes: list[int], i: int) -> Numbers:
     return x
 
 
-@proves(law.CAUSAL_IS_A_MASK)
+@checks(law.CAUSAL_IS_A_MASK)
 def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass the causal mask as `mask`, joined with the mask that is given."""
     given = arguments.under_causal()
@@ -146,7 +146,7 @@ def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@proves(law.GARBAGE)
+@checks(law.GARBAGE)
 def garbage(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Store large numbers at keys that no query may attend to."""
     size = subject.operation.asked
@@ -176,7 +176,7 @@ def garbage(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return True
 
 
-@proves(law.NONFINITE_GRADIENT, once=True)
+@checks(law.NONFINITE_GRADIENT, once=True)
 def nonfinite_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Store NaN and infinities at keys that no query may attend to, and in queries without attendable keys."""
     if subject.semantics.masked_nonfinite != "excluded":
@@ -229,7 +229,7 @@ def _masked(
     return given.with_mask(mask & ~hidden & ~idle[..., None]), hidden, idle
 
 
-@proves(law.TRUNCATION)
+@checks(law.TRUNCATION)
 def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare masking the positions from a length on with cutting them off, on every axis with a mask or lengths."""
     judged = False
@@ -258,7 +258,7 @@ def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator,
     return True
 
 
-@proves(law.MASK_BROADCASTING)
+@checks(law.MASK_BROADCASTING)
 def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass masks with some dimensions of size 1, and the same masks repeated."""
     judged = False
@@ -275,7 +275,7 @@ def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Gen
     return judged
 
 
-@proves(law.MASK_OF_ITS_OWN, once=True)
+@checks(law.MASK_OF_ITS_OWN, once=True)
 def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare each element of the batch with that element alone under its own mask.
 
@@ -304,7 +304,7 @@ def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Gener
     return judged
 
 
-@proves(law.ALL_TRUE)
+@checks(law.ALL_TRUE)
 def all_true(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass no mask, and a mask that is True everywhere."""
     none = arguments.with_mask(None)
@@ -321,7 +321,7 @@ def _sides(arguments: Arguments) -> tuple[str, str]:
     return rows, columns
 
 
-@proves(law.MASK_PREFIX)
+@checks(law.MASK_PREFIX)
 def mask_prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the mask of fewer positions with the corner of the larger mask."""
     rows, columns = _sides(arguments)
@@ -331,7 +331,7 @@ def mask_prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return True
 
 
-@proves(law.STRICT_MASK)
+@checks(law.STRICT_MASK)
 def strict_mask(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The difference of the two causal masks is the diagonal."""
     (option,) = (o for o in subject.operation.options if o.kind is Kind.CHOICE)
@@ -355,7 +355,7 @@ def _lengths(arguments: Arguments) -> tuple[str, Any, int]:
     return path, arguments[path], arguments.size(size)
 
 
-@proves(law.LENGTH_COUNT)
+@checks(law.LENGTH_COUNT)
 def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The number of attendable keys of every row, and that they come first."""
     mask = subject.call(arguments)
@@ -370,7 +370,7 @@ def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
-@proves(law.LENGTH_RANGE)
+@checks(law.LENGTH_RANGE)
 def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass a length of −1, or of one more than there are positions."""
     path, lengths, most = _lengths(arguments)

@@ -5,7 +5,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, wide
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.reference import dot_product_mean, dot_product_variance, two_point_design
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import moments as law
@@ -81,7 +81,7 @@ def _grid(rng: np.random.Generator, d: int) -> Numbers:
     return rng.integers(-4, 5, d) / 4
 
 
-@proves(law.MEAN, once=True)
+@checks(law.MEAN, once=True)
 def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The mean of the scores over the design."""
     for d in _sizes(subject):
@@ -92,7 +92,7 @@ def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     return True
 
 
-@proves(law.VARIANCE_VECTOR_MEAN, once=True)
+@checks(law.VARIANCE_VECTOR_MEAN, once=True)
 def variance_vector_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The variance of the scores over the design, with a different mean for every coordinate."""
     for d in _sizes(subject):
@@ -104,7 +104,7 @@ def variance_vector_mean(subject: Subject, arguments: Arguments, rng: np.random.
     return True
 
 
-@proves(law.VARIANCE_COMMON_MEAN, once=True)
+@checks(law.VARIANCE_COMMON_MEAN, once=True)
 def variance_common_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The variance of the scores over the design, with a common mean of all coordinates."""
     for d in _sizes(subject):
@@ -116,7 +116,7 @@ def variance_common_mean(subject: Subject, arguments: Arguments, rng: np.random.
     return True
 
 
-@proves(law.VARIANCE_MONTE_CARLO, once=True)
+@checks(law.VARIANCE_MONTE_CARLO, once=True)
 def variance_monte_carlo(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The variance of the scores over normal samples, with the standard error given by the fourth moment."""
     d, samples, sigma = _fitting(subject, 8), 1 << 15, 0.75

@@ -5,14 +5,14 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import permuted_alike, wide
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.reference import scaled_dot_product_attention
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws import multihead as law
 
 
-@proves(law.ONE_HEAD)
+@checks(law.ONE_HEAD)
 def one_head(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """One head with identity projections, keys as wide as queries."""
     operation = subject.operation
@@ -47,13 +47,13 @@ def _projected(rows: tuple[Leaf, ...], weight: Leaf) -> Leaf:
     return next(leaf for leaf in rows if leaf.core[-1].factors == weight.core[-1].factors)
 
 
-@proves(law.HEAD_PERMUTATION)
+@checks(law.HEAD_PERMUTATION)
 def head_permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Permute the heads and the blocks of W_o."""
     return permuted_alike(subject, arguments, rng, Axis.HEAD, Axis(0), "of permuted heads,")
 
 
-@proves(law.HEAD_SUM)
+@checks(law.HEAD_SUM)
 def head_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Split the heads into two groups, and add their results."""
     (size,) = subject.operation.sizes_of(Axis.HEAD)

@@ -7,7 +7,7 @@ from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.dtypes import LARGEST
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import coarse, live_rows, smallest_normal, wide
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import normalization as law
 
 LOW = 2.0**15
@@ -20,7 +20,7 @@ def _scores(subject: Subject) -> str:
     return leaf.path
 
 
-@proves(law.ROW_SUMS)
+@checks(law.ROW_SUMS)
 def row_sums(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The sums of rows that have an attendable key."""
     got = np.where(live_rows(subject, arguments), wide(subject.call(arguments)), 0.0)
@@ -31,7 +31,7 @@ def row_sums(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return bool(expected.any())
 
 
-@proves(law.NONNEGATIVE)
+@checks(law.NONNEGATIVE)
 def nonnegative(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The sign of every weight."""
     got = subject.call(arguments)
@@ -39,7 +39,7 @@ def nonnegative(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return bool(got.size)
 
 
-@proves(law.MASKED_ZERO)
+@checks(law.MASKED_ZERO)
 def masked_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The weights of masked keys, in rows that have an attendable key."""
     hidden = ~attendable(arguments) & live_rows(subject, arguments)
@@ -55,7 +55,7 @@ def masked_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return bool(hidden.any())
 
 
-@proves(law.SHIFT_INVARIANCE)
+@checks(law.SHIFT_INVARIANCE)
 def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Shift scores on a grid on which the shift is exact."""
     path = _scores(subject)
@@ -67,7 +67,7 @@ def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@proves(law.ORDER)
+@checks(law.ORDER)
 def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Sort the attendable keys by score and compare their weights."""
     allowed = attendable(arguments)
@@ -86,7 +86,7 @@ def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     return True
 
 
-@proves(law.EXTREME_SCORES)
+@checks(law.EXTREME_SCORES)
 def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Set some scores to the largest number of the dtype, of either sign, and make all scores of some rows very low."""
     scores = wide(arguments.array(_scores(subject)))
@@ -104,7 +104,7 @@ def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Genera
     return True
 
 
-@proves(law.HOMOGENEITY)
+@checks(law.HOMOGENEITY)
 def homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Double the scores."""
     doubled = arguments.replaced({_scores(subject): 2 * arguments.array(_scores(subject))})

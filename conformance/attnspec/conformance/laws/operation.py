@@ -14,14 +14,14 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import doubles, live_rows, normal_like, sample, twice, wide
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind
 from attnspec.spec.contract.tree import Kind, Leaf, mapped
 from attnspec.spec.laws import operation as law
 
 
-@proves(law.ORACLE)
+@checks(law.ORACLE)
 def oracle(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result with the reference, element by element."""
     _follows_formula(subject, arguments)
@@ -35,14 +35,14 @@ def _follows_formula(subject: Subject, arguments: Arguments, what: str = "") -> 
     subject.all_match(got, expected, budgets, arguments, what)
 
 
-@proves(law.SHAPE)
+@checks(law.SHAPE)
 def shape(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Call the backend: the subject checks the shapes of every result."""
     subject.results(arguments)
     return True
 
 
-@proves(law.DTYPE)
+@checks(law.DTYPE)
 def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The name of the dtype; an operation without float inputs may return any float dtype."""
     results = subject.results(arguments)
@@ -60,7 +60,7 @@ def _expected_dtype(subject: Subject, leaf: Leaf) -> str:
     return subject.dtype if subject.operation.floats else " or ".join(DEFAULTS)
 
 
-@proves(law.BATCH_INVARIANCE)
+@checks(law.BATCH_INVARIANCE)
 def batch_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compute one element of the batch alone."""
     if not arguments.batch or 0 in arguments.batch:
@@ -80,7 +80,7 @@ def _element(results: Results, subject: Subject, index: tuple[int, ...]) -> Resu
     }
 
 
-@proves(law.BROADCASTING)
+@checks(law.BROADCASTING)
 def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat all batches in full."""
     full = {}
@@ -96,7 +96,7 @@ def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
-@proves(law.FEWER_DIMENSIONS, once=True)
+@checks(law.FEWER_DIMENSIONS, once=True)
 def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Leave out the batch of each argument in turn, while others have one."""
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
@@ -108,7 +108,7 @@ def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@proves(law.EMPTY_BATCH, once=True)
+@checks(law.EMPTY_BATCH, once=True)
 def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass batches without elements, of one dimension and of two; the subject checks the shapes of the results."""
     tried = False
@@ -122,7 +122,7 @@ def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return tried
 
 
-@proves(law.NON_CONTIGUOUS)
+@checks(law.NON_CONTIGUOUS)
 def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass arrays that are not contiguous.
 
@@ -165,7 +165,7 @@ def _strided(subject: Subject, x: Numbers, way: int) -> Any:
     return subject.convert(np.stack([x, garbage], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
 
 
-@proves(law.NO_MUTATION)
+@checks(law.NO_MUTATION)
 def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the backend's arrays before and after a call."""
     kept: dict[str, Any] = {}
@@ -192,7 +192,7 @@ def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return True
 
 
-@proves(law.NO_MEMORY)
+@checks(law.NO_MEMORY)
 def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat a call after another one, whose result is overwritten in between."""
     subject.results(arguments)  # what raises is reported here
@@ -232,7 +232,7 @@ def _poison(raw: Any) -> None:
         return  # arrays of this backend cannot be written to
 
 
-@proves(law.OPTION_EFFECT)
+@checks(law.OPTION_EFFECT)
 def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result for every value of an option with the formula, on the same arrays."""
     tried = False
@@ -248,7 +248,7 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
     return tried
 
 
-@proves(law.REJECTION)
+@checks(law.REJECTION)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Make the shape of every argument wrong in turn, including that of the mask."""
     if subject.operation.mask is not None and arguments.mask is None:
@@ -301,7 +301,7 @@ def _small(arguments: Arguments) -> bool:
     return any(x.max() < 2.0**-5 or (x[x > 0].min(initial=1.0) < 2.0**-12) for x in sizes)
 
 
-@proves(law.GRADIENT)
+@checks(law.GRADIENT)
 def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The gradient of a sum of the results, weighted at random.
 

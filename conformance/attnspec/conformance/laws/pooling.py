@@ -18,12 +18,12 @@ from attnspec.conformance.laws.common import (
     smallest_normal,
     wide,
 )
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import pooling as law
 
 
-@proves(law.CONVEXITY)
+@checks(law.CONVEXITY)
 def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The smallest and the largest attendable value, coordinate by coordinate."""
     attendable = allowed(subject, arguments)[..., None]
@@ -51,7 +51,7 @@ def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     return True
 
 
-@proves(law.CONSTANTS)
+@checks(law.CONSTANTS)
 def constants(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Give all keys the same value."""
     value = pooled(arguments)
@@ -70,19 +70,19 @@ def constants(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     return bool(live.any())
 
 
-@proves(law.ADDITIVITY)
+@checks(law.ADDITIVITY)
 def additivity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Add values on a grid on which the sum is exact."""
     return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.attended), "the result")
 
 
-@proves(law.WEIGHT_LINEARITY)
+@checks(law.WEIGHT_LINEARITY)
 def weight_linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Add weights on a grid on which the sum is exact."""
     return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.queries), "the result")
 
 
-@proves(law.DOUBLING)
+@checks(law.DOUBLING)
 def doubling(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Multiply the values by 2 and by −1, both exact in every binary format."""
     factor = float(rng.choice([2.0, -1.0]))
@@ -113,7 +113,7 @@ def _projects(subject: Subject) -> bool:
     return any(operation.role(leaf) == Role.WEIGHT and width in leaf.sizes for leaf in operation.leaves)
 
 
-@proves(law.ZERO_VALUES)
+@checks(law.ZERO_VALUES)
 def zero_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Set all values to 0."""
     path = linear_in(subject, subject.operation.attended)
@@ -125,14 +125,14 @@ def zero_values(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return bool(got.size)
 
 
-@proves(law.GAIN, ensemble=True)
+@checks(law.GAIN, ensemble=True)
 def gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A matched filter in the direction of the result itself."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value, rows_err_alike=True)
 
 
-@proves(law.UNIFORM)
+@checks(law.UNIFORM)
 def uniform(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace all keys by the first one: the result is the mean of the attendable values."""
     changes = {}

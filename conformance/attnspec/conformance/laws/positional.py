@@ -5,7 +5,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import positional as law
 
@@ -34,7 +34,7 @@ def _encoded(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] 
     return wide(subject.call(arguments)), subject.budget(arguments)
 
 
-@proves(law.BOUNDS)
+@checks(law.BOUNDS)
 def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """No magnitude exceeds 1, and the first row is 0, 1, 0, 1, …."""
     found = _encoded(subject, arguments)
@@ -47,7 +47,7 @@ def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     return True
 
 
-@proves(law.UNIT_PAIRS)
+@checks(law.UNIT_PAIRS)
 def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The norm of each pair."""
     found = _encoded(subject, arguments)
@@ -60,7 +60,7 @@ def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return True
 
 
-@proves(law.ROTATION)
+@checks(law.ROTATION)
 def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Rotate each position by the pairs of position ``shift``: this gives the position ``shift`` later."""
     found = _encoded(subject, arguments)
@@ -77,7 +77,7 @@ def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return True
 
 
-@proves(law.DISTANCE)
+@checks(law.DISTANCE)
 def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The inner products of positions at a fixed distance."""
     found = _encoded(subject, arguments)
@@ -95,7 +95,7 @@ def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return True
 
 
-@proves(law.DISTINCT)
+@checks(law.DISTINCT)
 def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare all rows with each other, where the dtype has enough precision to distinguish them."""
     found = _encoded(subject, arguments)
@@ -108,7 +108,7 @@ def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return True
 
 
-@proves(law.POSITION_PREFIX)
+@checks(law.POSITION_PREFIX)
 def position_prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Encode fewer positions."""
     found = _encoded(subject, arguments)

@@ -5,7 +5,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import recurrent as law
 from attnspec.spec.recurrent import LSTMParameters
@@ -14,7 +14,7 @@ SATURATED = 1024.0
 """A bias at which a sigmoid is 0 or 1 in every dtype, whatever else is added."""
 
 
-@proves(law.KEPT_CELL)
+@checks(law.KEPT_CELL)
 def kept_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Open the forget gate and close the input gate by biases that weights and inputs are too small to undo."""
     changes = {}
@@ -37,14 +37,14 @@ def kept_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 
 def _cell(subject: Subject) -> str:
-    """The path of the last cell, which is the second part of the state."""
+    """The path of the previous cell, which is the second part of the state."""
     states = [leaf for leaf in subject.operation.leaves if subject.operation.role(leaf) is Role.STATE]
     return states[-1].path
 
 
-@proves(law.CELL_BOUND)
+@checks(law.CELL_BOUND)
 def cell_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare the magnitudes of both results with their bounds: 1, and 1 more than the last cell."""
+    """Compare the magnitudes of both results with their bounds: 1, and 1 more than the previous cell."""
     results, budgets = subject.results(arguments), subject.budgets(arguments)
     hidden, cell = subject.operation.outputs
     bounds: dict[str, Numbers] = {

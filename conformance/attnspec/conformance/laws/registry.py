@@ -1,4 +1,4 @@
-"""The registry of checks: ``@proves`` makes a function the check of a law."""
+"""The registry of checks: ``@checks`` makes a function the check of a law."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(_CHECKS)
 """Every check, by the identifier of its law."""
 
 
-def proves(law: Law, *, once: bool = False, ensemble: bool = False) -> Callable[[Function], Function]:
+def checks(law: Law, *, once: bool = False, ensemble: bool = False) -> Callable[[Function], Function]:
     """Register the check of a law; every law has exactly one."""
 
     def register(function: Function) -> Function:

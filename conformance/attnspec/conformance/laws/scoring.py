@@ -16,24 +16,24 @@ from attnspec.conformance.laws.common import (
     sample,
     wide,
 )
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import scoring as law
 
 
-@proves(law.LINEARITY)
+@checks(law.LINEARITY)
 def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The scores of a sum of queries."""
     return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.queries), "the scores")
 
 
-@proves(law.KEY_LINEARITY)
+@checks(law.KEY_LINEARITY)
 def key_linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The scores of a sum of keys."""
     return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.attended), "the scores")
 
 
-@proves(law.SYMMETRY)
+@checks(law.SYMMETRY)
 def symmetry(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Exchange queries and keys."""
     query, key = query_and_key(subject)
@@ -46,7 +46,7 @@ def symmetry(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return True
 
 
-@proves(law.ROTATION_INVARIANCE)
+@checks(law.ROTATION_INVARIANCE)
 def rotation_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Rotate queries and keys by a signed permutation of the coordinates, which is exact in every dtype."""
     query, key = query_and_key(subject)
@@ -63,14 +63,14 @@ def rotation_invariance(subject: Subject, arguments: Arguments, rng: np.random.G
     return True
 
 
-@proves(law.SCALE, ensemble=True)
+@checks(law.SCALE, ensemble=True)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A matched filter in the direction of the scores themselves."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value)
 
 
-@proves(law.PERCEPTRON)
+@checks(law.PERCEPTRON)
 def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass [q; k_j] as the query, [W_q W_k] as its weight, and a key of zeros."""
     m = arguments.keys_count
@@ -95,7 +95,7 @@ def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return True
 
 
-@proves(law.ADDITIVE_BOUND)
+@checks(law.ADDITIVE_BOUND)
 def additive_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The largest score and the sum of |w_v|, for given inputs and for inputs that saturate tanh."""
     names = parts(subject)
@@ -119,7 +119,7 @@ def additive_bound(subject: Subject, arguments: Arguments, rng: np.random.Genera
     return judged_any
 
 
-@proves(law.ODDNESS)
+@checks(law.ODDNESS)
 def oddness(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Negate query and key."""
     negated = arguments.replaced({path: -arguments.array(path) for path in query_and_key(subject)})
@@ -129,7 +129,7 @@ def oddness(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return True
 
 
-@proves(law.SATURATION, once=True)
+@checks(law.SATURATION, once=True)
 def saturation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Identity projections of numbers from 10⁻³ to 10⁶, also with keys that nearly cancel the queries."""
     largest = min(1e6, subject.precision.largest / 4)
@@ -241,7 +241,7 @@ def _opposed(subject: Subject, rng: np.random.Generator, *, one_sided: bool = Fa
     return _unprojected(subject, base, subject.exact(query), subject.exact(key))
 
 
-@proves(law.SATURATION_GRADIENT, once=True)
+@checks(law.SATURATION_GRADIENT, once=True)
 def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Gradients for identity projections of every magnitude, with keys that nearly cancel or double the queries."""
     given = _opposed(subject, rng)
@@ -253,7 +253,7 @@ def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.G
     return True
 
 
-@proves(law.TRANSLATION_INVARIANCE)
+@checks(law.TRANSLATION_INVARIANCE)
 def translation_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Add the same vector to queries and keys, on a grid on which the sum is exact."""
     paths = query_and_key(subject)
@@ -265,7 +265,7 @@ def translation_invariance(subject: Subject, arguments: Arguments, rng: np.rando
     return True
 
 
-@proves(law.NONPOSITIVE)
+@checks(law.NONPOSITIVE)
 def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The signs of all scores, and the scores of queries against themselves."""
     query, key = query_and_key(subject)

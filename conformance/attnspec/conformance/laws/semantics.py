@@ -10,7 +10,7 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
-from attnspec.conformance.laws.registry import Function, proves
+from attnspec.conformance.laws.registry import Function, checks
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.semantics import QUESTIONS
@@ -57,7 +57,7 @@ def probes(question: str) -> Callable[[Probe], Probe]:
 
         check.__doc__ = probe.__doc__
         function: Function = check
-        proves(SEMANTICS[question], once=True)(function)
+        checks(SEMANTICS[question], once=True)(function)
         return probe
 
     return register

@@ -5,11 +5,11 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import seq2seq as law
 
 
-@proves(law.CONTEXT_IS_ATTENTION)
+@checks(law.INDEPENDENT_STATES)
 def context_is_attention(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Several states that share annotations, in one call and one by one."""
     if not subject.limits.broadcasting or subject.limits.max_batch_dims < 1:
@@ -33,7 +33,7 @@ def context_is_attention(subject: Subject, arguments: Arguments, rng: np.random.
     return True
 
 
-@proves(law.CONTEXT_FOLLOWS_CONTENT)
+@checks(law.CONTEXT_FOLLOWS_CONTENT)
 def context_follows_content(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Exchange the first and the last annotation, without a mask."""
     size, m = subject.operation.asked, arguments.keys_count or 0

@@ -5,7 +5,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.registry import proves
+from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.tree import flatten
 from attnspec.spec.laws import transformer as law
 from attnspec.spec.transformer import EncoderLayerParameters
@@ -31,7 +31,7 @@ def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
     return arguments.replaced({option.path: choice})
 
 
-@proves(law.ZERO_SUBLAYERS)
+@checks(law.ZERO_SUBLAYERS)
 def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Set the last weights of both sublayers to 0: the result is x."""
     if not all(subject.limits.has(feature) for feature in subject.operation.features):
@@ -46,7 +46,7 @@ def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Genera
     return True
 
 
-@proves(law.NORMALIZED)
+@checks(law.NORMALIZED)
 def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The mean and the mean square of every row."""
     p, _ = _parameters(arguments)
@@ -71,7 +71,7 @@ def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return True
 
 
-@proves(law.POSITION_WISE)
+@checks(law.POSITION_WISE)
 def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare one position alone with the sequence, with w_v = 0, so that attention adds nothing."""
     size, n = subject.operation.asked, arguments.queries or 0

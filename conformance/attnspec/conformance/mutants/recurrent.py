@@ -16,34 +16,36 @@ from attnspec.spec.recurrent import LSTMCell, LSTMParameters
 )
 def exchanged_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
     """Input and forget gate exchanged."""
-    opened, forgotten, shown, candidate = Formulas.lstm_gates(correct, x, h, p)
-    return forgotten, opened, shown, candidate
+    input_gate, forget_gate, output_gate, candidate = Formulas.lstm_gates(correct, x, h, p)
+    return forget_gate, input_gate, output_gate, candidate
 
 
 @mutant(
-    "forget gate with a bias of 1",
+    "input gate coupled to the forget gate",
     replaces="next_cell",
     operations=(LSTMCell,),
     breaks=("operation.oracle",),
-    source="an initialization that is applied at every step",
+    source="the coupled gates of Greff et al. 2017 (CIFG), as in a GRU",
 )
-def coupled_gates(correct: Formulas, opened: Numbers, forgotten: Numbers, candidate: Numbers, c: Numbers) -> Numbers:
+def coupled_gates(
+    correct: Formulas, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers
+) -> Numbers:
     """Input and forget gate add up to 1, as in a GRU."""
-    return Formulas.next_cell(correct, 1 - forgotten, forgotten, candidate, c)
+    return Formulas.next_cell(correct, 1 - forget_gate, forget_gate, candidate, c)
 
 
 @mutant(
-    "candidate of the cell without a bound",
+    "candidate of the cell scaled by 1.5",
     replaces="next_cell",
     operations=(LSTMCell,),
     breaks=("recurrent.cell-bound",),
-    source="an activation of 1.1 tanh",
+    source="LeCun's scaled tanh, 1.7159 tanh(2x/3), as activation",
 )
-def unbounded_candidate(
-    correct: Formulas, opened: Numbers, forgotten: Numbers, candidate: Numbers, c: Numbers
+def scaled_candidate(
+    correct: Formulas, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers
 ) -> Numbers:
     """The candidate reaches 1.5."""
-    return Formulas.next_cell(correct, opened, forgotten, candidate.dtype.type(1.5) * candidate, c)
+    return Formulas.next_cell(correct, input_gate, forget_gate, candidate.dtype.type(1.5) * candidate, c)
 
 
 @mutant(
@@ -56,13 +58,13 @@ def unbounded_candidate(
 def exchanged_results(
     correct: Formulas, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
 ) -> tuple[Numbers, Numbers]:
-    """(c, h)."""
+    """The cell first, (c, h)."""
     h, c = Formulas.lstm_cell(correct, x, state, parameters)
     return c, h
 
 
 @mutant(
-    "cell shown without tanh",
+    "cell output_gate without tanh",
     replaces="lstm_cell",
     operations=(LSTMCell,),
     breaks=("operation.oracle", "recurrent.cell-bound"),
@@ -72,9 +74,9 @@ def bare_cell(
     correct: Formulas, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
 ) -> tuple[Numbers, Numbers]:
     """O ⊙ C."""
-    opened, forgotten, shown, candidate = correct.lstm_gates(x, state[0], parameters)
-    cell = correct.next_cell(opened, forgotten, candidate, state[1])
-    return shown * cell, cell
+    input_gate, forget_gate, output_gate, candidate = correct.lstm_gates(x, state[0], parameters)
+    cell = correct.next_cell(input_gate, forget_gate, candidate, state[1])
+    return output_gate * cell, cell
 
 
 @mutant(

@@ -25,7 +25,7 @@ def location_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
     "one state for the whole batch",
     replaces="bahdanau_context",
     operations=(BahdanauContext,),
-    breaks=("seq2seq.context-is-attention",),
+    breaks=("seq2seq.independent-states",),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
 )
 def one_state(
@@ -48,7 +48,7 @@ def one_state(
     "softmax over the states",
     replaces="normalized",
     operations=(BahdanauContext,),
-    breaks=("seq2seq.context-is-attention", "pooling.convexity"),
+    breaks=("seq2seq.independent-states", "pooling.convexity"),
     source="PetrochukM/PyTorch-NLP#2, stevezheng23/reading_comprehension_tf#30",
 )
 def over_states(correct: Formulas, scores: Numbers) -> Numbers:

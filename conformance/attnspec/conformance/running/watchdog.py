@@ -2,7 +2,8 @@
 
 Before every check a worker process writes a breadcrumb, the law and its input, into a memory-mapped file, and starts a
 timer that ends the process. When a worker has died, the process that controls the run reads its breadcrumb, records the
-law as failed, and has the case run again without it.
+law as failed, and has the case run again without it. (The kill matrix, whose backends are ours, has a timer for each
+trial instead: ``running.trial_pool``.)
 """
 
 import faulthandler

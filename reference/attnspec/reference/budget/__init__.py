@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import Approximate, Extremes, Numbers
+from attnspec.reference.budget.error_array import WIDTH, Approximate, Extremes, Numbers
 from attnspec.reference.budget.rigorous import Rigorous
-from attnspec.reference.budget.statistical import WIDTH, Statistical
+from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.arithmetic import arithmetic
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.tree import flatten, mapped

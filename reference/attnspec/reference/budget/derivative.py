@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import _COMPARES, _JOINS, _MOVES, MARGIN, Numbers
-from attnspec.reference.budget.statistical import WIDTH, Statistical, longest_runs
+from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, WIDTH, Numbers
+from attnspec.reference.budget.softmax import longest_runs
+from attnspec.reference.budget.statistical import Statistical
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.tree import flatten, mapped
 
@@ -96,7 +97,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return inputs[0].sum(kwargs.get("axis"), kwargs.get("keepdims", False))
         if method != "__call__":
             return NotImplemented
-        if ufunc in _COMPARES:
+        if ufunc in COMPARISONS:
             return ufunc(*(x.result.value if isinstance(x, Traced) else x for x in inputs))
         rule = _RULES.get(ufunc)
         if rule is None:
@@ -109,9 +110,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if function in _MOVES:
+        if function in MOVES:
             return self._moved(function, args, kwargs)
-        if function in _JOINS:
+        if function in JOINS:
             return self._joined(function, args, kwargs)
         if function is np.where:
             condition, x, y = args[0], self._wrap(args[1]), self._wrap(args[2])

@@ -15,11 +15,17 @@ from attnspec.spec.contract.precision import Precision
 
 Numbers = np.ndarray[Any, Any]
 
+WIDTH = 8.0
+"""Standard deviations in a budget."""
+
+UNKNOWN = 1e100
+"""The error where first-order propagation is not valid: finite, so that a product with 0 is 0."""
+
 MARGIN = 8.0
 """Within so many errors of each other, either of two numbers may be the larger one."""
 
 # Functions that move numbers without computing: they act in the same way on values and on errors.
-_MOVES = frozenset(
+MOVES = frozenset(
     {
         np.swapaxes,
         np.moveaxis,
@@ -31,8 +37,8 @@ _MOVES = frozenset(
         np.repeat,
     }
 )
-_JOINS = frozenset({np.concatenate, np.stack})
-_COMPARES = frozenset(
+JOINS = frozenset({np.concatenate, np.stack})
+COMPARISONS = frozenset(
     {np.isfinite, np.isnan, np.isinf, np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal}
 )
 
@@ -193,7 +199,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return x._sum(kwargs.get("axis"), kwargs.get("keepdims", False))
         if method != "__call__":
             return NotImplemented
-        if ufunc in _COMPARES:
+        if ufunc in COMPARISONS:
             return ufunc(*(x.value if isinstance(x, Approximate) else x for x in inputs))
         rule = getattr(self, f"_{ufunc.__name__}", None)
         if rule is None:
@@ -203,9 +209,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if function in _MOVES:
+        if function in MOVES:
             return args[0]._move(lambda x: function(x, *args[1:], **kwargs))
-        if function in _JOINS:
+        if function in JOINS:
             parts = [self._wrap(x) for x in args[0]]
             scales = None
             if any(p.scale is not None for p in parts):
@@ -252,20 +258,6 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return a
 
 
-def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Weights, scores minus the maximum of their row, the mask in full, and |log Σ exp|; masked scores are left out.
-
-    The last is 0 for a row whose sum is 1: the logarithm of a single exponential is exact.
-    """
-    shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
-    attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
-    scores = np.broadcast_to(scores, shape)
-    masked = np.where(attendable, scores, -np.inf)
-    maximum = np.max(masked, axis=-1, keepdims=True, initial=-np.inf)
-    maximum = np.where(np.isfinite(maximum), maximum, 0)
-    shifted = np.where(attendable, masked - maximum, 0)
-    exponentials = np.where(attendable, np.exp(shifted), 0)
-    total = exponentials.sum(-1, keepdims=True)
-    total = np.where(total > 0, total, 1)
-    logarithm = np.where(total == 1, 0.0, np.abs(maximum + np.log(total)).astype(np.float64))
-    return exponentials / total, shifted, attendable, logarithm
+def as_double(x: Numbers) -> Numbers:
+    """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
+    return x.astype(np.float64, copy=False)

@@ -4,12 +4,12 @@ This is interval arithmetic, and of little use beyond one layer. For a single at
 that the weights of a row sum to 1 whatever their errors, so that errors common to all of them cancel.
 """
 
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import Approximate, Numbers, attendable_softmax
+from attnspec.reference.budget.error_array import Approximate, Numbers
+from attnspec.reference.budget.softmax import LARGEST_EXPONENT, Simplex, rigorous_weights
 
 _EXP = 4.0
 """The error of an exponential, in units in the last place."""
@@ -17,22 +17,6 @@ _EXP = 4.0
 _TANH = 8.0
 """The error of a hyperbolic tangent, in units in the last place of 1: 1 − 2r with r = 1/(1 + exp 2x) counts each
 rounding of r twice, and there are four of them where two terms share a division."""
-
-_LARGEST_EXPONENT = 700.0
-
-
-@dataclass(frozen=True)
-class Simplex:
-    """What pooling needs to know of softmax weights.
-
-    ``relative`` holds the relative errors of the exponentials and ``shrunk`` the least that their sum may be; ``level``
-    bounds the error that all weights of a row have in common where they are taken as exp(e − L).
-    """
-
-    relative: Numbers
-    shrunk: Numbers
-    attendable: Numbers
-    level: Numbers
 
 
 class Rigorous(Approximate):
@@ -85,7 +69,7 @@ class Rigorous(Approximate):
 
     def _exp(self, a: Self) -> Self:
         value = np.exp(a.value)
-        return self._rounded(value, value * np.expm1(np.minimum(a.error, _LARGEST_EXPONENT)), _EXP)
+        return self._rounded(value, value * np.expm1(np.minimum(a.error, LARGEST_EXPONENT)), _EXP)
 
     def _tanh(self, a: Self) -> Self:
         value = np.tanh(a.value)
@@ -134,10 +118,14 @@ class Rigorous(Approximate):
         return self._rounded(value, error + terms * p.smallest, 0.0, factors=factors)
 
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
-        """Σα·expm1(δ)·|v−o|/L, bounded with the Cauchy–Schwarz inequality: matrix products, and not n·m·d_v terms."""
+        """The error of pooled values o = Σ αⱼ vⱼ.
+
+        The weights contribute at most Σ αⱼ expm1(δⱼ) |vⱼ − o| / L, with δⱼ the error of a score and L the least sum. By
+        the Cauchy–Schwarz inequality this takes products of matrices rather than n·m·d_v terms.
+        """
         p, w = self.precision, a.weights
         alpha, v = a.value, b.value
-        factor = alpha * w.relative / w.shrunk
+        factor = alpha * w.relative / w.least_sum
         total = factor.sum(-1, keepdims=True)
         spread = factor @ v**2 - 2 * value * (factor @ v) + value**2 * total
         spread = np.maximum(spread, 0) + 2.0**-50 * (factor @ v**2 + value**2 * total)
@@ -155,22 +143,9 @@ class Rigorous(Approximate):
         # The values may have been computed, and stored in steps.
         stored = 0.0 if b.given or not p.operand else p.weights_smallest
         underflow = stored + 4 * (keys * p.smallest + p.weights_smallest * counted.sum(-2, keepdims=True))
-        error: Numbers = weighting + alpha @ b.error + roundings + underflow + w.level * np.abs(value)
+        error: Numbers = weighting + alpha @ b.error + roundings + underflow + w.common * np.abs(value)
         return error
 
     def _softmax(self, mask: Numbers | None) -> Self:
-        p, u = self.precision, self.precision.accumulation
-        alpha, shifted, attendable, logarithm = attendable_softmax(self.value, mask)
-        delta = np.broadcast_to(self.error, attendable.shape) + 3 * u * np.abs(shifted) + 6 * u
-        delta = np.where(attendable, np.minimum(delta, _LARGEST_EXPONENT), 0.0)
-        relative = np.where(attendable, np.expm1(delta), 0.0)
-        shrunk = (alpha * np.exp(-delta)).sum(-1, keepdims=True)
-        shrunk = np.where(shrunk > 0, shrunk, 1.0)
-        growth = alpha * relative
-        others = growth.sum(-1, keepdims=True) - growth
-        error = ((1 - alpha) * growth + alpha * others) / shrunk
-        error = np.minimum(error, np.maximum(alpha, 1 - alpha))
-        level = 2 * u * logarithm
-        error = error + ((attendable.shape[-1] + 2) * u + level) * alpha + p.weights_smallest
-        simplex = Simplex(relative, shrunk, attendable, level)
-        return self._computed(alpha, np.where(attendable, error, 0.0), weights=simplex)
+        weights, error, simplex = rigorous_weights(self.value, self.error, mask, self.precision)
+        return self._computed(weights, error, weights=simplex)

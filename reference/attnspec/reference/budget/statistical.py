@@ -8,17 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import Approximate, Numbers, attendable_softmax
-
-WIDTH = 8.0
-"""Standard deviations in a budget."""
-
-SCORE_GRID = 32
-"""Scores are taken as equal on a grid of 1/32: their exponentials are then so close that, summed one by one, they are
-rounded in the same direction."""
-
-UNKNOWN = 1e100
-"""The error where first-order propagation is not valid: finite, so that a product with 0 is 0."""
+from attnspec.reference.budget.error_array import Approximate, Numbers, as_double
+from attnspec.reference.budget.softmax import longest_runs, statistical_weights
 
 
 class Statistical(Approximate):
@@ -40,7 +31,7 @@ class Statistical(Approximate):
         p = self.precision
         if not p.operand:
             return 0.0
-        return sum(((0.6 * p.operand * _as_double(x.value)) ** 2 for x in operands if not x.given), np.zeros(()))
+        return sum(((0.6 * p.operand * as_double(x.value)) ** 2 for x in operands if not x.given), np.zeros(()))
 
     def _add(self, a: Self, b: Self) -> Self:
         return self._rounded(a.value + b.value, a.error**2 + b.error**2 + self._operand_variance(a, b))
@@ -50,44 +41,44 @@ class Statistical(Approximate):
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
             u = 0.5 * self.precision.accumulation
-            variance = variance + u**2 * (_as_double(a.value) ** 2 + _as_double(b.value) ** 2)
+            variance = variance + u**2 * (as_double(a.value) ** 2 + as_double(b.value) ** 2)
         return self._rounded(a.value - b.value, variance)
 
     def _multiply(self, a: Self, b: Self) -> Self:
-        x, y = _as_double(a.value), _as_double(b.value)
+        x, y = as_double(a.value), as_double(b.value)
         # The last term matters where both factors are 0 but for their errors.
         variance = (x * b.error) ** 2 + (y * a.error) ** 2 + (a.error * b.error) ** 2
         return self._rounded(a.value * b.value, variance)
 
     def _divide(self, a: Self, b: Self) -> Self:
         value = a.value / b.value
-        return self._rounded(value, (a.error**2 + (_as_double(value) * b.error) ** 2) / _as_double(b.value) ** 2)
+        return self._rounded(value, (a.error**2 + (as_double(value) * b.error) ** 2) / as_double(b.value) ** 2)
 
     _true_divide = _divide
 
     def _square(self, a: Self) -> Self:
-        return self._rounded(a.value**2, (2 * _as_double(a.value) * a.error) ** 2)
+        return self._rounded(a.value**2, (2 * as_double(a.value) * a.error) ** 2)
 
     def _sqrt(self, a: Self) -> Self:
         value = np.sqrt(a.value)
-        return self._rounded(value, (a.error / np.where(value > 0, 2 * _as_double(value), np.inf)) ** 2)
+        return self._rounded(value, (a.error / np.where(value > 0, 2 * as_double(value), np.inf)) ** 2)
 
     def _exp(self, a: Self) -> Self:
         value = np.exp(a.value)
-        return self._rounded(value, (_as_double(value) * a.error) ** 2, 1.0)
+        return self._rounded(value, (as_double(value) * a.error) ** 2, 1.0)
 
     def _tanh(self, a: Self) -> Self:
         value = np.tanh(a.value)
-        r = _as_double(value)
+        r = as_double(value)
         u, fast = self.precision.accumulation, self.precision.tanh
         error = np.sqrt(((1 - r**2) * a.error) ** 2 + u**2 + (fast * r) ** 2)
         return self._computed(value, error, scale=np.ones_like(r))
 
     def _sin(self, a: Self) -> Self:
-        return self._rounded(np.sin(a.value), (np.cos(_as_double(a.value)) * a.error) ** 2, 1.0)
+        return self._rounded(np.sin(a.value), (np.cos(as_double(a.value)) * a.error) ** 2, 1.0)
 
     def _cos(self, a: Self) -> Self:
-        return self._rounded(np.cos(a.value), (np.sin(_as_double(a.value)) * a.error) ** 2, 1.0)
+        return self._rounded(np.cos(a.value), (np.sin(as_double(a.value)) * a.error) ** 2, 1.0)
 
     def _sum(self, axis: Any, keepdims: bool) -> Self:
         value = self.value.sum(axis=axis, keepdims=keepdims)
@@ -95,7 +86,7 @@ class Statistical(Approximate):
         squares = (self.magnitude_in_sums**2).sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
         variance = (self.error**2).sum(axis=axis, keepdims=keepdims)
-        return self._rounded(value, variance + u**2 * terms * (_as_double(value) ** 2 + squares), 0.0)
+        return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0)
 
     def _matmul(self, a: Self, b: Self) -> Self:
         p = self.precision
@@ -104,13 +95,13 @@ class Statistical(Approximate):
         left, right = a.magnitude_in_sums**2, b.magnitude_in_sums**2
         squares = left @ right
         roundings = (0.5 * p.accumulation) ** 2 * terms + sum((0.6 * x.operand_rounding) ** 2 for x in (a, b))
-        variance = roundings * squares + (0.5 * p.accumulation) ** 2 * terms * _as_double(value) ** 2
+        variance = roundings * squares + (0.5 * p.accumulation) ** 2 * terms * as_double(value) ** 2
         if p.operand and p.weights_smallest > self.floor:
             # Operands that were computed are stored in steps, however small they are.
             step = p.weights_smallest**2
             variance = variance + (0.0 if a.given else step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1))
             variance = variance + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
-        variance = variance + (p.bias * _as_double(value)) ** 2
+        variance = variance + (p.bias * as_double(value)) ** 2
         if a.error.any():
             # Equal numbers were computed in the same way and have the same error: errors add linearly.
             variance = variance + _repeated_terms(a.value) * (a.error**2 @ right)
@@ -120,45 +111,21 @@ class Statistical(Approximate):
             # So do the errors of equal weights that are summed one by one, or rounded as operands.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
             coherent = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share + a.level
-            variance = variance + (coherent * _as_double(value)) ** 2
+            variance = variance + (coherent * as_double(value)) ** 2
         other = a.other_order(b)
         if other is not None:
             variance = variance + (0.6 * p.operand) ** 2 * (other[0] ** 2 @ other[1] ** 2)
         result = self._rounded(value, variance, 0.0)
         # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
         # other one need not.
-        scale = np.maximum(np.abs(_as_double(value)), np.sqrt(squares))
+        scale = np.maximum(np.abs(as_double(value)), np.sqrt(squares))
         factors = (a, b) if a.given and b.given else None
         return self._computed(result.value, result.error + terms * self.floor, scale=scale, factors=factors)
 
     def _softmax(self, mask: Numbers | None) -> Self:
-        p = self.precision
-        weights, shifted, attendable, logarithm = attendable_softmax(self.value, mask)
-        alpha, drop = _as_double(weights), _as_double(shifted)
-        error = np.where(attendable, np.broadcast_to(self.error, attendable.shape), 0.0)
-        u, keys = p.accumulation, attendable.shape[-1]
-        d = np.sqrt(error**2 + u**2 * (1 + drop**2))
-        d = np.where(attendable, np.minimum(d, 1.0), 0.0)
-        growth = alpha * np.expm1(WIDTH * d) / WIDTH
-        shrunk = (alpha * np.exp(-WIDTH * d)).sum(-1, keepdims=True)
-        shrunk = np.where(shrunk > 0, shrunk, 1.0)
-        others = (growth**2).sum(-1, keepdims=True) - growth**2
-        variance = ((growth * (1 - alpha)) ** 2 + alpha**2 * others) / shrunk**2
-        repeats = _largest_multiplicity(drop, attendable)
-        # Weights may be taken as exp(e − L), with L, the logarithm of the sum, rounded.
-        level = 0.6 * u * logarithm
+        weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
-        variance = variance + alpha**2 * (u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2)
-        sigma = np.minimum(np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
-        # First order fails where scores are uncertain by more than half a unit: there only a bound can judge.
-        unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
-        sigma = np.where(attendable, np.where(unsure & (alpha < 1), UNKNOWN, sigma), 0.0)
         return self._computed(weights, sigma, weights=repeats, level=level)
-
-
-def _as_double(x: Numbers) -> Numbers:
-    """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
-    return x.astype(np.float64, copy=False)
 
 
 def _repeated_terms(x: Numbers, rows: int = 4) -> float:
@@ -171,25 +138,3 @@ def _repeated_terms(x: Numbers, rows: int = 4) -> float:
     flat = x.reshape(-1, x.shape[-1])
     some = flat[:: -(-len(flat) // rows)]
     return float(longest_runs(np.sort(np.where(some == 0, np.nan, some), axis=-1)).max())
-
-
-def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
-    """For every row, the largest number of attendable scores that are equal, or nearly so: shape (..., n, 1)."""
-    keys = scores.shape[-1]
-    if keys < 2:
-        return np.full((*scores.shape[:-1], 1), float(keys))
-    ordered = np.sort(np.where(attendable, np.round(scores * SCORE_GRID), np.nan), axis=-1)
-    return longest_runs(ordered)
-
-
-def longest_runs(ordered: Numbers) -> Numbers:
-    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
-
-    NaN equals nothing.
-    """
-    new_run = np.ones(ordered.shape, bool)
-    new_run[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    position = np.arange(ordered.shape[-1])
-    start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
-    longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
-    return longest

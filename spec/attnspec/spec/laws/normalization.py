@@ -40,7 +40,7 @@ ORDER = law(
 )
 EXTREME_SCORES = law(
     "normalization.extreme-scores",
-    "Scores up to the largest number of the dtype give finite weights: the maximum takes all.",
+    "Scores up to the largest number of the dtype give finite weights.",
     formula=r"|e| \le \max \Rightarrow \alpha \text{ finite}",
     governs=of(Softmax),
     sources=[S0.equation(2)],

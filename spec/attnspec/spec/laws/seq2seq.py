@@ -4,9 +4,9 @@ from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S3
 from attnspec.spec.seq2seq import BahdanauContext
 
-CONTEXT_IS_ATTENTION = law(
-    "seq2seq.context-is-attention",
-    "A batch of states over the same annotations gives what each state gives alone.",
+INDEPENDENT_STATES = law(
+    "seq2seq.independent-states",
+    "States of a decoder that share their annotations in a batch get the contexts that each gets alone.",
     formula=r"c(s_1, \dots, s_n; h)_i = c(s_i; h)",
     governs=of(BahdanauContext),
     sources=[S0.equation(16)],

@@ -12,11 +12,11 @@ class Recurrent(Arithmetic):
     def lstm_cell(
         self, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
     ) -> tuple[Numbers, Numbers]:
-        """Gates, then the cell, then what of it is shown."""
+        """The gates, the next cell, and the hidden state."""
         h, c = state
-        opened, forgotten, shown, candidate = self.lstm_gates(x, h, parameters)
-        cell = self.next_cell(opened, forgotten, candidate, c)
-        return shown * np.tanh(cell), cell
+        input_gate, forget_gate, output_gate, candidate = self.lstm_gates(x, h, parameters)
+        cell = self.next_cell(input_gate, forget_gate, candidate, c)
+        return output_gate * np.tanh(cell), cell
 
     def lstm_gates(self, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
         """Input, forget and output gate, and the candidate."""
@@ -28,7 +28,7 @@ class Recurrent(Arithmetic):
         )
 
     def affine(self, x: Numbers, h: Numbers, w_x: Numbers, w_h: Numbers, b: Numbers) -> Numbers:
-        """What goes into a gate, of row vectors x (…, d) and h (…, h)."""
+        """The pre-activation of a gate, of row vectors x (…, d) and h (…, h)."""
         return self.product(x[..., None, :], w_x)[..., 0, :] + self.product(h[..., None, :], w_h)[..., 0, :] + b
 
     def gate(self, x: Numbers) -> Numbers:
@@ -36,6 +36,6 @@ class Recurrent(Arithmetic):
         half = x.dtype.type(0.5)
         return half * (1 + np.tanh(half * x))
 
-    def next_cell(self, opened: Numbers, forgotten: Numbers, candidate: Numbers, c: Numbers) -> Numbers:
+    def next_cell(self, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers) -> Numbers:
         """What is kept of the cell, and what is added."""
-        return forgotten * c + opened * candidate
+        return forget_gate * c + input_gate * candidate

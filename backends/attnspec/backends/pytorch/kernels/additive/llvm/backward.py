@@ -1,11 +1,12 @@
 """Gradients of additive attention: every tanh is recomputed from the factors, nothing of size n*m*h exists.
 
-With r = 1/(1 + EF): sech^2(a+b) = 4r(1-r) with 1-r = EF r, so for the gradient s of the scores
+With a = W_q q, b = W_k k, E = exp 2a, F = exp 2b and r = 1/(1 + EF): sech^2(a+b) = 4r(1-r) with 1-r = EF r, so for the
+gradient s of the scores
 
     da_ih = 4 w_h sum_j s_ij r(1-r),   db_jh = 4 w_h sum_i s_ij r(1-r),   dw_h = sum_ij s_ij - 2 sum_ij s_ij r.
 
-The first sum of dw vanishes under a softmax only; raw scores need it. Each task owns some hidden units of one batch
-entry, all queries and keys of it, so that every sum is taken in one order whatever the number of threads.
+The first sum of dw is 0 where the scores go into a softmax, and needed for raw scores. Each task owns some hidden units
+of one batch entry, all queries and keys of it, so that every sum is taken in one order whatever the number of threads.
 """
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Integers, Reals, Scratch, Size
@@ -236,7 +237,7 @@ class _UnitTile:
 
     def _columns(self, numbers: list[Value], gradients: list[Value], units: list[Value], low: Value, high: Value,
                  clamp: bool) -> None:  # fmt: skip
-        """Add what some queries and units have with all keys from `low` to `high`."""
+        """Accumulate the gradients of these query rows and hidden units over the keys from `low` to `high`."""
         k, g = self.k, self.k.argument
         zero = k.full(0.0)
         rows = [(self.a_rows + k.minimum(i, g.n - 1)) * g.h + self.first for i in numbers]

@@ -1,0 +1,130 @@
+"""The budget of softmax weights: how far rounding may move them, statistically and rigorously.
+
+Softmax is one step, since its shift by the maximum of the row cancels exactly. Both budgets start from the errors of
+the scores; ``docs/precision.md`` derives them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnspec.reference.budget.error_array import UNKNOWN, WIDTH, Numbers, as_double
+from attnspec.spec.contract.precision import Precision
+
+SCORE_GRID = 32
+"""Scores are taken as equal on a grid of 1/32: their exponentials are then so close that, summed one by one, they are
+rounded in the same direction."""
+
+LARGEST_EXPONENT = 700.0
+"""Exponents beyond this overflow in double precision."""
+
+
+@dataclass(frozen=True)
+class Simplex:
+    """What the rigorous bound of pooling needs to know of softmax weights.
+
+    ``relative`` holds the relative errors of the exponentials and ``least_sum`` a lower bound of their sum, relative to
+    the exact one. ``common`` bounds the relative error that all weights of a row share where they are taken as
+    exp(e − log Σ exp e), with a logarithm that was rounded.
+    """
+
+    relative: Numbers
+    least_sum: Numbers
+    attendable: Numbers
+    common: Numbers
+
+
+def statistical_weights(
+    scores: Numbers, errors: Numbers, mask: Numbers | None, precision: Precision
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Weights and their standard deviations, from those of the scores, each of shape (..., n, m).
+
+    Also, of shape (..., n, 1), how many scores of a row are equal, and the standard deviation, relative to each weight,
+    of the error that all weights of a row have in common.
+    """
+    p, u = precision, precision.accumulation
+    weights, shifted, attendable, logarithm = attendable_softmax(scores, mask)
+    alpha, drop = as_double(weights), as_double(shifted)
+    error = np.where(attendable, np.broadcast_to(errors, attendable.shape), 0.0)
+    keys = attendable.shape[-1]
+    d = np.sqrt(error**2 + u**2 * (1 + drop**2))
+    d = np.where(attendable, np.minimum(d, 1.0), 0.0)
+    growth = alpha * np.expm1(WIDTH * d) / WIDTH
+    least_sum = _least_sum(alpha, WIDTH * d)
+    others = (growth**2).sum(-1, keepdims=True) - growth**2
+    variance = ((growth * (1 - alpha)) ** 2 + alpha**2 * others) / least_sum**2
+    repeats = _largest_multiplicity(drop, attendable)
+    # Weights may be taken as exp(e − L), with L, the logarithm of the sum, rounded.
+    level = 0.6 * u * logarithm
+    variance = variance + alpha**2 * (u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2)
+    sigma = np.minimum(np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
+    # First order fails where scores are uncertain by more than half a unit: there only a bound can judge.
+    unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
+    sigma = np.where(attendable, np.where(unsure & (alpha < 1), UNKNOWN, sigma), 0.0)
+    return weights, sigma, repeats, level
+
+
+def rigorous_weights(
+    scores: Numbers, errors: Numbers, mask: Numbers | None, precision: Precision
+) -> tuple[Numbers, Numbers, Simplex]:
+    """Weights and bounds of their errors, from those of the scores, of shape (..., n, m); and their simplex."""
+    p, u = precision, precision.accumulation
+    alpha, shifted, attendable, logarithm = attendable_softmax(scores, mask)
+    delta = np.broadcast_to(errors, attendable.shape) + 3 * u * np.abs(shifted) + 6 * u
+    delta = np.where(attendable, np.minimum(delta, LARGEST_EXPONENT), 0.0)
+    relative = np.where(attendable, np.expm1(delta), 0.0)
+    least_sum = _least_sum(alpha, delta)
+    growth = alpha * relative
+    others = growth.sum(-1, keepdims=True) - growth
+    error = ((1 - alpha) * growth + alpha * others) / least_sum
+    error = np.minimum(error, np.maximum(alpha, 1 - alpha))
+    common = 2 * u * logarithm
+    error = error + ((attendable.shape[-1] + 2) * u + common) * alpha + p.weights_smallest
+    return alpha, np.where(attendable, error, 0.0), Simplex(relative, least_sum, attendable, common)
+
+
+def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Weights, scores minus the maximum of their row, the mask in full, and |log Σ exp|; masked scores are left out.
+
+    The last is 0 for a row whose sum is 1: the logarithm of a single exponential is exact.
+    """
+    shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
+    attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
+    scores = np.broadcast_to(scores, shape)
+    masked = np.where(attendable, scores, -np.inf)
+    maximum = np.max(masked, axis=-1, keepdims=True, initial=-np.inf)
+    maximum = np.where(np.isfinite(maximum), maximum, 0)
+    shifted = np.where(attendable, masked - maximum, 0)
+    exponentials = np.where(attendable, np.exp(shifted), 0)
+    total = exponentials.sum(-1, keepdims=True)
+    total = np.where(total > 0, total, 1)
+    logarithm = np.where(total == 1, 0.0, np.abs(maximum + np.log(total)).astype(np.float64))
+    return exponentials / total, shifted, attendable, logarithm
+
+
+def _least_sum(alpha: Numbers, errors: Numbers) -> Numbers:
+    """A lower bound of the sum of the exponentials of a row, relative to the exact one; 1 for a row without any."""
+    least: Numbers = (alpha * np.exp(-errors)).sum(-1, keepdims=True)
+    return np.where(least > 0, least, 1.0)
+
+
+def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
+    """For every row, the largest number of attendable scores that are equal, or nearly so: shape (..., n, 1)."""
+    keys = scores.shape[-1]
+    if keys < 2:
+        return np.full((*scores.shape[:-1], 1), float(keys))
+    ordered = np.sort(np.where(attendable, np.round(scores * SCORE_GRID), np.nan), axis=-1)
+    return longest_runs(ordered)
+
+
+def longest_runs(ordered: Numbers) -> Numbers:
+    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
+
+    NaN equals nothing.
+    """
+    new_run = np.ones(ordered.shape, bool)
+    new_run[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    position = np.arange(ordered.shape[-1])
+    start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
+    longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
+    return longest
