@@ -1,7 +1,7 @@
 """Masking: which keys a query may attend to. Masks are boolean, True = may attend.
 
 Where: In the result, True = may attend.
-Edges: With m = 0 the mask is empty. So it is with `n` = 0.
+Edges: With m = 0 the mask is empty. With `n` = 0 the mask is empty.
 """
 
 from typing import Generic, Protocol, TypedDict

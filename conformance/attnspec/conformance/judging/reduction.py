@@ -200,7 +200,7 @@ def _numbers(search: _Search) -> bool:
 
 
 def _as_simple(x: Numbers, simpler: Numbers) -> bool:
-    """Whether the array is at least as simple as the candidate: not larger anywhere and no more different numbers."""
+    """Whether x is as simple as the candidate already: equal to it, or of 0s and 1s alone and nowhere larger."""
     return bool(np.array_equal(x, simpler)) or bool((np.abs(x) <= np.abs(simpler)).all() and np.isin(x, (0, 1)).all())
 
 

@@ -10,7 +10,7 @@ from attnspec.spec.laws import seq2seq as law
 
 
 @checks(law.INDEPENDENT_STATES)
-def context_is_attention(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+def independent_states(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Several states that share annotations, in one call and one by one."""
     if not subject.limits.broadcasting or subject.limits.max_batch_dims < 1:
         return False

@@ -46,8 +46,8 @@ def inverted(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> 
     breaks=("masking.garbage", "masking.truncation", "normalization.masked-zero"),
     source="Shujun-He/RibonanzaNet#5",
 )
-def minus_nano(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """A typing error for −10⁹."""
+def mistyped_fill(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """A typo for −10⁹: masked scores are nearly 0."""
     return scores if mask is None else np.where(mask, scores, scores.dtype.type(-1e-9))
 
 
@@ -181,7 +181,7 @@ def whole_tiles(correct: Formulas, n: int, m: int, *, include_self: bool = True)
     source="karpathy/nanoGPT#473, facebookresearch/xformers#66",
 )
 def fixed_triangle(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """A triangle built once for a maximal length, which later positions repeat."""
+    """A triangle made once for 64 positions: no query attends to a later key."""
     return Formulas.causal_mask(correct, n, m, include_self=include_self) & (np.arange(m) < 64)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.error_array import Approximate, Numbers
-from attnspec.reference.budget.softmax import LARGEST_EXPONENT, Simplex, rigorous_weights
+from attnspec.reference.budget.softmax import LARGEST_EXPONENT, WeightErrors, rigorous_weights
 
 _EXP = 4.0
 """The error of an exponential, in units in the last place."""
@@ -95,7 +95,7 @@ class Rigorous(Approximate):
     def _matmul(self, a: Self, b: Self) -> Self:
         p = self.precision
         value = a.value @ b.value
-        if isinstance(a.weights, Simplex):
+        if isinstance(a.weights, WeightErrors):
             return self._computed(value, self._pooling_error(a, b, value))
         terms = a.shape[-1]
         left, right = a.magnitude_in_sums, b.magnitude_in_sums
@@ -147,5 +147,5 @@ class Rigorous(Approximate):
         return error
 
     def _softmax(self, mask: Numbers | None) -> Self:
-        weights, error, simplex = rigorous_weights(self.value, self.error, mask, self.precision)
-        return self._computed(weights, error, weights=simplex)
+        weights, error, errors = rigorous_weights(self.value, self.error, mask, self.precision)
+        return self._computed(weights, error, weights=errors)

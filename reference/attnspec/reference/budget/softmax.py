@@ -1,7 +1,7 @@
 """The budget of softmax weights: how far rounding may move them, statistically and rigorously.
 
-Softmax is one step, since its shift by the maximum of the row cancels exactly. Both budgets start from the errors of
-the scores; ``docs/precision.md`` derives them.
+Softmax is one step, since its shift by the maximum of the row cancels exactly. Both start from the errors of the
+scores; ``docs/precision.md`` derives them. :func:`~attnspec.reference.budget.judged` takes the smaller budget.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
-class Simplex:
-    """What the rigorous bound of pooling needs to know of softmax weights.
+class WeightErrors:
+    """Bounds of the relative errors of softmax weights, from which the bound of pooled values is made.
 
     ``relative`` holds the relative errors of the exponentials and ``least_sum`` a lower bound of their sum, relative to
     the exact one. ``common`` bounds the relative error that all weights of a row share where they are taken as
@@ -58,7 +58,7 @@ def statistical_weights(
     level = 0.6 * u * logarithm
     variance = variance + alpha**2 * (u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2)
     sigma = np.minimum(np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
-    # First order fails where scores are uncertain by more than half a unit: there only a bound can judge.
+    # First order fails in rows with a score whose 8σ exceeds ½: there only a bound can judge.
     unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
     sigma = np.where(attendable, np.where(unsure & (alpha < 1), UNKNOWN, sigma), 0.0)
     return weights, sigma, repeats, level
@@ -66,8 +66,8 @@ def statistical_weights(
 
 def rigorous_weights(
     scores: Numbers, errors: Numbers, mask: Numbers | None, precision: Precision
-) -> tuple[Numbers, Numbers, Simplex]:
-    """Weights and bounds of their errors, from those of the scores, of shape (..., n, m); and their simplex."""
+) -> tuple[Numbers, Numbers, WeightErrors]:
+    """Weights and bounds of their errors, from those of the scores, of shape (..., n, m); and their relative errors."""
     p, u = precision, precision.accumulation
     alpha, shifted, attendable, logarithm = attendable_softmax(scores, mask)
     delta = np.broadcast_to(errors, attendable.shape) + 3 * u * np.abs(shifted) + 6 * u
@@ -80,7 +80,7 @@ def rigorous_weights(
     error = np.minimum(error, np.maximum(alpha, 1 - alpha))
     common = 2 * u * logarithm
     error = error + ((attendable.shape[-1] + 2) * u + common) * alpha + p.weights_smallest
-    return alpha, np.where(attendable, error, 0.0), Simplex(relative, least_sum, attendable, common)
+    return alpha, np.where(attendable, error, 0.0), WeightErrors(relative, least_sum, attendable, common)
 
 
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:

@@ -92,7 +92,7 @@ class UnitGradient(Backward):
 
 
 def unit_scratch(stride: Extent) -> tuple[Extent, Extent]:
-    """Reals of a thread: the keys of all units of a task, and their sums."""
+    """Numbers of a thread: the key factors of the hidden units of a task, and the sums of their gradients."""
     return stride * UNITS, stride * UNITS
 
 
@@ -100,7 +100,7 @@ def unit_scratch(stride: Extent) -> tuple[Extent, Extent]:
 def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
     """weights * (grad_output value^T - delta), and per group of rows the range of key blocks where it is not 0.
 
-    `single` for one query.
+    `single` is for n = 1, as in decoding.
     """
     k = Kernel("score_gradient_single" if single else "score_gradient", ScoreGradient, bits)
     present = 1 if single else ROWS
@@ -121,7 +121,7 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
             low, high = Variable(k, key_blocks), Variable(k, k.integer(0))
             with k.loop(0, end) as j:
                 block = value + j * width * g.d
-                for row in rows:  # rows are too far apart for the hardware to foresee
+                for row in rows:  # rows are too far apart for the prefetcher of the hardware
                     for t in range(KEY_TILE):
                         k.prefetch(g.weights, row * stride + j * width + t * lanes)
                 sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
