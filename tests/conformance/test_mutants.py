@@ -23,7 +23,8 @@ from attnspec.conformance.running.trials import Outcome, Task, perform
 from attnspec.conformance.variants import VARIANTS, Variant, variant
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.law import LAWS
-from attnspec.spec.contract.operation import _OPERATIONS, OPERATIONS, operation
+from attnspec.spec.contract.operation import _OPERATIONS, OPERATIONS
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.tree import flatten, mapped
 from attnspec.spec.normalization import Softmax
 

@@ -3,7 +3,7 @@
 # Annotations are values here, outside of any class that binds Array.
 # mypy: disable-error-code="valid-type"
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, NamedTuple
 
 import pytest
@@ -242,6 +242,17 @@ class Shapely(Generic[Array]):
 
 
 @dataclass(frozen=True)
+class Derived(Generic[Array]):
+    w: Float[Array, " d"]
+    double: Float[Array, " d"] = field(init=False)
+
+
+@dataclass(frozen=True)
+class Hidden(Generic[Array]):
+    _w: Float[Array, " d"]
+
+
+@dataclass(frozen=True)
 class Unnamed(Generic[Array]):
     cell: list[Array]
 
@@ -286,6 +297,8 @@ def test_what_is_no_tree(annotation: Any, path: str, got: str) -> None:
         (Empty[Array], "x: expected a record with fields; got Empty"),
         (Quoted[Array], "x: expected annotations that are no strings; got Quoted"),
         (Shapely[Array], "x: expected no field named shape, which arrays have; got Shapely"),
+        (Derived[Array], "x: expected fields that its constructor takes, without a leading underscore; got Derived"),
+        (Hidden[Array], "x: expected fields that its constructor takes, without a leading underscore; got Hidden"),
     ],
 )
 def test_what_is_wrong_with_a_record(annotation: Any, message: str) -> None:

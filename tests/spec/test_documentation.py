@@ -23,7 +23,8 @@ from attnspec.spec.contract.documentation import (
     where_list,
     where_notes,
 )
-from attnspec.spec.contract.operation import _OPERATIONS, operation
+from attnspec.spec.contract.operation import _OPERATIONS
+from attnspec.spec.contract.registration import operation
 
 ROOT = Path(__file__).parents[2]
 every_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)

@@ -589,3 +589,58 @@ def test_a_result_without_arrays_is_refused(protocol: Any) -> None:
 def test_results_of_one_name_are_refused() -> None:
     with pytest.raises(Misdeclared, match=r"^Twins: results: expected a name for each array; got a, a$"):
         declared(Twins, axes={"d": Axis.WIDTH}, results="a a")
+
+
+class ProductOnly(Protocol[Array]):
+    """Two sizes of which only the product is known."""
+
+    def __call__(self, x: Float[Array, "*batch d_k*d_v"]) -> Float[Array, "*batch d_k"]:
+        """Results."""
+        ...
+
+
+class BroadcastOnly(Protocol[Array]):
+    """A size whose axis may be 1."""
+
+    def __call__(self, x: Float[Array, "*batch #d_k"]) -> Float[Array, "*batch d_k"]:
+        """Results."""
+        ...
+
+
+class OptionalOnly(Protocol[Array]):
+    """A size of an array that may be missing."""
+
+    def __call__(self, x: Float[Array, "*batch d"], w: Float[Array, " h"] | None = None) -> Float[Array, "*batch h"]:
+        """Results."""
+        ...
+
+
+class LayersOnly(Protocol[Array]):
+    """A size of layers, of which there may be none."""
+
+    def __call__(self, x: tuple[Float[Array, "*batch d"], ...]) -> Float[Array, "*batch d"]:
+        """Results."""
+        ...
+
+
+class Eponymous(Protocol[Array]):
+    """An argument that is called like the result."""
+
+    def __call__(self, x: Float[Array, "*batch d"], result: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        """Results."""
+        ...
+
+
+@pytest.mark.parametrize(
+    ("protocol", "size"), [(ProductOnly, "d_k"), (BroadcastOnly, "d_k"), (OptionalOnly, "h"), (LayersOnly, "d")]
+)
+def test_a_size_that_no_argument_binds_is_refused(protocol: Any, size: str) -> None:
+    with pytest.raises(
+        Misdeclared, match=rf"^{protocol.__name__}: size {size}: expected an axis of its own, or an argument, that"
+    ):
+        declared(protocol)
+
+
+def test_an_argument_named_result_is_refused() -> None:
+    with pytest.raises(Misdeclared, match=r"^Eponymous: result: expected another name for an argument$"):
+        declared(Eponymous)

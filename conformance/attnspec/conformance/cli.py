@@ -68,6 +68,9 @@ def _files(**paths: Path | None) -> dict[str, OutputFile]:
     """The files that are asked for, by the names of their options, all of which can be written."""
     files = {name: OutputFile(path, f"--{name}") for name, path in paths.items() if path is not None}
     for file in files.values():
+        twin = next((f for f in files.values() if f is not file and f.path.resolve() == file.path.resolve()), None)
+        if twin is not None:
+            _unusable(f"{twin.option}: expected another file than that of {file.option}; got {str(twin.path)!r}")
         file.check()
     return files
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.axes import Axis
-from attnspec.spec.contract.operation import operation
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S1, S2, S3, S4, VASWANI
 
 __all__ = [

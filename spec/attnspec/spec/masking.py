@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypedDict
 from jaxtyping import Bool, Int
 
 from attnspec.spec.contract.annotations import Array, Array_co
-from attnspec.spec.contract.operation import operation
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S2, S3
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Protocol
 from jaxtyping import Float
 
 from attnspec.spec.contract.annotations import Array
-from attnspec.spec.contract.operation import operation
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S0, S2
 
 __all__ = [

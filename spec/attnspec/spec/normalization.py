@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypedDict
 from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array
-from attnspec.spec.contract.operation import operation
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S0, S1, S3, WANG
 
 __all__ = [

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.axes import Axis
-from attnspec.spec.contract.operation import operation
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S4
 
 __all__ = ["LSTMCell", "LSTMParameters", "RecurrentOperations", "RecurrentTable"]

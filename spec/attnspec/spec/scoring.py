@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypedDict
 from jaxtyping import Float
 
 from attnspec.spec.contract.annotations import Array
-from attnspec.spec.contract.operation import operation
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3, S4
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypedDict
 from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array
-from attnspec.spec.contract.operation import operation
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import BAHDANAU, S0, S3
 
 __all__ = [

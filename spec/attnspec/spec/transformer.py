@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
-from attnspec.spec.contract.operation import operation
+from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
 from attnspec.spec.multihead import MultiHeadParameters
 

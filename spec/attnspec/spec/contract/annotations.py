@@ -120,10 +120,17 @@ def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
         ("a record with fields", bool(found)),
         ("annotations that are no strings", not any(isinstance(a, str) for a in found.values())),
         ("no field named shape, which arrays have", "shape" not in found),
+        ("fields that its constructor takes, without a leading underscore", _constructible(record, found)),
     ):
         if not is_so:
             raise Misdeclared(f"{path}: expected {wanted}; got {shown}")
     return found
+
+
+def _constructible(record: Any, found: Mapping[str, Any]) -> bool:
+    """Whether a record can be made of its fields, and none of them hides what records have."""
+    made = not dataclasses.is_dataclass(record) or all(f.init for f in dataclasses.fields(record))
+    return made and not any(name.startswith("_") for name in found)
 
 
 def _check_renamed(annotation: Any, path: str, given: Sizes) -> None:

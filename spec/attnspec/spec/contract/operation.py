@@ -1,23 +1,18 @@
-"""The contract of one operation, read from its Protocol.
+"""The contract of one operation, and the registry of all: inputs, laws, reports and documentation are made from it.
 
-``@operation`` decorates a Protocol whose ``__call__`` has jaxtyping annotations. It reads the signature, takes as
-arguments what annotations cannot say, and registers an :class:`Operation`, from which inputs, laws, reports and
-documentation are made.
+``attnspec.spec.contract.registration`` reads it from a Protocol.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from attnspec.spec.contract.annotations import Misdeclared, names, read
 from attnspec.spec.contract.axes import GLOSSARY, Axis, Role
 from attnspec.spec.contract.sources import Citation
 from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, Reader, reader, walked
-
-P = TypeVar("P", bound=type)
 
 CHAPTERS = (
     "scoring",
@@ -233,160 +228,8 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(_OPERATIONS)
 """Every operation of the contract, by name, in the order of the chapters."""
 
 
-def operation(
-    name: str,
-    *,
-    chapter: str,
-    formula: str,
-    sources: Sequence[Citation],
-    reference_only: bool = False,
-    axes: Mapping[str, Axis] | None = None,
-    pooled: str = "",
-    linear: str = "",
-    sharpened: Mapping[str, float] | None = None,
-    causal: str = "",
-    ordered: str = "",
-    features: str = "",
-    results: str = "",
-    lengths: Mapping[str, str] | None = None,
-    indices: Mapping[str, str] | None = None,
-    tried: Mapping[str, tuple[Any, ...]] | None = None,
-) -> Callable[[P], P]:
-    """Register a Protocol as the operation of that name, with what annotations cannot say.
-
-    ``reference_only``: no backend provides it. ``axes``: what sizes count, where it is not what the glossary says.
-    ``pooled``: the argument of which each result is an average. ``linear``: the arguments in each of which the
-    first result is linear. ``sharpened``: exponents p by argument: multiplying each by cᵖ multiplies the scores by
-    c. ``causal``: two sizes; results along the first do not depend on later positions along the last. It follows
-    from a flag `causal`. ``ordered``: the options with which the order of positions matters. ``features``: keyword
-    arguments, their choices (``norm=pre``) and results that a backend may lack. ``results``: names of the arrays of
-    a tuple. ``lengths``: integer arrays, each with the size that it is a length along. ``indices``: integer arrays,
-    each with the size that bounds it. ``tried``: values to try an option with.
-    """
-    if chapter not in CHAPTERS:
-        raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
-    words: dict[str, Any] = {
-        "chapter": chapter,
-        "formula": formula,
-        "sources": tuple(sources),
-        "reference_only": reference_only,
-        "axes": axes or {},
-        "pooled": pooled,
-        "linear": tuple(linear.split()),
-        "sharpened": sharpened or {},
-        "causal": tuple(causal.split()),
-        "ordered": tuple(ordered.split()),
-        "features": tuple(features.split()),
-        "results": tuple(results.split()),
-        "lengths": lengths or {},
-        "indices": indices or {},
-        "tried": tried or {},
-    }
-
-    def register(protocol: P) -> P:
-        try:
-            made = _read_protocol(protocol, name, words)
-            if not reference_only:
-                _check(made)
-        except Misdeclared as error:
-            raise Misdeclared(f"{protocol.__name__}: {error}") from None
-        _OPERATIONS[name] = made
-        for known in sorted(_OPERATIONS, key=lambda n: CHAPTERS.index(_OPERATIONS[n].chapter)):
-            _OPERATIONS[known] = _OPERATIONS.pop(known)
-        return protocol
-
-    return register
-
-
-CAUSAL = "causal"
-"""The name of the causal flag in every operation that has one."""
-
-
-def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operation:
-    """The operation that a Protocol describes; :class:`Misdeclared` says what is wrong with it."""
-    if not getattr(protocol, "_is_protocol", False) or len(protocol.__parameters__) != 1 or not protocol.__doc__:
-        raise Misdeclared("expected a Protocol[Array] with a docstring of domain and edges")
-    if name in OPERATIONS or name != name.lower() or name.replace("_", "") != protocol.__name__.lower():
-        raise Misdeclared(f"name: expected that of the class in small letters, and used once; got {name!r}")
-    signature = inspect.signature(protocol.__call__)
-    given = list(signature.parameters.values())[1:]
-    annotations = {p.name: p.annotation for p in given} | {"result": signature.return_annotation}
-    named = [n for top, a in annotations.items() for n in names(a, top, deep=top == "result")]
-    meanings = {**GLOSSARY, **words["axes"]}
-    scope = {n: n for n in (*named, *(p.name for p in given if p.name in meanings))}
-    nodes = {n: read(a, n, scope) for n, a in annotations.items()}
-    result = _named(nodes.pop("result"), iter(words["results"]))
-    parts = [
-        replace(n, kind=Kind.SIZE) if isinstance(n, Option) and n.kind is Kind.COUNT and n.path in meanings else n
-        for n in nodes.values()
-    ]
-    made = Operation(
-        name=name,
-        protocol=protocol,
-        call=Branch("", dict, tuple(nodes), tuple(parts)),
-        result=result,
-        defaults={p.name: p.default for p in given if p.default is not p.empty},
-        keyword_only=frozenset(p.name for p in given if p.kind is p.KEYWORD_ONLY),
-        **words,
-    )
-    if CAUSAL not in nodes:
-        return made
-    pair = made.causal or (*made.sizes_of(Axis.QUERY)[:1], *made.sizes_of(Axis.KEY)[-1:])
-    return replace(made, causal=tuple(dict.fromkeys(pair)), ordered=(CAUSAL, *made.ordered))
-
-
-def _check(made: Operation) -> None:
-    """Refuse sizes without a meaning, words that name nothing, and operations that no example can be made for."""
-    results, sizes, top = [x.path for x in made.outputs], made.sizes, made.call.names
-    meanings = {**GLOSSARY, **made.axes}
-    bounded, options = {**made.lengths, **made.indices}, {o.path for o in made.options}
-    for size in (*sizes, *(size for leaf in made.outputs for size in leaf.sizes)):
-        if size not in made.counts and size.rsplit(".", 1)[-1] not in meanings:
-            raise Misdeclared(f"size {size}: expected one of the glossary, or `axes=` to say what it counts")
-        if size not in sizes:
-            raise Misdeclared(f"result: expected sizes that arguments have; got {size}")
-    choices = [f"{o.path}={c}" for o in made.options if o.path in made.defaults for c in o.choices]
-    for word, used, allowed in (
-        ("pooled", [made.pooled] if made.pooled else [], top),
-        ("linear", made.linear, top),
-        ("sharpened", made.sharpened, [x.path for x in made.leaves]),
-        ("ordered", made.ordered, top),
-        ("causal", made.causal, sizes),
-        ("features", made.features, (*made.defaults, *choices, *results)),
-        ("lengths, indices", bounded, (*(x.path for x in made.leaves), *options)),
-        ("lengths, indices", bounded.values(), sizes),
-        ("tried", made.tried, options),
-        ("axes", made.axes, tuple(dict.fromkeys(s.rsplit(".", 1)[-1] for s in sizes))),
-    ):
-        if unknown := [u for u in used if u not in allowed]:
-            raise Misdeclared(f"{word}: expected among {', '.join(allowed) or 'nothing'}; got {unknown[0]}")
-    for leaf in made.leaves:
-        if leaf.free:
-            raise Misdeclared(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
-        if leaf.kind is Kind.INT and leaf.path not in bounded:
-            raise Misdeclared(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
-        if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in made.sizes_of(Axis.KEY)):
-            raise Misdeclared(f"{leaf.path}: expected a mask, whose last axis is attended to")
-    for option in made.options:
-        if option.kind in (Kind.COUNT, Kind.NUMBER) and option.path not in {**made.tried, **made.indices}:
-            raise Misdeclared(f"{option.path}: expected `tried=` with numbers to try it with")
-        if option.path in made.defaults and option.choices and not option.takes(made.defaults[option.path]):
-            raise Misdeclared(f"{option.path}: expected a default among {option.choices}")
-    missing = any(x.optional and x.path not in made.features for x in walked(made.result))
-    if not results or missing or any(isinstance(x, Option) for x in walked(made.result)):
-        raise Misdeclared("result: expected an array or a tree of arrays, none of them missing but for features")
-    if len(set(made.results)) < len(made.results):
-        raise Misdeclared(f"results: expected a name for each array; got {', '.join(made.results)}")
-    if made.results and results != list(made.results):
-        raise Misdeclared(f"results: expected names of {len(results)} arrays; got {len(made.results)}")
-    if len(results) > 1 and not made.results:
-        raise Misdeclared(f"results: expected a name for each of {len(results)} arrays; got none")
-
-
-def _named(result: Node, given: Iterator[str]) -> Node:
-    """The result with the given names for its arrays."""
-    if isinstance(result, Leaf):
-        return replace(result, path=next(given, result.path))
-    if isinstance(result, Branch):
-        return replace(result, nodes=tuple(_named(n, given) for n in result.nodes))
-    return result
+def register(made: Operation) -> None:
+    """Enter an operation, in the place of its chapter."""
+    _OPERATIONS[made.name] = made
+    for known in sorted(_OPERATIONS, key=lambda name: CHAPTERS.index(_OPERATIONS[name].chapter)):
+        _OPERATIONS[known] = _OPERATIONS.pop(known)

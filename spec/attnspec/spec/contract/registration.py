@@ -1,0 +1,130 @@
+"""From a Protocol to its operation.
+
+``@operation`` decorates a Protocol whose ``__call__`` has jaxtyping annotations. It reads the signature, takes as
+arguments what annotations cannot say, and registers an :class:`~attnspec.spec.contract.operation.Operation`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from attnspec.spec.contract.annotations import Misdeclared, names, read
+from attnspec.spec.contract.axes import GLOSSARY, Axis
+from attnspec.spec.contract.checking import check
+from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Operation, register
+from attnspec.spec.contract.sources import Citation
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option
+
+P = TypeVar("P", bound=type)
+
+
+def operation(
+    name: str,
+    *,
+    chapter: str,
+    formula: str,
+    sources: Sequence[Citation],
+    reference_only: bool = False,
+    axes: Mapping[str, Axis] | None = None,
+    pooled: str = "",
+    linear: str = "",
+    sharpened: Mapping[str, float] | None = None,
+    causal: str = "",
+    ordered: str = "",
+    features: str = "",
+    results: str = "",
+    lengths: Mapping[str, str] | None = None,
+    indices: Mapping[str, str] | None = None,
+    tried: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Callable[[P], P]:
+    """Register a Protocol as the operation of that name, with what annotations cannot say.
+
+    ``reference_only``: no backend provides it. ``axes``: what sizes count, where it is not what the glossary says.
+    ``pooled``: the argument of which each result is an average. ``linear``: the arguments in each of which the
+    first result is linear. ``sharpened``: exponents p by argument: multiplying each by cᵖ multiplies the scores by
+    c. ``causal``: two sizes; results along the first do not depend on later positions along the last. It follows
+    from a flag `causal`. ``ordered``: the options with which the order of positions matters. ``features``: keyword
+    arguments, their choices (``norm=pre``) and results that a backend may lack. ``results``: names of the arrays of
+    a tuple. ``lengths``: integer arrays, each with the size that it is a length along. ``indices``: integer arrays,
+    each with the size that bounds it. ``tried``: values to try an option with.
+    """
+    if chapter not in CHAPTERS:
+        raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
+    words: dict[str, Any] = {
+        "chapter": chapter,
+        "formula": formula,
+        "sources": tuple(sources),
+        "reference_only": reference_only,
+        "axes": axes or {},
+        "pooled": pooled,
+        "linear": tuple(linear.split()),
+        "sharpened": sharpened or {},
+        "causal": tuple(causal.split()),
+        "ordered": tuple(ordered.split()),
+        "features": tuple(features.split()),
+        "results": tuple(results.split()),
+        "lengths": lengths or {},
+        "indices": indices or {},
+        "tried": tried or {},
+    }
+
+    def registered(protocol: P) -> P:
+        try:
+            made = _read_protocol(protocol, name, words)
+            if not reference_only:
+                check(made)
+        except Misdeclared as error:
+            raise Misdeclared(f"{protocol.__name__}: {error}") from None
+        register(made)
+        return protocol
+
+    return registered
+
+
+CAUSAL = "causal"
+"""The name of the causal flag in every operation that has one."""
+
+
+def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operation:
+    """The operation that a Protocol describes; :class:`Misdeclared` says what is wrong with it."""
+    if not getattr(protocol, "_is_protocol", False) or len(protocol.__parameters__) != 1 or not protocol.__doc__:
+        raise Misdeclared("expected a Protocol[Array] with a docstring of domain and edges")
+    if name in OPERATIONS or name != name.lower() or name.replace("_", "") != protocol.__name__.lower():
+        raise Misdeclared(f"name: expected that of the class in small letters, and used once; got {name!r}")
+    signature = inspect.signature(protocol.__call__)
+    given = list(signature.parameters.values())[1:]
+    annotations = {p.name: p.annotation for p in given} | {"result": signature.return_annotation}
+    if "result" in [p.name for p in given]:
+        raise Misdeclared("result: expected another name for an argument")
+    named = [n for top, a in annotations.items() for n in names(a, top, deep=top == "result")]
+    meanings = {**GLOSSARY, **words["axes"]}
+    scope = {n: n for n in (*named, *(p.name for p in given if p.name in meanings))}
+    nodes = {n: read(a, n, scope) for n, a in annotations.items()}
+    result = _named(nodes.pop("result"), iter(words["results"]))
+    parts = [
+        replace(n, kind=Kind.SIZE) if isinstance(n, Option) and n.kind is Kind.COUNT and n.path in meanings else n
+        for n in nodes.values()
+    ]
+    made = Operation(
+        name=name,
+        protocol=protocol,
+        call=Branch("", dict, tuple(nodes), tuple(parts)),
+        result=result,
+        defaults={p.name: p.default for p in given if p.default is not p.empty},
+        keyword_only=frozenset(p.name for p in given if p.kind is p.KEYWORD_ONLY),
+        **words,
+    )
+    if CAUSAL not in nodes:
+        return made
+    pair = made.causal or (*made.sizes_of(Axis.QUERY)[:1], *made.sizes_of(Axis.KEY)[-1:])
+    return replace(made, causal=tuple(dict.fromkeys(pair)), ordered=(CAUSAL, *made.ordered))
+
+
+def _named(result: Node, given: Iterator[str]) -> Node:
+    """The result with the given names for its arrays."""
+    if isinstance(result, Leaf):
+        return replace(result, path=next(given, result.path))
+    if isinstance(result, Branch):
+        return replace(result, nodes=tuple(_named(n, given) for n in result.nodes))
+    return result
