@@ -4,7 +4,6 @@ import base64
 import textwrap
 import zlib
 from collections.abc import Iterator
-from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from attnspec.conformance.judging.results import json_number
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.registry import Check
-from attnspec.spec.contract.tree import as_source, branches
+from attnspec.spec.contract.tree import as_source, branches, field_names
 
 SHOWN = 400
 """Arrays of more elements are summed up by shape and dtype."""
@@ -136,7 +135,7 @@ def _same(one: Arguments, other: Arguments) -> bool:
 
 def _records(value: Any) -> Iterator[Any]:
     """The records of a tree, each before what is inside."""
-    if is_dataclass(value) or hasattr(value, "_fields"):
+    if field_names(value):
         yield value
     for _, part in branches(value) or ():
         yield from _records(part)

@@ -237,7 +237,7 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """Compare the result for every value of an option with the formula, on the same arrays."""
     tried = False
     for option in subject.operation.options:
-        if option.kind is Kind.SIZE:
+        if option.kind is Kind.SIZE or option.path == subject.operation.flag:
             continue
         for value in option_levels(option, subject.operation, subject.limits):
             given = arguments.replaced({option.path: value})

@@ -128,7 +128,7 @@ def always_inclusive(correct: Formulas, n: int, m: int, *, include_self: bool = 
     "causal accepted and ignored",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("operation.option-effect", "masking.future-invariance"),
+    breaks=("masking.causal-is-a-mask", "masking.future-invariance"),
     source="a backend that takes the flag for the sake of the signature",
 )
 def causal_without_effect(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:

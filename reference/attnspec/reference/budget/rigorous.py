@@ -30,8 +30,8 @@ class Rigorous(Approximate):
 
     def _note_peak(self, magnitude: Numbers) -> None:
         if magnitude.size:
-            largest = float(np.max(np.where(np.isnan(magnitude), np.inf, magnitude)))
-            self.extremes.peak = max(self.extremes.peak, largest)
+            largest = float(np.max(magnitude))
+            self.extremes.peak = max(self.extremes.peak, np.inf if np.isnan(largest) else largest)
 
     def _operand_error(self, *operands: Self) -> Numbers | float:
         u = self.precision.operand

@@ -45,7 +45,7 @@ def statistical_weights(
     p, u = precision, precision.accumulation
     weights, shifted, attendable, logarithm = attendable_softmax(scores, mask)
     alpha, drop = as_double(weights), as_double(shifted)
-    error = np.where(attendable, np.broadcast_to(errors, attendable.shape), 0.0)
+    error = np.where(attendable, errors, 0.0)
     keys = attendable.shape[-1]
     d = np.sqrt(error**2 + u**2 * (1 + drop**2))
     d = np.where(attendable, np.minimum(d, 1.0), 0.0)
@@ -70,7 +70,7 @@ def rigorous_weights(
     """Weights and bounds of their errors, from those of the scores, of shape (..., n, m); and their relative errors."""
     p, u = precision, precision.accumulation
     alpha, shifted, attendable, logarithm = attendable_softmax(scores, mask)
-    delta = np.broadcast_to(errors, attendable.shape) + 3 * u * np.abs(shifted) + 6 * u
+    delta = errors + 3 * u * np.abs(shifted) + 6 * u
     delta = np.where(attendable, np.minimum(delta, LARGEST_EXPONENT), 0.0)
     relative = np.where(attendable, np.expm1(delta), 0.0)
     least_sum = _least_sum(alpha, delta)
@@ -90,7 +90,6 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, 
     """
     shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
     attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
-    scores = np.broadcast_to(scores, shape)
     masked = np.where(attendable, scores, -np.inf)
     maximum = np.max(masked, axis=-1, keepdims=True, initial=-np.inf)
     maximum = np.where(np.isfinite(maximum), maximum, 0)

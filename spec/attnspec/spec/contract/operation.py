@@ -6,7 +6,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -131,6 +131,7 @@ class Operation:
 
     # Roles -----------------------------------------------------------------------------------------------------------
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def axis(self, size: str) -> Axis:
         """What a size counts; ``KeyError`` for a size that is not in the glossary and not declared."""
         if size in self.counts:
@@ -138,6 +139,12 @@ class Operation:
         name = size.rsplit(".", 1)[-1]
         return self.axes[name] if name in self.axes else GLOSSARY[name]
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
+    def least(self, size: str) -> int:
+        """The smallest number that a size may be: 0 for positions and layers, else 1."""
+        return 0 if self.axis(size) & (Axis.POSITION | Axis.LAYER) else 1
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def sizes_of(self, kind: Axis) -> tuple[str, ...]:
         """The sizes of arguments that count this, possibly among other things."""
         return tuple(s for s in self.sizes if s not in self.counts and kind in self.axis(s))
@@ -157,6 +164,7 @@ class Operation:
         """Whether the queries are the keys."""
         return self.asking is not None and self.asking == self.asked
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def role(self, leaf: Leaf) -> Role:
         """The role of an array; a weight with positions, such as relative positions, has both roles."""
         if leaf.kind is Kind.BOOL:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import (
     Branch,
@@ -170,16 +169,17 @@ def _say(
     binding: Binding, size: str, path: str, number: int, got: Any, leaf: Leaf | None = None, written: str = ""
 ) -> None:
     """Bind a size to a number; :class:`Misfit` if it is bound to another one, or the number is too small."""
-    shown = as_tuple(got) if isinstance(got, tuple) else got
     known = binding.sizes.setdefault(size, number)
     origin = binding.origin.setdefault(size, path)
+    least = binding.operation.least(size)
+    if known == number >= least:
+        return
     name = written or size.rpartition(".")[2]
+    expected = f"{name} of at least {least}"
     if known != number:
         expected = f"{leaf.shape_text} with {name} = {known}" if leaf else f"{name} = {known}"
-        raise Misfit(path, f"{expected} (from {origin})", shown)
-    least = 0 if binding.operation.axis(size) & (Axis.POSITION | Axis.LAYER) else 1
-    if number < least:
-        raise Misfit(path, f"{name} of at least {least}", shown)
+        expected = f"{expected} (from {origin})"
+    raise Misfit(path, expected, as_tuple(got) if isinstance(got, tuple) else got)
 
 
 def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> None:

@@ -11,7 +11,7 @@ Values are flattened by their own structure (:func:`flatten`, :func:`mapped`, :f
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import chain, repeat
@@ -170,17 +170,19 @@ class Misfit(ValueError):
 
 def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
     """The parts of a value with their paths; None for an array or option."""
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        if names is None:
-            return [(f"{path}[{i}]", x) for i, x in enumerate(value)]
-    elif is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "shape"):
-        names = tuple(f.name for f in fields(value))
-    elif isinstance(value, dict):
-        return [(f"{path}.{name}" if path else name, x) for name, x in value.items()]
-    else:
+    if hasattr(value, "shape"):
         return None
-    return [(f"{path}.{name}" if path else name, getattr(value, name)) for name in names]
+    if isinstance(value, dict):
+        return [(f"{path}.{name}" if path else name, x) for name, x in value.items()]
+    names = field_names(value)
+    if names:
+        return [(f"{path}.{name}" if path else name, getattr(value, name)) for name in names]
+    return [(f"{path}[{i}]", x) for i, x in enumerate(value)] if isinstance(value, tuple) else None
+
+
+def field_names(value: Any) -> tuple[str, ...]:
+    """The fields of a record or NamedTuple, none for any other value."""
+    return tuple(getattr(value, "__dataclass_fields__", ())) or getattr(value, "_fields", ())
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
@@ -199,9 +201,8 @@ def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any
     parts = [mapped(part, change, below) for below, part in inner]
     if isinstance(value, dict):
         return dict(zip(value, parts, strict=True))
-    if not isinstance(value, tuple):
-        return type(value)(**{f.name: x for f, x in zip(fields(value), parts, strict=True)})
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    names = field_names(value)
+    return type(value)(**dict(zip(names, parts, strict=True))) if names else tuple(parts)
 
 
 def as_source(value: Any, show: Callable[[Any], str]) -> str:
@@ -210,9 +211,9 @@ def as_source(value: Any, show: Callable[[Any], str]) -> str:
     if inner is None:
         return show(value)
     parts = [as_source(part, show) for _, part in inner]
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+    names = field_names(value)
+    if not names:
         return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
-    names = getattr(value, "_fields", None) or [f.name for f in fields(value)]
     return f"{type(value).__name__}({', '.join(f'{n}={p}' for n, p in zip(names, parts, strict=True))})"
 
 

@@ -100,5 +100,6 @@ OPTION_EFFECT = law(
     "operation.option-effect",
     "Every value that an option may have gives what the formula says: what is accepted has an effect.",
     formula=r"f(x; o = v) = f^*(x; o = v) \text{ for every } v",
-    governs=lambda operation: any(o.kind is not Kind.SIZE for o in operation.options),
+    # Of the causal flag, the laws of masking say the same.
+    governs=lambda operation: any(o.kind is not Kind.SIZE and o.path != operation.flag for o in operation.options),
 )
