@@ -170,7 +170,7 @@ class Misfit(ValueError):
 
 def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
     """The parts of a value with their paths; None for an array or option."""
-    if hasattr(value, "shape"):
+    if hasattr(value, "shape") or isinstance(value, type):
         return None
     if isinstance(value, dict):
         return [(f"{path}.{name}" if path else name, x) for name, x in value.items()]
