@@ -7,6 +7,9 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.spec.contract.limits import Limits
 
+SQUARE = 16
+"""Queries and keys of a square mask: an example may have many keys because it has one query."""
+
 
 def mask_shape(arguments: Arguments) -> tuple[int, ...]:
     """The full shape of the mask: (*batch, n, m), or (*batch, m) for operations without a query axis."""
@@ -37,13 +40,14 @@ def collapsed_masks(
     broadcasts = limits.broadcasting
     some = [size if rng.random() < 0.5 or (i < batch and not broadcasts) else 1 for i, size in enumerate(shape)]
     yield arguments, tuple(some[int(rng.integers(batch + 1)) if broadcasts else 0 :])
-    asking, n, m = operation.asking, arguments.queries, arguments.keys_count
-    alone = core < 2 or asking is None or operation.attends_to_itself
-    if alone or asking is None or limits.multiple_of > 1 or not n or not m:
+    asking, asked, n, m = operation.asking, operation.asked, arguments.queries, arguments.keys_count
+    alone = core < 2 or operation.attends_to_itself
+    if alone or asking is None or asked is None or limits.multiple_of > 1 or not n or not m:
         return
-    square = arguments.along(asking, take(np.arange(m) % n))
-    yield square, (*shape[:batch], 1, m)
-    yield square, (*shape[:batch], m, 1)
+    count = min(m, SQUARE)
+    square = arguments.along(asked, keep(count)).along(asking, take(np.arange(count) % n))
+    yield square, (*shape[:batch], 1, count)
+    yield square, (*shape[:batch], count, 1)
     if not batch and broadcasts and limits.max_batch_dims:
         few = arguments.along(asking, keep(4))
         yield few, (few.queries or 0, 1, m)
