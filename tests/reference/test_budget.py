@@ -159,7 +159,15 @@ def test_the_gradient_of_shared_weights_may_be_summed_in_one_go() -> None:
     assert 0.02 < max(ratios) <= 1.0
 
 
-def test_soft_arrays_refuse_what_they_have_no_rule_for() -> None:
+def test_a_product_without_columns_has_gradients_of_zero() -> None:
+    query, w = normal(2, 3, 4), normal(0, 4)
+    p = precision("location_scores", "float32")
+    found = gradients(REFERENCE["location_scores"], {"query": query, "w": w}, np.zeros((2, 3, 0)), p, np.float64)
+    assert found["w"][0].shape == (0, 4)
+    assert not found["query"][0].any()
+
+
+def test_statistical_arrays_refuse_what_they_have_no_rule_for() -> None:
     x = Statistical(np.ones(3), 0.0, precision("softmax", "float32"), given=True)
     with pytest.raises(TypeError):
         np.arctan(x)

@@ -66,7 +66,7 @@ def root_mean_square(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbe
 
 
 @mutant(
-    "variance without ε",
+    "variance too small by 1 %",
     replaces="variance",
     operations=(EncoderLayer,),
     breaks=("transformer.normalized",),

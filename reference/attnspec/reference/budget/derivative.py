@@ -7,6 +7,7 @@ has its own budget.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -222,7 +223,8 @@ def _of_right(a: Statistical, b: Statistical, g: Statistical) -> Statistical:
     right = _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)
     if b.ndim > 2 or a.ndim == 2 or a.shape[:-1] != g.shape[:-1]:
         return right
-    at_once = a.reshape(-1, a.shape[-1]).swapaxes(0, 1) @ g.reshape(-1, g.shape[-1])
+    rows = prod(g.shape[:-1])
+    at_once = a.reshape(rows, a.shape[-1]).swapaxes(0, 1) @ g.reshape(rows, g.shape[-1])
     return Statistical(right.value, np.maximum(right.error, at_once.error), g.precision, scale=right.scale)
 
 
