@@ -82,9 +82,10 @@ class Example:
         kept = self.kept.get(leaf.path, (True,) * len(self.batch))
         batch = tuple(b if k else 1 for b, k in zip(self.batch, kept, strict=True)) if leaf.batched else ()
         collapsed = self.collapsed.get(leaf.path, ())
-        sizes = dict(self.sizes)
         core = (
-            1 if d.broadcast and d.factors[0] in collapsed else number_of(tuple(map(schematic, d.factors)), sizes) or 0
+            1
+            if d.broadcast and d.factors[0] in collapsed
+            else number_of(tuple(map(schematic, d.factors)), self.sizes) or 0
             for d in leaf.core
         )
         return (*batch, *core)

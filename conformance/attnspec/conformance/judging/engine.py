@@ -93,11 +93,17 @@ class _Run:
     subject: Subject
     effort: Effort
     mark: Mark
+    stop_at_first: bool
     laws: dict[str, _Progress] = field(default_factory=dict)
 
     @property
     def open(self) -> list[_Progress]:
         return [p for p in self.laws.values() if p.failure is None]
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further example is needed."""
+        return not self.open or (self.stop_at_first and len(self.open) < len(self.laws))
 
     def check(self, progress: _Progress, arguments: Arguments, seed: int) -> None:
         """Check one law on one example, and remember what became of it."""
@@ -126,9 +132,8 @@ def judge(
     ``skip`` holds verdicts that are known already (laws that crashed the process before). ``stop_at_first`` ends at the
     first violation, without reducing it.
     """
-    operation = OPERATIONS[case.operation]
-    subject = Subject(backend, contract, operation, case.dtype, device)
-    run = _Run(subject, profile.at(case.dtype), mark)
+    subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device)
+    run = _Run(subject, profile.at(case.dtype), mark, stop_at_first)
     settled = dict(skip or {})
     for law in case.laws:
         if law in settled:
@@ -137,24 +142,24 @@ def judge(
             settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, "the backend has no vjp")
         else:
             run.laws[law] = _Progress(CHECKS[law])
-    case_seed = stable_seed(seed, case.operation, case.dtype)
-    _explore(run, operation, case_seed, stop_at_first)
+    _explore(run, stable_seed(seed, case.operation, case.dtype))
     for law, progress in run.laws.items():
-        settled[law] = _verdict(run, case, law, progress, reduce=not stop_at_first)
+        settled[law] = _verdict(run, case, law, progress)
     return [settled[law] for law in case.laws]
 
 
-def _explore(run: _Run, operation: Operation, seed: int, stop_at_first: bool) -> None:
-    rows = corners(operation, run.subject.limits, seed=seed, most=run.effort.corners, work=run.effort.work)
+def _explore(run: _Run, seed: int) -> None:
+    subject, effort = run.subject, run.effort
+    rows = corners(subject.operation, subject.limits, seed=seed, most=effort.corners, work=effort.work)
     for i, example in enumerate(rows):
-        _try(run, operation, example, i, first=i == 0)
-        if not run.open or (stop_at_first and len(run.open) < len(run.laws)):
+        _try(run, example, i, first=i == 0)
+        if run.ended:
             return
-    if run.effort.drawn:
-        _draw(run, operation, seed, len(rows), stop_at_first)
+    if effort.drawn:
+        _draw(run, seed, len(rows))
 
 
-def _draw(run: _Run, operation: Operation, seed: int, count: int, stop_at_first: bool) -> None:
+def _draw(run: _Run, seed: int, count: int) -> None:
     """Let Hypothesis look for examples after the first ``count``, in the direction of larger error ratios."""
 
     @hypothesis.seed(seed)
@@ -165,22 +170,22 @@ def _draw(run: _Run, operation: Operation, seed: int, count: int, stop_at_first:
         phases=(hypothesis.Phase.generate, hypothesis.Phase.target),
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    @hypothesis.given(examples(operation, run.subject.limits, work=run.effort.work))
+    @hypothesis.given(examples(run.subject.operation, run.subject.limits, work=run.effort.work))
     def explore(example: Example) -> None:
         nonlocal count
-        if not run.open or (stop_at_first and len(run.open) < len(run.laws)):
+        if run.ended:
             return
-        ratio = _try(run, operation, example, count)
+        ratio = _try(run, example, count)
         count += 1
         hypothesis.target(min(ratio, 1e6), label="error ratio")
 
     explore()
 
 
-def _try(run: _Run, operation: Operation, example: Example, index: int, *, first: bool = False) -> float:
+def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> float:
     """Check the laws that are due on an example; the largest error ratio."""
     subject, largest = run.subject, 0.0
-    arguments = example.arguments(operation, data_dtype(subject))
+    arguments = example.arguments(subject.operation, data_dtype(subject))
     try:
         judgeable = subject.in_domain(arguments)
     except Violation:
@@ -195,7 +200,7 @@ def _try(run: _Run, operation: Operation, example: Example, index: int, *, first
     return largest
 
 
-def _verdict(run: _Run, case: Case, law: str, progress: _Progress, *, reduce: bool) -> Result:
+def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
     result = Result(
         case.operation,
         law,
@@ -211,6 +216,7 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress, *, reduce: bo
             return result
         return replace(result, status=Status.NOT_APPLICABLE, reason="no example concerned it")
     arguments, violation, seed = progress.failure
+    reduce = not run.stop_at_first
     if reduce:
         reduction = simplest if progress.check.once else reduced
         arguments, violation = reduction(run.subject, progress.check, arguments, violation, seed, run.mark)

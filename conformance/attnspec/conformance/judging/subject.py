@@ -38,8 +38,6 @@ class Subject(Comparisons):
     def __init__(self, backend: Any, contract: Contract, operation: Operation, dtype: str, device: str) -> None:
         self.backend, self.contract, self.operation = backend, contract, operation
         self.dtype, self.device = dtype, device
-        self.ratio = 0.0
-        self.not_judged = 0
         self.observed: dict[str, str] = {}
         self.default_dtype = "float64"
 

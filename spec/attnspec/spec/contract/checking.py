@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from attnspec.spec.contract.annotations import Misdeclared
 from attnspec.spec.contract.axes import GLOSSARY, Axis
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, walked
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, short, walked
 
 
 def check(made: Operation) -> None:
@@ -14,7 +14,7 @@ def check(made: Operation) -> None:
     meanings = {**GLOSSARY, **made.axes}
     bounded, options = {**made.lengths, **made.indices}, {o.path for o in made.options}
     for size in (*sizes, *(size for leaf in made.outputs for size in leaf.sizes)):
-        if size not in made.counts and size.rsplit(".", 1)[-1] not in meanings:
+        if size not in made.counts and short(size) not in meanings:
             raise Misdeclared(f"size {size}: expected one of the glossary, or `axes=` to say what it counts")
         if size not in sizes:
             raise Misdeclared(f"result: expected sizes that arguments have; got {size}")
@@ -29,11 +29,12 @@ def check(made: Operation) -> None:
         ("lengths, indices", bounded, (*(x.path for x in made.leaves), *options)),
         ("lengths, indices", bounded.values(), sizes),
         ("tried", made.tried, options),
-        ("axes", made.axes, tuple(dict.fromkeys(s.rsplit(".", 1)[-1] for s in sizes))),
+        ("axes", made.axes, tuple(dict.fromkeys(map(short, sizes)))),
     ):
         if unknown := [u for u in used if u not in allowed]:
             raise Misdeclared(f"{word}: expected among {', '.join(allowed) or 'nothing'}; got {unknown[0]}")
-    if unbound := [s for s in sizes if s not in _bound(made)]:
+    bound = _bound(made)
+    if unbound := [s for s in sizes if s not in bound]:
         wanted = "an axis of its own, or an argument, that binds it in every call"
         raise Misdeclared(f"size {unbound[0]}: expected {wanted}; got only products, broadcast axes or optional arrays")
     for leaf in made.leaves:

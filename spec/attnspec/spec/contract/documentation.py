@@ -17,7 +17,7 @@ from typing import Any, get_origin
 
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.operation import OPERATIONS, Operation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, as_tuple
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, as_tuple, short
 
 HEADINGS = ("Formula", "Where", "Source", "Edges", "Errors")
 """The headings of every operation, in this order."""
@@ -125,7 +125,7 @@ def meanings(operation: Operation) -> dict[str, str]:
         several = any(leaf.dims[0].broadcast for leaf in arrays if leaf.batched)
         found["*batch"] = "batch dimensions, which broadcast" if several else "batch dimensions"
     for size in (*operation.sizes, *(size for leaf in arrays for size in leaf.sizes)):
-        found.setdefault(_short(size), _meaning(operation, size))
+        found.setdefault(short(size), _meaning(operation, size))
     return found
 
 
@@ -147,7 +147,7 @@ def _in_words(axis: Axis) -> str:
 def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]) -> Entry:
     more = list(remarks) + ["optional"] * node.optional
     if isinstance(node, Leaf):
-        shape = as_tuple([f"*{d.written}" if d.variadic else "*".join(map(_short, d.factors)) for d in node.dims])
+        shape = as_tuple([f"*{d.written}" if d.variadic else "*".join(map(short, d.factors)) for d in node.dims])
         return Entry(path, shape, (*_contents(operation, node), *more))
     if isinstance(node, Option):
         least = ""
@@ -191,11 +191,6 @@ def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
     first, other = node.nodes[0], node.nodes[-1]
     for inner, items in ((first, "[:]"),) if first is other else ((first, "[0]"), (other, "[1:]")):
         yield from _inside(inner, f"{path}{items}")
-
-
-def _short(size: str) -> str:
-    """A size without the path of the record that it belongs to."""
-    return size.rpartition(".")[2]
 
 
 # What docstrings say --------------------------------------------------------------------------------------------------

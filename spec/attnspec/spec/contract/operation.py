@@ -12,7 +12,7 @@ from typing import Any
 
 from attnspec.spec.contract.axes import GLOSSARY, Axis, Role
 from attnspec.spec.contract.sources import Citation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, Reader, reader, walked
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, Reader, reader, short, walked
 
 CHAPTERS = (
     "scoring",
@@ -136,7 +136,7 @@ class Operation:
         """What a size counts; ``KeyError`` for a size that is not in the glossary and not declared."""
         if size in self.counts:
             return Axis.LAYER
-        name = size.rsplit(".", 1)[-1]
+        name = short(size)
         return self.axes[name] if name in self.axes else GLOSSARY[name]
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract

@@ -16,6 +16,7 @@ from attnspec.spec.contract.tree import (
     as_tuple,
     described,
     number_of,
+    short,
 )
 
 REMEMBERED = 4096
@@ -174,7 +175,7 @@ def _say(
     least = binding.operation.least(size)
     if known == number >= least:
         return
-    name = written or size.rpartition(".")[2]
+    name = written or short(size)
     expected = f"{name} of at least {least}"
     if known != number:
         expected = f"{leaf.shape_text} with {name} = {known}" if leaf else f"{name} = {known}"

@@ -10,7 +10,7 @@ Values are flattened by their own structure (:func:`flatten`, :func:`mapped`, :f
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -368,12 +368,17 @@ def schematic(path: str) -> str:
     return re.sub(r"\[\d+\]", "[:]", path)
 
 
+def short(size: str) -> str:
+    """The name of a size without the path of the record that it belongs to."""
+    return size.rpartition(".")[2]
+
+
 def as_tuple(parts: Any) -> str:
     """Parts of a shape, written as a tuple."""
     return "(" + ", ".join(map(str, parts)) + ("," if len(parts) == 1 else "") + ")"
 
 
-def number_of(factors: tuple[str, ...], sizes: "dict[str, int]") -> int | None:
+def number_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
     """The size of a dimension; None if a factor is not known."""
     if len(factors) == 1:
         factor = factors[0]
