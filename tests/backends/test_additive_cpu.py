@@ -148,6 +148,21 @@ def test_scales_of_weights() -> None:
         assert additive.attention(a, b, w_v, value).isfinite().all()
 
 
+@pytest.mark.parametrize("h", [63, 512])
+@pytest.mark.parametrize("kind", ["random", "equal", "equal and zero"])
+@pytest.mark.parametrize("path", PATHS)
+def test_scores_stay_near_whatever_the_signs_of_weights(path: str, kind: str, h: int) -> None:
+    """Equal weights are the hard case: all terms have one sign, unless the kernel flips every second."""
+    a, b, w_v, _ = operands((), 16, 64, h, 1)
+    if kind != "random":
+        w_v = torch.full_like(w_v, 0.5)
+    if kind == "equal and zero":
+        w_v[::2] = 0.0
+    error = wide(additive.scores(a, b, w_v, path=path)) - oracle_scores(a, b, w_v)
+    deviation = 0.5 * ROUNDING[torch.float32] * h**0.5 * float(w_v.norm())
+    assert np.sqrt(np.mean(error**2)) <= 2 * deviation
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_gradients(path) -> None:  # type: ignore[no-untyped-def]
     for (batch, n, m, h, d), causal in itertools.product(SHAPES[:5], (False, True)):

@@ -71,7 +71,7 @@ def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Ten
         scratch=a.new_empty(threads, sum(attention_scratch(bits(a), rows, stride, d))),
         a_index=a_index,
         b_index=b_index,
-        terms=terms(Factors.of_queries(a, weight.ratio), keys, weight),
+        terms=terms(Factors.of_queries(a, weight.flip, weight.ratio), keys, weight),
         mask=None if mask is None else mask.rows,
         mask_index=None if mask is None else mask.index,
         mask_row=0 if mask is None else mask.step,

@@ -40,6 +40,7 @@ class Prepared:
     group_maximum: Tensor
     maximum: Tensor
     w_v: Tensor
+    flip: Tensor
     ratio: Tensor
     offset: Tensor
     minus_two_scale: Tensor
@@ -61,15 +62,16 @@ def _as_given(b: Tensor) -> bool:
 def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     """The tensors of `Prepared` for b (*batch, m, h), w_v (h), value (*batch, m, d_v), none of them empty."""
     compute = compute_type(b.dtype)
-    keys = Factors.of_keys(flatten(b, b.shape[:-2], compute)[0], kept=True)
     weight = Weight.of(w_v.to(compute).contiguous())
+    keys = Factors.of_keys(flatten(b, b.shape[:-2], compute)[0], weight.flip, kept=True)
     values = flatten(value, value.shape[:-2], compute)[0]
     whole, clean = finite_registers(values)
     raw = keys.raw.new_empty(0) if _as_given(b) else keys.raw
     nonfinite = torch.tensor([not clean], device="cpu")
     return Prepared(
         raw, keys.factor, keys.flag, keys.maximum_flag, keys.group_maximum, keys.maximum,
-        weight.raw, weight.ratio, weight.offset, weight.minus_two_scale, weight.unit, pages.copy(whole), nonfinite,
+        weight.raw, weight.flip, weight.ratio, weight.offset, weight.minus_two_scale, weight.unit,
+        pages.copy(whole), nonfinite,
     ).tensors()  # fmt: skip
 
 
@@ -86,6 +88,7 @@ def _(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
         group_maximum=own.new_empty(entries, count, h),
         maximum=own.new_empty(h),
         w_v=own.new_empty(h),
+        flip=own.new_empty(h),
         ratio=own.new_empty(h),
         offset=own.new_empty(1),
         minus_two_scale=own.new_empty(1),
@@ -106,7 +109,7 @@ def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: T
     source, (m, h), d = Prepared(*prepared), b.shape[-2:], value.shape[-1]
     raw = b.reshape(-1, m, h) if _as_given(b) else source.raw
     keys = Factors(raw, source.factor, source.flag, source.maximum_flag, source.group_maximum, source.maximum)
-    weight = Weight(source.w_v, source.ratio, source.offset, source.minus_two_scale, source.unit)
+    weight = Weight(source.w_v, source.flip, source.ratio, source.offset, source.minus_two_scale, source.unit)
     batch = broadcast(a.shape[:-1], b.shape[:-2], value.shape[:-2], mask.shape[:-1] if mask is not None else ())
     query, a_index = flatten(a.unsqueeze(-2), batch, raw.dtype)
     b_index, value_index = entry_index(b.shape[:-2], batch), entry_index(value.shape[:-2], batch)
@@ -164,7 +167,8 @@ class FusedStep:
                 minus_two_scale=prepared.minus_two_scale, unit=prepared.unit, clamp_tiles=None, direct=False,
                 query_raw=own, key_raw=None, weight=prepared.w_v, query_flag=own, key_flag=prepared.flag,
             ),
-            key_maximum=prepared.maximum, key_maximum_flag=prepared.maximum_flag, redo=array("q", [0]),
+            flip=prepared.flip, key_maximum=prepared.maximum, key_maximum_flag=prepared.maximum_flag,
+            redo=array("q", [0]),
         )  # fmt: skip
         # kept alive: their addresses are among the words
         self.arguments = arguments

@@ -1,4 +1,7 @@
-"""exp(2a) of queries and exp(2b) of keys as the kernels read them, with what decides where they serve."""
+"""exp(2a) of queries and exp(2b) of keys as the kernels read them, with what decides where they serve.
+
+A flip of -1 negates both a and b in its hidden unit.
+"""
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
@@ -22,13 +25,14 @@ DIRECT_FLAGS = 3
 class QueryFactors(Arguments):
     """Arguments of `query_factor_kernel`.
 
-    raw (rows, h), ratio (h), factor (rows, h), flag (rows), maximum (tasks, h).
+    raw (rows, h), flip (h), ratio (h), factor (rows, h), flag (rows), maximum (tasks, h).
     """
 
     tasks: Size
     rows: Size
     h: Size
     raw: Reals
+    flip: Reals
     ratio: Reals
     factor: Reals
     flag: Reals
@@ -48,13 +52,15 @@ class KeyBlocks(Arguments):
 class KeyFactors(Arguments):
     """Arguments of `key_factor_kernel`; tasks are blocks of keys.
 
-    raw (entries, m, h), factor (entries, blocks, h, keys), flag (entries, blocks, keys), maximum (entries, blocks, h).
+    raw (entries, m, h), flip (h), factor (entries, blocks, h, keys), flag (entries, blocks, keys), maximum (entries,
+    blocks, h).
     """
 
     tasks: Size
     m: Size
     h: Size
     raw: Reals
+    flip: Reals
     factor: Reals
     flag: Reals
     maximum: Reals
@@ -118,7 +124,7 @@ def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
             flag = RowFlag(k)
             with k.loop(0, h, k.lanes) as u:
                 inside = k.lanes_below(h - u)
-                x = k.load_lanes(inside, g.raw, row * h + u)
+                x = k.load_lanes(inside, g.raw, row * h + u) * k.load_lanes(inside, g.flip, u)
                 flag.see(x)
                 factor = query_factor(k, x, k.load_lanes(inside, g.ratio, u))
                 k.store_lanes(factor, inside, g.factor, row * h + u)
@@ -143,9 +149,9 @@ def key_factor_kernel(bits: int) -> Kernel[KeyFactors]:
         numbers = [entry * g.m + k.minimum(first + lane, g.m - 1) for lane in range(width)]
         flags = [RowFlag(k) for _ in range(KEY_TILE)]
         with k.loop(0, h) as u:
-            largest = zero
+            largest, flip = zero, k.broadcast(g.flip, u)
             for t in range(KEY_TILE):
-                x = k.gather(g.raw, [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]])
+                x = k.gather(g.raw, [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]]) * flip
                 flags[t].see(x)
                 factor = _exponential(k, x)
                 largest = k.maximum(factor, largest)

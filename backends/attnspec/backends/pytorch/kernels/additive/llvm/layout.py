@@ -90,10 +90,12 @@ def blocked(x: Tensor) -> Tensor:
 class Weight:
     """w_v as the kernels take it: scores are unit (offset + minus_two_scale sum_h 1/(E'F + ratio)), E' = E ratio.
 
-    ``unit`` is a power of two, 1 unless sums of weights might overflow; ``raw`` is w_v / unit.
+    ``unit`` is a power of two, 1 unless sums of weights might overflow; ``raw`` is w_v / unit. ``flip`` is -1 in the
+    units whose a, b and weight are negated, for the signs of the weights other than 0 to alternate, and 1 elsewhere.
     """
 
     raw: Tensor
+    flip: Tensor
     ratio: Tensor
     offset: Tensor
     minus_two_scale: Tensor
@@ -110,15 +112,18 @@ class Weight:
         unit = raw.dtype.type(2.0 ** max(excess, 0))
         raw = raw / unit
         scale = np.abs(raw).max()
+        odd = np.cumsum(raw != 0) % 2 == 1
+        flip = np.where((raw < 0) == odd, -1, 1).astype(raw.dtype)
+        flipped = raw * flip
         with np.errstate(all="ignore"):
-            ratio = np.clip(np.where(raw == 0, limit, scale / raw), -limit, limit).astype(raw.dtype)
-        offset = raw.sum(dtype=np.float64).astype(raw.dtype)
-        return cls(*(torch.from_numpy(np.atleast_1d(x)) for x in (raw, ratio, offset, -2 * scale, unit)))
+            ratio = np.clip(np.where(raw == 0, limit, scale / flipped), -limit, limit).astype(raw.dtype)
+        offset = flipped.sum(dtype=np.float64).astype(raw.dtype)
+        return cls(*(torch.from_numpy(np.atleast_1d(x)) for x in (raw, flip, ratio, offset, -2 * scale, unit)))
 
 
 @dataclass
 class Factors:
-    """exp(2x) of queries (times the ratios) or of keys (in blocks), and what decides where they serve.
+    """exp(2 flip x) of queries (times the ratios) or of keys (in blocks), and what decides where they serve.
 
     ``flag`` holds the `RowFlag` of each row, ``maximum_flag`` the largest of them; ``group_maximum`` the largest
     magnitude of each unit in each group of rows or block of keys, ``maximum`` in all of them.
@@ -132,28 +137,28 @@ class Factors:
     maximum: Tensor
 
     @classmethod
-    def of_queries(cls, a: Tensor, ratio: Tensor) -> "Factors":
+    def of_queries(cls, a: Tensor, flip: Tensor, ratio: Tensor) -> "Factors":
         """a (entries, n, h)."""
         h = a.shape[-1]
         rows = a.numel() // h
         tasks = -(-rows // factor_kernels.ROWS)
         factor, flag, maximum = torch.empty_like(a), a.new_empty(rows), a.new_empty(tasks, h)
         arguments = QueryFactors(
-            tasks=tasks, rows=rows, h=h, raw=a, ratio=ratio, factor=factor, flag=flag, maximum=maximum
+            tasks=tasks, rows=rows, h=h, raw=a, flip=flip, ratio=ratio, factor=factor, flag=flag, maximum=maximum
         )  # fmt: skip
         threads = thread_count(tasks, a.numel() * EXPONENTIAL_WORK)
         run(factor_kernels.query_factor_kernel(bits(a)), threads, arguments)
         return cls(a, factor, flag, flag.amax(), maximum, maximum.amax(0))
 
     @classmethod
-    def of_keys(cls, b: Tensor, *, kept: bool = False) -> "Factors":
+    def of_keys(cls, b: Tensor, flip: Tensor, *, kept: bool = False) -> "Factors":
         """b (entries, m, h); `kept` for many queries."""
         entries, m, h = b.shape
         count, width = blocks(m, b), key_lanes(bits(b))
         factor, flag = pages.empty(b, entries, count, h, width, kept=kept), b.new_empty(entries, count * width)
         maximum = b.new_empty(entries, count, h)
         tasks = entries * count
-        arguments = KeyFactors(tasks=tasks, m=m, h=h, raw=b, factor=factor, flag=flag, maximum=maximum)
+        arguments = KeyFactors(tasks=tasks, m=m, h=h, raw=b, flip=flip, factor=factor, flag=flag, maximum=maximum)
         threads = thread_count(tasks, b.numel() * EXPONENTIAL_WORK)
         run(factor_kernels.key_factor_kernel(bits(b)), threads, arguments)
         return cls(b, factor, flag, flag.amax(), maximum, maximum.amax((0, 1)))

@@ -60,7 +60,8 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
         weights = zeros(a3, *shape) if causal else a3.new_empty(shape)
         weights.numpy()[..., padded(m, a3) :] = 0.0
     weight = Weight.of(w_v.to(compute).contiguous())
-    output = attend(a3, Factors.of_keys(b3), weight, v, a_index, b_index, value_index, rows, causal, weights)[..., :d]
+    keys = Factors.of_keys(b3, weight.flip)
+    output = attend(a3, keys, weight, v, a_index, b_index, value_index, rows, causal, weights)[..., :d]
     if not clean:
         assert weights is not None
         add_nonfinite(output, weights, v3, value_index, attendable(mask, causal, batch, n, m))
@@ -168,7 +169,7 @@ def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
         scratch=a3.new_empty(threads, sum(attention_scratch(bits(a3), CHUNK, stride, 0))),
         a_index=a_index,
         b_index=b_index,
-        terms=terms(Factors.of_queries(a3, weight.ratio), Factors.of_keys(b3), weight),
+        terms=terms(Factors.of_queries(a3, weight.flip, weight.ratio), Factors.of_keys(b3, weight.flip), weight),
         output=output,
     )
     run(scores_kernel(bits(a3)), threads, arguments)

@@ -17,10 +17,11 @@ from .scores import Block, capacity
 class Step(Attend):
     """Arguments of `step_kernel`: those of attention with one query for each entry, without its factors.
 
-    ``key_maximum`` (h) holds the largest factor of the keys in each unit, ``key_maximum_flag`` their largest flag.
-    ``redo`` becomes 1 where some queries need more than factors.
+    ``flip`` (h) is that of `layout.Weight`; ``key_maximum`` (h) holds the largest factor of the keys in each unit,
+    ``key_maximum_flag`` their largest flag. ``redo`` becomes 1 where some queries need more than factors.
     """
 
+    flip: Reals
     key_maximum: Reals
     key_maximum_flag: Reals
     redo: Result
@@ -47,7 +48,8 @@ def _make_factors(k: Kernel[Step], block: Block) -> Value:
     row_flag, beyond = RowFlag(k), Variable(k, k.full(0.0))
     with k.loop(0, h, k.lanes) as u:
         inside = k.lanes_below(h - u)
-        x, ratio = k.load_lanes(inside, terms.query_raw, row + u), k.load_lanes(inside, terms.ratio, u)
+        x = k.load_lanes(inside, terms.query_raw, row + u) * k.load_lanes(inside, g.flip, u)
+        ratio = k.load_lanes(inside, terms.ratio, u)
         factor = query_factor(k, x, ratio)
         k.store_lanes(factor, inside, terms.query_factor, row + u)
         row_flag.see(x)

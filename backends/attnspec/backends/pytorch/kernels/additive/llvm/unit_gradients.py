@@ -31,7 +31,8 @@ class UnitGradients:
     def __init__(self, a: Tensor, b: Tensor, w: Tensor, a_index: Tensor, b_index: Tensor) -> None:
         weight = Weight.of(w)
         self.w, self.unit, self.index = weight.raw, float(weight.unit), (a_index, b_index)
-        self.queries, self.keys = Factors.of_queries(a, torch.ones_like(w)), Factors.of_keys(b)
+        ones = torch.ones_like(w)
+        self.queries, self.keys = Factors.of_queries(a, ones, ones), Factors.of_keys(b, ones)
         limit = capacity(bits(a), 2) / 2
         with np.errstate(over="ignore"):
             reach = self.queries.maximum.numpy() * self.keys.maximum.numpy()
