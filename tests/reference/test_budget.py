@@ -87,11 +87,42 @@ def test_equal_hidden_units_err_together() -> None:
         z = (arguments["query"] @ arguments["w_q"].T)[:, None] + arguments["key"] @ arguments["w_k"].T
         got = (np.nextafter(np.tanh(z), np.float32(2)) @ arguments["w_v"]).astype(np.float64)
         ratios.append(largest_ratio(got, oracle))
-        arguments["w_q"] = normal(27, 3)
+        arguments["w_q"], arguments["w_k"] = normal(27, 3), normal(27, 3)
         other = judged(REFERENCE["additive_scores"], arguments, precision("additive_scores", "float32"))
         independent.append(float(np.median(other.sigma)) / float(np.median(oracle.sigma)))
     assert max(ratios) <= 1.0
     assert np.median(independent) < 0.7
+
+
+def test_units_that_share_the_weights_of_keys_err_together() -> None:
+    """The same projected key in 400 units, with other queries: its error is in every tanh, in one direction."""
+    ratios = []
+    for _ in range(100):
+        arguments = {
+            "query": np.ones((1, 1), np.float32), "key": normal(4, 25) / 5,
+            "w_q": 0.3 * normal(400, 1), "w_k": np.repeat(normal(1, 25), 400, 0), "w_v": np.ones(400, np.float32),
+        }  # fmt: skip
+        oracle = judged(REFERENCE["additive_scores"], arguments, precision("additive_scores", "float32"))
+        from_key = (arguments["key"].astype(np.float64) @ arguments["w_k"].T.astype(np.float64)).astype(np.float32)
+        # a sixteenth of what 25 roundings in one direction may add up to
+        magnitudes = np.abs(arguments["key"]) @ np.abs(arguments["w_k"].T)
+        from_key += (25 / 16 * 2.0**-24 * magnitudes).astype(np.float32)
+        z = (arguments["query"] @ arguments["w_q"].T)[:, None] + from_key
+        ratios.append(largest_ratio(np.tanh(z) @ arguments["w_v"], oracle))
+    assert 0.05 < max(ratios) <= 1.0
+
+
+def test_a_sum_may_begin_with_the_bias() -> None:
+    """Kernels of linear layers start from the bias: where it is large, every term is rounded to its last place."""
+    ratios = []
+    for _ in range(200):
+        x, w, bias = 1e-4 * np.abs(normal(1, 30)), 1e-2 * np.abs(normal(30, 3)), np.abs(normal(3)) + 1
+        total = bias.copy()
+        for i in range(30):
+            total += x[0, i] * w[i]
+        oracle = judged(lambda x, w, bias: x @ w + bias, {"x": x, "w": w, "bias": bias}, precision("", "float32"))
+        ratios.append(largest_ratio(total[None], oracle))
+    assert 0.05 < max(ratios) <= 1.0
 
 
 def test_a_product_of_three_may_be_taken_in_either_order_in_bfloat16() -> None:

@@ -61,8 +61,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     ``given`` marks inputs, which are exact. ``scale`` is set where numbers are computed through larger ones: a tanh may
     be computed through numbers near 1, however small it is. ``weights`` is set on attention weights and holds what
     pooling needs to know of them; ``level`` is the error, relative to each, that all weights of a row have in common.
-    ``factors`` is set on products of inputs: a product of three may be taken in either order. ``extremes`` is shared by
-    all arrays of one computation.
+    ``factors`` is set on products of inputs: a product of three may be taken in either order. ``terms`` is set on sums:
+    how many terms they have. ``alike`` is the largest number of elements of a row that have the same error, because
+    they were computed from equal numbers in the same way. ``extremes`` is shared by all arrays of one computation.
     """
 
     ufuncs: ClassVar[Mapping[Any, str]] = {}
@@ -79,6 +80,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         weights: Any = None,
         level: Numbers | float = 0.0,
         factors: tuple[Self, Self] | None = None,
+        terms: int = 0,
+        alike: float = 1.0,
         extremes: Extremes | None = None,
     ) -> None:
         self.value = np.asarray(value)
@@ -90,6 +93,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.weights = weights
         self.level = level
         self.factors = factors
+        self.terms = terms
+        self.alike = alike
         self.extremes = Extremes() if extremes is None else extremes
 
     # What an array has -------------------------------------------------------------------------------------------
@@ -149,6 +154,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             np.where(condition, x.error, y.error),
             self.precision,
             given=x.given and y.given,
+            alike=max(x.alike, y.alike),
             extremes=self.extremes,
         )
 
@@ -160,7 +166,14 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
         scale = None if self.scale is None else move(self.scale)
         return type(self)(
-            move(self.value), move(self.error), self.precision, given=self.given, scale=scale, extremes=self.extremes
+            move(self.value),
+            move(self.error),
+            self.precision,
+            given=self.given,
+            scale=scale,
+            terms=self.terms,
+            alike=self.alike,
+            extremes=self.extremes,
         )
 
     def _wrap(self, x: Any) -> Self:
@@ -204,7 +217,11 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         rule = getattr(self, f"_{ufunc.__name__}", None)
         if rule is None:
             return NotImplemented
-        return rule(*(self._wrap(x) for x in inputs))
+        operands = [self._wrap(x) for x in inputs]
+        result: Self = rule(*operands)
+        if ufunc is not np.matmul:
+            result.alike = max(x.alike for x in operands)
+        return result
 
     def __array_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -222,6 +239,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
                 self.precision,
                 given=all(p.given for p in parts),
                 scale=scales,
+                alike=max(p.alike for p in parts),
                 extremes=self.extremes,
             )
         if function is np.where:

@@ -38,7 +38,11 @@ class Rigorous(Approximate):
         return sum((u * np.abs(x.value) for x in operands if u and not x.given), np.zeros(()))
 
     def _add(self, a: Self, b: Self) -> Self:
-        return self._rounded(a.value + b.value, a.error + b.error + self._operand_error(a, b))
+        error = a.error + b.error + self._operand_error(a, b)
+        for sums, more in ((a, b), (b, a)):
+            # The sum may have begun with this term, as a linear layer begins with its bias.
+            error = error + sums.terms * self.precision.accumulation * np.abs(more.value)
+        return self._rounded(a.value + b.value, error)
 
     def _subtract(self, a: Self, b: Self) -> Self:
         error = a.error + b.error + self._operand_error(a, b)
@@ -90,7 +94,7 @@ class Rigorous(Approximate):
         error = self.error.sum(axis=axis, keepdims=keepdims)
         reach = self.magnitude_in_sums.sum(axis=axis, keepdims=keepdims) + error
         self._note_peak(reach)
-        return self._rounded(value, error + terms * self.precision.accumulation * reach, 0.0)
+        return self._rounded(value, error + terms * self.precision.accumulation * reach, 0.0, terms=terms)
 
     def _matmul(self, a: Self, b: Self) -> Self:
         p = self.precision
@@ -115,7 +119,7 @@ class Rigorous(Approximate):
         if other is not None:
             error = error + p.operand * (other[0] @ other[1])
         factors = (a, b) if a.given and b.given else None
-        return self._rounded(value, error + terms * p.smallest, 0.0, factors=factors)
+        return self._rounded(value, error + terms * p.smallest, 0.0, factors=factors, terms=terms)
 
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
         """The error of pooled values o = Σ αⱼ vⱼ.

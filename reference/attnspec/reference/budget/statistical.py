@@ -34,7 +34,14 @@ class Statistical(Approximate):
         return sum(((0.6 * p.operand * as_double(x.value)) ** 2 for x in operands if not x.given), np.zeros(()))
 
     def _add(self, a: Self, b: Self) -> Self:
-        return self._rounded(a.value + b.value, a.error**2 + b.error**2 + self._operand_variance(a, b))
+        value = a.value + b.value
+        variance = a.error**2 + b.error**2 + self._operand_variance(a, b)
+        for sums, more in ((a, b), (b, a)):
+            if sums.terms:
+                # The sum may have begun with this term, as a linear layer begins with its bias.
+                u = 0.5 * self.precision.accumulation
+                variance = variance + u**2 * sums.terms * (as_double(more.value) ** 2 + as_double(value) ** 2)
+        return self._rounded(value, variance)
 
     def _subtract(self, a: Self, b: Self) -> Self:
         variance = a.error**2 + b.error**2 + self._operand_variance(a, b)
@@ -85,8 +92,8 @@ class Statistical(Approximate):
         terms = self.value.size // max(value.size, 1)
         squares = (self.magnitude_in_sums**2).sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
-        variance = (self.error**2).sum(axis=axis, keepdims=keepdims)
-        return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0)
+        variance = self.alike * (self.error**2).sum(axis=axis, keepdims=keepdims)
+        return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
     def _matmul(self, a: Self, b: Self) -> Self:
         p = self.precision
@@ -103,8 +110,8 @@ class Statistical(Approximate):
             variance = variance + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
         variance = variance + (p.bias * as_double(value)) ** 2
         if a.error.any():
-            # Equal numbers were computed in the same way and have the same error: errors add linearly.
-            variance = variance + _repeated_terms(a.value) * (a.error**2 @ right)
+            # Equal errors add linearly.
+            variance = variance + max(a.alike, _repeated_terms(a.value)) * (a.error**2 @ right)
         if b.error.any():
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
@@ -120,7 +127,8 @@ class Statistical(Approximate):
         # other one need not.
         scale = np.maximum(np.abs(as_double(value)), np.sqrt(squares))
         factors = (a, b) if a.given and b.given else None
-        return self._computed(result.value, result.error + terms * self.floor, scale=scale, factors=factors)
+        error = result.error + terms * self.floor
+        return self._computed(value, error, scale=scale, factors=factors, terms=terms, alike=_repeated_terms(value))
 
     def _softmax(self, mask: Numbers | None) -> Self:
         weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
@@ -129,12 +137,15 @@ class Statistical(Approximate):
 
 
 def _repeated_terms(x: Numbers, rows: int = 4) -> float:
-    """The largest number of equal nonzero terms in a row, from a sample of rows.
+    """The largest number of equal nonzero terms in a row, from a sample of rows: those terms have the same error.
 
     Hidden units with equal weights are equal in every row, so that a few rows are enough.
     """
     if x.size == 0 or x.shape[-1] < 2:
         return 1.0
     flat = x.reshape(-1, x.shape[-1])
-    some = flat[:: -(-len(flat) // rows)]
+    some = flat[:: -(-len(flat) // (16 * rows))]
+    some = some[some.any(-1)][:rows]
+    if len(some) == 0:
+        return 1.0
     return float(longest_runs(np.sort(np.where(some == 0, np.nan, some), axis=-1)).max())
