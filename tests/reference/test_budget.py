@@ -98,7 +98,7 @@ def test_units_that_share_the_weights_of_keys_err_together() -> None:
     """The same projected key in 400 units, with other queries: its error is in every tanh, in one direction."""
     ratios = []
     for _ in range(100):
-        arguments = {
+        arguments: dict[str, Any] = {
             "query": np.ones((1, 1), np.float32), "key": normal(4, 25) / 5,
             "w_q": 0.3 * normal(400, 1), "w_k": np.repeat(normal(1, 25), 400, 0), "w_v": np.ones(400, np.float32),
         }  # fmt: skip
