@@ -5,6 +5,7 @@ Independent random draws rarely combine two conditions, such as more than 128 ke
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
     return tuple(dict.fromkeys(tuple(dict.fromkeys(group)) for group in groups if group))
 
 
+@lru_cache(maxsize=1024)
 def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, ...]:
     """The levels of a size, within the limits of the backend."""
     axis = operation.axis(size)
@@ -234,11 +236,18 @@ def tamed(
     return sizes
 
 
+@lru_cache(maxsize=1024)
+def _repeating_sizes(operation: Operation) -> frozenset[str]:
+    """The sizes that count heads and layers."""
+    return frozenset(name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD))
+
+
 def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
     """An estimate of the multiply-adds of a call: products of three sizes, in every head and layer."""
+    repeats = _repeating_sizes(operation)
     itself = [sizes[operation.asking]] if operation.attends_to_itself and operation.asking else []
-    repeated = [size for name, size in sizes.items() if operation.axis(name) & (Axis.LAYER | Axis.HEAD)]
-    others = [size for name, size in sizes.items() if not operation.axis(name) & (Axis.LAYER | Axis.HEAD)]
+    repeated = [size for name, size in sizes.items() if name in repeats]
+    others = [size for name, size in sizes.items() if name not in repeats]
     product = 1.0
     for size in (*sorted([*others, *itself])[-3:], *repeated, *batch):
         product *= max(size, 1)

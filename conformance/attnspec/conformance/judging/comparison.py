@@ -55,7 +55,9 @@ class Comparisons:
 
     def _ratios(self, got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
         wide = np.result_type(expected.dtype, np.float64)
-        found, budget = got.astype(wide), np.broadcast_to(budget, got.shape)
+        found = got.astype(wide)
+        if budget.shape != got.shape:
+            budget = np.broadcast_to(budget, got.shape)
         with np.errstate(all="ignore"):
             error = np.abs(found - expected).astype(np.float64)
             finite = np.isfinite(expected)

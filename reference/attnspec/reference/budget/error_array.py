@@ -62,8 +62,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     be computed through numbers near 1, however small it is. ``weights`` is set on attention weights and holds what
     pooling needs to know of them; ``level`` is the error, relative to each, that all weights of a row have in common.
     ``factors`` is set on products of inputs: a product of three may be taken in either order. ``terms`` is set on sums:
-    how many terms they have. ``alike`` is the largest number of elements of a row that have the same error, because
-    they were computed from equal numbers in the same way. ``extremes`` is shared by all arrays of one computation.
+    how many terms they have. ``sources`` are the products that the numbers were computed from element by element: where
+    elements of a product are equal, they have the same error, and so have the numbers. ``extremes`` is shared by all
+    arrays of one computation.
     """
 
     ufuncs: ClassVar[Mapping[Any, str]] = {}
@@ -81,7 +82,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         level: Numbers | float = 0.0,
         factors: tuple[Self, Self] | None = None,
         terms: int = 0,
-        alike: float = 1.0,
+        sources: tuple[Numbers, ...] = (),
         extremes: Extremes | None = None,
     ) -> None:
         self.value = np.asarray(value)
@@ -94,7 +95,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.level = level
         self.factors = factors
         self.terms = terms
-        self.alike = alike
+        self.sources = sources
         self.extremes = Extremes() if extremes is None else extremes
 
     # What an array has -------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             np.where(condition, x.error, y.error),
             self.precision,
             given=x.given and y.given,
-            alike=max(x.alike, y.alike),
+            sources=x.sources + y.sources,
             extremes=self.extremes,
         )
 
@@ -172,7 +173,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             given=self.given,
             scale=scale,
             terms=self.terms,
-            alike=self.alike,
+            sources=self.sources,
             extremes=self.extremes,
         )
 
@@ -220,7 +221,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         operands = [self._wrap(x) for x in inputs]
         result: Self = rule(*operands)
         if ufunc is not np.matmul:
-            result.alike = max(x.alike for x in operands)
+            result.sources = tuple({id(s): s for x in operands for s in x.sources}.values())
         return result
 
     def __array_function__(
@@ -239,7 +240,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
                 self.precision,
                 given=all(p.given for p in parts),
                 scale=scales,
-                alike=max(p.alike for p in parts),
+                sources=tuple(s for p in parts for s in p.sources),
                 extremes=self.extremes,
             )
         if function is np.where:

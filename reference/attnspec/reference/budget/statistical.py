@@ -92,7 +92,7 @@ class Statistical(Approximate):
         terms = self.value.size // max(value.size, 1)
         squares = (self.magnitude_in_sums**2).sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
-        variance = self.alike * (self.error**2).sum(axis=axis, keepdims=keepdims)
+        variance = _equal_errors(self) * (self.error**2).sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
     def _matmul(self, a: Self, b: Self) -> Self:
@@ -111,7 +111,7 @@ class Statistical(Approximate):
         variance = variance + (p.bias * as_double(value)) ** 2
         if a.error.any():
             # Equal errors add linearly.
-            variance = variance + max(a.alike, _repeated_terms(a.value)) * (a.error**2 @ right)
+            variance = variance + max(_equal_errors(a), _repeated_terms(a.value)) * (a.error**2 @ right)
         if b.error.any():
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
@@ -128,12 +128,17 @@ class Statistical(Approximate):
         scale = np.maximum(np.abs(as_double(value)), np.sqrt(squares))
         factors = (a, b) if a.given and b.given else None
         error = result.error + terms * self.floor
-        return self._computed(value, error, scale=scale, factors=factors, terms=terms, alike=_repeated_terms(value))
+        return self._computed(value, error, scale=scale, factors=factors, terms=terms, sources=(value,))
 
     def _softmax(self, mask: Numbers | None) -> Self:
         weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         return self._computed(weights, sigma, weights=repeats, level=level)
+
+
+def _equal_errors(x: Statistical) -> float:
+    """The largest number of elements of a row that have the same error, because they come from equal products."""
+    return max(map(_repeated_terms, x.sources), default=1.0)
 
 
 def _repeated_terms(x: Numbers, rows: int = 4) -> float:
@@ -144,8 +149,15 @@ def _repeated_terms(x: Numbers, rows: int = 4) -> float:
     if x.size == 0 or x.shape[-1] < 2:
         return 1.0
     flat = x.reshape(-1, x.shape[-1])
+    if not _repeats(np.sort(flat[:: -(-len(flat) // rows)])):
+        return 1.0
     some = flat[:: -(-len(flat) // (16 * rows))]
     some = some[some.any(-1)][:rows]
     if len(some) == 0:
         return 1.0
-    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some), axis=-1)).max())
+    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
+
+
+def _repeats(ordered: Numbers) -> bool:
+    """Whether any row of sorted numbers has two that are equal."""
+    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
