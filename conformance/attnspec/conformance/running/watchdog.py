@@ -12,6 +12,7 @@ import mmap
 import os
 import time
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ INPUT_CHARACTERS = 2000
 
 SIZE = 1024 + 12 * INPUT_CHARACTERS
 """Bytes of a breadcrumb's file: a character takes up to 12 in JSON."""
+
+LENIENCE = 0.1
+"""How much longer than allowed a check may take, so that a timer, which is a thread, serves more than one check."""
 
 STOP_AFTER = 3
 """Crashes and hangs after which an operation is given up."""
@@ -62,7 +66,7 @@ def breadcrumb_path(folder: Path, case: str) -> Path:
 class Watchdog:
     """In a worker: called with a law and its input before every check, it leaves a breadcrumb and restarts the timer.
 
-    A check that takes longer than ``hang_after`` seconds ends the process.
+    A check that takes longer than ``hang_after`` seconds ends the process, at the latest after a tenth more.
     """
 
     def __init__(self, folder: Path, case: str, hang_after: float) -> None:
@@ -72,12 +76,18 @@ class Watchdog:
         self._file = path.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), SIZE)
         self._silent = Path(os.devnull).open("w")  # noqa: SIM115 - faulthandler needs a file that stays open
+        self._given, self._text, self._timed = object(), "", -inf
 
     def __call__(self, law: str, given: Any) -> None:
-        """Leave a breadcrumb and restart the timer."""
-        written = Breadcrumb(law, str(given)[:INPUT_CHARACTERS], time.time()).encoded()
+        """Leave a breadcrumb, and restart the timer unless it has just been started."""
+        if given is not self._given:  # an input is printed once for all laws
+            self._given, self._text = given, str(given)[:INPUT_CHARACTERS]
+        now = time.time()
+        written = Breadcrumb(law, self._text, now).encoded()
         self._map[: len(written)] = written
-        faulthandler.dump_traceback_later(self.hang_after, exit=True, file=self._silent)
+        if not 0 <= now - self._timed < LENIENCE * self.hang_after:
+            self._timed = now
+            faulthandler.dump_traceback_later((1 + LENIENCE) * self.hang_after, exit=True, file=self._silent)
 
     def close(self) -> None:
         """Stop the timer."""
