@@ -21,6 +21,7 @@ from attnspec.spec import (
     QUESTIONS,
     DotScores,
     EncoderLayerParameters,
+    FeedForwardParameters,
     Kind,
     LayerNormParameters,
     Leaf,
@@ -40,8 +41,8 @@ OPERATIONS_HERE = [o for o in OPERATIONS.values() if not o.reference_only]
 DIFFERENTIABLE = [o for o in OPERATIONS_HERE if o.differentiable]
 MASKED = [o for o in DIFFERENTIABLE if o.mask]
 WEIGHING = [o for o in MASKED if not o.attended or o.pooled or o.linear]
-SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_v": 5, "p_o": 3}
-SIZES |= {"d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5}
+SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_k": 8, "p_v": 5}
+SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3}
 
 
 def named(operation: Operation) -> str:
@@ -118,8 +119,32 @@ def heads(
     w_o: Tensor,
     **how: Any,
 ) -> Tensor:
+    return joined(query, key, value, w_q, w_k, w_v, **how) @ w_o.mT
+
+
+def joined(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **how: Any) -> Tensor:
     each = [scaled(query @ q.mT, key @ k.mT, value @ v.mT, **how) for q, k, v in zip(w_q, w_k, w_v, strict=True)]
+    return torch.cat(each, -1)
+
+
+def additive_heads(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor,
+    a_q: Tensor, a_k: Tensor, a_v: Tensor, **how: Any,
+) -> Tensor:  # fmt: skip
+    each = [
+        weights(additive(query @ q.mT, key @ k.mT, *scorer), **how) @ (value @ v.mT)
+        for q, k, v, *scorer in zip(w_q, w_k, w_v, a_q, a_k, a_v, strict=True)
+    ]
     return torch.cat(each, -1) @ w_o.mT
+
+
+def context(scores: Tensor, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
+    of_query = weights(scores.unsqueeze(-2), None if mask is None else mask[..., None, :])
+    return (of_query @ annotations).squeeze(-2)
+
+
+def of_state(annotations: Tensor, state: Tensor) -> Tensor:
+    return (annotations @ state.unsqueeze(-1)).squeeze(-1)
 
 
 def mean(scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -144,15 +169,20 @@ def lstm(x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Ten
     return gate("o").sigmoid() * cell.tanh(), cell
 
 
+def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return parameters.gain * centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() + parameters.bias
+
+
+def perceptron(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
+    p = parameters
+    return (x @ p.w_1.mT + p.b_1).relu() @ p.w_2.mT + p.b_2
+
+
 def layer(x: Tensor, parameters: EncoderLayerParameters[Tensor], mask: Tensor | None = None) -> Tensor:
-    a, f = parameters.attention, parameters.feed_forward
-
-    def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        return parameters.gain * centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() + parameters.bias
-
+    a = parameters.attention
     y = normalized(x + heads(x, x, x, a.w_q, a.w_k, a.w_v, a.w_o, mask=mask), parameters.attention_norm)
-    return normalized(y + (y @ f.w_1.mT + f.b_1).relu() @ f.w_2.mT + f.b_2, parameters.feed_forward_norm)
+    return normalized(y + perceptron(y, parameters.feed_forward), parameters.feed_forward_norm)
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {
@@ -181,6 +211,18 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         weights(additive(state[..., None, :], annotations, w_q, w_k, w_v), None if mask is None else mask[..., None, :])
         @ annotations
     ).squeeze(-2),
+    "luong_context_dot": lambda state, annotations, **how: context(of_state(annotations, state), annotations, **how),
+    "luong_context_general": lambda state, annotations, w, **how: context(
+        of_state(annotations, state @ w), annotations, **how
+    ),
+    "luong_context_location": lambda state, annotations, w, **how: context(state @ w.mT, annotations, **how),
+    "multi_head_additive_attention": additive_heads,
+    "concat_heads_attention": joined,
+    "add_positions": lambda x, p: x + p,
+    "rnn_cell": lambda x, state, parameters: (x @ parameters.w_xh + state @ parameters.w_hh + parameters.b_h).tanh(),
+    "rnn_output": lambda state, w_hq, b_q: state @ w_hq + b_q,
+    "layer_norm": normalized,
+    "feed_forward": perceptron,
     "lstm_cell": lstm,
     "encoder_layer": layer,
 }

@@ -72,12 +72,45 @@ def scaled(q: Row, k: Row) -> Any:
     return dot(q, k) / mp.sqrt(len(q))
 
 
-def heads(a: dict[str, Any]) -> list[list[Any]]:
+def join_heads(a: dict[str, Any]) -> list[list[Any]]:
     each = [
         attend(scaled, linear(a["query"], w_q), linear(a["key"], w_k), linear(a["value"], w_v), a)
         for w_q, w_k, w_v in zip(a["w_q"], a["w_k"], a["w_v"], strict=True)
     ]
-    return linear([[x for head in each for x in head[i]] for i in range(len(a["query"]))], a["w_o"])
+    return side_by_side(each)
+
+
+def side_by_side(each: list[Any]) -> list[list[Any]]:
+    return [[x for head in each for x in head[i]] for i in range(len(each[0]))]
+
+
+def additive_heads(a: dict[str, Any]) -> list[list[Any]]:
+    def head(r: int) -> Any:
+        scorer = {"w_q": a["a_q"][r], "w_k": a["a_k"][r], "w_v": a["a_v"][r]}
+        q, k, v = (linear(a[x], a[w][r]) for x, w in (("query", "w_q"), ("key", "w_k"), ("value", "w_v")))
+        return attend(lambda q, k: additive(q, k, scorer), q, k, v, a)
+
+    each = [head(r) for r in range(len(a["w_q"]))]
+    return linear(side_by_side(each), a["w_o"])
+
+
+def heads(a: dict[str, Any]) -> list[list[Any]]:
+    return linear(join_heads(a), a["w_o"])
+
+
+def context(score: Callable[[Row, int], Any], a: dict[str, Any]) -> Row:
+    h = a["annotations"]
+    return pool(weights([[score(k, j) for j, k in enumerate(h)]], {"mask": [a["mask"]]}), h)[0]
+
+
+def affine(x: Row, w: Rows, b: Row) -> list[Any]:
+    """Weights (in, out)."""
+    return [dot(x, column) + bias for column, bias in zip(zip(*w, strict=True), b, strict=True)]
+
+
+def perceptron(x: Row, p: Any) -> list[Any]:
+    hidden = [max(dot(x, out) + b, mp.mpf(0)) for out, b in zip(p.w_1, p.b_1, strict=True)]
+    return [dot(hidden, out) + b for out, b in zip(p.w_2, p.b_2, strict=True)]
 
 
 def projected(x: Rows, memory: Rows, a: dict[str, Any]) -> list[list[Any]]:
@@ -143,9 +176,7 @@ def encoder(a: dict[str, Any]) -> Any:
         return heads({**w, "query": x, "key": x, "value": x, "mask": a["mask"]})
 
     def feed_forward(x: Rows) -> Any:
-        f = p.feed_forward
-        hidden = [[max(dot(row, out) + b, mp.mpf(0)) for out, b in zip(f.w_1, f.b_1, strict=True)] for row in x]
-        return [[dot(row, out) + b for out, b in zip(f.w_2, f.b_2, strict=True)] for row in hidden]
+        return [perceptron(row, p.feed_forward) for row in x]
 
     def add(x: Rows, y: Rows) -> list[list[Any]]:
         return [[u + v for u, v in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)]
@@ -184,6 +215,25 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bahdanau_context": lambda a: attend(
         lambda q, k: additive(q, k, a), [a["state"]], a["annotations"], a["annotations"], {"mask": [a["mask"]]}
     )[0],
+    "luong_context_dot": lambda a: context(lambda h, j: dot(a["state"], h), a),
+    "luong_context_general": lambda a: context(lambda h, j: bilinear(a["state"], a["w"], h), a),
+    "luong_context_location": lambda a: context(lambda h, j: dot(a["w"][j], a["state"]), a),
+    "multi_head_additive_attention": additive_heads,
+    "concat_heads_attention": join_heads,
+    "add_positions": lambda a: [
+        [u + v for u, v in zip(r, s, strict=True)] for r, s in zip(a["x"], a["p"], strict=True)
+    ],
+    "rnn_cell": lambda a: [
+        mp.tanh(u + v)
+        for u, v in zip(
+            affine(a["x"], a["parameters"].w_xh, a["parameters"].b_h),
+            affine(a["state"], a["parameters"].w_hh, [0] * len(a["state"])),
+            strict=True,
+        )
+    ],
+    "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
+    "layer_norm": lambda a: normalized([a["x"]], a["parameters"])[0],
+    "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),
     "lstm_cell": lstm,
     "encoder_layer": encoder,
     "dot_product_mean": lambda a: dot(a["mean"], a["mean"]),

@@ -1,13 +1,13 @@
-"""The formula of multi-head attention."""
+"""The formulas of multi-head attention."""
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attnspec.reference.attention import project, scaled_dot_product_attention
+from attnspec.reference.attention import additive_attention, project, scaled_dot_product_attention
 from attnspec.reference.defining.definition import defines
-from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAdditiveAttention, MultiHeadAttention
 
-__all__ = ["multi_head_attention"]
+__all__ = ["concat_heads_attention", "multi_head_additive_attention", "multi_head_attention"]
 
 
 @defines(MultiHeadAttention[np.ndarray])
@@ -23,7 +23,59 @@ def multi_head_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n p_o"]:
-    """oᵢ = W_o [h₁; …; h_h], h_r = softmax(Q_r K_rᵀ/√p_q) V_r with Q_r = QW_{q,r}ᵀ, K_r = KW_{k,r}ᵀ, V_r = VW_{v,r}ᵀ.
+    """oᵢ = W_o [h₁; …; h_h], with the heads of `concat_heads_attention`."""
+    return project(concat_heads_attention(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal), w_o)
+
+
+@defines(MultiHeadAdditiveAttention[np.ndarray])
+def multi_head_additive_attention(
+    query: Float[np.ndarray, "*#batch n d_q"],
+    key: Float[np.ndarray, "*#batch m d_k"],
+    value: Float[np.ndarray, "*#batch m d_v"],
+    w_q: Float[np.ndarray, "heads p_q d_q"],
+    w_k: Float[np.ndarray, "heads p_k d_k"],
+    w_v: Float[np.ndarray, "heads p_v d_v"],
+    w_o: Float[np.ndarray, "p_o heads*p_v"],
+    a_q: Float[np.ndarray, "heads h p_q"],
+    a_k: Float[np.ndarray, "heads h p_k"],
+    a_v: Float[np.ndarray, "heads h"],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[np.ndarray, "*batch n p_o"]:
+    """oᵢ = W_o [h₁; …; h_h], h_r = Σⱼ softmaxⱼ(a_vᵀ tanh(A_q qᵢ + A_k kⱼ)) vⱼ with q, k and v projected for the head.
+
+    The heads are computed one by one.
+    """
+    heads = [
+        additive_attention(
+            project(query, w_q[r]),
+            project(key, w_k[r]),
+            project(value, w_v[r]),
+            a_q[r],
+            a_k[r],
+            a_v[r],
+            mask=mask,
+            causal=causal,
+        )
+        for r in range(w_q.shape[0])
+    ]
+    return project(np.concatenate(heads, axis=-1), w_o)
+
+
+@defines(ConcatHeadsAttention[np.ndarray])
+def concat_heads_attention(
+    query: Float[np.ndarray, "*#batch n d_q"],
+    key: Float[np.ndarray, "*#batch m d_k"],
+    value: Float[np.ndarray, "*#batch m d_v"],
+    w_q: Float[np.ndarray, "heads p_q d_q"],
+    w_k: Float[np.ndarray, "heads p_q d_k"],
+    w_v: Float[np.ndarray, "heads p_v d_v"],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[np.ndarray, "*batch n heads*p_v"]:
+    """oᵢ = [h₁; …; h_h], h_r = softmax(Q_r K_rᵀ/√p_q) V_r with Q_r = QW_{q,r}ᵀ, K_r = KW_{k,r}ᵀ, V_r = VW_{v,r}ᵀ.
 
     The heads are computed one by one.
     """
@@ -33,4 +85,5 @@ def multi_head_attention(
         )
         for r in range(w_q.shape[0])
     ]
-    return project(np.concatenate(heads, axis=-1), w_o)
+    joined: np.ndarray = np.concatenate(heads, axis=-1)
+    return joined

@@ -1,13 +1,13 @@
-"""The formula of sinusoidal positional encoding."""
+"""The formulas of positions."""
 
 import numpy as np
 from jaxtyping import Float
 
 from attnspec.reference.defining.arithmetic import counted
 from attnspec.reference.defining.definition import defines
-from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.positional import AddPositions, SinusoidalPositionalEncoding
 
-__all__ = ["sinusoidal_positional_encoding"]
+__all__ = ["add_positions", "sinusoidal_positional_encoding"]
 
 
 @defines(SinusoidalPositionalEncoding[np.ndarray])
@@ -22,3 +22,10 @@ def sinusoidal_positional_encoding(n: int, d: int) -> Float[np.ndarray, "{n} {d}
     angle = t[:, None] * frequency
     interleaved = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(n, 2 * pairs)
     return interleaved[:, :d]
+
+
+@defines(AddPositions[np.ndarray])
+def add_positions(x: Float[np.ndarray, "*batch n d"], p: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "*batch n d"]:
+    """Y = X + P."""
+    placed: np.ndarray = x + p
+    return placed

@@ -4,9 +4,32 @@ import numpy as np
 from jaxtyping import Float
 
 from attnspec.reference.defining.definition import defines
-from attnspec.spec.recurrent import LSTMCell, LSTMParameters
+from attnspec.spec.recurrent import LSTMCell, LSTMParameters, RNNCell, RNNOutput, RNNParameters
 
-__all__ = ["lstm_cell"]
+__all__ = ["lstm_cell", "rnn_cell", "rnn_output"]
+
+
+@defines(RNNCell[np.ndarray])
+def rnn_cell(
+    x: Float[np.ndarray, "*#batch d"],
+    state: Float[np.ndarray, "*#batch h"],
+    parameters: RNNParameters[np.ndarray],
+) -> Float[np.ndarray, "*batch h"]:
+    """H_t = tanh(X_t W_xh + H_{t−1} W_hh + b_h)."""
+    p = parameters
+    following: np.ndarray = np.tanh(x @ p.w_xh + state @ p.w_hh + p.b_h)
+    return following
+
+
+@defines(RNNOutput[np.ndarray])
+def rnn_output(
+    state: Float[np.ndarray, "*batch h"],
+    w_hq: Float[np.ndarray, "h q"],
+    b_q: Float[np.ndarray, " q"],
+) -> Float[np.ndarray, "*batch q"]:
+    """O_t = H_t W_hq + b_q."""
+    output: np.ndarray = state @ w_hq + b_q
+    return output
 
 
 @defines(LSTMCell[np.ndarray])

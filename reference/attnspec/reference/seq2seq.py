@@ -1,13 +1,14 @@
-"""The formula of Bahdanau's context."""
+"""The formulas of the contexts of a decoder."""
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attnspec.reference.attention import additive_attention
+from attnspec.reference.attention import additive_attention, attend, dot_product_attention, general_attention
 from attnspec.reference.defining.definition import defines
-from attnspec.spec.seq2seq import BahdanauContext
+from attnspec.reference.scoring import location_scores
+from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot, LuongContextGeneral, LuongContextLocation
 
-__all__ = ["bahdanau_context"]
+__all__ = ["bahdanau_context", "luong_context_dot", "luong_context_general", "luong_context_location"]
 
 
 @defines(BahdanauContext[np.ndarray])
@@ -22,5 +23,45 @@ def bahdanau_context(
 ) -> Float[np.ndarray, "*batch d_h"]:
     """c = Σ_t softmax_t(w_vᵀ tanh(W_q s + W_k h_t)) h_t."""
     query = state[..., None, :]
-    every_query = None if mask is None else mask[..., None, :]
-    return additive_attention(query, annotations, annotations, w_q, w_k, w_v, mask=every_query)[..., 0, :]
+    return additive_attention(query, annotations, annotations, w_q, w_k, w_v, mask=for_every_query(mask))[..., 0, :]
+
+
+@defines(LuongContextDot[np.ndarray])
+def luong_context_dot(
+    state: Float[np.ndarray, "*#batch d_h"],
+    annotations: Float[np.ndarray, "*#batch m d_h"],
+    *,
+    mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+) -> Float[np.ndarray, "*batch d_h"]:
+    """c = Σ_t softmax_t(sᵀ h_t) h_t."""
+    return dot_product_attention(state[..., None, :], annotations, annotations, mask=for_every_query(mask))[..., 0, :]
+
+
+@defines(LuongContextGeneral[np.ndarray])
+def luong_context_general(
+    state: Float[np.ndarray, "*#batch d_s"],
+    annotations: Float[np.ndarray, "*#batch m d_h"],
+    w: Float[np.ndarray, "d_s d_h"],
+    *,
+    mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+) -> Float[np.ndarray, "*batch d_h"]:
+    """c = Σ_t softmax_t(sᵀ W h_t) h_t."""
+    return general_attention(state[..., None, :], annotations, annotations, w, mask=for_every_query(mask))[..., 0, :]
+
+
+@defines(LuongContextLocation[np.ndarray])
+def luong_context_location(
+    state: Float[np.ndarray, "*#batch d_s"],
+    annotations: Float[np.ndarray, "*#batch m d_h"],
+    w: Float[np.ndarray, "m d_s"],
+    *,
+    mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+) -> Float[np.ndarray, "*batch d_h"]:
+    """c = Σ_t softmax_t(W s)_t h_t."""
+    scores = location_scores(state[..., None, :], w)
+    return attend(scores, annotations, for_every_query(mask), causal=False)[..., 0, :]
+
+
+def for_every_query(mask: np.ndarray | None) -> np.ndarray | None:
+    """A mask of keys (*batch, m) with an axis for queries."""
+    return None if mask is None else mask[..., None, :]

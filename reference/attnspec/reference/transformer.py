@@ -12,11 +12,13 @@ from attnspec.reference.multihead import multi_head_attention
 from attnspec.spec.transformer import (
     EncoderLayer,
     EncoderLayerParameters,
+    FeedForward,
     FeedForwardParameters,
+    LayerNorm,
     LayerNormParameters,
 )
 
-__all__ = ["encoder_layer"]
+__all__ = ["encoder_layer", "feed_forward", "layer_norm"]
 
 EPSILON = 1e-5
 """What layer normalization adds to the variance."""
@@ -54,8 +56,11 @@ def residual(
     return added
 
 
-def layer_norm(x: np.ndarray, parameters: LayerNormParameters[np.ndarray]) -> np.ndarray:
-    """Normalized features of every position, times a gain, plus a bias: x (*batch, n, d)."""
+@defines(LayerNorm[np.ndarray])
+def layer_norm(
+    x: Float[np.ndarray, "*batch d"], parameters: LayerNormParameters[np.ndarray]
+) -> Float[np.ndarray, "*batch d"]:
+    """y = g ⊙ (x − x̄)/√(v + ε) + b, with x̄ and v the mean and the variance of the features."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
     variance = np.mean(np.square(centred), axis=-1, keepdims=True)
     normalized: np.ndarray = centred / np.sqrt(variance + variance.dtype.type(EPSILON))
@@ -63,8 +68,11 @@ def layer_norm(x: np.ndarray, parameters: LayerNormParameters[np.ndarray]) -> np
     return scaled
 
 
-def feed_forward(x: np.ndarray, parameters: FeedForwardParameters[np.ndarray]) -> np.ndarray:
-    """A network with one hidden layer of ReLUs on every position: x (*batch, n, d)."""
+@defines(FeedForward[np.ndarray])
+def feed_forward(
+    x: Float[np.ndarray, "*batch d"], parameters: FeedForwardParameters[np.ndarray]
+) -> Float[np.ndarray, "*batch d"]:
+    """y = W₂ max(0, W₁x + b₁) + b₂."""
     hidden = np.maximum(project(x, parameters.w_1) + parameters.b_1, 0)
     result: np.ndarray = project(hidden, parameters.w_2) + parameters.b_2
     return result

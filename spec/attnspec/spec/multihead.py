@@ -10,9 +10,11 @@ from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import S0, S3, S4
+from attnspec.spec.contract.sources import S0, S1, S3, S4
 
 __all__ = [
+    "ConcatHeadsAttention",
+    "MultiHeadAdditiveAttention",
     "MultiHeadAttention",
     "MultiHeadOperations",
     "MultiHeadParameters",
@@ -66,13 +68,83 @@ class MultiHeadAttention(Protocol[Array]):
     ) -> Float[Array, "*batch n p_o"]: ...
 
 
+@operation(
+    "multi_head_additive_attention",
+    chapter="multihead",
+    formula=r"o_i = W_o [h_1; \dots; h_h],\quad h_{r,i} = \sum_j \operatorname{softmax}_j(a_{v,r}^\top"
+    r" \tanh(A_{q,r} q_{r,i} + A_{k,r} k_{r,j}))\, v_{r,j},\quad q_{r,i} = W_{q,r} q_i,\ \dots",
+    sources=[S0.equation(4), S0.equation(7), S0.equation(10)],
+    linear="value",
+    sharpened={"a_v": 1.0},
+)
+class MultiHeadAdditiveAttention(Protocol[Array]):
+    """Attention in heads that score additively: the f of S0's heads is additive attention.
+
+    Where: Weights are (out, in): w_q, w_k and w_v project into the heads, a_q, a_k and a_v are the scorer of each. The
+    mask has no head axis: it and `causal` hold in every head. Units are those of `multi_head_attention`.
+    Domain: No projection overflows. The scores of a head are at most ‖a_v‖₁.
+    """
+
+    def __call__(
+        self,
+        query: Float[Array, "*#batch n d_q"],
+        key: Float[Array, "*#batch m d_k"],
+        value: Float[Array, "*#batch m d_v"],
+        w_q: Float[Array, "heads p_q d_q"],
+        w_k: Float[Array, "heads p_k d_k"],
+        w_v: Float[Array, "heads p_v d_v"],
+        w_o: Float[Array, "p_o heads*p_v"],
+        a_q: Float[Array, "heads h p_q"],
+        a_k: Float[Array, "heads h p_k"],
+        a_v: Float[Array, "heads h"],
+        *,
+        mask: Bool[Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Array, "*batch n p_o"]: ...
+
+
+@operation(
+    "concat_heads_attention",
+    chapter="multihead",
+    formula=r"o_i = [h_1; \dots; h_h],\quad"
+    r" h_r = \operatorname{softmax}(Q_r K_r^\top / \sqrt{p_q}) V_r,\quad Q_r = Q W_{q,r}^\top,\ \dots",
+    sources=[S1.passage("Multi-Head Self-Attention")],
+    linear="value",
+    sharpened={"w_q": 1.0},
+)
+class ConcatHeadsAttention(Protocol[Array]):
+    """Scaled dot-product attention in heads, concatenated in the order of the heads and not projected.
+
+    Where: Weights are (out, in). S1 leaves the scorer open; here scores are divided by √p_q. The mask has no head axis:
+    it and `causal` hold in every head. The result is in units of w_v × value.
+    Domain: Projected, Σ|q||k| does not overflow.
+    """
+
+    def __call__(
+        self,
+        query: Float[Array, "*#batch n d_q"],
+        key: Float[Array, "*#batch m d_k"],
+        value: Float[Array, "*#batch m d_v"],
+        w_q: Float[Array, "heads p_q d_q"],
+        w_k: Float[Array, "heads p_q d_k"],
+        w_v: Float[Array, "heads p_v d_v"],
+        *,
+        mask: Bool[Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Array, "*batch n heads*p_v"]: ...
+
+
 class MultiHeadOperations(Generic[Array]):
     """The operations of multi-head attention as methods of a backend class."""
 
     multi_head_attention: MultiHeadAttention[Array]
+    multi_head_additive_attention: MultiHeadAdditiveAttention[Array]
+    concat_heads_attention: ConcatHeadsAttention[Array]
 
 
 class MultiHeadTable(TypedDict, Generic[Array], total=False):
     """The operations of multi-head attention by name."""
 
     multi_head_attention: MultiHeadAttention[Array]
+    multi_head_additive_attention: MultiHeadAdditiveAttention[Array]
+    concat_heads_attention: ConcatHeadsAttention[Array]

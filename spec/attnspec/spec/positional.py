@@ -9,6 +9,7 @@ from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
 
 __all__ = [
+    "AddPositions",
     "PositionalOperations",
     "PositionalTable",
     "SinusoidalPositionalEncoding",
@@ -36,13 +37,35 @@ class SinusoidalPositionalEncoding(Protocol[Array_co]):
     def __call__(self, n: int, d: int) -> Float[Array_co, "{n} {d}"]: ...
 
 
+@operation(
+    "add_positions",
+    chapter="positional",
+    formula=r"Y = X + P",
+    sources=[
+        S2.passage("Input & Positional Embedding"),
+        S4.passage("Positional Encoding"),
+        VASWANI.passage("3.5"),
+    ],
+)
+class AddPositions(Protocol[Array]):
+    """Embeddings with the encodings of their positions added.
+
+    Where: P is the same for every sequence of a batch, be it sinusoidal or learned. The result is in units of x, as P
+    is; S3 concatenates the two instead.
+    """
+
+    def __call__(self, x: Float[Array, "*batch n d"], p: Float[Array, "n d"]) -> Float[Array, "*batch n d"]: ...
+
+
 class PositionalOperations(Generic[Array]):
     """The operations of positional encoding as methods of a backend class."""
 
     sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]
+    add_positions: AddPositions[Array]
 
 
 class PositionalTable(TypedDict, Generic[Array], total=False):
     """The operations of positional encoding by name."""
 
     sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]
+    add_positions: AddPositions[Array]

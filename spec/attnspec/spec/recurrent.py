@@ -12,9 +12,64 @@ from jaxtyping import Float
 from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import S4
+from attnspec.spec.contract.sources import S0, S4
 
-__all__ = ["LSTMCell", "LSTMParameters", "RecurrentOperations", "RecurrentTable"]
+__all__ = [
+    "LSTMCell",
+    "LSTMParameters",
+    "RNNCell",
+    "RNNOutput",
+    "RNNParameters",
+    "RecurrentOperations",
+    "RecurrentTable",
+]
+
+
+@dataclass(frozen=True)
+class RNNParameters(Generic[Array]):
+    """Weights of a recurrent network for inputs (d, h) and states (h, h), and biases (h)."""
+
+    w_xh: Float[Array, "d h"]
+    w_hh: Float[Array, "h h"]
+    b_h: Float[Array, " h"]
+
+
+@operation(
+    "rnn_cell",
+    chapter="recurrent",
+    formula=r"H_t = \tanh(X_t W_{xh} + H_{t-1} W_{hh} + b_h)",
+    sources=[S0.equation(12), S4.passage("RNN")],
+    axes={"d": Axis.WIDTH},
+)
+class RNNCell(Protocol[Array]):
+    """One step of a recurrent network: the next state, from an input and the previous state.
+
+    Where: The activation φ of S4 is tanh. The state has no unit.
+    Domain: The pre-activation does not overflow.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*#batch d"], state: Float[Array, "*#batch h"], parameters: RNNParameters[Array]
+    ) -> Float[Array, "*batch h"]: ...
+
+
+@operation(
+    "rnn_output",
+    chapter="recurrent",
+    formula=r"O_t = H_t W_{hq} + b_q",
+    sources=[S4.passage("RNN")],
+    axes={"q": Axis.WIDTH},
+)
+class RNNOutput(Protocol[Array]):
+    """What a recurrent network says at one step: an affine map of its state.
+
+    Where: The result is in units of b_q, which are those of w_hq × state.
+    Domain: No sum overflows.
+    """
+
+    def __call__(
+        self, state: Float[Array, "*batch h"], w_hq: Float[Array, "h q"], b_q: Float[Array, " q"]
+    ) -> Float[Array, "*batch q"]: ...
 
 
 @dataclass(frozen=True)
@@ -67,10 +122,14 @@ class LSTMCell(Protocol[Array]):
 class RecurrentOperations(Generic[Array]):
     """The operations of recurrent networks as methods of a backend class."""
 
+    rnn_cell: RNNCell[Array]
+    rnn_output: RNNOutput[Array]
     lstm_cell: LSTMCell[Array]
 
 
 class RecurrentTable(TypedDict, Generic[Array], total=False):
     """The operations of recurrent networks by name."""
 
+    rnn_cell: RNNCell[Array]
+    rnn_output: RNNOutput[Array]
     lstm_cell: LSTMCell[Array]

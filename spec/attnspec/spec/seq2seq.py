@@ -9,10 +9,13 @@ from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import BAHDANAU, S0, S3
+from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S2, S3
 
 __all__ = [
     "BahdanauContext",
+    "LuongContextDot",
+    "LuongContextGeneral",
+    "LuongContextLocation",
     "Seq2SeqOperations",
     "Seq2SeqTable",
 ]
@@ -45,13 +48,97 @@ class BahdanauContext(Protocol[Array]):
     ) -> Float[Array, "*batch d_h"]: ...
 
 
+@operation(
+    "luong_context_dot",
+    chapter="seq2seq",
+    formula=r"c = \sum_t \operatorname{softmax}_t(s^\top h_t)\, h_t",
+    sources=[S2.passage("Luong Attention"), LUONG.passage("3.1")],
+    pooled="annotations",
+    sharpened={"state": 1.0},
+)
+class LuongContextDot(Protocol[Array]):
+    """Luong's context with the dot product as score.
+
+    Where: The state s is the decoder's at this step, as wide as the annotations h_t, which are keys and values. The
+    context is in units of annotations.
+    Domain: Σ|s||h| does not overflow.
+    """
+
+    def __call__(
+        self,
+        state: Float[Array, "*#batch d_h"],
+        annotations: Float[Array, "*#batch m d_h"],
+        *,
+        mask: Bool[Array, "*#batch #m"] | None = None,
+    ) -> Float[Array, "*batch d_h"]: ...
+
+
+@operation(
+    "luong_context_general",
+    chapter="seq2seq",
+    formula=r"c = \sum_t \operatorname{softmax}_t(s^\top W h_t)\, h_t",
+    sources=[S2.passage("Luong Attention, footnote 1"), LUONG.passage("general")],
+    pooled="annotations",
+    sharpened={"state": 1.0},
+)
+class LuongContextGeneral(Protocol[Array]):
+    """Luong's context with a bilinear form of state and annotation as score.
+
+    Where: The state s is the decoder's at this step, the annotations h_t are keys and values. The context is in units
+    of annotations.
+    Domain: Σ|s||W||h| does not overflow.
+    """
+
+    def __call__(
+        self,
+        state: Float[Array, "*#batch d_s"],
+        annotations: Float[Array, "*#batch m d_h"],
+        w: Float[Array, "d_s d_h"],
+        *,
+        mask: Bool[Array, "*#batch #m"] | None = None,
+    ) -> Float[Array, "*batch d_h"]: ...
+
+
+@operation(
+    "luong_context_location",
+    chapter="seq2seq",
+    formula=r"c = \sum_t \operatorname{softmax}_t(W s)_t\, h_t",
+    sources=[S2.passage("Luong Attention, footnote 1"), LUONG.passage("location")],
+    pooled="annotations",
+    linear="annotations",
+    sharpened={"state": 1.0},
+)
+class LuongContextLocation(Protocol[Array]):
+    """Luong's context with scores from the state alone, one row of weights for each position.
+
+    Where: The state s is the decoder's at this step. W has as many rows as there are annotations h_t. The context is in
+    units of annotations.
+    Domain: Σ|W||s| does not overflow.
+    """
+
+    def __call__(
+        self,
+        state: Float[Array, "*#batch d_s"],
+        annotations: Float[Array, "*#batch m d_h"],
+        w: Float[Array, "m d_s"],
+        *,
+        mask: Bool[Array, "*#batch #m"] | None = None,
+    ) -> Float[Array, "*batch d_h"]: ...
+
+
 class Seq2SeqOperations(Generic[Array]):
     """The operations of sequence to sequence as methods of a backend class."""
 
     bahdanau_context: BahdanauContext[Array]
+    luong_context_dot: LuongContextDot[Array]
+    luong_context_general: LuongContextGeneral[Array]
+    luong_context_location: LuongContextLocation[Array]
 
 
 class Seq2SeqTable(TypedDict, Generic[Array], total=False):
     """The operations of sequence to sequence by name."""
 
     bahdanau_context: BahdanauContext[Array]
+    luong_context_dot: LuongContextDot[Array]
+    luong_context_general: LuongContextGeneral[Array]
+    luong_context_location: LuongContextLocation[Array]

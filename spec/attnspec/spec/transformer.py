@@ -13,13 +13,15 @@ from jaxtyping import Bool, Float
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
+from attnspec.spec.contract.sources import BA, S2, S3, S4, VASWANI
 from attnspec.spec.multihead import MultiHeadParameters
 
 __all__ = [
     "EncoderLayer",
     "EncoderLayerParameters",
+    "FeedForward",
     "FeedForwardParameters",
+    "LayerNorm",
     "LayerNormParameters",
     "TransformerOperations",
     "TransformerTable",
@@ -42,6 +44,46 @@ class FeedForwardParameters(Generic[Array]):
     b_1: Float[Array, " f"]
     w_2: Float[Array, "d f"]
     b_2: Float[Array, " d"]
+
+
+@operation(
+    "layer_norm",
+    chapter="transformer",
+    formula=r"y = g \odot \frac{x - \bar x}{\sqrt{v + \varepsilon}} + b,\quad"
+    r" \bar x = \tfrac1d \sum_i x_i,\ v = \tfrac1d \sum_i (x_i - \bar x)^2",
+    sources=[S3.passage("Transformer Machine Translation"), S4.passage("Architecture: Encoder"), BA.passage("3")],
+    axes={"d": Axis.WIDTH},
+)
+class LayerNorm(Protocol[Array]):
+    """Layer normalization: the features of every position, shifted to mean 0 and scaled to variance 1.
+
+    Where: The variance is that of the d features, divided by d. The result is in units of gain and bias.
+    Domain: The sum of squares does not overflow.
+    Edges: Where all features are equal, the result is the bias.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*batch d"], parameters: LayerNormParameters[Array]
+    ) -> Float[Array, "*batch d"]: ...
+
+
+@operation(
+    "feed_forward",
+    chapter="transformer",
+    formula=r"y = W_2 \max(0, W_1 x + b_1) + b_2",
+    sources=[S2.passage("Feedforward Layer"), S4.passage("Architecture: Encoder"), VASWANI.passage("3.3")],
+    axes={"d": Axis.WIDTH},
+)
+class FeedForward(Protocol[Array]):
+    """The feed-forward network of a transformer: one hidden layer of ReLUs, on every position by itself.
+
+    Where: The result is in units of b₂, which are those of W₂ × b₁.
+    Domain: No sum overflows.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*batch d"], parameters: FeedForwardParameters[Array]
+    ) -> Float[Array, "*batch d"]: ...
 
 
 @dataclass(frozen=True)
@@ -94,10 +136,14 @@ class EncoderLayer(Protocol[Array]):
 class TransformerOperations(Generic[Array]):
     """The operations of transformers as methods of a backend class."""
 
+    layer_norm: LayerNorm[Array]
+    feed_forward: FeedForward[Array]
     encoder_layer: EncoderLayer[Array]
 
 
 class TransformerTable(TypedDict, Generic[Array], total=False):
     """The operations of transformers by name."""
 
+    layer_norm: LayerNorm[Array]
+    feed_forward: FeedForward[Array]
     encoder_layer: EncoderLayer[Array]

@@ -1,16 +1,25 @@
-"""Multi-head attention. Protocol: ``attnspec.spec.multihead``."""
+"""Multi-head attention. Protocols: ``attnspec.spec.multihead``."""
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.attention import dot_attention
+from attnspec.backends.pytorch.attention import additive_attention, dot_attention
 from attnspec.backends.pytorch.runtime.accumulation import product
 from attnspec.backends.pytorch.runtime.autocast import lowers
-from attnspec.spec import MultiHeadAttention, MultiHeadParameters, implements
+from attnspec.spec import (
+    ConcatHeadsAttention,
+    MultiHeadAdditiveAttention,
+    MultiHeadAttention,
+    MultiHeadParameters,
+    implements,
+)
 
-__all__ = ["multi_head_attention"]
+__all__ = ["concat_heads_attention", "multi_head_additive_attention", "multi_head_attention"]
 
+_additive_heads = Check("multi_head_additive_attention")
+_concat = Check("concat_heads_attention")
 _multi_head = Check("multi_head_attention")
 
 
@@ -54,7 +63,70 @@ def _in_heads(
     causal: bool,
 ) -> Tensor:
     p = parameters
-    in_every_head = None if mask is None else mask.unsqueeze(-3)
-    projected = per_head(query, p.w_q), per_head(key, p.w_k), per_head(value, p.w_v)
-    heads = dot_attention(*projected, mask=in_every_head, causal=causal)
-    return product(heads.transpose(-3, -2).flatten(-2), p.w_o.mT)
+    heads = dot_attention(*_projected(query, key, value, p.w_q, p.w_k, p.w_v), mask=_for_heads(mask), causal=causal)
+    return product(_joined(heads), p.w_o.mT)
+
+
+def _projected(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of every head, (*batch, heads, rows, p)."""
+    return per_head(query, w_q), per_head(key, w_k), per_head(value, w_v)
+
+
+def _for_heads(mask: Tensor | None) -> Tensor | None:
+    """A mask with an axis for heads."""
+    return None if mask is None else mask.unsqueeze(-3)
+
+
+def _joined(heads: Tensor) -> Tensor:
+    """Heads (*batch, heads, n, p) side by side, (*batch, n, heads·p)."""
+    return heads.transpose(-3, -2).flatten(-2)
+
+
+@implements(MultiHeadAdditiveAttention[Tensor])
+@lowers
+def multi_head_additive_attention(
+    query: Float[Tensor, "*#batch n d_q"],
+    key: Float[Tensor, "*#batch m d_k"],
+    value: Float[Tensor, "*#batch m d_v"],
+    w_q: Float[Tensor, "heads p_q d_q"],
+    w_k: Float[Tensor, "heads p_k d_k"],
+    w_v: Float[Tensor, "heads p_v d_v"],
+    w_o: Float[Tensor, "p_o heads*p_v"],
+    a_q: Float[Tensor, "heads h p_q"],
+    a_k: Float[Tensor, "heads h p_k"],
+    a_v: Float[Tensor, "heads h"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n p_o"]:
+    """Additive attention in one head after the other, concatenated and projected."""
+    _additive_heads(query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, a_v, mask)
+    heads = [
+        additive_attention(
+            product(query, w_q[r].mT), product(key, w_k[r].mT), product(value, w_v[r].mT), a_q[r], a_k[r], a_v[r],
+            mask=mask, causal=causal,
+        )
+        for r in range(w_q.shape[0])
+    ]  # fmt: skip
+    return product(torch.cat(heads, -1), w_o.mT)
+
+
+@implements(ConcatHeadsAttention[Tensor])
+@lowers
+def concat_heads_attention(
+    query: Float[Tensor, "*#batch n d_q"],
+    key: Float[Tensor, "*#batch m d_k"],
+    value: Float[Tensor, "*#batch m d_v"],
+    w_q: Float[Tensor, "heads p_q d_q"],
+    w_k: Float[Tensor, "heads p_q d_k"],
+    w_v: Float[Tensor, "heads p_v d_v"],
+    *,
+    mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "*batch n heads*p_v"]:
+    """Scaled dot-product attention in every head, concatenated."""
+    _concat(query, key, value, w_q, w_k, w_v, mask)
+    projected = _projected(query, key, value, w_q, w_k, w_v)
+    return _joined(dot_attention(*projected, mask=_for_heads(mask), causal=causal))

@@ -5,10 +5,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.spec import SinusoidalPositionalEncoding, implements
+from attnspec.backends.pytorch.runtime.autocast import keeps
+from attnspec.spec import AddPositions, SinusoidalPositionalEncoding, implements
 
-__all__ = ["sinusoidal_positional_encoding"]
+__all__ = ["add_positions", "sinusoidal_positional_encoding"]
 
+_add = Check("add_positions")
 _sinusoids = Check("sinusoidal_positional_encoding")
 
 
@@ -23,3 +25,11 @@ def sinusoidal_positional_encoding(n: int, d: int) -> Float[Tensor, "{n} {d}"]:
     angle = torch.arange(n, dtype=torch.float64)[:, None] / 10000.0 ** (even / d)
     pairs = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
     return pairs[:, :d].to(torch.get_default_dtype())
+
+
+@implements(AddPositions[Tensor])
+@keeps
+def add_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d"]) -> Float[Tensor, "*batch n d"]:
+    """The sum."""
+    _add(x, p)
+    return x + p

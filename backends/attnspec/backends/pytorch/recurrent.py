@@ -3,15 +3,40 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import lowers
-from attnspec.spec import LSTMCell, LSTMParameters, implements
+from attnspec.spec import LSTMCell, LSTMParameters, RNNCell, RNNOutput, RNNParameters, implements
 
-__all__ = ["lstm_cell"]
+__all__ = ["lstm_cell", "rnn_cell", "rnn_output"]
 
+_rnn = Check("rnn_cell")
+_output = Check("rnn_output")
 _lstm = Check("lstm_cell")
+
+
+@implements(RNNCell[Tensor])
+@lowers
+def rnn_cell(
+    x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: RNNParameters[Tensor]
+) -> Float[Tensor, "*batch h"]:
+    """tanh of an affine map of input and state."""
+    _rnn(x, state, parameters)
+    p = parameters
+    summed = widened(x) @ widened(p.w_xh) + widened(state) @ widened(p.w_hh) + widened(p.b_h)
+    return summed.tanh().to(x.dtype)
+
+
+@implements(RNNOutput[Tensor])
+@lowers
+def rnn_output(
+    state: Float[Tensor, "*batch h"], w_hq: Float[Tensor, "h q"], b_q: Float[Tensor, " q"]
+) -> Float[Tensor, "*batch q"]:
+    """An affine map of the state."""
+    _output(state, w_hq, b_q)
+    return linear(widened(state), widened(w_hq).mT, widened(b_q)).to(state.dtype)
 
 
 @implements(LSTMCell[Tensor])

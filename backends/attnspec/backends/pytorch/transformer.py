@@ -4,16 +4,27 @@ from typing import Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear
+from torch.nn import functional
+from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.multihead import attend_in_heads
 from attnspec.backends.pytorch.runtime.accumulation import widened
-from attnspec.backends.pytorch.runtime.autocast import lowers
-from attnspec.spec import EncoderLayer, EncoderLayerParameters, LayerNormParameters, implements
+from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.spec import (
+    EncoderLayer,
+    EncoderLayerParameters,
+    FeedForward,
+    FeedForwardParameters,
+    LayerNorm,
+    LayerNormParameters,
+    implements,
+)
 
-__all__ = ["encoder_layer"]
+__all__ = ["encoder_layer", "feed_forward", "layer_norm"]
 
+_layer_norm = Check("layer_norm")
+_feed_forward = Check("feed_forward")
 _encoder_layer = Check("encoder_layer")
 
 EPSILON = 1e-5
@@ -23,7 +34,29 @@ EPSILON = 1e-5
 def _normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
     """Layer normalization over the last dimension, in the dtype of x."""
     gain, bias = parameters.gain.to(x.dtype), parameters.bias.to(x.dtype)
-    return layer_norm(x, x.shape[-1:], gain, bias, EPSILON)
+    return functional.layer_norm(x, x.shape[-1:], gain, bias, EPSILON)
+
+
+def _two_layers(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
+    """The feed-forward network on the last dimension, in float32 for half dtypes."""
+    p = parameters
+    return linear(linear(x, widened(p.w_1), widened(p.b_1)).relu(), widened(p.w_2), widened(p.b_2))
+
+
+@implements(LayerNorm[Tensor])
+@keeps
+def layer_norm(x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Tensor]) -> Float[Tensor, "*batch d"]:
+    """PyTorch's layer normalization; that of half dtypes in float32."""
+    _layer_norm(x, parameters)
+    return _normalized(widened(x), parameters).to(x.dtype)
+
+
+@implements(FeedForward[Tensor])
+@lowers
+def feed_forward(x: Float[Tensor, "*batch d"], parameters: FeedForwardParameters[Tensor]) -> Float[Tensor, "*batch d"]:
+    """Two linear layers with ReLU between them; those of half dtypes in float32."""
+    _feed_forward(x, parameters)
+    return _two_layers(widened(x), parameters).to(x.dtype)
 
 
 @implements(EncoderLayer[Tensor])
@@ -45,6 +78,5 @@ def encoder_layer(
     query = _normalized(y, p.attention_norm) if pre else y
     y = y + widened(attend_in_heads(query.to(dtype), p.attention, mask))
     y = y if pre else _normalized(y, p.attention_norm)
-    hidden = linear(_normalized(y, p.feed_forward_norm) if pre else y, widened(f.w_1), widened(f.b_1)).relu()
-    y = y + linear(hidden, widened(f.w_2), widened(f.b_2))
+    y = y + _two_layers(_normalized(y, p.feed_forward_norm) if pre else y, f)
     return (y if pre else _normalized(y, p.feed_forward_norm)).to(dtype)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -200,7 +201,9 @@ def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -
         # A product of sizes, such as heads*p_v: unfold it, change the factor, fold it again.
         before, after = x.shape[:place], x.shape[place + 1 :]
         blocks = x.reshape(*before, *(int(f) if f.isdigit() else binding.sizes[f] for f in d.factors), *after)
-        x = change(blocks, place + d.factors.index(size)).reshape(*before, -1, *after)
+        changed = change(blocks, place + d.factors.index(size))
+        joined = prod(changed.shape[place : place + len(d.factors)])
+        x = changed.reshape(*before, joined, *after)
     return x
 
 

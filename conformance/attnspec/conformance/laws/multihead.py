@@ -66,3 +66,14 @@ def head_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     total = wide(subject.call(groups[0])) + wide(subject.call(groups[1]))
     subject.matches(subject.call(arguments), total, budget, arguments, "against the sum over its heads, the result")
     return True
+
+
+@checks(law.HEAD_BLOCKS)
+def head_blocks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compute every head alone, and join the results."""
+    (size,) = subject.operation.sizes_of(Axis.HEAD)
+    heads = [arguments.along(size, take([i])) for i in range(arguments.size(size))]
+    joined = np.concatenate([wide(subject.call(x)) for x in heads], axis=-1)
+    budget = subject.budget(arguments) + np.concatenate([subject.budget(x) for x in heads], axis=-1)
+    subject.matches(subject.call(arguments), joined, budget, arguments, "against its heads one by one, the result")
+    return True

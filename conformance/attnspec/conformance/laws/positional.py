@@ -119,3 +119,15 @@ def position_prefix(subject: Subject, arguments: Arguments, rng: np.random.Gener
     fewer = arguments.replaced({_size(arguments, Axis.QUERY)[0]: count})
     subject.matches(subject.call(fewer), got[:count], 2 * budget[:count], fewer, "the encoding of fewer positions")
     return True
+
+
+@checks(law.ADDED)
+def added(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Set each of the two to 0: the other is the result, bit for bit."""
+    for leaf, x in arguments.floats:
+        given = arguments.replaced({leaf.path: np.zeros_like(x)})
+        got = subject.call(given)
+        (kept,) = (other for inner, other in arguments.floats if inner is not leaf)
+        expected = np.broadcast_to(kept, got.shape)
+        subject.same(got, expected, lambda: subject.budget(given), given, f"with {leaf.path} = 0, the result")  # noqa: B023 - called at once
+    return True

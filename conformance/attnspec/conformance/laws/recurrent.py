@@ -62,3 +62,41 @@ def cell_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator)
             got=got,
         )
     return bool(results[cell.path].size)
+
+
+@checks(law.STATE_BOUND)
+def state_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The magnitude of every next state."""
+    got, budget = wide(subject.call(arguments)), subject.budget(arguments)
+    slack = np.where(np.isfinite(budget), budget, 0)
+    subject.holds(
+        bool((np.abs(got) <= 1 + slack).all()),
+        f"the result is of magnitude {np.abs(got).max(initial=0.0):.9g}",
+        arguments,
+        expected=np.clip(got, -1, 1),
+        got=got,
+    )
+    return bool(got.size)
+
+
+@checks(law.ODD_CELL)
+def odd_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Negate whatever is no matrix: input, state and bias."""
+    changes = {leaf.path: -x for leaf, x in arguments.floats if len(leaf.core) == 1}
+    negated = arguments.replaced(changes)
+    expected, budget = -wide(subject.call(arguments)), subject.budget(arguments)
+    subject.matches(subject.call(negated), expected, 2 * budget, negated, "of negated vectors, the result")
+    return bool(expected.size)
+
+
+@checks(law.OUTPUT_BIAS)
+def output_bias(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Set the state to 0."""
+    operation = subject.operation
+    changes = {leaf.path: np.zeros_like(x) for leaf, x in arguments.floats if operation.role(leaf) is Role.STATE}
+    given = arguments.replaced(changes)
+    (bias,) = (x for leaf, x in given.floats if operation.role(leaf) is Role.WEIGHT and len(leaf.core) == 1)
+    got = subject.call(given)
+    expected = np.broadcast_to(wide(bias), got.shape)
+    subject.matches(got, expected, subject.budget(given), given, "of a state of 0, the result")
+    return bool(got.size)

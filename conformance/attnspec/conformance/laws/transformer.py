@@ -4,11 +4,12 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import wide
+from attnspec.conformance.laws.common import coarse, wide
 from attnspec.conformance.laws.registry import checks
+from attnspec.reference.transformer import EPSILON
 from attnspec.spec.contract.tree import flatten
 from attnspec.spec.laws import transformer as law
-from attnspec.spec.transformer import EncoderLayerParameters
+from attnspec.spec.transformer import EncoderLayerParameters, FeedForwardParameters, LayerNormParameters
 
 
 def _parameters(arguments: Arguments) -> tuple[EncoderLayerParameters[np.ndarray], dict[int, str]]:
@@ -21,6 +22,20 @@ def _with(arguments: Arguments, changes: list[tuple[np.ndarray, float]]) -> Argu
     """A copy in which weights of the record are filled with a number."""
     _, paths = _parameters(arguments)
     return arguments.replaced({paths[id(x)]: np.full_like(x, number) for x, number in changes})
+
+
+def _filled(arguments: Arguments, record: type, **numbers: float) -> Arguments:
+    """A copy in which fields of the only record of this class are filled with numbers."""
+    (found,) = (x for x in arguments.values_by_name.values() if isinstance(x, record))
+    paths = {id(x): path for path, x in flatten(arguments.values_by_name).items()}
+    fields = {name: getattr(found, name) for name in numbers}
+    return arguments.replaced({paths[id(x)]: np.full_like(x, numbers[name]) for name, x in fields.items()})
+
+
+def _rows(arguments: Arguments) -> tuple[str, np.ndarray]:
+    """The path and the numbers of the only array that is no weight."""
+    ((leaf, x),) = arguments.batched
+    return leaf.path, x
 
 
 def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
@@ -84,3 +99,46 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
     expected, budget = (np.take(x, [i], axis=-2) for x in (wide(subject.call(given)), subject.budget(given)))
     subject.matches(subject.call(alone), expected, 2 * budget, alone, f"position {i} alone: the result")
     return True
+
+
+@checks(law.LAYER_NORM_MOMENTS)
+def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The mean and the mean square of every row."""
+    given = _filled(arguments, LayerNormParameters, gain=1, bias=0)
+    got, budget = wide(subject.call(given)), subject.budget(given)
+    if not got.size:
+        return False
+    variance = wide(_rows(given)[1]).var(-1)
+    expected, slack = variance / (variance + EPSILON), budget.mean(-1) + 2.0**-50
+    zeros = np.zeros(expected.shape)
+    means = np.append(got.mean(-1), 1.0), np.append(zeros, 1.0), np.append(slack, 1.0)
+    subject.matches(*means, given, "the mean of a row")
+    more = (2 * np.abs(got) * budget + budget**2).mean(-1) + 2.0**-50
+    squares = np.append((got**2).mean(-1), 1.0), np.append(expected, 1.0), np.append(more, 1.0)
+    subject.matches(*squares, given, "the mean square of a row")
+    return True
+
+
+@checks(law.LAYER_NORM_SHIFT)
+def layer_norm_shift(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Multiples of ¼ up to 4, and the same with 8 more: exact in every dtype."""
+    path, x = _rows(arguments)
+    plain = arguments.replaced({path: subject.exact(coarse(x))})
+    shifted = arguments.replaced({path: subject.exact(coarse(x) + 8)})
+    budget = subject.budget(plain) + subject.budget(shifted)
+    expected = wide(subject.call(plain))
+    subject.matches(subject.call(shifted), expected, budget, shifted, "of features with 8 added, the result")
+    return bool(expected.size)
+
+
+@checks(law.HOMOGENEOUS)
+def homogeneous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Twice the input, without biases."""
+    given = _filled(arguments, FeedForwardParameters, b_1=0, b_2=0)
+    path, x = _rows(given)
+    twice = given.replaced({path: subject.exact(2 * wide(x))})
+    if not subject.in_domain(twice):
+        return False
+    expected, budget = 2 * wide(subject.call(given)), 2 * subject.budget(given) + subject.budget(twice)
+    subject.matches(subject.call(twice), expected, budget, twice, "of twice the input, the result")
+    return bool(expected.size)

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAdditiveAttention, MultiHeadAttention
 
 
 @mutant(
@@ -229,3 +229,59 @@ def output_bias(
     """10⁻² is added to every result."""
     result = Formulas.multi_head_attention(correct, query, key, value, w_q, w_k, w_v, w_o, mask=mask, causal=causal)
     return result + value.dtype.type(0.01)
+
+
+@mutant(
+    "columns of heads interleaved",
+    replaces="concat_heads_attention",
+    operations=(ConcatHeadsAttention,),
+    breaks=("multihead.head-blocks", "operation.oracle"),
+    source="a reshape to (n, p, heads)",
+)
+def interleaved_heads(
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    w_q: Numbers,
+    w_k: Numbers,
+    w_v: Numbers,
+    *,
+    mask: Numbers = None,
+    causal: bool = False,
+) -> Numbers:
+    """The first columns of all heads come first."""
+    joined = Formulas.concat_heads_attention(correct, query, key, value, w_q, w_k, w_v, mask=mask, causal=causal)
+    heads, width = w_v.shape[:2]
+    apart = joined.reshape(*joined.shape[:-1], heads, width)
+    return np.swapaxes(apart, -1, -2).reshape(*joined.shape)
+
+
+@mutant(
+    "heads that share a softmax",
+    replaces="multi_head_additive_attention",
+    operations=(MultiHeadAdditiveAttention,),
+    breaks=("multihead.head-sum", "operation.oracle"),
+    source="scores averaged over the heads",
+)
+def shared_softmax(
+    correct: Formulas,
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    w_q: Numbers,
+    w_k: Numbers,
+    w_v: Numbers,
+    w_o: Numbers,
+    a_q: Numbers,
+    a_k: Numbers,
+    a_v: Numbers,
+    *,
+    mask: Numbers = None,
+    causal: bool = False,
+) -> Numbers:
+    """Every head scores with the last head's output weights."""
+    same = a_v[-1:] + a_v * a_v.dtype.type(0)
+    return Formulas.multi_head_additive_attention(
+        correct, query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, same, mask=mask, causal=causal
+    )

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.positional import AddPositions, SinusoidalPositionalEncoding
 
 
 @mutant(
@@ -152,3 +152,43 @@ def scaled(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
 def stored_low(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """Nine bits in a float32 result."""
     return Formulas.interleaved(correct, sines, cosines).astype(np.float16).astype(np.float64)
+
+
+@mutant(
+    "embeddings scaled by √d",
+    replaces="add_positions",
+    operations=(AddPositions,),
+    breaks=("positional.added", "operation.oracle"),
+    source="Vaswani 2017, 3.4: the embedding's scale, applied twice",
+)
+def scaled_embeddings(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
+    """√d x + p."""
+    return x * np.sqrt(x.dtype.type(x.shape[-1])) + p
+
+
+@mutant(
+    "positions from the end",
+    replaces="add_positions",
+    operations=(AddPositions,),
+    breaks=("positional.added", "attention.query-permutation"),
+    source="left padding, with positions for right padding",
+)
+def from_the_end(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
+    """The last position first."""
+    return x + p[::-1]
+
+
+@mutant(
+    "positions of the first sequence only",
+    replaces="add_positions",
+    operations=(AddPositions,),
+    breaks=("operation.batch-invariance", "operation.oracle"),
+    source="x[0] += p",
+)
+def first_sequence_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
+    """Nothing is added to the other sequences of a batch."""
+    if x.ndim < 3 or not len(x):
+        return x + p
+    kept = np.zeros((len(x), *[1] * (x.ndim - 1)), x.dtype)
+    kept[0] = 1
+    return x + p * kept

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.recurrent import LSTMCell, LSTMParameters
+from attnspec.spec.recurrent import LSTMCell, LSTMParameters, RNNCell, RNNOutput, RNNParameters
 
 
 @mutant(
@@ -90,3 +90,79 @@ def hard_sigmoid(correct: Formulas, x: Numbers) -> Numbers:
     """max(0, min(1, x/5 + 1/2))."""
     line = x * x.dtype.type(0.2) + x.dtype.type(0.5)
     return np.maximum(np.minimum(line, x.dtype.type(1)), x.dtype.type(0))
+
+
+@mutant(
+    "ReLU for tanh",
+    replaces="squashed",
+    operations=(RNNCell,),
+    breaks=("recurrent.odd-cell", "recurrent.state-bound", "operation.gradient"),
+    source="torch.nn.RNN's nonlinearity='relu'",
+)
+def rectified_state(correct: Formulas, x: Numbers) -> Numbers:
+    """max(0, x)."""
+    return np.maximum(x, x.dtype.type(0))
+
+
+@mutant(
+    "state scaled as by LeCun",
+    replaces="squashed",
+    operations=(RNNCell,),
+    breaks=("recurrent.state-bound", "operation.oracle"),
+    source="1.7159 tanh(2x/3)",
+)
+def scaled_state(correct: Formulas, x: Numbers) -> Numbers:
+    """Reaches 1.7159."""
+    return x.dtype.type(1.7159) * np.tanh(x * x.dtype.type(2 / 3))
+
+
+@mutant(
+    "weights of the state transposed",
+    replaces="rnn_cell",
+    operations=(RNNCell,),
+    breaks=("operation.oracle",),
+    source="torch.nn.RNN's weights are (out, in), those of S4 (in, out)",
+)
+def transposed_state_weights(
+    correct: Formulas, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]
+) -> Numbers:
+    """W_hhᵀ."""
+    p = parameters
+    return correct.squashed(correct.affine(x, state, p.w_xh, np.swapaxes(p.w_hh, 0, 1), p.b_h))
+
+
+@mutant(
+    "bias counted twice",
+    replaces="rnn_cell",
+    operations=(RNNCell,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="torch.nn.RNN has b_ih and b_hh, and one bias went into both",
+)
+def two_biases(correct: Formulas, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]) -> Numbers:
+    """b_h twice."""
+    p = parameters
+    return correct.squashed(correct.affine(x, state, p.w_xh, p.w_hh, p.b_h) + p.b_h)
+
+
+@mutant(
+    "output squashed too",
+    replaces="rnn_output",
+    operations=(RNNOutput,),
+    breaks=("recurrent.output-bias", "operation.oracle"),
+    source="Elman's network, whose outputs have an activation",
+)
+def squashed_output(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
+    """tanh of the output."""
+    return np.tanh(Formulas.rnn_output(correct, state, w_hq, b_q))
+
+
+@mutant(
+    "output without its bias",
+    replaces="rnn_output",
+    operations=(RNNOutput,),
+    breaks=("recurrent.output-bias", "operation.gradient"),
+    source="nn.Linear(…, bias=False)",
+)
+def without_output_bias(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
+    """H W."""
+    return Formulas.rnn_output(correct, state, w_hq, b_q * b_q.dtype.type(0))

@@ -5,7 +5,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.attention import AdditiveAttention
-from attnspec.spec.seq2seq import BahdanauContext
+from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot, LuongContextGeneral, LuongContextLocation
 
 
 @mutant(
@@ -101,3 +101,102 @@ def squashed_scores(
 def without_state(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
     """tanh(W_k h)."""
     return correct.activation(of_key + of_query * of_query.dtype.type(0))
+
+
+LUONG = (LuongContextDot, LuongContextGeneral, LuongContextLocation)
+
+
+@mutant(
+    "Luong's scores over √d",
+    replaces="context",
+    operations=LUONG,
+    breaks=("operation.oracle", "attention.scale"),
+    source="the scale of transformers, which Luong's scores do not have",
+)
+def scaled_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
+    """Scaled by the width of the annotations."""
+    return Formulas.context(correct, correct.scaled(scores, annotations.shape[-1]), annotations, mask)
+
+
+@mutant(
+    "monotonic window",
+    replaces="context",
+    operations=LUONG,
+    breaks=("operation.oracle", "masking.truncation"),
+    source="Luong 2015, 3.2: local attention in place of global",
+)
+def local_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
+    """Annotations far from the last one count less."""
+    m = scores.shape[-1]
+    distance = np.arange(m)[::-1].astype(scores.dtype)
+    return Formulas.context(correct, scores - distance * distance / 8, annotations, mask)
+
+
+@mutant(
+    "padding is attended to",
+    replaces="context",
+    operations=LUONG,
+    breaks=("masking.truncation", "masking.garbage"),
+    source="a mask that the step is not given",
+)
+def unmasked_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
+    """Without the mask."""
+    return Formulas.context(correct, scores, annotations, None)
+
+
+@mutant(
+    "location bias in Luong's context",
+    replaces="context",
+    operations=(LuongContextDot, LuongContextGeneral),
+    breaks=("seq2seq.context-follows-content",),
+    source="location and content scores added",
+)
+def location_and_content(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
+    """Later annotations score higher by 1/8 each."""
+    bias = (np.arange(scores.shape[-1]) / 8).astype(scores.dtype)
+    return Formulas.context(correct, scores + bias, annotations, mask)
+
+
+@mutant(
+    "W transposed",
+    replaces="luong_context_general",
+    operations=(LuongContextGeneral,),
+    breaks=("operation.oracle",),
+    source="OpenNMT's linear_in is applied to the state, Luong's W_a to the annotations",
+)
+def transposed_general(
+    correct: Formulas, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
+) -> Numbers:
+    """hᵀ W s, where both are equally wide."""
+    if w.shape[0] == w.shape[1]:
+        w = np.swapaxes(w, 0, 1)
+    return Formulas.luong_context_general(correct, state, annotations, w, mask=mask)
+
+
+@mutant(
+    "one state for the whole batch of Luong's context",
+    replaces="context",
+    operations=LUONG,
+    breaks=("seq2seq.independent-states", "operation.batch-invariance"),
+    source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
+)
+def scores_of_one_state(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
+    """The scores of the first state of a batch for all."""
+    if scores.ndim > 2 and len(scores):
+        scores = np.repeat(scores[:1], len(scores), axis=0)
+    return Formulas.context(correct, scores, annotations, mask)
+
+
+@mutant(
+    "location scores from the annotations",
+    replaces="luong_context_location",
+    operations=(LuongContextLocation,),
+    breaks=("pooling.additivity", "operation.oracle"),
+    source="W h in place of W s",
+)
+def location_of_annotations(
+    correct: Formulas, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
+) -> Numbers:
+    """The mean of the annotations moves the scores."""
+    scores = correct.location_scores(state[..., None, :], w)
+    return correct.context(scores + np.swapaxes(annotations, -1, -2)[..., :1, :], annotations, mask)

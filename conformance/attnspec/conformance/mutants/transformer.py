@@ -6,7 +6,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.transformer import EncoderLayer, FeedForwardParameters, LayerNormParameters
+from attnspec.spec.transformer import EncoderLayer, FeedForward, FeedForwardParameters, LayerNorm, LayerNormParameters
 
 
 @mutant(
@@ -43,7 +43,7 @@ def normalized_residual(
 @mutant(
     "unbiased variance",
     replaces="variance",
-    operations=(EncoderLayer,),
+    operations=(EncoderLayer, LayerNorm),
     breaks=("operation.oracle", "operation.gradient"),
     source="torch.var and numpy.var differ in this",
 )
@@ -56,7 +56,7 @@ def unbiased(correct: Formulas, centred: Numbers) -> Numbers:
 @mutant(
     "mean not subtracted",
     replaces="layer_norm",
-    operations=(EncoderLayer,),
+    operations=(EncoderLayer, LayerNorm),
     breaks=("transformer.normalized", "operation.oracle"),
     source="RMSNorm for layer norm",
 )
@@ -68,7 +68,7 @@ def root_mean_square(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbe
 @mutant(
     "variance too small by 1 %",
     replaces="variance",
-    operations=(EncoderLayer,),
+    operations=(EncoderLayer, LayerNorm),
     breaks=("transformer.normalized",),
     source="a standard deviation that is estimated too small",
 )
@@ -80,7 +80,7 @@ def small_variance(correct: Formulas, centred: Numbers) -> Numbers:
 @mutant(
     "ε of 10⁻³",
     replaces="epsilon",
-    operations=(EncoderLayer,),
+    operations=(EncoderLayer, LayerNorm),
     breaks=("operation.oracle",),
     source="Keras's default differs from PyTorch's",
 )
@@ -105,10 +105,86 @@ def mixes_positions(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numb
 @mutant(
     "activation left out",
     replaces="rectified",
-    operations=(EncoderLayer,),
+    operations=(EncoderLayer, FeedForward),
     breaks=("operation.oracle", "operation.gradient"),
     source="two linear maps in a row",
 )
 def no_activation(correct: Formulas, x: Numbers) -> Numbers:
     """The identity."""
     return x
+
+
+@mutant(
+    "no normalization of the variance",
+    replaces="layer_norm",
+    operations=(LayerNorm,),
+    breaks=("transformer.layer-norm-moments", "operation.oracle"),
+    source="centred, and not scaled",
+)
+def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    """x minus its mean."""
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    return parameters.gain * centred + parameters.bias
+
+
+@mutant(
+    "root mean square",
+    replaces="layer_norm",
+    operations=(LayerNorm,),
+    breaks=("transformer.layer-norm-shift", "transformer.layer-norm-moments"),
+    source="RMSNorm for layer norm",
+)
+def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    """x/√(mean of x²)."""
+    p = parameters
+    return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon())) + p.bias
+
+
+@mutant(
+    "gain and bias exchanged",
+    replaces="layer_norm",
+    operations=(LayerNorm,),
+    breaks=("transformer.layer-norm-moments", "operation.gradient"),
+    source="beta and gamma, in the order of their letters",
+)
+def exchanged_gain(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    """b ⊙ x̂ + g."""
+    p = parameters
+    return Formulas.layer_norm(correct, x, LayerNormParameters(p.bias, p.gain))
+
+
+@mutant(
+    "softplus for ReLU",
+    replaces="rectified",
+    operations=(FeedForward,),
+    breaks=("transformer.homogeneous", "operation.oracle"),
+    source="a smooth activation",
+)
+def softplus(correct: Formulas, x: Numbers) -> Numbers:
+    """(x + √(x² + ¼))/2."""
+    return (x + np.sqrt(x * x + x.dtype.type(0.25))) * x.dtype.type(0.5)
+
+
+@mutant(
+    "leaky ReLU",
+    replaces="rectified",
+    operations=(FeedForward,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="another activation",
+)
+def leaky(correct: Formulas, x: Numbers) -> Numbers:
+    """max(x/100, x)."""
+    return np.maximum(x, x * x.dtype.type(0.01))
+
+
+@mutant(
+    "only one bias",
+    replaces="feed_forward",
+    operations=(FeedForward,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="a fused kernel without the second bias",
+)
+def one_bias(correct: Formulas, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
+    """b₂ left out."""
+    p = parameters
+    return Formulas.feed_forward(correct, x, FeedForwardParameters(p.w_1, p.b_1, p.w_2, p.b_2 * p.b_2.dtype.type(0)))

@@ -69,15 +69,15 @@ S2 = Source("S2", "Zhang, CS 182/282A Spring 2022, Discussion 7")
 S3 = Source("S3", "CSC413 Lecture 9, Attention Mechanism (2024)")
 S4 = Source("S4", "He, Attention (2022)")
 
+BA = Source("Ba 2016", "Layer normalization")
 BAHDANAU = Source("Bahdanau 2015", "Neural machine translation by jointly learning to align and translate")
 LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation")
 VASWANI = Source("Vaswani 2017", "Attention is all you need")
 WANG = Source("Wang 2018", "Non-local neural networks")
 
-SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, BAHDANAU, LUONG, VASWANI, WANG)}
+SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, BA, BAHDANAU, LUONG, VASWANI, WANG)}
 
 LATER: Mapping[Citation, str] = {
-    S0.equation(12): "recurrent",
     S0.equation(13): "seq2seq",
     S0.equation(14): "seq2seq",
     S0.equation(15): "seq2seq",

@@ -2,8 +2,8 @@
 
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import S0
-from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.contract.sources import S0, S1
+from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAdditiveAttention, MultiHeadAttention
 
 ONE_HEAD = law(
     "multihead.one-head",
@@ -23,6 +23,13 @@ HEAD_SUM = law(
     "multihead.head-sum",
     "The result is the sum of what each head gives alone.",
     formula=r"f = \sum_r W_{o,r} h_r",
-    governs=of(MultiHeadAttention),
+    governs=of(MultiHeadAttention, MultiHeadAdditiveAttention),
     sources=[S0.equation(10)],
+)
+HEAD_BLOCKS = law(
+    "multihead.head-blocks",
+    "Without W_o, the columns of each head are what this head gives alone.",
+    formula=r"f = [f_1; \dots; f_h]",
+    governs=of(ConcatHeadsAttention),
+    sources=[S1.passage("Multi-Head Self-Attention")],
 )

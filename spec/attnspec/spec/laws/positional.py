@@ -2,7 +2,7 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S2, S3, S4
-from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.positional import AddPositions, SinusoidalPositionalEncoding
 
 _SINUSOIDS = of(SinusoidalPositionalEncoding)
 
@@ -47,4 +47,11 @@ POSITION_PREFIX = law(
     formula=r"P(n') = P(n)_{<n'}",
     governs=_SINUSOIDS,
     sources=[S3.passage("Positional Encoding")],
+)
+ADDED = law(
+    "positional.added",
+    "Embeddings of 0 become the encodings of their positions, and encodings of 0 change no embedding.",
+    formula=r"f(0, P) = P,\quad f(X, 0) = X",
+    governs=of(AddPositions),
+    sources=[S2.passage("Input & Positional Embedding")],
 )

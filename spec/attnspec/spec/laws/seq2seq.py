@@ -2,19 +2,19 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S3
-from attnspec.spec.seq2seq import BahdanauContext
+from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot, LuongContextGeneral, LuongContextLocation
 
 INDEPENDENT_STATES = law(
     "seq2seq.independent-states",
     "States of a decoder that share their annotations in a batch get the contexts that each gets alone.",
     formula=r"c(s_1, \dots, s_n; h)_i = c(s_i; h)",
-    governs=of(BahdanauContext),
+    governs=of(BahdanauContext, LuongContextDot, LuongContextGeneral, LuongContextLocation),
     sources=[S0.equation(16)],
 )
 CONTEXT_FOLLOWS_CONTENT = law(
     "seq2seq.context-follows-content",
     "Weights depend on the annotations, not on their positions: exchanging two annotations changes nothing.",
     formula=r"c(s; h_1, h_2) = c(s; h_2, h_1)",
-    governs=of(BahdanauContext),
+    governs=of(BahdanauContext, LuongContextDot, LuongContextGeneral),
     sources=[S3.passage("The math behind attending")],
 )

@@ -1,8 +1,8 @@
 """Laws of transformers."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import S3, VASWANI
-from attnspec.spec.transformer import EncoderLayer
+from attnspec.spec.contract.sources import BA, S3, VASWANI
+from attnspec.spec.transformer import EncoderLayer, FeedForward, LayerNorm
 
 ZERO_SUBLAYERS = law(
     "transformer.zero-sublayers",
@@ -23,5 +23,26 @@ POSITION_WISE = law(
     "Without attention to others, every position is computed as if it were alone.",
     formula=r"W_v = 0 \Rightarrow f(X)_i = f(X_i)",
     governs=of(EncoderLayer),
+    sources=[VASWANI.passage("3.3")],
+)
+LAYER_NORM_MOMENTS = law(
+    "transformer.layer-norm-moments",
+    "With gain 1 and bias 0, layer normalization gives mean 0 and variance v/(v + ε).",
+    formula=r"\tfrac1d \sum_i y_i = 0,\quad \tfrac1d \sum_i y_i^2 = \frac{v}{v + \varepsilon}",
+    governs=of(LayerNorm),
+    sources=[BA.passage("3")],
+)
+LAYER_NORM_SHIFT = law(
+    "transformer.layer-norm-shift",
+    "Adding the same number to all features of a position changes nothing.",
+    formula=r"\operatorname{LN}(x + c) = \operatorname{LN}(x)",
+    governs=of(LayerNorm),
+    sources=[BA.passage("5.1")],
+)
+HOMOGENEOUS = law(
+    "transformer.homogeneous",
+    "Without biases, ReLU makes a network whose result grows as its input does.",
+    formula=r"b_1 = b_2 = 0 \Rightarrow f(2x) = 2 f(x)",
+    governs=of(FeedForward),
     sources=[VASWANI.passage("3.3")],
 )

@@ -23,8 +23,47 @@ class MultiHead(Attention):
         causal: bool = False,
     ) -> Numbers:
         """Attention in heads, concatenated and projected."""
+        return self.project(
+            self.concat_heads_attention(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal), w_o
+        )
+
+    def concat_heads_attention(
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        w_q: Numbers,
+        w_k: Numbers,
+        w_v: Numbers,
+        *,
+        mask: Numbers = None,
+        causal: bool = False,
+    ) -> Numbers:
+        """Attention in heads, concatenated."""
         q, k, v = self.in_heads(query, w_q), self.in_heads(key, w_k), self.in_heads(value, w_v)
-        attended = self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal)
+        return self.merged(self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal))
+
+    def multi_head_additive_attention(
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        w_q: Numbers,
+        w_k: Numbers,
+        w_v: Numbers,
+        w_o: Numbers,
+        a_q: Numbers,
+        a_k: Numbers,
+        a_v: Numbers,
+        *,
+        mask: Numbers = None,
+        causal: bool = False,
+    ) -> Numbers:
+        """Additive attention in heads, concatenated and projected."""
+        q, k, v = self.in_heads(query, w_q), self.in_heads(key, w_k), self.in_heads(value, w_v)
+        hidden = self.hidden(self.project(q, a_q)[..., :, None, :], self.project(k, a_k)[..., None, :, :])
+        scores = self.product(hidden, a_v[:, None, :, None])[..., 0]
+        attended = self.attend(scores, v, None if mask is None else mask[..., None, :, :], causal)
         return self.project(self.merged(attended), w_o)
 
     def in_heads(self, x: Numbers, w: Numbers) -> Numbers:

@@ -24,3 +24,7 @@ class Positional(Arithmetic):
     def interleaved(self, sines: Numbers, cosines: Numbers) -> Numbers:
         """Columns sin, cos, sin, cos, …"""
         return np.stack([sines, cosines], axis=-1).reshape(len(sines), 2 * sines.shape[-1])
+
+    def add_positions(self, x: Numbers, p: Numbers) -> Numbers:
+        """The sum."""
+        return x + p

@@ -3,11 +3,24 @@
 import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Arithmetic, Numbers
-from attnspec.spec.recurrent import LSTMParameters
+from attnspec.spec.recurrent import LSTMParameters, RNNParameters
 
 
 class Recurrent(Arithmetic):
     """Cells."""
+
+    def rnn_cell(self, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]) -> Numbers:
+        """The pre-activation, squashed."""
+        p = parameters
+        return self.squashed(self.affine(x, state, p.w_xh, p.w_hh, p.b_h))
+
+    def squashed(self, x: Numbers) -> Numbers:
+        """The activation of a recurrent network."""
+        return np.tanh(x)
+
+    def rnn_output(self, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
+        """An affine map of the state, a row vector (…, h)."""
+        return self.product(state[..., None, :], w_hq)[..., 0, :] + b_q
 
     def lstm_cell(
         self, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]

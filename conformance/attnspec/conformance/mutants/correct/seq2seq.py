@@ -14,3 +14,24 @@ class Seq2Seq(Attention):
         every_query = None if mask is None else mask[..., None, :]
         query = state[..., None, :]
         return self.additive_attention(query, annotations, annotations, w_q, w_k, w_v, mask=every_query)[..., 0, :]
+
+    def luong_context_dot(self, state: Numbers, annotations: Numbers, *, mask: Numbers = None) -> Numbers:
+        """The state attends to the annotations by dot products."""
+        scores = self.dot_scores(state[..., None, :], annotations)
+        return self.context(scores, annotations, mask)
+
+    def luong_context_general(
+        self, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
+    ) -> Numbers:
+        """The state attends to the annotations by a bilinear form."""
+        return self.context(self.general_scores(state[..., None, :], annotations, w), annotations, mask)
+
+    def luong_context_location(
+        self, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
+    ) -> Numbers:
+        """The state attends to positions."""
+        return self.context(self.location_scores(state[..., None, :], w), annotations, mask)
+
+    def context(self, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
+        """Annotations (…, m, d) pooled by scores (…, 1, m)."""
+        return self.attend(scores, annotations, None if mask is None else mask[..., None, :], False)[..., 0, :]

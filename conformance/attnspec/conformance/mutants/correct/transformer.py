@@ -34,8 +34,9 @@ class Transformer(MultiHead):
             return x + sublayer(self.layer_norm(x, p))
         return self.layer_norm(x + sublayer(x), p)
 
-    def layer_norm(self, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
+    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
         """Mean 0 and variance v/(v + ε), then gain and bias."""
+        p = parameters
         centred = x - np.mean(x, axis=-1, keepdims=True)
         variance = self.variance(centred)
         return p.gain * centred / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
@@ -48,9 +49,11 @@ class Transformer(MultiHead):
         """What is added to the variance."""
         return 1e-5
 
-    def feed_forward(self, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
+    def feed_forward(self, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
         """One hidden layer on every position."""
-        return self.project(self.rectified(self.project(x, p.w_1) + p.b_1), p.w_2) + p.b_2
+        p, rows = parameters, x[..., None, :]
+        hidden = self.rectified(self.project(rows, p.w_1) + p.b_1)
+        return (self.project(hidden, p.w_2) + p.b_2)[..., 0, :]
 
     def rectified(self, x: Numbers) -> Numbers:
         """ReLU."""
