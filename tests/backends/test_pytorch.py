@@ -32,7 +32,7 @@ from attnspec.spec import (
     implements,
     precision,
 )
-from attnspec.spec.contract.tree import built, flatten, mapped, schematic
+from attnspec.spec.contract.tree import built, flatten, mapped, schematic, short
 
 torch.set_num_threads(1)
 
@@ -42,7 +42,7 @@ DIFFERENTIABLE = [o for o in OPERATIONS_HERE if o.differentiable]
 MASKED = [o for o in DIFFERENTIABLE if o.mask]
 WEIGHING = [o for o in MASKED if not o.attended or o.pooled or o.linear]
 SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_k": 8, "p_v": 5}
-SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3}
+SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p": 2}
 
 
 def named(operation: Operation) -> str:
@@ -65,7 +65,7 @@ def arguments(
     def draw(node: Leaf | Option) -> Tensor | None:
         if isinstance(node, Option) or node.kind is Kind.INT:
             return None
-        core = (math.prod(chosen[f.rpartition(".")[2]] for f in d.factors) for d in node.core)
+        core = (math.prod(sum(chosen[short(s)] for s in f.split("+")) for f in d.factors) for d in node.core)
         shape = (*(batch if node.batched else ()), *core)
         if node.kind is Kind.FLOAT:
             return torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype)
@@ -141,6 +141,11 @@ def additive_heads(
 def context(scores: Tensor, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
     of_query = weights(scores.unsqueeze(-2), None if mask is None else mask[..., None, :])
     return (of_query @ annotations).squeeze(-2)
+
+
+def beside(first: Tensor, second: Tensor) -> Tensor:
+    batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])  # type: ignore[no-untyped-call]
+    return torch.cat([x.expand(*batch, -1) for x in (first, second)], -1)
 
 
 def of_state(annotations: Tensor, state: Tensor) -> Tensor:
@@ -219,6 +224,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "multi_head_additive_attention": additive_heads,
     "concat_heads_attention": joined,
     "add_positions": lambda x, p: x + p,
+    "attentional_state": lambda state, context, w: (beside(state, context) @ w.mT).tanh(),
+    "concat_output": lambda context, state: beside(context, state),
+    "concat_positions": lambda x, p: torch.cat((x, p.expand(*x.shape[:-1], -1)), -1),
     "rnn_cell": lambda x, state, parameters: (x @ parameters.w_xh + state @ parameters.w_hh + parameters.b_h).tanh(),
     "rnn_output": lambda state, w_hq, b_q: state @ w_hq + b_q,
     "layer_norm": normalized,
@@ -406,12 +414,12 @@ def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
 
 def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
     """Float arguments and those of their dimensions, from the right, that another argument shares."""
-    owners = [(x.path, f) for x in operation.leaves for d in x.core if not d.broadcast for f in d.factors]
+    owners = [(x.path, f) for x in operation.leaves for d in x.core if not d.broadcast for f in d.sizes]
     return [
         (x.path, i - len(x.core))
         for x in operation.floats
         for i, d in enumerate(x.core)
-        if any(f in d.factors and other != x.path for other, f in owners)
+        if any(f in d.sizes and other != x.path for other, f in owners)
     ]
 
 

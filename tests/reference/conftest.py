@@ -10,7 +10,7 @@ import pytest
 from attnspec.spec import OPERATIONS, Kind, Leaf, Operation, Option
 from attnspec.spec.contract.tree import Branch, built
 
-_SIZES = "n=3 m=4 d=2 d_q=5 d_k=6 d_v=7 h=2 heads=2 p_q=3 p_k=7 p_v=4 p_o=5 d_x=5 d_m=3 d_s=5 d_h=6 f=4 q=3"
+_SIZES = "n=3 m=4 d=2 d_q=5 d_k=6 d_v=7 h=2 heads=2 p_q=3 p_k=7 p_v=4 p_o=5 d_x=5 d_m=3 d_s=5 d_h=6 f=4 q=3 d_p=4"
 SIZES: Mapping[str, int] = {name: int(size) for name, size in (pair.split("=") for pair in _SIZES.split())}
 """No two sizes that meet in one argument are equal, so that no axis can be taken for another."""
 ITEMS = 2
@@ -35,6 +35,8 @@ def draw_arguments(
     operation, chosen = OPERATIONS[name], {**SIZES, **sizes}
 
     def number(factor: str) -> int:
+        if "+" in factor:
+            return sum(map(number, factor.split("+")))
         return int(factor) if factor.isdigit() else chosen[factor.rpartition(".")[2]]
 
     def draw_array(leaf: Leaf) -> Any:

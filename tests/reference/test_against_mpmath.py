@@ -223,6 +223,9 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "add_positions": lambda a: [
         [u + v for u, v in zip(r, s, strict=True)] for r, s in zip(a["x"], a["p"], strict=True)
     ],
+    "attentional_state": lambda a: [mp.tanh(dot([*a["state"], *a["context"]], w)) for w in a["w"]],
+    "concat_output": lambda a: [*a["context"], *a["state"]],
+    "concat_positions": lambda a: [[*r, *s] for r, s in zip(a["x"], a["p"], strict=True)],
     "rnn_cell": lambda a: [
         mp.tanh(u + v)
         for u, v in zip(

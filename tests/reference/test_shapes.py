@@ -37,7 +37,7 @@ def shared(operation: Operation, leaf: Leaf) -> Iterator[int]:
     fixed |= {path for path, node in given(operation).items() if node.kind is Kind.SIZE}
     for place, d in enumerate(leaf.core):
         repeated = any(d.written == e.written for e in leaf.core[:place])
-        if repeated or fixed & set(d.factors):
+        if repeated or fixed & set(d.sizes):
             yield place
 
 
@@ -55,7 +55,7 @@ def violations() -> Iterator[Violation]:
             for place in shared(operation, leaf):
                 yield operation.name, leaf.path, f"size {place}"
             for place, d in enumerate(leaf.core):
-                positions = all(operation.axis(size) & Axis.POSITION for size in d.factors)
+                positions = all(operation.axis(size) & Axis.POSITION for size in d.sizes)
                 if not positions and not d.broadcast:
                     yield operation.name, leaf.path, f"empty {place}"
             if leaf in batched and len(batched) > 1:

@@ -92,15 +92,26 @@ def test_options(annotation: Any, kind: Kind, choices: tuple[Any, ...], optional
         ("p_o heads*p_v", (Dim("p_o", ("p_o",)), Dim("heads*p_v", ("heads", "p_v")))),
         ("4*h d", (Dim("4*h", ("4", "h")), Dim("d", ("d",)))),
         ("3", (Dim("3", ("3",)),)),
+        ("p_o d_s+d_h", (Dim("p_o", ("p_o",)), Dim("d_s+d_h", ("d_s+d_h",)))),
     ],
 )
 def test_dimensions(text: str, expected: tuple[Dim, ...]) -> None:
     assert dims(text, "x", {}) == expected
 
 
-@pytest.mark.parametrize("text", ["n *batch", "n+1 d", "n -1", "... d", "_ d", "N", "heads* p", "n=3"])
+def test_a_sum_has_the_names_of_its_scope() -> None:
+    (d,) = dims("d+h", "x", {"d": "layers[:].d", "h": "h"})
+    assert d.sizes == ("layers[:].d", "h")
+    assert not d.plain
+    with pytest.raises(Misdeclared, match=r"^x: expected sums of sizes; got 2\*h in d\+h$"):
+        dims("d+h", "x", {"h": "2*h"})
+
+
+@pytest.mark.parametrize("text", ["n *batch", "n+1 d", "d+", "n -1", "... d", "_ d", "N", "heads* p", "n=3"])
 def test_what_is_no_dimension(text: str) -> None:
-    with pytest.raises(Misdeclared, match=r"^x: expected \*batch first, then names or products; got '.*' in '.*'$"):
+    with pytest.raises(
+        Misdeclared, match=r"^x: expected \*batch first, then names, products or sums; got '.*' in '.*'$"
+    ):
         dims(text, "x", {})
 
 
@@ -108,7 +119,7 @@ def test_the_message_shows_what_was_written() -> None:
     with pytest.raises(Misdeclared) as raised:
         read(Float[Array, "*batch n-1"], "parameters.w", {})
     assert str(raised.value) == (
-        "parameters.w: expected *batch first, then names or products; got 'n-1' in '*batch n-1'"
+        "parameters.w: expected *batch first, then names, products or sums; got 'n-1' in '*batch n-1'"
     )
 
 

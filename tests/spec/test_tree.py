@@ -318,7 +318,9 @@ def test_the_number_of_a_dimension() -> None:
     assert number_of(("h",), {"h": 3}) == 3
     assert number_of(("4",), {}) == 4
     assert number_of(("2", "h", "d"), {"h": 3, "d": 5}) == 30
-    assert number_of(("h",), {}) is number_of(("2", "h"), {}) is None
+    assert number_of(("h",), {}) is number_of(("2", "h"), {}) is number_of(("h+d",), {"h": 3}) is None
+    assert number_of(("h+d",), {"h": 3, "d": 5}) == 8
+    assert number_of(("2", "h+d"), {"h": 3, "d": 5}) == 16
 
 
 def test_shapes_are_written_as_tuples() -> None:

@@ -5,9 +5,9 @@ from jaxtyping import Float
 
 from attnspec.reference.defining.arithmetic import counted
 from attnspec.reference.defining.definition import defines
-from attnspec.spec.positional import AddPositions, SinusoidalPositionalEncoding
+from attnspec.spec.positional import AddPositions, ConcatPositions, SinusoidalPositionalEncoding
 
-__all__ = ["add_positions", "sinusoidal_positional_encoding"]
+__all__ = ["add_positions", "concat_positions", "sinusoidal_positional_encoding"]
 
 
 @defines(SinusoidalPositionalEncoding[np.ndarray])
@@ -29,3 +29,13 @@ def add_positions(x: Float[np.ndarray, "*batch n d"], p: Float[np.ndarray, "n d"
     """Y = X + P."""
     placed: np.ndarray = x + p
     return placed
+
+
+@defines(ConcatPositions[np.ndarray])
+def concat_positions(
+    x: Float[np.ndarray, "*batch n d"], p: Float[np.ndarray, "n d_p"]
+) -> Float[np.ndarray, "*batch n d+d_p"]:
+    """Y = [X; P]."""
+    everywhere = np.broadcast_to(p, (*x.shape[:-1], p.shape[-1]))
+    joined: np.ndarray = np.concatenate([x, everywhere], axis=-1)
+    return joined

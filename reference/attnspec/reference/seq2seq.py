@@ -6,9 +6,23 @@ from jaxtyping import Bool, Float
 from attnspec.reference.attention import additive_attention, attend, dot_product_attention, general_attention
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.scoring import location_scores
-from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot, LuongContextGeneral, LuongContextLocation
+from attnspec.spec.seq2seq import (
+    AttentionalState,
+    BahdanauContext,
+    ConcatOutput,
+    LuongContextDot,
+    LuongContextGeneral,
+    LuongContextLocation,
+)
 
-__all__ = ["bahdanau_context", "luong_context_dot", "luong_context_general", "luong_context_location"]
+__all__ = [
+    "attentional_state",
+    "bahdanau_context",
+    "concat_output",
+    "luong_context_dot",
+    "luong_context_general",
+    "luong_context_location",
+]
 
 
 @defines(BahdanauContext[np.ndarray])
@@ -60,6 +74,33 @@ def luong_context_location(
     """c = Σ_t softmax_t(W s)_t h_t."""
     scores = location_scores(state[..., None, :], w)
     return attend(scores, annotations, for_every_query(mask), causal=False)[..., 0, :]
+
+
+@defines(AttentionalState[np.ndarray])
+def attentional_state(
+    state: Float[np.ndarray, "*#batch d_s"],
+    context: Float[np.ndarray, "*#batch d_h"],
+    w: Float[np.ndarray, "p_o d_s+d_h"],
+) -> Float[np.ndarray, "*batch p_o"]:
+    """s̃ = tanh(W [s; c])."""
+    result: np.ndarray = np.tanh(beside(state, context) @ np.swapaxes(w, -1, -2))
+    return result
+
+
+@defines(ConcatOutput[np.ndarray])
+def concat_output(
+    context: Float[np.ndarray, "*#batch d_h"], state: Float[np.ndarray, "*#batch d_s"]
+) -> Float[np.ndarray, "*batch d_h+d_s"]:
+    """[a; s]."""
+    return beside(context, state)
+
+
+def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Two vectors one after the other, (*batch, d) and (*batch, e), for every element of the common batch."""
+    batch = np.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+    both = [np.broadcast_to(x, (*batch, x.shape[-1])) for x in (first, second)]
+    joined: np.ndarray = np.concatenate(both, axis=-1)
+    return joined
 
 
 def for_every_query(mask: np.ndarray | None) -> np.ndarray | None:

@@ -5,11 +5,13 @@ from typing import Generic, Protocol, TypedDict
 from jaxtyping import Float
 
 from attnspec.spec.contract.annotations import Array, Array_co
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
 
 __all__ = [
     "AddPositions",
+    "ConcatPositions",
     "PositionalOperations",
     "PositionalTable",
     "SinusoidalPositionalEncoding",
@@ -57,11 +59,28 @@ class AddPositions(Protocol[Array]):
     def __call__(self, x: Float[Array, "*batch n d"], p: Float[Array, "n d"]) -> Float[Array, "*batch n d"]: ...
 
 
+@operation(
+    "concat_positions",
+    chapter="positional",
+    formula=r"Y = [X; P]",
+    sources=[S3.passage("Positional Encoding")],
+    axes={"d_p": Axis.WIDTH},
+)
+class ConcatPositions(Protocol[Array]):
+    """Embeddings with the encodings of their positions beside them: the features of x, then those of p.
+
+    Where: P is the same for every sequence of a batch. S2 and S4 add the two instead.
+    """
+
+    def __call__(self, x: Float[Array, "*batch n d"], p: Float[Array, "n d_p"]) -> Float[Array, "*batch n d+d_p"]: ...
+
+
 class PositionalOperations(Generic[Array]):
     """The operations of positional encoding as methods of a backend class."""
 
     sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]
     add_positions: AddPositions[Array]
+    concat_positions: ConcatPositions[Array]
 
 
 class PositionalTable(TypedDict, Generic[Array], total=False):
@@ -69,3 +88,4 @@ class PositionalTable(TypedDict, Generic[Array], total=False):
 
     sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]
     add_positions: AddPositions[Array]
+    concat_positions: ConcatPositions[Array]

@@ -9,10 +9,12 @@ from jaxtyping import Bool, Float
 
 from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S2, S3
+from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S1, S2, S3
 
 __all__ = [
+    "AttentionalState",
     "BahdanauContext",
+    "ConcatOutput",
     "LuongContextDot",
     "LuongContextGeneral",
     "LuongContextLocation",
@@ -126,6 +128,43 @@ class LuongContextLocation(Protocol[Array]):
     ) -> Float[Array, "*batch d_h"]: ...
 
 
+@operation(
+    "attentional_state",
+    chapter="seq2seq",
+    formula=r"\tilde s = \tanh(W [s; c])",
+    sources=[S2.passage("Luong Attention"), LUONG.passage("3")],
+)
+class AttentionalState(Protocol[Array]):
+    """Luong's attentional state: what the output is computed from, of the decoder's state and its context.
+
+    Where: W is (out, in), its first columns for the state s, the others for the context c. The result has no unit.
+    Domain: W [s; c] does not overflow.
+    Edges: An element whose sum is large is ±1.
+    """
+
+    def __call__(
+        self, state: Float[Array, "*#batch d_s"], context: Float[Array, "*#batch d_h"], w: Float[Array, "p_o d_s+d_h"]
+    ) -> Float[Array, "*batch p_o"]: ...
+
+
+@operation(
+    "concat_output",
+    chapter="seq2seq",
+    formula=r"[a; s]",
+    sources=[S1.passage("Attention: in equations")],
+)
+class ConcatOutput(Protocol[Array]):
+    """The attention output beside the decoder's state.
+
+    Where: The context comes first, as in S1; Luong has the state first.
+    Edges: NaN and ∞ stay where they are.
+    """
+
+    def __call__(
+        self, context: Float[Array, "*#batch d_h"], state: Float[Array, "*#batch d_s"]
+    ) -> Float[Array, "*batch d_h+d_s"]: ...
+
+
 class Seq2SeqOperations(Generic[Array]):
     """The operations of sequence to sequence as methods of a backend class."""
 
@@ -133,6 +172,8 @@ class Seq2SeqOperations(Generic[Array]):
     luong_context_dot: LuongContextDot[Array]
     luong_context_general: LuongContextGeneral[Array]
     luong_context_location: LuongContextLocation[Array]
+    attentional_state: AttentionalState[Array]
+    concat_output: ConcatOutput[Array]
 
 
 class Seq2SeqTable(TypedDict, Generic[Array], total=False):
@@ -142,3 +183,5 @@ class Seq2SeqTable(TypedDict, Generic[Array], total=False):
     luong_context_dot: LuongContextDot[Array]
     luong_context_general: LuongContextGeneral[Array]
     luong_context_location: LuongContextLocation[Array]
+    attentional_state: AttentionalState[Array]
+    concat_output: ConcatOutput[Array]

@@ -116,12 +116,12 @@ class Check:
             batches.append(shape[:rank])
             for d, size in zip(leaf.core, shape[rank:], strict=True):
                 factors = tuple(with_items(f, items) for f in d.factors)
-                if d.broadcast or len(factors) > 1 or factors[0].isdigit():
+                if not d.plain:
                     late.append((leaf, items, d, factors, size))
                 elif sizes.setdefault(factors[0], size) != size:
                     self._refuse(ValueError, leaf, items, f"{d.written} = {sizes[factors[0]]}", size)
         for leaf, items, d, factors, size in late:
-            unknown = [f for f in factors if not f.isdigit() and f not in sizes]
+            unknown = [f for f in factors if number_of((f,), sizes) is None]
             if len(unknown) == 1:
                 rest = number_of(tuple(f for f in factors if f not in unknown), sizes)
                 sizes[unknown[0]] = size // (rest or 1)

@@ -6,11 +6,12 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.autocast import keeps
-from attnspec.spec import AddPositions, SinusoidalPositionalEncoding, implements
+from attnspec.spec import AddPositions, ConcatPositions, SinusoidalPositionalEncoding, implements
 
-__all__ = ["add_positions", "sinusoidal_positional_encoding"]
+__all__ = ["add_positions", "concat_positions", "sinusoidal_positional_encoding"]
 
 _add = Check("add_positions")
+_concat = Check("concat_positions")
 _sinusoids = Check("sinusoidal_positional_encoding")
 
 
@@ -33,3 +34,11 @@ def add_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d"]) -> Fl
     """The sum."""
     _add(x, p)
     return x + p
+
+
+@implements(ConcatPositions[Tensor])
+@keeps
+def concat_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d_p"]) -> Float[Tensor, "*batch n d+d_p"]:
+    """Features of x, then those of p."""
+    _concat(x, p)
+    return torch.cat((x, p.expand(*x.shape[:-1], p.shape[-1])), -1)

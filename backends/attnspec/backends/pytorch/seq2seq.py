@@ -1,22 +1,35 @@
 """Sequence to sequence. Protocols: ``attnspec.spec.seq2seq``."""
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention, dot_attention
-from attnspec.backends.pytorch.runtime.accumulation import product
-from attnspec.backends.pytorch.runtime.autocast import lowers
+from attnspec.backends.pytorch.runtime.accumulation import product, widened
+from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.spec import (
+    AttentionalState,
     BahdanauContext,
+    ConcatOutput,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
     implements,
 )
 
-__all__ = ["bahdanau_context", "luong_context_dot", "luong_context_general", "luong_context_location"]
+__all__ = [
+    "attentional_state",
+    "bahdanau_context",
+    "concat_output",
+    "luong_context_dot",
+    "luong_context_general",
+    "luong_context_location",
+]
 
+_attentional = Check("attentional_state")
+_concat = Check("concat_output")
 _dot = Check("luong_context_dot")
 _general = Check("luong_context_general")
 _location = Check("luong_context_location")
@@ -90,3 +103,26 @@ def luong_context_location(
     """Scores from the state alone are dot products with keys that are the rows of W."""
     _location(state, annotations, w, mask)
     return _context(state, w, annotations, mask)
+
+
+@implements(AttentionalState[Tensor])
+@lowers
+def attentional_state(
+    state: Float[Tensor, "*#batch d_s"], context: Float[Tensor, "*#batch d_h"], w: Float[Tensor, "p_o d_s+d_h"]
+) -> Float[Tensor, "*batch p_o"]:
+    """tanh of two products, one with the columns of W for the state, one with those for the context."""
+    _attentional(state, context, w)
+    of_state, of_context = w[:, : state.shape[-1]], w[:, state.shape[-1] :]
+    summed = widened(state) @ widened(of_state).mT + widened(context) @ widened(of_context).mT
+    return summed.tanh().to(state.dtype)
+
+
+@implements(ConcatOutput[Tensor])
+@keeps
+def concat_output(
+    context: Float[Tensor, "*#batch d_h"], state: Float[Tensor, "*#batch d_s"]
+) -> Float[Tensor, "*batch d_h+d_s"]:
+    """The context, then the state."""
+    _concat(context, state)
+    batch = broadcast(context.shape[:-1], state.shape[:-1])
+    return torch.cat([x.expand(*batch, x.shape[-1]) for x in (context, state)], -1)

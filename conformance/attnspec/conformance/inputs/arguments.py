@@ -195,8 +195,11 @@ def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -
         if d.broadcast and x.shape[axis] == 1 and binding.sizes[size] != 1:
             continue
         place = x.ndim + axis
-        if len(d.factors) == 1:
+        if d.factors == (size,):
             x = change(x, place)
+            continue
+        if len(d.factors) == 1:
+            x = _along_sum(x, place, d.factors[0], size, binding, change)
             continue
         # A product of sizes, such as heads*p_v: unfold it, change the factor, fold it again.
         before, after = x.shape[:place], x.shape[place + 1 :]
@@ -205,6 +208,15 @@ def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -
         joined = prod(changed.shape[place : place + len(d.factors)])
         x = changed.reshape(*before, joined, *after)
     return x
+
+
+def _along_sum(x: Numbers, place: int, total: str, size: str, binding: Binding, change: Change) -> Numbers:
+    """An array with ``change`` applied to the parts, along an axis that is a sum such as d_s+d_h, of this size."""
+    names = total.split("+")
+    ends = np.cumsum([int(name) if name.isdigit() else binding.sizes[name] for name in names])
+    parts = np.split(x, ends[:-1], axis=place)
+    changed = [change(part, place) if name == size else part for name, part in zip(names, parts, strict=True)]
+    return np.concatenate(changed, axis=place)
 
 
 def element(x: Numbers, core: int, index: tuple[int, ...]) -> Numbers:

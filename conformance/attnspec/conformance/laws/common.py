@@ -268,3 +268,12 @@ def _spread(subject: Subject, oracle: Judged, scaled: Numbers, rows_err_alike: b
         rounding = np.where(scaled != 0, np.minimum(rounding, 1.0), 0.0)
     alone, shared = scaled * rounding, np.abs(scaled) * np.sqrt(1 - rounding**2)
     return float(np.sqrt((alone**2).sum() + (shared.sum(-1) ** 2).sum()))
+
+
+def joined_in_order(subject: Subject, arguments: Arguments) -> bool:
+    """Whether the features of the result are those of the arguments in order, bit for bit."""
+    got = subject.call(arguments)
+    parts = [np.broadcast_to(x, (*got.shape[:-1], x.shape[-1])) for _, x in arguments.floats]
+    expected = np.concatenate(parts, axis=-1)
+    subject.same(got, expected, lambda: subject.budget(arguments), arguments, "against its parts, the result")
+    return bool(got.size)

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import wide
+from attnspec.conformance.laws.common import joined_in_order, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import positional as law
@@ -131,3 +131,9 @@ def added(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
         expected = np.broadcast_to(kept, got.shape)
         subject.same(got, expected, lambda: subject.budget(given), given, f"with {leaf.path} = 0, the result")  # noqa: B023 - called at once
     return True
+
+
+@checks(law.BESIDE)
+def beside(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The features of x, then those of p."""
+    return joined_in_order(subject, arguments)

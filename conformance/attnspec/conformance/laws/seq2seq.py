@@ -4,8 +4,9 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import wide
+from attnspec.conformance.laws.common import joined_in_order, wide
 from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import seq2seq as law
 
 
@@ -49,3 +50,26 @@ def context_follows_content(subject: Subject, arguments: Arguments, rng: np.rand
         subject.call(exchanged), expected, 2 * budget, exchanged, "with two annotations exchanged, the context"
     )
     return True
+
+
+@checks(law.ATTENTIONAL_BOUND)
+def attentional_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The magnitude of every element, and the result of negated vectors."""
+    got, budget = wide(subject.call(arguments)), subject.budget(arguments)
+    subject.holds(
+        bool((np.abs(got) <= 1 + np.where(np.isfinite(budget), budget, 0)).all()),
+        f"the result is of magnitude {np.abs(got).max(initial=0.0):.9g}",
+        arguments,
+        expected=np.clip(got, -1, 1),
+        got=got,
+    )
+    vectors = {leaf.path: -x for leaf, x in arguments.floats if subject.operation.role(leaf) is Role.STATE}
+    negated = arguments.replaced(vectors)
+    subject.matches(subject.call(negated), -got, 2 * budget, negated, "of negated vectors, the result")
+    return bool(got.size)
+
+
+@checks(law.CONTEXT_FIRST)
+def context_first(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The features of the context, then those of the state."""
+    return joined_in_order(subject, arguments)

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.positional import AddPositions, SinusoidalPositionalEncoding
+from attnspec.spec.positional import AddPositions, ConcatPositions, SinusoidalPositionalEncoding
 
 
 @mutant(
@@ -192,3 +192,28 @@ def first_sequence_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     kept = np.zeros((len(x), *[1] * (x.ndim - 1)), x.dtype)
     kept[0] = 1
     return x + p * kept
+
+
+@mutant(
+    "positions before embeddings",
+    replaces="concat_positions",
+    operations=(ConcatPositions,),
+    breaks=("positional.beside", "operation.oracle"),
+    source="torch.cat in the other order",
+)
+def positions_first(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
+    """[P; X]."""
+    both = Formulas.concat_positions(correct, x, p)
+    return np.concatenate([both[..., x.shape[-1] :], both[..., : x.shape[-1]]], axis=-1)
+
+
+@mutant(
+    "position 0 everywhere",
+    replaces="concat_positions",
+    operations=(ConcatPositions,),
+    breaks=("positional.beside", "operation.gradient"),
+    source="p[:1], broadcast",
+)
+def first_position_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
+    """The first row of P for every position."""
+    return Formulas.concat_positions(correct, x, p[:1] + p * p.dtype.type(0))

@@ -5,7 +5,14 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.attention import AdditiveAttention
-from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot, LuongContextGeneral, LuongContextLocation
+from attnspec.spec.seq2seq import (
+    AttentionalState,
+    BahdanauContext,
+    ConcatOutput,
+    LuongContextDot,
+    LuongContextGeneral,
+    LuongContextLocation,
+)
 
 
 @mutant(
@@ -200,3 +207,65 @@ def location_of_annotations(
     """The mean of the annotations moves the scores."""
     scores = correct.location_scores(state[..., None, :], w)
     return correct.context(scores + np.swapaxes(annotations, -1, -2)[..., :1, :], annotations, mask)
+
+
+@mutant(
+    "context before the state",
+    replaces="attentional_state",
+    operations=(AttentionalState,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="S1 against S2: [a; s] and [h; c]",
+)
+def context_before_state(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
+    """The first columns of W meet the context."""
+    rows = correct.beside(context, state)[..., None, :]
+    return np.tanh(correct.project(rows, w))[..., 0, :]
+
+
+@mutant(
+    "attentional state without tanh",
+    replaces="attentional_state",
+    operations=(AttentionalState,),
+    breaks=("seq2seq.attentional-bound", "operation.oracle"),
+    source="a linear layer and no activation",
+)
+def without_activation(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
+    """W [s; c]."""
+    return correct.project(correct.beside(state, context)[..., None, :], w)[..., 0, :]
+
+
+@mutant(
+    "attentional state with a bias",
+    replaces="attentional_state",
+    operations=(AttentionalState,),
+    breaks=("seq2seq.attentional-bound",),
+    source="nn.Linear has one unless it is told not to",
+)
+def with_bias(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
+    """An eighth is added before tanh."""
+    rows = correct.beside(state, context)[..., None, :]
+    return np.tanh(correct.project(rows, w) + w.dtype.type(0.125))[..., 0, :]
+
+
+@mutant(
+    "state before the context",
+    replaces="concat_output",
+    operations=(ConcatOutput,),
+    breaks=("seq2seq.context-first", "operation.oracle"),
+    source="S1 against S2: [a; s] and [h; c]",
+)
+def state_first(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
+    """[s; a]."""
+    return correct.beside(state, context)
+
+
+@mutant(
+    "state in place of the context",
+    replaces="concat_output",
+    operations=(ConcatOutput,),
+    breaks=("seq2seq.context-first", "operation.gradient"),
+    source="the same variable twice",
+)
+def context_left_out(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
+    """The context is taken as 0."""
+    return correct.beside(context * context.dtype.type(0), state)

@@ -98,12 +98,23 @@ def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
     """The dimensions of a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``, with their names in a scope."""
     found = []
     for i, token in enumerate(text.split()):
-        match = re.fullmatch(r"([*#]*)\{?([a-z0-9]\w*(?:\*\w+)*)\}?", token)
+        match = re.fullmatch(r"([*#]*)\{?([a-z0-9]\w*(?:\*\w+|\+[a-z]\w*)*)\}?", token)
         if match is None or ("*" in match[1] and i > 0):
-            raise Misdeclared(f"{path}: expected *batch first, then names or products; got {token!r} in {text!r}")
-        factors = tuple(f for name in match[2].split("*") for f in scope.get(name, name).split("*"))
+            wanted = "*batch first, then names, products or sums"
+            raise Misdeclared(f"{path}: expected {wanted}; got {token!r} in {text!r}")
+        factors = tuple(f for name in match[2].split("*") for f in _factors(name, path, scope))
         found.append(Dim(match[2], factors, "*" in match[1], "#" in match[1]))
     return tuple(found)
+
+
+def _factors(name: str, path: str, scope: Scope) -> list[str]:
+    """A factor as it is written, with the names of a scope: itself, a product in its place, or a sum of sizes."""
+    if "+" not in name:
+        return scope.get(name, name).split("*")
+    parts = [scope.get(part, part) for part in name.split("+")]
+    if product := next((part for part in parts if "*" in part), None):
+        raise Misdeclared(f"{path}: expected sums of sizes; got {product} in {name}")
+    return ["+".join(parts)]
 
 
 def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:

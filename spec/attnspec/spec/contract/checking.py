@@ -36,7 +36,9 @@ def check(made: Operation) -> None:
     bound = _bound(made)
     if unbound := [s for s in sizes if s not in bound]:
         wanted = "an axis of its own, or an argument, that binds it in every call"
-        raise Misdeclared(f"size {unbound[0]}: expected {wanted}; got only products, broadcast axes or optional arrays")
+        raise Misdeclared(
+            f"size {unbound[0]}: expected {wanted}; got only products, sums, broadcast axes or optional arrays"
+        )
     for leaf in made.leaves:
         if leaf.free:
             raise Misdeclared(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
@@ -63,7 +65,7 @@ def check(made: Operation) -> None:
 def _bound(made: Operation) -> set[str]:
     """The sizes that follow from the arguments that are always given; those of layers, where there are layers."""
     given = [x for x in _required(made.call) if isinstance(x, Leaf)]
-    dims = [d for x in given for d in x.core if not d.broadcast]
+    dims = [d for x in given for d in x.core if not d.broadcast and "+" not in d.written]
     bound = {*made.counts, *(o.path for o in made.numbers)}
     while new := {s for d in dims for s in d.sizes if len({*d.sizes} - bound) == 1} - bound:
         bound |= new

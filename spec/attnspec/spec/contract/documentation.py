@@ -17,7 +17,7 @@ from typing import Any, get_origin
 
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.operation import OPERATIONS, Operation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, as_tuple, short
+from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Node, Option, as_tuple, short
 
 HEADINGS = ("Formula", "Where", "Source", "Edges", "Errors")
 """The headings of every operation, in this order."""
@@ -147,7 +147,7 @@ def _in_words(axis: Axis) -> str:
 def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]) -> Entry:
     more = list(remarks) + ["optional"] * node.optional
     if isinstance(node, Leaf):
-        shape = as_tuple([f"*{d.written}" if d.variadic else "*".join(map(short, d.factors)) for d in node.dims])
+        shape = as_tuple([f"*{d.written}" if d.variadic else _dimension(d) for d in node.dims])
         return Entry(path, shape, (*_contents(operation, node), *more))
     if isinstance(node, Option):
         least = ""
@@ -179,6 +179,11 @@ def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
         yield "sizes of 1 broadcast"
 
 
+def _dimension(d: Dim) -> str:
+    """A dimension with the names of sizes inside of their records."""
+    return "*".join("+".join(map(short, factor.split("+"))) for factor in d.factors)
+
+
 def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
     """A description and everything inside, with paths; ``[1:]`` where other items differ from the first."""
     yield node, path
@@ -199,11 +204,12 @@ def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
 def _said(operation: Operation, heading: str) -> str:
     """What the chapter says under a heading that concerns the operation, then what its Protocol says.
 
-    ``As in `chapter`.`` stands for the edges of that chapter.
+    ``As in `chapter`.`` stands for the edges of that chapter, in operations that attend.
     """
     module = sys.modules.get(operation.protocol.__module__)
     texts = [_written(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
-    text = re.sub(r"As in `(\w+)`\.", lambda match: _edges_of(match[1]), " ".join(filter(None, texts)))
+    attends = operation.asked is not None
+    text = re.sub(r"As in `(\w+)`\.", lambda match: _edges_of(match[1]) * attends, " ".join(filter(None, texts)))
     lacking = {name for name in re.findall(r"`(\w+)`", text) if name not in _names(operation)}
     about_others = {name for o in OPERATIONS.values() for name in lacking & _names(o)} if lacking else set()
     sentences = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)

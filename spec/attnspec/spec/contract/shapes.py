@@ -143,7 +143,7 @@ def _bound(operation: Operation, values: Mapping[str, Any]) -> Binding:
 
 
 def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, int, Shape]]:
-    """Bind the sizes of one array; returned are the dimensions that need others first: products, and broadcast ones."""
+    """Bind the sizes of one array; returned are the dimensions that need others first: all that are not `plain`."""
     rank = len(leaf.core)
     if not leaf.core and not leaf.batched and shape:
         raise Misfit(leaf.path, "a number", f"shape {as_tuple(shape)}")
@@ -159,10 +159,10 @@ def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, in
         binding.batch = common
     late = []
     for d, size in zip(leaf.core, shape[len(shape) - rank :], strict=True):
-        if d.broadcast or len(d.factors) > 1 or d.factors[0].isdigit():
-            late.append((leaf, d, size, shape))
-        else:
+        if d.plain:
             _say(binding, d.factors[0], leaf.path, size, shape, leaf, d.written)
+        else:
+            late.append((leaf, d, size, shape))
     return late
 
 
@@ -184,9 +184,9 @@ def _say(
 
 
 def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> None:
-    """Check dimensions that broadcast or are products; a product with one unknown factor binds it."""
+    """Check dimensions that broadcast, are products or sums; a product with one unknown factor binds it."""
     for leaf, d, size, shape in late:
-        unknown = [f for f in d.factors if not f.isdigit() and f not in binding.sizes]
+        unknown = [f for f in d.factors if number_of((f,), binding.sizes) is None and "+" not in f]
         rest = number_of(tuple(f for f in d.factors if f not in unknown), binding.sizes)
         if len(unknown) == 1 and not d.broadcast and rest and size % rest == 0:
             _say(binding, unknown[0], leaf.path, size // rest, shape, leaf)

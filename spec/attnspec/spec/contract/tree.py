@@ -41,19 +41,25 @@ class Dim:
     """One dimension of a shape.
 
     ``written`` is how the annotation writes it, ``factors`` are the sizes whose product it is (one in the ordinary
-    case; digits are a number). ``variadic`` stands for any number of dimensions, ``broadcast`` for a size that may also
-    be 1.
+    case; digits are a number, ``d_s+d_h`` is a sum). ``variadic`` stands for any number of dimensions, ``broadcast``
+    for a size that may also be 1.
     """
 
     written: str
     factors: tuple[str, ...]
     variadic: bool = False
     broadcast: bool = False
+    plain: bool = field(init=False, compare=False)
+    """Whether it is one size by itself."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plain", len(self.factors) == 1 and self.sizes == self.factors and not self.broadcast)
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The sizes that it names: its factors but for digits, none if it is variadic."""
-        return () if self.variadic else tuple(f for f in self.factors if not f.isdigit())
+        """The sizes that it names: its factors and what they add up, but for digits; none if it is variadic."""
+        named = () if self.variadic else tuple(s for f in self.factors for s in f.split("+"))
+        return tuple(s for s in named if not s.isdigit())
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +94,7 @@ class Leaf:
 
     def axes(self, size: str) -> list[int]:
         """The axes, counted from the end, that carry a size."""
-        return [i - len(self.core) for i, d in enumerate(self.core) if size in d.factors]
+        return [i - len(self.core) for i, d in enumerate(self.core) if size in d.sizes]
 
     @lru_cache(maxsize=4096)  # noqa: B019 - descriptions live as long as the contract
     def at(self, items: Items) -> "Leaf":
@@ -357,7 +363,9 @@ def _tuple_reader(node: Branch) -> Reader:
 
 
 def with_items(text: str, items: Items) -> str:
-    """A path or size with indices in place of ``[:]``, from the left."""
+    """A path, size or sum of sizes with indices in place of ``[:]``, from the left."""
+    if "+" in text:
+        return "+".join([with_items(part, items) for part in text.split("+")])
     for i in items:
         text = text.replace("[:]", f"[{i}]", 1)
     return text
@@ -379,10 +387,13 @@ def as_tuple(parts: Any) -> str:
 
 
 def number_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None if a factor is not known."""
-    if len(factors) == 1:
-        factor = factors[0]
-        return int(factor) if factor.isdigit() else sizes.get(factor)
-    found = [int(f) if f.isdigit() else sizes.get(f) for f in factors]
-    # A list, since torch.compile traces no generators here.
-    return None if None in found else prod([x for x in found if x is not None])
+    """The size of a dimension; None if a size is not known."""
+    if len(factors) > 1:
+        # A list, since torch.compile traces no generators here.
+        found = [number_of((f,), sizes) for f in factors]
+        return None if None in found else prod([x for x in found if x is not None])
+    (factor,) = factors
+    if "+" in factor:
+        found = [sizes.get(size) for size in factor.split("+")]
+        return None if None in found else sum([x for x in found if x is not None])
+    return int(factor) if factor.isdigit() else sizes.get(factor)

@@ -2,7 +2,7 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S2, S3, S4
-from attnspec.spec.positional import AddPositions, SinusoidalPositionalEncoding
+from attnspec.spec.positional import AddPositions, ConcatPositions, SinusoidalPositionalEncoding
 
 _SINUSOIDS = of(SinusoidalPositionalEncoding)
 
@@ -54,4 +54,11 @@ ADDED = law(
     formula=r"f(0, P) = P,\quad f(X, 0) = X",
     governs=of(AddPositions),
     sources=[S2.passage("Input & Positional Embedding")],
+)
+BESIDE = law(
+    "positional.beside",
+    "Every position keeps its embedding, and has its encoding behind it, bit for bit.",
+    formula=r"Y_{t,1 \dots d} = X_t,\quad Y_{t,d+1 \dots} = P_t",
+    governs=of(ConcatPositions),
+    sources=[S3.passage("Positional Encoding")],
 )

@@ -1,8 +1,15 @@
 """Laws of context vectors."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import S0, S3
-from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot, LuongContextGeneral, LuongContextLocation
+from attnspec.spec.contract.sources import LUONG, S0, S1, S3
+from attnspec.spec.seq2seq import (
+    AttentionalState,
+    BahdanauContext,
+    ConcatOutput,
+    LuongContextDot,
+    LuongContextGeneral,
+    LuongContextLocation,
+)
 
 INDEPENDENT_STATES = law(
     "seq2seq.independent-states",
@@ -17,4 +24,18 @@ CONTEXT_FOLLOWS_CONTENT = law(
     formula=r"c(s; h_1, h_2) = c(s; h_2, h_1)",
     governs=of(BahdanauContext, LuongContextDot, LuongContextGeneral),
     sources=[S3.passage("The math behind attending")],
+)
+ATTENTIONAL_BOUND = law(
+    "seq2seq.attentional-bound",
+    "No element of an attentional state exceeds 1, and negating state and context negates it.",
+    formula=r"|\tilde s| \le 1,\quad f(-s, -c) = -f(s, c)",
+    governs=of(AttentionalState),
+    sources=[LUONG.passage("3")],
+)
+CONTEXT_FIRST = law(
+    "seq2seq.context-first",
+    "The output begins with the context and ends with the state, bit for bit.",
+    formula=r"f(a, s)_{1 \dots d_h} = a,\quad f(a, s)_{d_h + 1 \dots} = s",
+    governs=of(ConcatOutput),
+    sources=[S1.passage("Attention: in equations")],
 )

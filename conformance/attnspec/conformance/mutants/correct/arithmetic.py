@@ -24,3 +24,9 @@ class Arithmetic:
     def total(self, x: Numbers) -> Numbers:
         """Sum over the last dimension, which is kept."""
         return np.sum(x, axis=-1, keepdims=True)
+
+    def beside(self, first: Numbers, second: Numbers) -> Numbers:
+        """Features of one array behind those of another, whose other dimensions broadcast."""
+        batch = np.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+        both = [np.broadcast_to(x, (*batch, x.shape[-1])) for x in (first, second)]
+        return np.concatenate(both, axis=-1)

@@ -28,3 +28,7 @@ class Positional(Arithmetic):
     def add_positions(self, x: Numbers, p: Numbers) -> Numbers:
         """The sum."""
         return x + p
+
+    def concat_positions(self, x: Numbers, p: Numbers) -> Numbers:
+        """Side by side."""
+        return self.beside(x, p)

@@ -1,5 +1,7 @@
 """Correct formulas of what a decoder reads of its encoder."""
 
+import numpy as np
+
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.attention import Attention
 
@@ -31,6 +33,15 @@ class Seq2Seq(Attention):
     ) -> Numbers:
         """The state attends to positions."""
         return self.context(self.location_scores(state[..., None, :], w), annotations, mask)
+
+    def attentional_state(self, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
+        """A layer with the activation tanh on both."""
+        rows = self.beside(state, context)[..., None, :]
+        return np.tanh(self.project(rows, w))[..., 0, :]
+
+    def concat_output(self, context: Numbers, state: Numbers) -> Numbers:
+        """The context, then the state."""
+        return self.beside(context, state)
 
     def context(self, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
         """Annotations (…, m, d) pooled by scores (…, 1, m)."""
