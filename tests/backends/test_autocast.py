@@ -11,11 +11,12 @@ from torch import Tensor
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive
 from attnspec.spec import OPERATIONS, Kind, Leaf, Option
-from attnspec.spec.contract.tree import built, flatten, mapped
+from attnspec.spec.contract.tree import built, flatten, mapped, short
 
 SIZES = {"n": 3, "m": 5, "h": 2, "heads": 2}
 """Every other size is 4."""
-KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson"}
+KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
+KEPT |= {"add_positions", "concat_positions", "concat_output", "embed"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 
 
@@ -24,9 +25,11 @@ def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
 
     def draw(node: Leaf | Option) -> Tensor | None:
-        if node.kind is not Kind.FLOAT or not isinstance(node, Leaf):
+        if not isinstance(node, Leaf) or node.kind is Kind.BOOL:
             return None
-        core = [prod(SIZES.get(f.rpartition(".")[2], 4) for f in d.factors) for d in node.core]
+        core = [prod(sum(SIZES.get(short(s), 4) for s in f.split("+")) for f in d.factors) for d in node.core]
+        if node.kind is Kind.INT:
+            return torch.randint(4, (2, *core), generator=generator)
         return torch.randn(2, *core, generator=generator)[... if node.batched else 0].to(dtype)
 
     made = built(OPERATIONS[operation].call, draw, lambda layers: 2)
@@ -40,7 +43,7 @@ def test_results_are_those_of_operands_in_its_dtype(operation: str) -> None:
     taken = torch.float32 if operation in KEPT else torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
         got = flatten(compute(**given))
-    expected = flatten(compute(**mapped(given, lambda _, x: x.to(taken))))
+    expected = flatten(compute(**mapped(given, lambda _, x: x.to(taken) if x.is_floating_point() else x)))
     assert got.keys() == expected.keys()
     assert all(x.dtype is taken for x in got.values())
     assert all(torch.equal(x, expected[path]) for path, x in got.items())

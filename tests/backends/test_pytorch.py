@@ -42,7 +42,7 @@ DIFFERENTIABLE = [o for o in OPERATIONS_HERE if o.differentiable]
 MASKED = [o for o in DIFFERENTIABLE if o.mask]
 WEIGHING = [o for o in MASKED if not o.attended or o.pooled or o.linear]
 SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_k": 8, "p_v": 5}
-SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p": 2}
+SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p": 2, "vocabulary": 9}
 
 
 def named(operation: Operation) -> str:
@@ -63,10 +63,12 @@ def arguments(
     chosen, drawn = {**SIZES, **sizes}, generator()
 
     def draw(node: Leaf | Option) -> Tensor | None:
-        if isinstance(node, Option) or node.kind is Kind.INT:
+        if isinstance(node, Option) or node.path in operation.lengths:
             return None
         core = (math.prod(sum(chosen[short(s)] for s in f.split("+")) for f in d.factors) for d in node.core)
         shape = (*(batch if node.batched else ()), *core)
+        if node.kind is Kind.INT:
+            return torch.randint(chosen[operation.indices[node.path]], tuple(shape), generator=drawn)
         if node.kind is Kind.FLOAT:
             return torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype)
         mask = torch.rand(shape, generator=drawn) < 0.6
@@ -190,6 +192,12 @@ def layer(x: Tensor, parameters: EncoderLayerParameters[Tensor], mask: Tensor | 
     return normalized(y + perceptron(y, parameters.feed_forward), parameters.feed_forward_norm)
 
 
+def stack(x: Tensor, layers: tuple[EncoderLayerParameters[Tensor], ...], mask: Tensor | None = None) -> Tensor:
+    for parameters in layers:
+        x = layer(x, parameters, mask)
+    return x
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "dot_scores": lambda query, key: query @ key.mT,
     "scaled_dot_scores": lambda query, key: query @ key.mT / math.sqrt(query.shape[-1]),
@@ -225,6 +233,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "concat_heads_attention": joined,
     "add_positions": lambda x, p: x + p,
     "attentional_state": lambda state, context, w: (beside(state, context) @ w.mT).tanh(),
+    "embed": lambda tokens, table: table[tokens],
+    "output_distribution": lambda state, w, b: (state @ w.mT + b).softmax(-1),
     "concat_output": lambda context, state: beside(context, state),
     "concat_positions": lambda x, p: torch.cat((x, p.expand(*x.shape[:-1], -1)), -1),
     "rnn_cell": lambda x, state, parameters: (x @ parameters.w_xh + state @ parameters.w_hh + parameters.b_h).tanh(),
@@ -233,6 +243,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "feed_forward": perceptron,
     "lstm_cell": lstm,
     "encoder_layer": layer,
+    "encoder_stack": stack,
 }
 
 

@@ -189,6 +189,13 @@ def encoder(a: dict[str, Any]) -> Any:
     return x
 
 
+def stack(a: dict[str, Any]) -> Any:
+    x = a["x"]
+    for layer in a["layers"]:
+        x = encoder({**a, "x": x, "parameters": layer})
+    return x
+
+
 FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dot_scores": every_pair(lambda q, k, a: dot(q, k)),
     "scaled_dot_scores": every_pair(lambda q, k, a: scaled(q, k)),
@@ -224,6 +231,10 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
         [u + v for u, v in zip(r, s, strict=True)] for r, s in zip(a["x"], a["p"], strict=True)
     ],
     "attentional_state": lambda a: [mp.tanh(dot([*a["state"], *a["context"]], w)) for w in a["w"]],
+    "embed": lambda a: [a["table"][w] for w in a["tokens"]],
+    "output_distribution": lambda a: weights(
+        [[dot(a["state"], row) + b for row, b in zip(a["w"], a["b"], strict=True)]], {"mask": [[True] * len(a["b"])]}
+    )[0],
     "concat_output": lambda a: [*a["context"], *a["state"]],
     "concat_positions": lambda a: [[*r, *s] for r, s in zip(a["x"], a["p"], strict=True)],
     "rnn_cell": lambda a: [
@@ -239,6 +250,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),
     "lstm_cell": lstm,
     "encoder_layer": encoder,
+    "encoder_stack": stack,
     "dot_product_mean": lambda a: dot(a["mean"], a["mean"]),
     "dot_product_variance": lambda a: (
         2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4

@@ -41,7 +41,8 @@ def test_masks_concern_what_has_one() -> None:
 
 
 def test_no_keys_concern_what_weighs_them() -> None:
-    others = {"softmax", "mean_normalization", "encoder_layer"}  # which give weights, or add to what they attend to
+    others = {"softmax", "mean_normalization"}  # which give weights
+    others |= {"encoder_layer", "encoder_stack"}  # which add to what they attend to
     assert concerned("no_keys") == concerned("fully_masked") - others
 
 

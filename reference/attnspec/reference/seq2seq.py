@@ -1,27 +1,33 @@
 """The formulas of the contexts of a decoder."""
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attnspec.reference.attention import additive_attention, attend, dot_product_attention, general_attention
 from attnspec.reference.defining.definition import defines
+from attnspec.reference.normalization import softmax
 from attnspec.reference.scoring import location_scores
+from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.seq2seq import (
     AttentionalState,
     BahdanauContext,
     ConcatOutput,
+    Embed,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
+    OutputDistribution,
 )
 
 __all__ = [
     "attentional_state",
     "bahdanau_context",
     "concat_output",
+    "embed",
     "luong_context_dot",
     "luong_context_general",
     "luong_context_location",
+    "output_distribution",
 ]
 
 
@@ -93,6 +99,30 @@ def concat_output(
 ) -> Float[np.ndarray, "*batch d_h+d_s"]:
     """[a; s]."""
     return beside(context, state)
+
+
+@defines(Embed[np.ndarray])
+def embed(
+    tokens: Int[np.ndarray, "*batch n"], table: Float[np.ndarray, "vocabulary d"]
+) -> Float[np.ndarray, "*batch n d"]:
+    """x_t = E_{w_t}."""
+    most = table.shape[0] - 1
+    outside = tokens[(tokens < 0) | (tokens > most)]
+    if outside.size:
+        raise ShapeError("embed", "tokens", f"tokens in 0..{most}", outside.flat[0])
+    rows: np.ndarray = table[tokens]
+    return rows
+
+
+@defines(OutputDistribution[np.ndarray])
+def output_distribution(
+    state: Float[np.ndarray, "*batch d_s"],
+    w: Float[np.ndarray, "vocabulary d_s"],
+    b: Float[np.ndarray, " vocabulary"],
+) -> Float[np.ndarray, "*batch vocabulary"]:
+    """P(y_{t+1} = w | y₁, …, y_t, c) = softmax_w(W s_t + b)."""
+    scores = state @ np.swapaxes(w, -1, -2) + b
+    return softmax(scores[..., None, :])[..., 0, :]
 
 
 def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -12,13 +12,14 @@ from attnspec.reference.multihead import multi_head_attention
 from attnspec.spec.transformer import (
     EncoderLayer,
     EncoderLayerParameters,
+    EncoderStack,
     FeedForward,
     FeedForwardParameters,
     LayerNorm,
     LayerNormParameters,
 )
 
-__all__ = ["encoder_layer", "feed_forward", "layer_norm"]
+__all__ = ["encoder_layer", "encoder_stack", "feed_forward", "layer_norm"]
 
 EPSILON = 1e-5
 """What layer normalization adds to the variance."""
@@ -41,6 +42,21 @@ def encoder_layer(
 
     x = residual(x, attend, p.attention_norm, norm)
     return residual(x, lambda y: feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
+
+
+@defines(EncoderStack[np.ndarray])
+def encoder_stack(
+    x: Float[np.ndarray, "*#batch n d"],
+    layers: tuple[EncoderLayerParameters[np.ndarray], ...],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> Float[np.ndarray, "*batch n d"]:
+    """Y = f_N(… f₂(f₁(X)) …)."""
+    for layer in layers:
+        x = encoder_layer(x, layer, mask=mask, norm=norm)
+    batch = x.shape[:-2] if mask is None else np.broadcast_shapes(x.shape[:-2], mask.shape[:-2])
+    return np.broadcast_to(x, (*batch, *x.shape[-2:]))
 
 
 def residual(

@@ -5,9 +5,10 @@ Edges: As in `attention`.
 
 from typing import Generic, Protocol, TypedDict
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attnspec.spec.contract.annotations import Array
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S1, S2, S3
 
@@ -15,9 +16,11 @@ __all__ = [
     "AttentionalState",
     "BahdanauContext",
     "ConcatOutput",
+    "Embed",
     "LuongContextDot",
     "LuongContextGeneral",
     "LuongContextLocation",
+    "OutputDistribution",
     "Seq2SeqOperations",
     "Seq2SeqTable",
 ]
@@ -165,6 +168,48 @@ class ConcatOutput(Protocol[Array]):
     ) -> Float[Array, "*batch d_h+d_s"]: ...
 
 
+@operation(
+    "embed",
+    chapter="seq2seq",
+    formula=r"x_t = E_{w_t}",
+    sources=[S2.passage("Input & Positional Embedding")],
+    axes={"d": Axis.WIDTH},
+    indices={"tokens": "vocabulary"},
+)
+class Embed(Protocol[Array]):
+    """Embeddings of tokens: for each, the row of a table.
+
+    Where: Tokens w_t count the rows of the table E from 0. The result is in units of the table.
+    Edges: A token outside of the vocabulary raises. Rows that no token names do not count, NaN and ∞ included.
+    """
+
+    def __call__(
+        self, tokens: Int[Array, "*batch n"], table: Float[Array, "vocabulary d"]
+    ) -> Float[Array, "*batch n d"]: ...
+
+
+@operation(
+    "output_distribution",
+    chapter="seq2seq",
+    formula=r"P(y_{t+1} = w \mid y_1, \dots, y_t, c) = \operatorname{softmax}_w(W s_t + b)",
+    sources=[S0.equation(14)],
+)
+class OutputDistribution(Protocol[Array]):
+    """The probability of every token to come next, from the state of a decoder.
+
+    Where: W is (out, in) and b the bias, with one row and one element for each token. Probabilities have no unit.
+    Domain: W s + b does not overflow.
+    Edges: Probabilities of unlikely tokens may underflow to 0.
+    """
+
+    def __call__(
+        self,
+        state: Float[Array, "*batch d_s"],
+        w: Float[Array, "vocabulary d_s"],
+        b: Float[Array, " vocabulary"],
+    ) -> Float[Array, "*batch vocabulary"]: ...
+
+
 class Seq2SeqOperations(Generic[Array]):
     """The operations of sequence to sequence as methods of a backend class."""
 
@@ -174,6 +219,8 @@ class Seq2SeqOperations(Generic[Array]):
     luong_context_location: LuongContextLocation[Array]
     attentional_state: AttentionalState[Array]
     concat_output: ConcatOutput[Array]
+    embed: Embed[Array]
+    output_distribution: OutputDistribution[Array]
 
 
 class Seq2SeqTable(TypedDict, Generic[Array], total=False):
@@ -185,3 +232,5 @@ class Seq2SeqTable(TypedDict, Generic[Array], total=False):
     luong_context_location: LuongContextLocation[Array]
     attentional_state: AttentionalState[Array]
     concat_output: ConcatOutput[Array]
+    embed: Embed[Array]
+    output_distribution: OutputDistribution[Array]

@@ -19,6 +19,7 @@ from attnspec.spec.multihead import MultiHeadParameters
 __all__ = [
     "EncoderLayer",
     "EncoderLayerParameters",
+    "EncoderStack",
     "FeedForward",
     "FeedForwardParameters",
     "LayerNorm",
@@ -133,12 +134,44 @@ class EncoderLayer(Protocol[Array]):
     ) -> Float[Array, "*batch n d"]: ...
 
 
+@operation(
+    "encoder_stack",
+    chapter="transformer",
+    formula=r"Y = f_N(\dots f_2(f_1(X)) \dots),\quad f_i \text{ the encoder layer with the parameters of layer } i",
+    sources=[
+        S3.passage("Transformer Machine Translation"),
+        S4.passage("Architecture: Encoder"),
+        VASWANI.passage("3.1"),
+    ],
+    axes={"n": Axis.SELF, "d": Axis.WIDTH},
+    features="norm=pre",
+)
+class EncoderStack(Protocol[Array]):
+    """The encoder of a transformer: layers one after another, with the same mask and norm in each.
+
+    Where: Layers may differ in their numbers of heads and hidden units. With norm "pre" there is no normalization after
+    the last layer. Units are those of `encoder_layer`.
+    Domain: In no layer does an intermediate overflow.
+    Edges: Without layers the result is x. Each layer attends as `encoder_layer` does.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch n d"],
+        layers: tuple[EncoderLayerParameters[Array], ...],
+        *,
+        mask: Bool[Array, "*#batch #n #n"] | None = None,
+        norm: Literal["post", "pre"] = "post",
+    ) -> Float[Array, "*batch n d"]: ...
+
+
 class TransformerOperations(Generic[Array]):
     """The operations of transformers as methods of a backend class."""
 
     layer_norm: LayerNorm[Array]
     feed_forward: FeedForward[Array]
     encoder_layer: EncoderLayer[Array]
+    encoder_stack: EncoderStack[Array]
 
 
 class TransformerTable(TypedDict, Generic[Array], total=False):
@@ -147,3 +180,4 @@ class TransformerTable(TypedDict, Generic[Array], total=False):
     layer_norm: LayerNorm[Array]
     feed_forward: FeedForward[Array]
     encoder_layer: EncoderLayer[Array]
+    encoder_stack: EncoderStack[Array]

@@ -1,8 +1,9 @@
 """Sequence to sequence. Protocols: ``attnspec.spec.seq2seq``."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention, dot_attention
@@ -13,9 +14,12 @@ from attnspec.spec import (
     AttentionalState,
     BahdanauContext,
     ConcatOutput,
+    Embed,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
+    OutputDistribution,
+    ShapeError,
     implements,
 )
 
@@ -23,13 +27,17 @@ __all__ = [
     "attentional_state",
     "bahdanau_context",
     "concat_output",
+    "embed",
     "luong_context_dot",
     "luong_context_general",
     "luong_context_location",
+    "output_distribution",
 ]
 
 _attentional = Check("attentional_state")
 _concat = Check("concat_output")
+_embed = Check("embed")
+_distribution = Check("output_distribution")
 _dot = Check("luong_context_dot")
 _general = Check("luong_context_general")
 _location = Check("luong_context_location")
@@ -126,3 +134,31 @@ def concat_output(
     _concat(context, state)
     batch = broadcast(context.shape[:-1], state.shape[:-1])
     return torch.cat([x.expand(*batch, x.shape[-1]) for x in (context, state)], -1)
+
+
+@implements(Embed[Tensor])
+@keeps
+def embed(tokens: Int[Tensor, "*batch n"], table: Float[Tensor, "vocabulary d"]) -> Float[Tensor, "*batch n d"]:
+    """PyTorch's embedding; gradients of tokens that occur several times are summed in float32 for half dtypes.
+
+    Looking at the tokens waits for the device; under ``torch.compile`` they are taken on trust.
+    """
+    _embed(tokens, table)
+    if not torch.compiler.is_compiling():
+        most = table.shape[0] - 1
+        wrong = tokens[(tokens < 0) | (tokens > most)]
+        if wrong.numel():
+            raise ShapeError("embed", "tokens", f"tokens in 0..{most}", int(wrong[0]))
+    if torch.is_grad_enabled() and table.requires_grad:
+        return functional.embedding(tokens, widened(table)).to(table.dtype)
+    return functional.embedding(tokens, table)
+
+
+@implements(OutputDistribution[Tensor])
+@lowers
+def output_distribution(
+    state: Float[Tensor, "*batch d_s"], w: Float[Tensor, "vocabulary d_s"], b: Float[Tensor, " vocabulary"]
+) -> Float[Tensor, "*batch vocabulary"]:
+    """Softmax of a linear layer."""
+    _distribution(state, w, b)
+    return functional.linear(widened(state), widened(w), widened(b)).softmax(-1).to(state.dtype)

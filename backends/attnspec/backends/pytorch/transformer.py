@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
@@ -14,6 +15,7 @@ from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.spec import (
     EncoderLayer,
     EncoderLayerParameters,
+    EncoderStack,
     FeedForward,
     FeedForwardParameters,
     LayerNorm,
@@ -21,9 +23,10 @@ from attnspec.spec import (
     implements,
 )
 
-__all__ = ["encoder_layer", "feed_forward", "layer_norm"]
+__all__ = ["encoder_layer", "encoder_stack", "feed_forward", "layer_norm"]
 
 _layer_norm = Check("layer_norm")
+_encoder_stack = Check("encoder_stack")
 _feed_forward = Check("feed_forward")
 _encoder_layer = Check("encoder_layer")
 
@@ -69,14 +72,41 @@ def encoder_layer(
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
     """Attention in the dtype of x; sums and normalizations of half dtypes in float32."""
-    if norm not in ("post", "pre"):
-        raise TypeError(f"encoder_layer: norm: expected 'post' or 'pre'; got {norm!r}")
+    _check_norm("encoder_layer", norm)
     _encoder_layer(x, parameters, mask)
-    p, f, dtype = parameters, parameters.feed_forward, x.dtype
-    pre = norm == "pre"
+    return _layer(widened(x), parameters, mask, norm, x.dtype).to(x.dtype)
+
+
+@implements(EncoderStack[Tensor])
+@lowers
+def encoder_stack(
+    x: Float[Tensor, "*#batch n d"],
+    layers: tuple[EncoderLayerParameters[Tensor], ...],
+    *,
+    mask: Bool[Tensor, "*#batch #n #n"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> Float[Tensor, "*batch n d"]:
+    """Layer after layer; what goes from one to the next is float32 for half dtypes."""
+    _check_norm("encoder_stack", norm)
+    shape = _encoder_stack(x, layers, mask)
     y = widened(x)
+    for layer in layers:
+        y = _layer(y, layer, mask, norm, x.dtype)
+    return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
+
+
+def _check_norm(operation: str, norm: str) -> None:
+    if norm not in ("post", "pre"):
+        raise TypeError(f"{operation}: norm: expected 'post' or 'pre'; got {norm!r}")
+
+
+def _layer(
+    y: Tensor, parameters: EncoderLayerParameters[Tensor], mask: Tensor | None, norm: str, dtype: torch.dtype
+) -> Tensor:
+    """One layer on y in float32 or wider, with attention in a dtype."""
+    p, f, pre = parameters, parameters.feed_forward, norm == "pre"
     query = _normalized(y, p.attention_norm) if pre else y
     y = y + widened(attend_in_heads(query.to(dtype), p.attention, mask))
     y = y if pre else _normalized(y, p.attention_norm)
     y = y + _two_layers(_normalized(y, p.feed_forward_norm) if pre else y, f)
-    return (y if pre else _normalized(y, p.feed_forward_norm)).to(dtype)
+    return y if pre else _normalized(y, p.feed_forward_norm)

@@ -298,8 +298,9 @@ class Subject(Comparisons):
         choices = self.semantics
         if self.operation.mask is not None and choices.no_keys == "error" and arguments.keys_count == 0:
             return True
-        odd = any(arguments.size(size) % 2 for size in self.operation.sizes_of(Axis.FEATURE))
-        return choices.odd_encoding == "error" and odd and QUESTIONS["odd_encoding"].concerns(self.operation)
+        if choices.odd_encoding != "error" or not QUESTIONS["odd_encoding"].concerns(self.operation):
+            return False
+        return any(arguments.size(size) % 2 for size in self.operation.sizes_of(Axis.FEATURE))
 
     # Results -----------------------------------------------------------------------------------------------------
 

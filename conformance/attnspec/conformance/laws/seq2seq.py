@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, take
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
+from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import joined_in_order, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
@@ -73,3 +75,60 @@ def attentional_bound(subject: Subject, arguments: Arguments, rng: np.random.Gen
 def context_first(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The features of the context, then those of the state."""
     return joined_in_order(subject, arguments)
+
+
+def _table(arguments: Arguments) -> tuple[str, Numbers]:
+    """The path and the numbers of the only weights."""
+    ((leaf, x),) = arguments.floats
+    return leaf.path, x
+
+
+def _tokens(arguments: Arguments) -> tuple[str, Numbers, int]:
+    """The path of the tokens, the tokens, and how many there are."""
+    ((path, size),) = arguments.operation.indices.items()
+    return path, arguments.array(path), arguments.size(size)
+
+
+@checks(law.EMBEDDING_ROWS)
+def embedding_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """NaN in every row that no token names."""
+    path, table = _table(arguments)
+    _, tokens, _ = _tokens(arguments)
+    spoiled = np.full_like(table, np.nan)
+    spoiled[tokens] = table[tokens]
+    given = arguments.replaced({path: spoiled})
+    got = subject.call(given)
+    expected = table[tokens]
+    subject.same(got, expected, lambda: np.zeros(expected.shape), given, "the embedding")
+    return bool(got.size)
+
+
+@checks(law.VOCABULARY_RANGE)
+def vocabulary_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Pass the token −1, or one more than the last."""
+    path, tokens, count = _tokens(arguments)
+    if not tokens.size:
+        return False
+    outside: Numbers = tokens.copy()
+    outside.reshape(-1)[int(rng.integers(tokens.size))] = int(rng.choice([-1, count]))
+    broken = arguments.replaced({path: outside})
+    result = subject.outcome(subject.converted(broken))
+    if isinstance(result, Raised):
+        return True
+    raise Violation(
+        f"a token outside 0..{count - 1} was accepted, expected an exception", reason=Reason.ACCEPTED, arguments=broken,
+        got=next(iter(result.values())),
+    )  # fmt: skip
+
+
+@checks(law.DISTRIBUTION)
+def distribution(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The least probability, and the sums."""
+    got, budget = wide(subject.call(arguments)), subject.budget(arguments)
+    if not got.size:
+        return False
+    subject.holds(bool((got >= 0).all()), f"a probability is {got.min():.9g}", arguments, got=got)
+    sums = got.sum(-1)
+    slack = np.where(np.isfinite(budget), budget, 1.0).sum(-1)
+    subject.matches(sums, np.ones(sums.shape), slack, arguments, "the sum of the probabilities")
+    return True

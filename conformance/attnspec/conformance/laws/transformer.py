@@ -142,3 +142,16 @@ def homogeneous(subject: Subject, arguments: Arguments, rng: np.random.Generator
     expected, budget = 2 * wide(subject.call(given)), 2 * subject.budget(given) + subject.budget(twice)
     subject.matches(subject.call(twice), expected, budget, twice, "of twice the input, the result")
     return bool(expected.size)
+
+
+@checks(law.NO_LAYERS)
+def no_layers(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Take all layers away."""
+    operation = subject.operation
+    without = {name: x[:0] if isinstance(x, tuple) else x for name, x in arguments.values_by_name.items()}
+    given = Arguments(operation, without)
+    (rows,) = operation.queries
+    got = subject.call(given)
+    expected = np.broadcast_to(given.array(rows.path), got.shape)
+    subject.same(got, expected, lambda: subject.budget(given), given, "without layers, the result")
+    return True

@@ -3,15 +3,18 @@
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.attention import AdditiveAttention
 from attnspec.spec.seq2seq import (
     AttentionalState,
     BahdanauContext,
     ConcatOutput,
+    Embed,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
+    OutputDistribution,
 )
 
 
@@ -269,3 +272,81 @@ def state_first(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
 def context_left_out(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
     """The context is taken as 0."""
     return correct.beside(context * context.dtype.type(0), state)
+
+
+@mutant(
+    "tokens from 1",
+    replaces="rows",
+    operations=(Embed,),
+    breaks=("seq2seq.embedding-rows", "operation.oracle"),
+    source="row 0 kept for padding",
+)
+def tokens_from_one(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
+    """The row before."""
+    return table[np.maximum(tokens - 1, 0)]
+
+
+@mutant(
+    "tokens by a product with one-hot rows",
+    replaces="rows",
+    operations=(Embed,),
+    breaks=("seq2seq.embedding-rows",),
+    source="one-hot vectors times the table, where 0·NaN is NaN",
+)
+def one_hot_rows(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
+    """One-hot vectors times the table."""
+    one_hot = (tokens[..., None] == np.arange(table.shape[0])).astype(table.dtype)
+    return correct.product(one_hot, table)
+
+
+@mutant(
+    "tokens not checked",
+    replaces="check_tokens",
+    operations=(Embed,),
+    breaks=("seq2seq.vocabulary-range",),
+    source="NumPy and CUDA wrap or read on",
+)
+def unchecked_tokens(correct: Formulas, tokens: Numbers, count: int) -> None:
+    """Indices are taken as NumPy takes them."""
+
+
+@mutant(
+    "gradient of the last occurrence",
+    replaces="rows",
+    operations=(Embed,),
+    breaks=("operation.gradient",),
+    source="table.grad[tokens] += g, which adds once for a token that occurs twice",
+)
+def last_occurrence(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
+    """Of a token that occurs several times, only the last occurrence reaches the table's gradient."""
+    flat = tokens.reshape(-1)
+    last = np.zeros(flat.shape, bool)
+    last[[int(np.flatnonzero(flat == token)[-1]) for token in np.unique(flat)]] = True
+    rows = table[tokens]
+    constant = value_of(table)[tokens]
+    return np.where(last.reshape(tokens.shape)[..., None], rows, constant)
+
+
+@mutant(
+    "logits in place of probabilities",
+    replaces="output_distribution",
+    operations=(OutputDistribution,),
+    breaks=("seq2seq.distribution", "operation.oracle"),
+    source="a loss that takes logits",
+)
+def unnormalized(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
+    """W s + b."""
+    return correct.logits(state, w, b)
+
+
+@mutant(
+    "probabilities smoothed",
+    replaces="output_distribution",
+    operations=(OutputDistribution,),
+    breaks=("seq2seq.distribution", "operation.oracle"),
+    source="ε in the probabilities, so that their logarithm is finite",
+)
+def smoothed(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
+    """0.001 is added to each."""
+    p = Formulas.output_distribution(correct, state, w, b)
+    return p + p.dtype.type(0.001)

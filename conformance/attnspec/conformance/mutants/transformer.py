@@ -6,7 +6,15 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.transformer import EncoderLayer, FeedForward, FeedForwardParameters, LayerNorm, LayerNormParameters
+from attnspec.spec.transformer import (
+    EncoderLayer,
+    EncoderLayerParameters,
+    EncoderStack,
+    FeedForward,
+    FeedForwardParameters,
+    LayerNorm,
+    LayerNormParameters,
+)
 
 
 @mutant(
@@ -188,3 +196,66 @@ def one_bias(correct: Formulas, x: Numbers, parameters: FeedForwardParameters[Nu
     """b₂ left out."""
     p = parameters
     return Formulas.feed_forward(correct, x, FeedForwardParameters(p.w_1, p.b_1, p.w_2, p.b_2 * p.b_2.dtype.type(0)))
+
+
+@mutant(
+    "layers in reverse order",
+    replaces="numbered",
+    operations=(EncoderStack,),
+    breaks=("operation.oracle",),
+    source="a stack that is popped",
+)
+def last_layer_first(
+    correct: Formulas, layers: tuple[EncoderLayerParameters[Numbers], ...]
+) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
+    """From the last layer to the first."""
+    return Formulas.numbered(correct, layers)[::-1]
+
+
+@mutant(
+    "the first layer in place of all",
+    replaces="numbered",
+    operations=(EncoderStack,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="[layer] * N, which is one layer N times",
+)
+def one_layer(
+    correct: Formulas, layers: tuple[EncoderLayerParameters[Numbers], ...]
+) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
+    """The weights of the first layer everywhere."""
+    return [(number, layers[0]) for number, _ in Formulas.numbered(correct, layers)]
+
+
+@mutant(
+    "mask in the first layer only",
+    replaces="layer",
+    operations=(EncoderStack,),
+    breaks=("operation.oracle", "masking.garbage"),
+    source="a mask that is not passed on",
+)
+def masked_once(
+    correct: Formulas, number: int, x: Numbers, parameters: EncoderLayerParameters[Numbers], mask: Numbers, norm: str
+) -> Numbers:
+    """Later layers attend to everything."""
+    return Formulas.layer(correct, number, x, parameters, None if number else mask, norm)
+
+
+@mutant(
+    "normalization after the last layer",
+    replaces="encoder_stack",
+    operations=(EncoderStack,),
+    breaks=("transformer.no-layers", "operation.oracle"),
+    source="GPT-2's ln_f, in a stack that has none",
+)
+def final_normalization(
+    correct: Formulas,
+    x: Numbers,
+    layers: tuple[EncoderLayerParameters[Numbers], ...],
+    *,
+    mask: Numbers = None,
+    norm: str = "post",
+) -> Numbers:
+    """The result has mean 0 and variance 1."""
+    y = Formulas.encoder_stack(correct, x, layers, mask=mask, norm=norm)
+    centred = y - np.mean(y, axis=-1, keepdims=True)
+    return centred / np.sqrt(correct.variance(centred) + y.dtype.type(correct.epsilon()))

@@ -78,7 +78,7 @@ def judged(
 def _joined(estimated: Statistical, bounded: Rigorous, precision: Precision, extremes: Extremes) -> Judged:
     """The budget of one array: the smaller of 8 standard deviations and the rigorous bound."""
     magnitude = np.abs(estimated.value).astype(np.float64)
-    sigma = np.sqrt(estimated.error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
+    sigma = np.hypot(estimated.error, 0.6 * precision.output * magnitude) + precision.output_smallest
     bound = bounded.error + precision.output * (magnitude + bounded.error) + 4 * precision.output_smallest
     budget = np.fmin(WIDTH * sigma, np.where(np.isnan(bound), np.inf, bound))
     return Judged(estimated.value, budget, sigma, extremes.peak, extremes.level)

@@ -60,9 +60,15 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> "Traced":
         def backward(g: Statistical) -> Sequence[Statistical]:
-            value, error = np.zeros(self.shape, g.dtype), np.zeros(self.shape)
-            value[index], error[index] = g.value, g.error
-            return [Statistical(value, error, g.precision, given=g.given)]
+            # A row that an index takes several times gets the sum of its gradients.
+            value, variance = np.zeros(self.shape, g.dtype), np.zeros(self.shape)
+            magnitude, times = np.zeros(self.shape), np.zeros(self.shape)
+            np.add.at(value, index, g.value)
+            np.add.at(variance, index, g.error**2)
+            np.add.at(magnitude, index, np.abs(g.value).astype(np.float64))
+            np.add.at(times, index, 1.0)
+            roundings = np.where(times > 1, 0.5 * g.precision.accumulation * np.sqrt(times) * magnitude, 0.0)
+            return [Statistical(value, np.sqrt(variance + roundings**2), g.precision, given=g.given)]
 
         return Traced(self.result[index], [self], backward)
 

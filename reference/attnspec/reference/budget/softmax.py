@@ -49,15 +49,17 @@ def statistical_weights(
     keys = attendable.shape[-1]
     d = np.sqrt(error**2 + u**2 * (1 + drop**2))
     d = np.where(attendable, np.minimum(d, 1.0), 0.0)
-    growth = alpha * np.expm1(WIDTH * d) / WIDTH
+    relative = np.expm1(WIDTH * d) / WIDTH
+    growth = alpha * relative
     least_sum = _least_sum(alpha, WIDTH * d)
     others = (growth**2).sum(-1, keepdims=True) - growth**2
-    variance = ((growth * (1 - alpha)) ** 2 + alpha**2 * others) / least_sum**2
+    # Relative to the weight, whose square may underflow.
+    variance = ((relative * (1 - alpha)) ** 2 + others) / least_sum**2
     repeats = _largest_multiplicity(drop, attendable)
     # Weights may be taken as exp(e − L), with L, the logarithm of the sum, rounded.
     level = 0.6 * u * logarithm
-    variance = variance + alpha**2 * (u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2)
-    sigma = np.minimum(np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
+    variance = variance + u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2
+    sigma = np.minimum(alpha * np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
     # First order fails in rows with a score whose 8σ exceeds ½: there only a bound can judge.
     unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
     sigma = np.where(attendable, np.where(unsure & (alpha < 1), UNKNOWN, sigma), 0.0)

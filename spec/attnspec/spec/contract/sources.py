@@ -79,7 +79,6 @@ SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, BA, BAHD
 
 LATER: Mapping[Citation, str] = {
     S0.equation(13): "seq2seq",
-    S0.equation(14): "seq2seq",
     S0.equation(15): "seq2seq",
 }
 """Equations that no operation cites yet, and the chapter that each belongs to."""

@@ -1,14 +1,16 @@
 """Laws of context vectors."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import LUONG, S0, S1, S3
+from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3
 from attnspec.spec.seq2seq import (
     AttentionalState,
     BahdanauContext,
     ConcatOutput,
+    Embed,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
+    OutputDistribution,
 )
 
 INDEPENDENT_STATES = law(
@@ -38,4 +40,24 @@ CONTEXT_FIRST = law(
     formula=r"f(a, s)_{1 \dots d_h} = a,\quad f(a, s)_{d_h + 1 \dots} = s",
     governs=of(ConcatOutput),
     sources=[S1.passage("Attention: in equations")],
+)
+EMBEDDING_ROWS = law(
+    "seq2seq.embedding-rows",
+    "A token is its row of the table, bit for bit, and no other row counts.",
+    formula=r"x_t = E_{w_t}",
+    governs=of(Embed),
+    sources=[S2.passage("Input & Positional Embedding")],
+)
+VOCABULARY_RANGE = law(
+    "seq2seq.vocabulary-range",
+    "A token below 0 or above the last row of its table raises.",
+    formula=r"w_t \notin 0..|V|-1 \Rightarrow \text{raises}",
+    governs=of(Embed),
+)
+DISTRIBUTION = law(
+    "seq2seq.distribution",
+    "Probabilities are not negative and sum to 1.",
+    formula=r"P_w \ge 0,\quad \sum_w P_w = 1",
+    governs=of(OutputDistribution),
+    sources=[S0.equation(14)],
 )

@@ -2,7 +2,7 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import BA, S3, VASWANI
-from attnspec.spec.transformer import EncoderLayer, FeedForward, LayerNorm
+from attnspec.spec.transformer import EncoderLayer, EncoderStack, FeedForward, LayerNorm
 
 ZERO_SUBLAYERS = law(
     "transformer.zero-sublayers",
@@ -45,4 +45,11 @@ HOMOGENEOUS = law(
     formula=r"b_1 = b_2 = 0 \Rightarrow f(2x) = 2 f(x)",
     governs=of(FeedForward),
     sources=[VASWANI.passage("3.3")],
+)
+NO_LAYERS = law(
+    "transformer.no-layers",
+    "A stack without layers is the identity, bit for bit.",
+    formula=r"N = 0 \Rightarrow Y = X",
+    governs=of(EncoderStack),
+    sources=[VASWANI.passage("3.1")],
 )

@@ -43,6 +43,28 @@ class Seq2Seq(Attention):
         """The context, then the state."""
         return self.beside(context, state)
 
+    def embed(self, tokens: Numbers, table: Numbers) -> Numbers:
+        """Rows of the table."""
+        self.check_tokens(tokens, table.shape[0])
+        return self.rows(table, tokens)
+
+    def check_tokens(self, tokens: Numbers, count: int) -> None:
+        """Raise for a token outside of the vocabulary."""
+        if ((tokens < 0) | (tokens >= count)).any():
+            raise ValueError(f"tokens: expected 0..{count - 1}")
+
+    def rows(self, table: Numbers, tokens: Numbers) -> Numbers:
+        """The rows with these numbers."""
+        return table[tokens]
+
+    def output_distribution(self, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
+        """Softmax of an affine map."""
+        return self.normalized(self.logits(state, w, b))
+
+    def logits(self, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
+        """Scores of all tokens."""
+        return self.project(state[..., None, :], w)[..., 0, :] + b
+
     def context(self, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
         """Annotations (…, m, d) pooled by scores (…, 1, m)."""
         return self.attend(scores, annotations, None if mask is None else mask[..., None, :], False)[..., 0, :]

@@ -24,6 +24,33 @@ class Transformer(MultiHead):
         x = self.residual(x, attend, p.attention_norm, norm)
         return self.residual(x, lambda y: self.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
 
+    def encoder_stack(
+        self,
+        x: Numbers,
+        layers: tuple[EncoderLayerParameters[Numbers], ...],
+        *,
+        mask: Numbers = None,
+        norm: str = "post",
+    ) -> Numbers:
+        """Layer after layer, in the common batch."""
+        batch = x.shape[:-2] if mask is None else np.broadcast_shapes(x.shape[:-2], mask.shape[:-2])
+        x = np.broadcast_to(x, (*batch, *x.shape[-2:]))
+        for number, layer in self.numbered(layers):
+            x = self.layer(number, x, layer, mask, norm)
+        return x
+
+    def numbered(
+        self, layers: tuple[EncoderLayerParameters[Numbers], ...]
+    ) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
+        """The layers in order, with their numbers."""
+        return list(enumerate(layers))
+
+    def layer(
+        self, number: int, x: Numbers, parameters: EncoderLayerParameters[Numbers], mask: Numbers, norm: str
+    ) -> Numbers:
+        """One layer of a stack."""
+        return self.encoder_layer(x, parameters, mask=mask, norm=norm)
+
     def residual(
         self, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
     ) -> Numbers:
