@@ -142,7 +142,7 @@ def test_an_operation_that_was_asked_for_and_is_not_provided_is_listed() -> None
     absent = {r.operation for r in found.results if r.status is Status.NOT_PROVIDED}
     assert "scaled_dot_product_attention" in absent
     assert "softmax" not in absent
-    assert any(line.startswith("not provided: additive_attention, ") for line in remarks(found))
+    assert any(line.startswith("not provided: add_positions, additive_attention, ") for line in remarks(found))
 
 
 def test_semantics_are_summed_up_where_all_operations_agree() -> None:

@@ -125,6 +125,26 @@ def test_a_sum_may_begin_with_the_bias() -> None:
     assert 0.05 < max(ratios) <= 1.0
 
 
+def test_weights_whose_squares_underflow_have_a_budget() -> None:
+    scores = np.array([[0.0, -500.3, -650.7]])
+    oracle = judged(REFERENCE["softmax"], {"scores": scores}, precision("softmax", "float64"))
+    relative = (oracle.budget / oracle.value)[:, 1:]
+    assert ((relative > 2.0**-50) & (relative < 2.0**-40)).all()
+
+
+def test_a_row_that_is_taken_often_gets_the_sum_of_its_gradients() -> None:
+    tokens, table = np.array([1, 0, 1, 1]), normal(3, 2)
+    cotangent = normal(4, 2)
+    arguments = {"tokens": tokens, "table": table}
+    found = gradients(REFERENCE["embed"], arguments, cotangent, precision("embed", "float32"), np.dtype(np.float64))
+    gradient, budget = found["table"]
+    expected = np.stack([cotangent[1], cotangent[[0, 2, 3]].astype(np.float64).sum(0), np.zeros(2)])
+    np.testing.assert_allclose(gradient, expected, rtol=1e-14)
+    sums = (cotangent[0] + cotangent[2]) + cotangent[3]
+    assert (np.abs(sums - expected[1]) <= budget[1]).all()
+    assert (budget[1] < 1e-5).all()
+
+
 def test_a_product_of_three_may_be_taken_in_either_order_in_bfloat16() -> None:
     """Terms of W k that add up coherently: its rounding as an operand exceeds that of q W."""
     p = precision("general_scores", "bfloat16")
