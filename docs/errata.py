@@ -2,6 +2,7 @@
 
 from attnspec.spec import ERRATA
 from attnspec.spec.contract.sources import SOURCES
+from attnspec.spec.errata import MISPRINTS
 
 HEAD = """# Errata of the sources
 
@@ -9,6 +10,9 @@ What the sources print, and what is right. Each entry carries both as functions,
 `tests/spec/test_errata.py` runs them and compares the right one with the reference.
 Made by `python docs/errata.py > docs/errata.md` from `attnspec.spec.ERRATA`.
 """
+
+
+MISPRINTED = "What no calculation can show:\n"
 
 
 def cell(text: object) -> str:
@@ -23,9 +27,13 @@ def table() -> str:
         f"| {' | '.join(map(cell, (e.identifier, e.source, f'`{e.operation}`', e.printed, e.right, e.note)))} |"
         for e in ERRATA.values()
     ]
-    cited = dict.fromkeys(e.source.source for e in ERRATA.values())
+    misprints = ["| misprint | where | printed | right |", "|---|---|---|---|"]
+    misprints += [
+        f"| {' | '.join(map(cell, (m.identifier, m.source, m.printed, m.right)))} |" for m in MISPRINTS.values()
+    ]
+    cited = {e.source.source for e in ERRATA.values()} | {m.source.source for m in MISPRINTS.values()}
     sources = [f"- {key}: {SOURCES[key].title}" for key in sorted(cited)]
-    return "\n".join([HEAD, *rows, "", *sources]) + "\n"
+    return "\n".join([HEAD, *rows, "", MISPRINTED, *misprints, "", *sources]) + "\n"
 
 
 if __name__ == "__main__":

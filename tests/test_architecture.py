@@ -340,6 +340,7 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 # How modules are written ----------------------------------------------------------------------------------------------
 
 LONG = {
+    "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
 }

@@ -7,7 +7,7 @@ import pytest
 
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.sources import S0, SOURCES
-from attnspec.spec.errata import ERRATA, Erratum
+from attnspec.spec.errata import ERRATA, MISPRINTS, Erratum
 
 ROUNDING = 64 * 2.0**-53
 """64 units in the last place of numbers near 1: the same formula, written in another order."""
@@ -42,11 +42,34 @@ def test_entry_is_complete(erratum: Erratum) -> None:
     assert erratum.note.endswith(".")
 
 
+def test_misprints_are_complete() -> None:
+    assert not {*MISPRINTS} & {*ERRATA}
+    for identifier, misprint in MISPRINTS.items():
+        assert identifier.split("-")[0] == misprint.source.source
+        assert all(len(text) > 10 for text in (misprint.printed, misprint.right))
+
+
 def test_arguments_that_the_operation_does_not_take_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^erratum S0-x: expected arguments among \['scores', 'mask'\]; got \['query'\]$"
     ):
         Erratum("S0-x", S0.equation(2), "softmax", "", "", "", len, len, {"query": np.ones(2)})
+
+
+def test_variance_is_d_for_others_too() -> None:
+    """S0's variance d needs no centred vectors: 2σ²μᵀμ + dσ⁴ = d has other solutions."""
+    assert agree(REFERENCE["dot_product_variance"](np.sqrt(0.75), np.sqrt(0.5), d=3), 3.0)
+
+
+def test_one_pair_gives_its_projected_value() -> None:
+    erratum = ERRATA["S0-head-of-one-pair"]
+    w_v, w_o, value = (erratum.example[name] for name in ("w_v", "w_o", "value"))
+    head = np.concatenate([w @ value[0] for w in w_v])
+    assert agree(erratum.printed_form(**erratum.example), np.tile(w_o @ head, (2, 1)))
+
+
+def test_the_softmax_decides_for_the_nearest_key_far_away() -> None:
+    assert observe(ERRATA["S4-kernel"]).tolist() == [[7.0]]
 
 
 def test_variance_as_printed_holds_for_a_common_mean() -> None:

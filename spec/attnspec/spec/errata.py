@@ -89,18 +89,32 @@ def _encoding(position: Numbers, n: int, d: int) -> Numbers:
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(n, d)
 
 
+def _attentional(state: Numbers, context: Numbers, w: Numbers) -> Numbers:
+    result: Numbers = np.tanh(w @ np.concatenate([state, context]))
+    return result
+
+
+@dataclass(frozen=True)
+class Misprint:
+    """What is wrong as printed, and no calculation can show."""
+
+    identifier: str
+    source: Citation
+    printed: str
+    right: str
+
+
 @dataclass(frozen=True)
 class _Heads:
-    """Multi-head attention with one thing left open: the scale, the weights, or how many heads are joined."""
+    """Multi-head attention with one thing left open: the scale, or how many heads are joined."""
 
     scale: Callable[[int, int], float] = lambda h, p_q: p_q**-0.5
-    weights: Callable[[Numbers], Numbers] = _softmax
     joined: Callable[[int, int], int] = lambda n, h: h
 
     def __call__(self, query: Any, key: Any, value: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any) -> Numbers:
         h, p_q, _ = w_q.shape
         heads = [
-            self.weights(query @ w_q[r].T @ (key @ w_k[r].T).T * self.scale(h, p_q)) @ value @ w_v[r].T
+            _softmax(query @ w_q[r].T @ (key @ w_k[r].T).T * self.scale(h, p_q)) @ value @ w_v[r].T
             for r in range(self.joined(len(query), h))
         ]
         concatenated = np.concatenate(heads, axis=-1)
@@ -154,6 +168,17 @@ _ENTRIES = (
         example={"mean": np.array([1.0, 2.0, -1.0]), "sigma": 0.5},
     ),
     Erratum(
+        "S2-independence",
+        _SOLUTION_2,
+        "dot_product_variance",
+        printed="q, k ∼ N(μ, σ²I), and nothing of how they depend on each other",
+        right="q and k are independent",
+        note="Its fourth line takes E[qqᵀkkᵀ] for E[qqᵀ]E[kkᵀ]. With k = q the variance is 4σ²μᵀμ + 2dσ⁴.",
+        printed_form=lambda mean, sigma: 4 * sigma**2 * (mean @ mean) + 2 * mean.size * sigma**4,
+        right_form=lambda mean, sigma: 2 * sigma**2 * (mean @ mean) + mean.size * sigma**4,
+        example={"mean": np.array([1.0, 2.0, -1.0]), "sigma": 0.5},
+    ),
+    Erratum(
         "S0-mean",
         S0.equation(5),
         "dot_product_mean",
@@ -169,8 +194,8 @@ _ENTRIES = (
         S0.equation(5),
         "dot_product_variance",
         printed="The dot product qᵀk has variance d",
-        right="2σ²μᵀμ + dσ⁴: d only for centred vectors of variance 1",
-        note="Hence dividing by √d gives a standard deviation of 1 only for these.",
+        right="2σ²μᵀμ + dσ⁴, which is d for centred vectors of variance 1",
+        note="It also needs q independent of k. Others may have variance d too: with m² = ¾, σ² = ½ and d = 3 it is 3.",
         printed_form=lambda mean, sigma, d: d,
         right_form=lambda mean, sigma, d: 2 * d * sigma**2 * mean**2 + d * sigma**4,
         example={"mean": 1.0, "sigma": 1.0, "d": 3},
@@ -192,9 +217,9 @@ _ENTRIES = (
         "multi_head_attention",
         printed="hᵢ = f(Wᵢ⁽q⁾q, Wᵢ⁽k⁾k, Wᵢ⁽v⁾v) with one key k and one value v",
         right="f over all m pairs (Wᵢ⁽k⁾k_j, Wᵢ⁽v⁾v_j)",
-        note="With one pair at a time every weight is 1. (7) also lets p_q and p_k differ, which the dot product does "
-        "not: only the additive score does.",
-        printed_form=_Heads(weights=np.ones_like),
+        note="With one pair the weight is 1, and a head is W_v v whatever the query. (7) also lets p_q and p_k differ, "
+        "which the dot product does not: only the additive score does.",
+        printed_form=lambda key, value, **given: _MULTI_HEAD(key=key[:1], value=value[:1], **given),
         right_form=_MULTI_HEAD,
         example=_TWO_HEADS,
     ),
@@ -203,8 +228,9 @@ _ENTRIES = (
         S0.equation(6),
         "scaled_dot_product_attention",
         printed="n different queries yield n different weighted sums",
-        right="They may agree: only what the keys span of a query counts",
-        note="Keys (1, 0) and (2, 0) do not see the second coordinate of (1, 0) and (1, 5).",
+        right="They may agree: of a query, only what the differences of the keys span counts",
+        note="A number that is added to all scores changes no weight. The difference of the keys (1, 0) and (2, 0) "
+        "does not see the second coordinate of (1, 0) and (1, 5).",
         printed_form=lambda query, key, value: len(np.unique(query, axis=0)),
         right_form=lambda query, key, value: len(np.unique(_scaled(query, key, value), axis=0)),
         observed=lambda result: len(np.unique(result, axis=0)),
@@ -229,9 +255,10 @@ _ENTRIES = (
         "S2-head-scale",
         S2.passage("Encoder Attention"),
         "multi_head_attention",
-        printed="scores divided by √D, heads of size D/H",
+        printed="scores divided by √D, heads of size D/H, where Q, K and V are reshaped to heads",
         right="√(D/H), the size multiplied in each head",
-        note="With √D the scores of a head of standard normal vectors have variance 1/H.",
+        note="'Any such update matrices' are reshaped: this entry takes them for Q, K and V, the next one for C. With "
+        "√D the scores of a head of standard normal vectors have variance 1/H.",
         printed_form=_Heads(scale=lambda h, p_q: (h * p_q) ** -0.5),
         right_form=_MULTI_HEAD,
         example=_TWO_HEADS,
@@ -240,8 +267,8 @@ _ENTRIES = (
         "S2-heads-of-the-update",
         S2.passage("Encoder Attention"),
         "multi_head_attention",
-        printed="any such update matrix C is reshaped from B×L×D to B×H×L×D/H",
-        right="Q, K and V are, before the scores",
+        printed="any such update matrix is reshaped from B×L×D to B×H×L×D/H, where C is called the update",
+        right="Q, K and V are reshaped, before the scores",
         note="Once the softmax is taken, splitting and merging the update is the identity: one head.",
         printed_form=_update_split_later,
         right_form=_MULTI_HEAD,
@@ -279,6 +306,50 @@ _ENTRIES = (
         printed_form=lambda query, key, value, mask: _quotient(np.where(mask, np.exp(query @ key.T), 0)) @ value,
         right_form=_attention,
         example={"query": _SEQUENCE, "key": _SEQUENCE, "value": _SEQUENCE, "mask": np.tri(3, 3, -1, dtype=bool)},
+    ),
+    Erratum(
+        "S2-range-of-the-sum",
+        S2.passage("Attention in RNNs"),
+        "dot_product_attention",
+        printed="α_{t,l} = exp(e_{t,l}) / Σⱼ exp(e_{t,j}), without a range for j",
+        right="j = 1 … t−1, the states that are attended to",
+        note="Over all states, the weights of the earlier ones sum to less than 1.",
+        printed_form=lambda query, key, value, mask: np.where(mask, _softmax(query @ key.T), 0) @ value,
+        right_form=_attention,
+        example={"query": _SEQUENCE, "key": _SEQUENCE, "value": _SEQUENCE, "mask": np.tri(3, 3, -1, dtype=bool)},
+    ),
+    Erratum(
+        "S2-state-of-the-encoder",
+        S2.passage("Luong Attention"),
+        "attentional_state",
+        printed="h̃_t = tanh(W_f[h_t; c_t]), where h_t are the states of the encoder",
+        right="tanh(W_f[h_l; c]), with the state h_l of the decoder",
+        note="With a single annotation the context is that annotation, and nothing would be left of the decoder.",
+        printed_form=lambda state, context, w: _attentional(context, context, w),
+        right_form=_attentional,
+        example={
+            "state": np.array([1.0, -2.0]),
+            "context": np.array([0.5, 3.0]),
+            "w": np.array([[0.5, 0.25, 1, -0.5]]),
+        },
+    ),
+    Erratum(
+        "S0-dimension-of-the-context",
+        S0.passage("Encoder-Decoder: Context"),
+        "bahdanau_context",
+        printed="Dimension of context = # hidden units in encoder RNN",
+        right="the dimension of the annotations: twice that number where both directions are concatenated",
+        note="As in S3 and in Bahdanau 2015. The function q of (13) may give any dimension.",
+        printed_form=lambda state, annotations, w_q, w_k, w_v: annotations.shape[-1] // 2,
+        right_form=lambda state, annotations, w_q, w_k, w_v: annotations.shape[-1],
+        observed=lambda result: result.shape[-1],
+        example={
+            "state": np.array([1.0]),
+            "annotations": np.concatenate([_SEQUENCE, _SEQUENCE[::-1]], axis=-1),
+            "w_q": np.ones((1, 1)),
+            "w_k": np.ones((1, 4)),
+            "w_v": np.ones(1),
+        },
     ),
     Erratum(
         "S2-adding-infinity",
@@ -336,7 +407,7 @@ _ENTRIES = (
         right="softmax over −½(x − xᵢ)²: the same quotient, shifted by its greatest term",
         note="In floating point the printed quotient is 0/0 far from the keys; the nearest key decides.",
         printed_form=lambda query, key, value: _quotient(_kernel(query, key)) @ value,
-        right_form=lambda query, key, value: value[np.square(query - key.T).argmin(axis=1)],
+        right_form=lambda query, key, value: _softmax(-np.square(query - key.T) / 2) @ value,
         example={
             "query": np.array([[100.0]]),
             "key": np.array([[0.0], [1.0], [3.0]]),
@@ -366,6 +437,28 @@ _ENTRIES = (
         example={"query": np.array([[0.0, 1.0, 1.0]]), "key": _ANNOTATIONS},
     ),
     Erratum(
+        "S3-transposes",
+        S3.passage("Example: Dot-Product Attention"),
+        "dot_scores",
+        printed="the matrix whose columns are the annotations times the state, in two of three places",
+        right="its transpose times the state, as in the third",
+        note="The product of the rows has other numbers: the first one is 5, not 3.",
+        printed_form=lambda query, key: query @ key,
+        right_form=lambda query, key: query @ key.T,
+        example={"query": np.array([[0.0, 1.0, 1.0]]), "key": _PRINTED_MATRIX.T},
+    ),
+    Erratum(
+        "S4-invariance",
+        S4.passage("Inductive Bias"),
+        "self_attention",
+        printed="a graph network is invariant to permutations of its nodes",
+        right="equivariant: its nodes are permuted with them, and so it is with grids and time steps",
+        note="Self-attention is such a network on the complete graph.",
+        printed_form=lambda x: _scaled(x[::-1], x[::-1], x[::-1]),
+        right_form=lambda x: _scaled(x, x, x),
+        example={"x": _SEQUENCE},
+    ),
+    Erratum(
         "S3-order",
         S3.passage("Input Sequence Order"),
         "self_attention",
@@ -380,3 +473,33 @@ _ENTRIES = (
 
 ERRATA: Mapping[str, Erratum] = {e.identifier: e for e in _ENTRIES}
 """Every erratum, by identifier."""
+
+_MISPRINTS = (
+    Misprint(
+        "S2-figure",
+        S2.passage("Attention Mechanisms"),
+        printed="as shown in Figure 5",
+        right="Figure 1; Figure 5 shows the transformer",
+    ),
+    Misprint(
+        "S3-GPT",
+        S3.passage("Large Language Models (LLMs)"),
+        printed="GPT-1/2/3/4: decoder-only 12-layer/12-headed transformers",
+        right="GPT-1, and the smallest GPT-2 and GPT-3; the largest GPT-3 has 96 layers and 96 heads",
+    ),
+    Misprint(
+        "S4-two-functions",
+        S4.passage("Encoder-Decoder"),
+        printed="C = g(H₁, …, H_t) and H_t = g(Y_{t−1}, C, H_{t−1})",
+        right="two functions, which S0(13) and S0(15) call q and g",
+    ),
+    Misprint(
+        "S4-function",
+        S4.passage("Attention Prompt"),
+        printed="f ∈ {(x₁, y₁), …, (xₙ, yₙ)}",
+        right="f is fitted to these pairs, f(xᵢ) ≈ yᵢ; it is none of them",
+    ),
+)
+
+MISPRINTS: Mapping[str, Misprint] = {m.identifier: m for m in _MISPRINTS}
+"""What is wrong as printed without a calculation to show it, by identifier."""
