@@ -238,6 +238,8 @@ def _misfits(operation: Operation) -> list[str]:
         negative = operation.axis(option.path) & (Axis.POSITION | Axis.LAYER)
         found.append(f"a negative {option.path}" if negative else f"{option.path} below 1")
     found += [f"{path} outside of 0..{size}" for path, size in operation.lengths.items()]
+    arrays_of_indices = (leaf.path for leaf in operation.leaves if leaf.path in operation.indices)
+    found += [f"{path} outside of 0..{operation.indices[path]}−1" for path in arrays_of_indices]
     return found or ["shapes other than those above"]
 
 

@@ -19,7 +19,7 @@ def _several_batches(operation: Operation) -> bool:
 
 def _has_sized_arguments(operation: Operation) -> bool:
     """Whether an argument can have a wrong size: two of them share a size, or a size can be negative."""
-    names = [f for leaf in operation.leaves for d in leaf.core for f in d.factors if not d.broadcast]
+    names = [f for leaf in operation.leaves for d in leaf.core for f in d.sizes if not d.broadcast]
     return bool(operation.numbers) or len(names) > len(set(names))
 
 
