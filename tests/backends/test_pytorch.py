@@ -634,3 +634,23 @@ def test_declarations() -> None:
 def test_functions_show_the_contract_and_others_are_left_alone() -> None:
     assert "Where: query (*batch, n, d)" in (backend.dot_scores.__doc__ or "")
     assert implements(DotScores[Tensor])(torch.bmm) is torch.bmm  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+def test_tokens_are_integers(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=rf"^embed: tokens: expected an integer dtype; got {dtype}$"):
+        backend.embed(torch.zeros(3, dtype=dtype), torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_tokens_of_any_integer_dtype(dtype: torch.dtype) -> None:
+    table = torch.randn(4, 2)
+    assert torch.equal(backend.embed(torch.tensor([3, 0], dtype=dtype), table), table[[3, 0]])
+
+
+def test_embedding_under_transforms() -> None:
+    tokens, table = torch.tensor([[3, 0], [1, 1]]), torch.randn(4, 2)
+    assert torch.equal(torch.vmap(backend.embed, in_dims=(0, None))(tokens, table), table[tokens])
+    assert backend.embed(tokens.to("meta"), table.to("meta")).shape == (2, 2, 2)
+    with pytest.raises(ValueError, match=r"^embed: tokens: expected tokens in 0\.\.3; got 4$"):
+        backend.embed(tokens + 1, table)

@@ -251,3 +251,10 @@ def test_longdouble_keeps_what_float64_loses() -> None:
     )
     odds = far[0, 0] / far[0, 1]
     assert abs(odds - np.exp(1 / np.sqrt(np.longdouble(3)))) < 8 * np.finfo(np.longdouble).eps
+
+
+def test_a_result_is_memory_of_its_own() -> None:
+    x = np.ones((2, 3))
+    result = REFERENCE["encoder_stack"](x, ())
+    assert result.flags.writeable
+    assert not np.shares_memory(result, x)

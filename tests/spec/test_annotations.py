@@ -107,7 +107,9 @@ def test_a_sum_has_the_names_of_its_scope() -> None:
         dims("d+h", "x", {"h": "2*h"})
 
 
-@pytest.mark.parametrize("text", ["n *batch", "n+1 d", "d+", "n -1", "... d", "_ d", "N", "heads* p", "n=3"])
+@pytest.mark.parametrize(
+    "text", ["n *batch", "n+1 d", "1+d", "d+", "h*d+p", "h+d*p", "n -1", "... d", "_ d", "N", "heads* p", "n=3"]
+)
 def test_what_is_no_dimension(text: str) -> None:
     with pytest.raises(
         Misdeclared, match=r"^x: expected \*batch first, then names, products or sums; got '.*' in '.*'$"

@@ -1,4 +1,4 @@
-"""The formulas of the contexts of a decoder."""
+"""The formulas of embeddings, contexts and outputs of a decoder."""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int

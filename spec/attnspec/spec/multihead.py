@@ -1,6 +1,6 @@
-"""Multi-head attention: several attentions on projections of the same inputs, concatenated and projected back.
+"""Multi-head attention: several attentions on projections of the same inputs, concatenated.
 
-Edges: As in `attention`. All this holds in every head, before the heads are projected by w_o.
+Edges: As in `attention`. All this holds in every head, before the heads are projected by `w_o`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Sequence to sequence: the context that a decoder takes from its encoder.
+"""Sequence to sequence: embeddings, contexts and outputs of a decoder.
 
 Edges: As in `attention`.
 """
@@ -140,7 +140,8 @@ class LuongContextLocation(Protocol[Array]):
 class AttentionalState(Protocol[Array]):
     """Luong's attentional state: what the output is computed from, of the decoder's state and its context.
 
-    Where: W is (out, in), its first columns for the state s, the others for the context c. The result has no unit.
+    Where: W is (out, in), its first columns for the state s, the others for the context c: this order is that of S2, in
+    Luong 2015 the context comes first. The result has no unit.
     Domain: W [s; c] does not overflow.
     Edges: An element whose sum is large is ±1.
     """
@@ -159,7 +160,7 @@ class AttentionalState(Protocol[Array]):
 class ConcatOutput(Protocol[Array]):
     """The attention output beside the decoder's state.
 
-    Where: The context comes first, as in S1; Luong has the state first.
+    Where: The context comes first, as in S1 and in Luong 2015; S2 has the state first.
     Edges: NaN and ∞ stay where they are.
     """
 

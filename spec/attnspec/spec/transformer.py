@@ -1,8 +1,6 @@
 """Transformers: layers of attention and feed-forward networks around residual connections.
 
-Where: Weights are (out, in). The activation of the feed-forward network is ReLU. Layer normalization adds ε = 10⁻⁵ to
-the variance.
-Edges: With n = 0 or an empty batch the result is empty.
+Edges: An empty batch gives an empty result. So does `n` = 0.
 """
 
 from dataclasses import dataclass
@@ -52,13 +50,14 @@ class FeedForwardParameters(Generic[Array]):
     chapter="transformer",
     formula=r"y = g \odot \frac{x - \bar x}{\sqrt{v + \varepsilon}} + b,\quad"
     r" \bar x = \tfrac1d \sum_i x_i,\ v = \tfrac1d \sum_i (x_i - \bar x)^2",
-    sources=[S3.passage("Transformer Machine Translation"), S4.passage("Architecture: Encoder"), BA.passage("3")],
+    sources=[S4.passage("Architecture: Others"), VASWANI.passage("3.1"), BA.passage("3")],
     axes={"d": Axis.WIDTH},
 )
 class LayerNorm(Protocol[Array]):
-    """Layer normalization: the features of every position, shifted to mean 0 and scaled to variance 1.
+    """Layer normalization: features centred and divided by their standard deviation, times a gain, plus a bias.
 
-    Where: The variance is that of the d features, divided by d. The result is in units of gain and bias.
+    Where: The mean x̄ and the variance v are those of the d features, v with d in the denominator; ε = 10⁻⁵. Before gain
+    and bias the variance is v/(v + ε). The result is in units of both.
     Domain: The sum of squares does not overflow.
     Edges: Where all features are equal, the result is the bias.
     """
@@ -78,7 +77,7 @@ class LayerNorm(Protocol[Array]):
 class FeedForward(Protocol[Array]):
     """The feed-forward network of a transformer: one hidden layer of ReLUs, on every position by itself.
 
-    Where: The result is in units of b₂, which are those of W₂ × b₁.
+    Where: Weights are (out, in). The result is in units of b₂, which are those of W₂ × b₁.
     Domain: No sum overflows.
     """
 
@@ -117,8 +116,8 @@ class EncoderLayer(Protocol[Array]):
     """One layer of a transformer's encoder: multi-head self-attention, then a feed-forward network for each position.
 
     Where: With norm "post", as in the paper, the sum of the residual connection is normalized; with "pre", the input of
-    each sublayer is. FF(x) = W₂ ReLU(W₁x + b₁) + b₂. LN(x) = gain ⊙ (x − mean)/√(variance + ε) + bias, with mean and
-    variance over the d features. The result has no unit for "post" and is in units of x for "pre".
+    each sublayer is. FF is `feed_forward` and LN `layer_norm`. Weights are (out, in). The result has no unit for "post"
+    and is in units of x for "pre".
     Domain: No intermediate overflows.
     Edges: Positions at which `mask` is False are left out of the attention of others, NaN and ∞ included. Where none is
     attendable, attention adds 0 (semantics `fully_masked`).

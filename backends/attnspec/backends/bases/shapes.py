@@ -89,6 +89,8 @@ class Check:
                     if dtype is not None and not is_on(x):
                         self._refuse(TypeError, leaf, items, f"{dtype} as the others", kind)
                     dtype = kind
+                elif leaf.kind is Kind.INT and (kind.is_floating_point or kind.is_complex or kind is torch.bool):
+                    self._refuse(TypeError, leaf, items, "an integer dtype", kind)
                 elif leaf.kind is Kind.BOOL and kind is not torch.bool:
                     self._refuse(TypeError, leaf, items, "torch.bool, True = may attend", kind)
             elif not (x is None and leaf.optional):

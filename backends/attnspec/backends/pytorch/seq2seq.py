@@ -10,6 +10,7 @@ from attnspec.backends.pytorch.attention import additive_attention, dot_attentio
 from attnspec.backends.pytorch.runtime.accumulation import product, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import (
     AttentionalState,
     BahdanauContext,
@@ -141,10 +142,12 @@ def concat_output(
 def embed(tokens: Int[Tensor, "*batch n"], table: Float[Tensor, "vocabulary d"]) -> Float[Tensor, "*batch n d"]:
     """PyTorch's embedding; gradients of tokens that occur several times are summed in float32 for half dtypes.
 
-    Looking at the tokens waits for the device; under ``torch.compile`` they are taken on trust.
+    Looking at the tokens waits for the device; under transforms such as ``torch.compile`` they are taken on trust.
     """
     _embed(tokens, table)
-    if not torch.compiler.is_compiling():
+    if tokens.dtype not in (torch.int32, torch.int64):
+        tokens = tokens.long()
+    if not intercepted() and not tokens.is_meta:
         most = table.shape[0] - 1
         wrong = tokens[(tokens < 0) | (tokens > most)]
         if wrong.numel():

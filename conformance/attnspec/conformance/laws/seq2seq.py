@@ -1,4 +1,4 @@
-"""Checks of the laws of context vectors."""
+"""Checks of the laws of embeddings, contexts and outputs of a decoder."""
 
 import numpy as np
 

@@ -258,13 +258,13 @@ def interleaved_heads(
 
 
 @mutant(
-    "heads that share a softmax",
+    "one output vector a_v for all heads",
     replaces="multi_head_additive_attention",
     operations=(MultiHeadAdditiveAttention,),
     breaks=("multihead.head-sum", "operation.oracle"),
-    source="scores averaged over the heads",
+    source="the output layer of the scorer made once",
 )
-def shared_softmax(
+def shared_output_vector(
     correct: Formulas,
     query: Numbers,
     key: Numbers,

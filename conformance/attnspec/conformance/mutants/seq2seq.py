@@ -1,4 +1,4 @@
-"""Mutants of contexts."""
+"""Mutants of embeddings, contexts and outputs of a decoder."""
 
 import numpy as np
 
@@ -129,11 +129,11 @@ def scaled_context(correct: Formulas, scores: Numbers, annotations: Numbers, mas
 
 
 @mutant(
-    "monotonic window",
+    "Gaussian window at the last annotation",
     replaces="context",
     operations=LUONG,
     breaks=("operation.oracle", "masking.truncation"),
-    source="Luong 2015, 3.2: local attention in place of global",
+    source="a local attention, as in Luong 2015, 3.2, in place of the global one",
 )
 def local_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
     """Annotations far from the last one count less."""
@@ -198,16 +198,16 @@ def scores_of_one_state(correct: Formulas, scores: Numbers, annotations: Numbers
 
 
 @mutant(
-    "location scores from the annotations",
+    "first features of annotations added to location scores",
     replaces="luong_context_location",
     operations=(LuongContextLocation,),
     breaks=("pooling.additivity", "operation.oracle"),
-    source="W h in place of W s",
+    source="content and location scores mixed",
 )
 def location_of_annotations(
     correct: Formulas, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
 ) -> Numbers:
-    """The mean of the annotations moves the scores."""
+    """Scores depend on the annotations too."""
     scores = correct.location_scores(state[..., None, :], w)
     return correct.context(scores + np.swapaxes(annotations, -1, -2)[..., :1, :], annotations, mask)
 
@@ -217,7 +217,7 @@ def location_of_annotations(
     replaces="attentional_state",
     operations=(AttentionalState,),
     breaks=("operation.oracle", "operation.gradient"),
-    source="S1 against S2: [a; s] and [h; c]",
+    source="Luong 2015's [c; h] against S2's [h; c]",
 )
 def context_before_state(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
     """The first columns of W meet the context."""
@@ -263,11 +263,11 @@ def state_first(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
 
 
 @mutant(
-    "state in place of the context",
+    "context left out",
     replaces="concat_output",
     operations=(ConcatOutput,),
     breaks=("seq2seq.context-first", "operation.gradient"),
-    source="the same variable twice",
+    source="a context that is initialized to 0 and never assigned",
 )
 def context_left_out(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
     """The context is taken as 0."""
@@ -279,7 +279,7 @@ def context_left_out(correct: Formulas, context: Numbers, state: Numbers) -> Num
     replaces="rows",
     operations=(Embed,),
     breaks=("seq2seq.embedding-rows", "operation.oracle"),
-    source="row 0 kept for padding",
+    source="a vocabulary that is counted from 1",
 )
 def tokens_from_one(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
     """The row before."""

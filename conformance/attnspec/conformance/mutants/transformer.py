@@ -64,7 +64,7 @@ def unbiased(correct: Formulas, centred: Numbers) -> Numbers:
 @mutant(
     "mean not subtracted",
     replaces="layer_norm",
-    operations=(EncoderLayer, LayerNorm),
+    operations=(EncoderLayer,),
     breaks=("transformer.normalized", "operation.oracle"),
     source="RMSNorm for layer norm",
 )
@@ -162,13 +162,13 @@ def exchanged_gain(correct: Formulas, x: Numbers, parameters: LayerNormParameter
 
 
 @mutant(
-    "softplus for ReLU",
+    "squareplus for ReLU",
     replaces="rectified",
     operations=(FeedForward,),
     breaks=("transformer.homogeneous", "operation.oracle"),
     source="a smooth activation",
 )
-def softplus(correct: Formulas, x: Numbers) -> Numbers:
+def squareplus(correct: Formulas, x: Numbers) -> Numbers:
     """(x + √(x² + ¼))/2."""
     return (x + np.sqrt(x * x + x.dtype.type(0.25))) * x.dtype.type(0.5)
 

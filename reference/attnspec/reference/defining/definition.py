@@ -125,6 +125,8 @@ def _finished(result: Any, floats: list[Any]) -> Any:
     def finish(path: str, x: Any) -> Any:
         if isinstance(x, np.generic):
             x = np.asarray(x)
+        if isinstance(x, np.ndarray) and not x.flags.writeable:  # a broadcast view, perhaps of an argument
+            x = x.copy()
         return x.astype(_BFLOAT16) if narrow and isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
 
     return mapped(result, finish) if isinstance(result, tuple) else finish("", result)

@@ -98,7 +98,7 @@ def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
     """The dimensions of a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``, with their names in a scope."""
     found = []
     for i, token in enumerate(text.split()):
-        match = re.fullmatch(r"([*#]*)\{?([a-z0-9]\w*(?:\*\w+|\+[a-z]\w*)*)\}?", token)
+        match = re.fullmatch(r"([*#]*)\{?([a-z0-9]\w*(?:\*\w+)*|[a-z]\w*(?:\+[a-z]\w*)+)\}?", token)
         if match is None or ("*" in match[1] and i > 0):
             wanted = "*batch first, then names, products or sums"
             raise Misdeclared(f"{path}: expected {wanted}; got {token!r} in {text!r}")

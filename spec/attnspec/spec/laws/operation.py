@@ -18,9 +18,10 @@ def _several_batches(operation: Operation) -> bool:
 
 
 def _has_sized_arguments(operation: Operation) -> bool:
-    """Whether an argument can have a wrong size: two of them share a size, or a size can be negative."""
+    """Whether a shape can be wrong: a size that two axes share, a negative size, the rank of an array without batch."""
     names = [f for leaf in operation.leaves for d in leaf.core for f in d.sizes if not d.broadcast]
-    return bool(operation.numbers) or len(names) > len(set(names))
+    ranked = any(leaf.core and not leaf.batched for leaf in operation.leaves)
+    return bool(operation.numbers) or ranked or len(names) > len(set(names))
 
 
 ORACLE = law(

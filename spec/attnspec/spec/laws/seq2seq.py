@@ -1,4 +1,4 @@
-"""Laws of context vectors."""
+"""Laws of embeddings, contexts and outputs of a decoder."""
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3

@@ -1,4 +1,4 @@
-"""Correct formulas of what a decoder reads of its encoder."""
+"""Correct formulas of embeddings, contexts and outputs of a decoder."""
 
 import numpy as np
 
