@@ -91,10 +91,10 @@ def _tokens(arguments: Arguments) -> tuple[str, Numbers, int]:
 
 @checks(law.EMBEDDING_ROWS)
 def embedding_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """NaN in every row that no token names."""
+    """NaN in every row that no token names, and in one more."""
     path, table = _table(arguments)
     _, tokens, _ = _tokens(arguments)
-    spoiled = np.full_like(table, np.nan)
+    spoiled = np.full((len(table) + 1, *table.shape[1:]), np.nan, table.dtype)
     spoiled[tokens] = table[tokens]
     given = arguments.replaced({path: spoiled})
     got = subject.call(given)
