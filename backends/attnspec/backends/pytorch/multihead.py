@@ -46,41 +46,27 @@ def multi_head_attention(
 ) -> Float[Tensor, "*batch n p_o"]:
     """Scaled dot-product attention in every head, concatenated and projected."""
     _multi_head(query, key, value, w_q, w_k, w_v, w_o, mask)
-    return _in_heads(query, key, value, MultiHeadParameters(w_q, w_k, w_v, w_o), mask, causal)
+    return product(_in_heads(query, key, value, (w_q, w_k, w_v), mask, causal), w_o.mT)
 
 
 def attend_in_heads(x: Tensor, parameters: MultiHeadParameters[Tensor], mask: Tensor | None) -> Tensor:
     """Self-attention of x (*batch, n, d) in heads, for layers, which have checked their arguments."""
-    return _in_heads(x, x, x, parameters, mask, False)
+    p = parameters
+    return product(_in_heads(x, x, x, (p.w_q, p.w_k, p.w_v), mask, False), p.w_o.mT)
 
 
 def _in_heads(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    parameters: MultiHeadParameters[Tensor],
+    weights: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    p = parameters
-    heads = dot_attention(*_projected(query, key, value, p.w_q, p.w_k, p.w_v), mask=_for_heads(mask), causal=causal)
-    return product(_joined(heads), p.w_o.mT)
-
-
-def _projected(
-    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of every head, (*batch, heads, rows, p)."""
-    return per_head(query, w_q), per_head(key, w_k), per_head(value, w_v)
-
-
-def _for_heads(mask: Tensor | None) -> Tensor | None:
-    """A mask with an axis for heads."""
-    return None if mask is None else mask.unsqueeze(-3)
-
-
-def _joined(heads: Tensor) -> Tensor:
-    """Heads (*batch, heads, n, p) side by side, (*batch, n, heads·p)."""
+    """Attention in every head, with weights w_q, w_k and w_v; the heads side by side."""
+    in_every_head = None if mask is None else mask.unsqueeze(-3)
+    projected = (per_head(x, w) for x, w in zip((query, key, value), weights, strict=True))
+    heads = dot_attention(*projected, mask=in_every_head, causal=causal)
     return heads.transpose(-3, -2).flatten(-2)
 
 
@@ -128,5 +114,4 @@ def concat_heads_attention(
 ) -> Float[Tensor, "*batch n heads*p_v"]:
     """Scaled dot-product attention in every head, concatenated."""
     _concat(query, key, value, w_q, w_k, w_v, mask)
-    projected = _projected(query, key, value, w_q, w_k, w_v)
-    return _joined(dot_attention(*projected, mask=_for_heads(mask), causal=causal))
+    return _in_heads(query, key, value, (w_q, w_k, w_v), mask, causal)

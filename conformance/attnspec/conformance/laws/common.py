@@ -1,5 +1,6 @@
 """What checks of several laws share: selected rows, samples of given sizes, budgets of averages, the matched filter."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.comparison import INFORMATIVE
+from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference.budget import WIDTH, Judged
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Kind, Leaf
@@ -277,3 +280,43 @@ def joined_in_order(subject: Subject, arguments: Arguments) -> bool:
     expected = np.concatenate(parts, axis=-1)
     subject.same(got, expected, lambda: subject.budget(arguments), arguments, "against its parts, the result")
     return bool(got.size)
+
+
+def bounded(subject: Subject, arguments: Arguments, path: str, bound: Numbers | float, what: str) -> None:
+    """No element of an array of the result exceeds a bound by more than its budget."""
+    got, budget = wide(subject.results(arguments)[path]), subject.budgets(arguments)[path]
+    slack = np.where(np.isfinite(budget), budget, 0)
+    subject.holds(
+        bool((np.abs(got) <= bound + slack).all()),
+        f"{what} is of magnitude {np.abs(got).max(initial=0.0):.9g}",
+        arguments,
+        expected=np.clip(got, -bound, bound),
+        got=got,
+    )
+
+
+def odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]) -> bool:
+    """Negating these arguments negates the result."""
+    negated = arguments.replaced({path: -arguments.array(path) for path in paths})
+    expected, budget = -wide(subject.call(arguments)), subject.budget(arguments)
+    subject.matches(subject.call(negated), expected, 2 * budget, negated, "of negated vectors, the result")
+    return bool(expected.size)
+
+
+def refuses_outside(
+    subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, what: str
+) -> bool:
+    """One of these integers is made −1, or one more than the most: that must raise."""
+    integers = arguments[path]
+    if integers is None or not integers.size:
+        return False
+    outside: Numbers = integers.copy()
+    outside.reshape(-1)[int(rng.integers(integers.size))] = int(rng.choice([-1, most + 1]))
+    broken = arguments.replaced({path: outside})
+    result = subject.outcome(subject.converted(broken))
+    if isinstance(result, Raised):
+        return True
+    raise Violation(
+        f"a {what} outside 0..{most} was accepted, expected an exception", reason=Reason.ACCEPTED, arguments=broken,
+        got=next(iter(result.values())),
+    )  # fmt: skip

@@ -10,9 +10,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
 from attnspec.conformance.inputs.attendance import collapsed_masks, mask_shape
 from attnspec.conformance.inputs.changes import hiding, with_other_rows
 from attnspec.conformance.inputs.dtypes import NARROW
-from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import (
     aligned,
     allowed,
@@ -20,6 +18,7 @@ from attnspec.conformance.laws.common import (
     doubles,
     live_rows,
     picked,
+    refuses_outside,
     sample,
     together,
     twice,
@@ -373,16 +372,5 @@ def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generato
 @checks(law.LENGTH_RANGE)
 def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass a length of −1, or of one more than there are positions."""
-    path, lengths, most = _lengths(arguments)
-    if lengths is None or not lengths.size:
-        return False
-    outside: Any = lengths.copy()
-    outside.reshape(-1)[int(rng.integers(lengths.size))] = int(rng.choice([-1, most + 1]))
-    broken = arguments.replaced({path: outside})
-    result = subject.outcome(subject.converted(broken))
-    if isinstance(result, Raised):
-        return True
-    raise Violation(
-        f"a length outside 0..{most} was accepted, expected an exception", reason=Reason.ACCEPTED, arguments=broken,
-        got=next(iter(result.values())),
-    )  # fmt: skip
+    path, _, most = _lengths(arguments)
+    return refuses_outside(subject, arguments, path, most, rng, "length")
