@@ -72,6 +72,36 @@ class PrescaledBrain(Formulas):
 
 
 @variant(
+    "queries scaled in float16, declared",
+    operations=(ScaledDotProductAttention,),
+    dtypes=("float16",),
+    precision={"float16": "prescaled-float16"},
+    differentiable=False,
+)
+class PrescaledHalf(Formulas):
+    """q/√d is rounded to float16, whose subnormal numbers are near."""
+
+    def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
+        """The scaled query as stored."""
+        return self.dot_scores(rounded(query / np.sqrt(query.dtype.type(query.shape[-1])), "float16"), key)
+
+
+@variant(
+    "keys scaled in float16, declared",
+    operations=(ScaledDotProductAttention,),
+    dtypes=("float16",),
+    precision={"float16": "prescaled-float16"},
+    differentiable=False,
+)
+class PrescaledHalfKeys(Formulas):
+    """k/√d is rounded to float16."""
+
+    def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
+        """The scaled key as stored."""
+        return self.dot_scores(query, rounded(key / np.sqrt(key.dtype.type(key.shape[-1])), "float16"))
+
+
+@variant(
     "scores stored in bfloat16, declared",
     operations=(ScaledDotProductAttention,),
     dtypes=("bfloat16",),

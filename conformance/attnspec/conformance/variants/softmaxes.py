@@ -143,6 +143,27 @@ class ScaledLogarithm(Formulas):
         return np.exp2(x)
 
 
+@variant(
+    "log₂e and the maximum fused with the exponent",
+    operations=(DotProductAttention, ScaledDotProductAttention),
+    dtypes=("float32",),
+    differentiable=False,
+)
+class FusedExponent(Formulas):
+    """exp2(s·c − max·c) with one rounding for the product and the difference, so that the largest weight is not 1."""
+
+    def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+        """Values are pooled by exponentials, then divided by their sum."""
+        allowed = self.attendable(mask, causal, *scores.shape[-2:])
+        excluded, factor = self.excluded(scores, allowed), scores.dtype.type(np.log2(np.e))
+        highest = self.shift(excluded) * factor
+        with np.errstate(invalid="ignore"):
+            fused = excluded.astype(np.float64) * factor - highest
+        exponentials = np.exp2(fused.astype(scores.dtype))
+        total = self.total(exponentials)
+        return self.pooled(exponentials, value, allowed) / np.where(total == 0, scores.dtype.type(1), total)
+
+
 @variant("divided after pooling", operations=(DotProductAttention, MultiHeadAttention))
 class DividedLast(Formulas):
     """Values are pooled by exponentials, then divided by their sum."""

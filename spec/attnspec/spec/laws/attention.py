@@ -39,7 +39,7 @@ SELF_EQUIVARIANCE = law(
 )
 SINGLE_KEY = law(
     "attention.single-key",
-    "One attendable key returns its value, bit for bit.",
+    "One attendable key returns its value, whatever its score.",
     formula=r"A_i = \{j\} \Rightarrow o_i = v_j",
     governs=lambda operation: bool(operation.pooled) and operation.weighs_keys,
     sources=[S0.equation(2)],
