@@ -303,7 +303,7 @@ IMPORTED = {
         Array Axis Role Kind Dim Leaf Option Branch bind ShapeError
         Backend Converts Differentiates implements Limits Semantics Precision precision"""
     ),
-    "attnspec.reference": words("REFERENCE arithmetic defines name overridable two_point_design"),
+    "attnspec.reference": words("REFERENCE arithmetic choice choosing defines name overridable two_point_design"),
     "attnspec.backends.bases.torch": words("TorchBackend devices from_numpy gradients to_numpy"),
     "attnspec.backends.bases.contract": words("Operations Table"),
     "attnspec.backends.bases.shapes": words("Check"),

@@ -22,6 +22,7 @@ from attnspec.spec import (
     DotScores,
     EncoderLayerParameters,
     FeedForwardParameters,
+    GRUParameters,
     Kind,
     LayerNormParameters,
     Leaf,
@@ -164,6 +165,14 @@ def average(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(keep[..., None], value, 0.0).sum(-2) / keep.sum(-1, keepdim=True).clamp(min=1)
 
 
+def gru(x: Tensor, state: Tensor, parameters: GRUParameters[Tensor]) -> Tensor:
+    p = parameters
+    reset = (x @ p.w_xr + state @ p.w_hr + p.b_r).sigmoid()
+    update = (x @ p.w_xz + state @ p.w_hz + p.b_z).sigmoid()
+    candidate = (x @ p.w_xh + (reset * state) @ p.w_hh + p.b_h).tanh()
+    return update * state + (1 - update) * candidate
+
+
 def lstm(x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Tensor]) -> tuple[Tensor, Tensor]:
     h, c = state
 
@@ -241,6 +250,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "rnn_output": lambda state, w_hq, b_q: state @ w_hq + b_q,
     "layer_norm": normalized,
     "feed_forward": perceptron,
+    "gru_cell": gru,
     "lstm_cell": lstm,
     "encoder_layer": layer,
     "encoder_stack": stack,

@@ -25,6 +25,12 @@ from attnspec import reference
 from attnspec.spec.contract.tree import mapped
 
 name = "doubled"
+semantics = {"gru_reset": "after"}
+
+
+def gru_cell(x, state, parameters):
+    with reference.choosing(gru_reset="after"):
+        return 2 * reference.gru_cell(x, state, parameters)
 
 
 def lstm_cell(x, state, parameters):
@@ -84,7 +90,7 @@ def test_a_tree_is_printed_as_python_builds_it(name: str) -> None:
     reference.REFERENCE[name](**small.values_by_name)
 
 
-@pytest.mark.parametrize("name", ["lstm_cell", "encoder_layer"])
+@pytest.mark.parametrize("name", ["gru_cell", "lstm_cell", "encoder_layer"])
 def test_a_snippet_builds_the_tree_and_exits_with_1(name: str, tmp_path: Path) -> None:
     (tmp_path / "doubled.py").write_text(BACKEND, encoding="utf-8")
     from attnspec.conformance import load
@@ -103,4 +109,6 @@ def test_a_snippet_builds_the_tree_and_exits_with_1(name: str, tmp_path: Path) -
         [sys.executable, "-c", shown["snippet"]], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == 1, done.stdout + done.stderr
+    assert ("reference.choosing(gru_reset='after')" in shown["snippet"]) == ("gru_reset" in shown["snippet"])
+    assert ("gru_reset" in shown["snippet"]) == bool(subject.choices)
     assert "violates it" in done.stdout or "expected" in done.stdout

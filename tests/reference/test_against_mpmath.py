@@ -7,9 +7,10 @@ import mpmath
 import numpy as np
 import pytest
 
-from attnspec.reference import REFERENCE, arithmetic, sinusoidal_positional_encoding
+from attnspec.reference import REFERENCE, arithmetic, choice, choosing, sinusoidal_positional_encoding
 from attnspec.reference.transformer import EPSILON
-from attnspec.spec import OPERATIONS, Leaf
+from attnspec.spec import OPERATIONS, QUESTIONS, Leaf
+from attnspec.spec.contract.semantics import asked_by_formula
 from attnspec.spec.contract.shapes import bind, results
 from attnspec.spec.contract.tree import described, mapped
 
@@ -146,6 +147,22 @@ def sigmoid(x: Any) -> Any:
     return 1 / (1 + mp.exp(-x))
 
 
+def gru(a: dict[str, Any]) -> list[Any]:
+    p, x, h = a["parameters"], a["x"], a["state"]
+
+    def sums(gate: str, state: Row) -> list[Any]:
+        of_input, of_state, bias = (getattr(p, name + gate) for name in ("w_x", "w_h", "b_"))
+        return [u + v for u, v in zip(affine(x, of_input, bias), affine(state, of_state, [0] * len(h)), strict=True)]
+
+    reset, update = ([sigmoid(s) for s in sums(gate, h)] for gate in "rz")
+    if choice("gru_reset") == "before":
+        seen = sums("h", [r * y for r, y in zip(reset, h, strict=True)])
+    else:
+        of_state = affine(h, p.w_hh, [0] * len(h))
+        seen = [u + r * v for u, r, v in zip(affine(x, p.w_xh, p.b_h), reset, of_state, strict=True)]
+    return [z * y + (1 - z) * mp.tanh(s) for z, y, s in zip(update, h, seen, strict=True)]
+
+
 def lstm(a: dict[str, Any]) -> list[list[Any]]:
     p, (h, c) = a["parameters"], a["state"]
 
@@ -248,6 +265,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
     "layer_norm": lambda a: normalized([a["x"]], a["parameters"])[0],
     "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),
+    "gru_cell": gru,
     "lstm_cell": lstm,
     "encoder_layer": encoder,
     "encoder_stack": stack,
@@ -256,6 +274,13 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
         2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4
     ),
 }
+
+
+CHOICES: list[tuple[dict[str, str], str]] = [({}, name) for name in OPERATIONS]
+CHOICES += [
+    ({q: c}, o.name) for o in OPERATIONS.values() for q in asked_by_formula(o) for c in QUESTIONS[q].choices[1:]
+]
+"""Every operation, also under the choices that its formula asks for and that are not normative."""
 
 
 def exactly(x: Any) -> Any:
@@ -302,12 +327,13 @@ def error(got: np.ndarray, expected: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble])
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_formula(name: str, dtype: Any, seed: int, causal: bool, draw: Any) -> None:
+@pytest.mark.parametrize(("choices", "name"), CHOICES)
+def test_formula(name: str, choices: dict[str, str], dtype: Any, seed: int, causal: bool, draw: Any) -> None:
     arguments = draw(name, dtype, seed, causal=causal, batch=(2,) if seed else ())
-    with arithmetic(lambda numbers: numbers.astype(dtype)):
+    with arithmetic(lambda numbers: numbers.astype(dtype)), choosing(**choices):
         got = REFERENCE[name](**arguments)
-    for x, expected in by_definition(name, arguments, got):
+        pairs = list(by_definition(name, arguments, got))
+    for x, expected in pairs:
         worst, largest = error(x, expected)
         if x.dtype == bool:
             assert worst == 0

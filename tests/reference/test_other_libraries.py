@@ -8,8 +8,10 @@ import scipy.special
 
 from attnspec.reference import (
     additive_scores,
+    choosing,
     dot_scores,
     encoder_layer,
+    gru_cell,
     lstm_cell,
     multi_head_attention,
     scaled_dot_product_attention,
@@ -18,6 +20,7 @@ from attnspec.reference import (
 from attnspec.spec import (
     EncoderLayerParameters,
     FeedForwardParameters,
+    GRUParameters,
     LayerNormParameters,
     LSTMParameters,
     MultiHeadParameters,
@@ -79,6 +82,26 @@ def test_additive_scores_are_a_perceptron_on_query_and_key() -> None:
 def test_scores_of_a_batch_are_an_einsum() -> None:
     query, key = RNG.normal(size=(2, 1, 3, 4)), RNG.normal(size=(5, 6, 4))
     np.testing.assert_allclose(dot_scores(query, key), np.einsum("aind,bmd->abnm", query, key), **NEAR)
+
+
+def test_gru_cell_with_the_reset_gate_after_the_product() -> None:
+    d, h = 5, 3
+    theirs = torch.nn.GRUCell(d, h, dtype=torch.float64)
+    of_input, of_state = theirs.weight_ih.detach().numpy(), theirs.weight_hh.detach().numpy()
+    # PyTorch's second bias of the candidate is reset too; ours has none there.
+    theirs.bias_hh.data[2 * h :] = 0
+    bias = (theirs.bias_ih + theirs.bias_hh).detach().numpy()
+    rows = {gate: slice(i * h, (i + 1) * h) for i, gate in enumerate("rzh")}
+    parameters = GRUParameters(
+        **{f"w_x{g}": of_input[r].T for g, r in rows.items()},
+        **{f"w_h{g}": of_state[r].T for g, r in rows.items()},
+        **{f"b_{g}": bias[r] for g, r in rows.items()},
+    )
+    x, state = RNG.normal(size=(2, d)) * 3, RNG.normal(size=(2, h))
+    expected = theirs(*map(torch.from_numpy, (x, state))).detach().numpy()
+    with choosing(gru_reset="after"):
+        np.testing.assert_allclose(gru_cell(x, state, parameters), expected, **NEAR)
+    assert not np.allclose(gru_cell(x, state, parameters), expected)
 
 
 def test_lstm_cell() -> None:

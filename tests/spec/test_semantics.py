@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from attnspec.spec import OPERATIONS, QUESTIONS, Semantics
-from attnspec.spec.contract.semantics import DeclaredSemantics
+from attnspec.spec.contract.semantics import DeclaredSemantics, depends_on
 
 JUDGED = [o for o in OPERATIONS.values() if not o.reference_only]
 
@@ -54,6 +54,16 @@ def test_alignment_concerns_flags_of_two_sequences() -> None:
 
 def test_an_odd_number_of_columns_concerns_encodings() -> None:
     assert concerned("odd_encoding") == {"sinusoidal_positional_encoding"}
+
+
+def test_the_reset_gate_concerns_what_has_parameters_of_a_gru() -> None:
+    assert concerned("gru_reset") == {o.name for o in JUDGED if any(leaf.path.endswith("w_hr") for leaf in o.leaves)}
+
+
+@pytest.mark.parametrize("name", ["repeatability", "gru"])
+def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^depends_on: expected one of gru_reset; got '{name}'$"):
+        depends_on(name)
 
 
 def test_bits_concern_what_gives_floats() -> None:

@@ -2,6 +2,8 @@
 
 from attnspec.reference.attention import *
 from attnspec.reference.defining.arithmetic import arithmetic as arithmetic
+from attnspec.reference.defining.choices import choice as choice
+from attnspec.reference.defining.choices import choosing as choosing
 from attnspec.reference.defining.definition import REFERENCE as REFERENCE
 from attnspec.reference.defining.definition import defines as defines
 from attnspec.reference.defining.overriding import overridable as overridable

@@ -3,10 +3,19 @@
 import numpy as np
 from jaxtyping import Float
 
+from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
-from attnspec.spec.recurrent import LSTMCell, LSTMParameters, RNNCell, RNNOutput, RNNParameters
+from attnspec.spec.recurrent import (
+    GRUCell,
+    GRUParameters,
+    LSTMCell,
+    LSTMParameters,
+    RNNCell,
+    RNNOutput,
+    RNNParameters,
+)
 
-__all__ = ["lstm_cell", "rnn_cell", "rnn_output"]
+__all__ = ["gru_cell", "lstm_cell", "rnn_cell", "rnn_output"]
 
 
 @defines(RNNCell[np.ndarray])
@@ -30,6 +39,26 @@ def rnn_output(
     """O_t = H_t W_hq + b_q."""
     output: np.ndarray = state @ w_hq + b_q
     return output
+
+
+@defines(GRUCell[np.ndarray])
+def gru_cell(
+    x: Float[np.ndarray, "*#batch d"],
+    state: Float[np.ndarray, "*#batch h"],
+    parameters: GRUParameters[np.ndarray],
+) -> Float[np.ndarray, "*batch h"]:
+    """H_t = Z_t ⊙ H_{t−1} + (1 − Z_t) ⊙ H̃_t.
+
+    R_t = σ(X_t W_xr + H_{t−1} W_hr + b_r), Z_t likewise, H̃_t = tanh(X_t W_xh + (R_t ⊙ H_{t−1}) W_hh + b_h), or with
+    R_t ⊙ (H_{t−1} W_hh) where `gru_reset` is "after".
+    """
+    p = parameters
+    reset = sigmoid(x @ p.w_xr + state @ p.w_hr + p.b_r)
+    update = sigmoid(x @ p.w_xz + state @ p.w_hz + p.b_z)
+    seen = (reset * state) @ p.w_hh if choice("gru_reset") == "before" else reset * (state @ p.w_hh)
+    candidate = np.tanh(x @ p.w_xh + seen + p.b_h)
+    following: np.ndarray = update * state + (1 - update) * candidate
+    return following
 
 
 @defines(LSTMCell[np.ndarray])

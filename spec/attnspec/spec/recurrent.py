@@ -12,9 +12,12 @@ from jaxtyping import Float
 from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
+from attnspec.spec.contract.semantics import depends_on
 from attnspec.spec.contract.sources import S0, S4
 
 __all__ = [
+    "GRUCell",
+    "GRUParameters",
     "LSTMCell",
     "LSTMParameters",
     "RNNCell",
@@ -72,6 +75,49 @@ class RNNOutput(Protocol[Array]):
     ) -> Float[Array, "*batch q"]: ...
 
 
+@depends_on("gru_reset")
+@dataclass(frozen=True)
+class GRUParameters(Generic[Array]):
+    """Weights of a GRU for inputs (d, h) and states (h, h), and biases (h).
+
+    The letters are those of S4: r reset gate, z update gate, h candidate of the state.
+    """
+
+    w_xr: Float[Array, "d h"]
+    w_hr: Float[Array, "h h"]
+    b_r: Float[Array, " h"]
+    w_xz: Float[Array, "d h"]
+    w_hz: Float[Array, "h h"]
+    b_z: Float[Array, " h"]
+    w_xh: Float[Array, "d h"]
+    w_hh: Float[Array, "h h"]
+    b_h: Float[Array, " h"]
+
+
+@operation(
+    "gru_cell",
+    chapter="recurrent",
+    formula=r"H_t = Z_t \odot H_{t-1} + (1 - Z_t) \odot \tilde H_t,\quad"
+    r" \tilde H_t = \tanh(X_t W_{xh} + (R_t \odot H_{t-1}) W_{hh} + b_h),\quad"
+    r" R_t = \sigma(X_t W_{xr} + H_{t-1} W_{hr} + b_r),\ Z_t = \sigma(X_t W_{xz} + H_{t-1} W_{hz} + b_z)",
+    sources=[S4.passage("GRU Gated Recurrent Unit")],
+    axes={"d": Axis.WIDTH},
+)
+class GRUCell(Protocol[Array]):
+    """One step of a GRU: the next state, a mean of the previous state and a candidate, weighted by the update gate.
+
+    Where: σ is the logistic function. R decides how much of H_{t−1} the candidate sees, Z how much of it is kept; where
+    libraries multiply by R after W_hh, the candidate is tanh(X_t W_xh + R_t ⊙ (H_{t−1} W_hh) + b_h) (semantics
+    `gru_reset`). The state has no unit.
+    Domain: The sums in the gates and the candidate do not overflow.
+    Edges: Z = 1 copies the state, however large it is; with Z = 0 it is the candidate alone.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*#batch d"], state: Float[Array, "*#batch h"], parameters: GRUParameters[Array]
+    ) -> Float[Array, "*batch h"]: ...
+
+
 @dataclass(frozen=True)
 class LSTMParameters(Generic[Array]):
     """Weights of an LSTM for inputs (d, h) and states (h, h), and biases (h).
@@ -124,6 +170,7 @@ class RecurrentOperations(Generic[Array]):
 
     rnn_cell: RNNCell[Array]
     rnn_output: RNNOutput[Array]
+    gru_cell: GRUCell[Array]
     lstm_cell: LSTMCell[Array]
 
 
@@ -132,4 +179,5 @@ class RecurrentTable(TypedDict, Generic[Array], total=False):
 
     rnn_cell: RNNCell[Array]
     rnn_output: RNNOutput[Array]
+    gru_cell: GRUCell[Array]
     lstm_cell: LSTMCell[Array]

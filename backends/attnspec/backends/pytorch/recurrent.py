@@ -8,11 +8,21 @@ from torch.nn.functional import linear
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import lowers
-from attnspec.spec import LSTMCell, LSTMParameters, RNNCell, RNNOutput, RNNParameters, implements
+from attnspec.spec import (
+    GRUCell,
+    GRUParameters,
+    LSTMCell,
+    LSTMParameters,
+    RNNCell,
+    RNNOutput,
+    RNNParameters,
+    implements,
+)
 
-__all__ = ["lstm_cell", "rnn_cell", "rnn_output"]
+__all__ = ["gru_cell", "lstm_cell", "rnn_cell", "rnn_output"]
 
 _rnn = Check("rnn_cell")
+_gru = Check("gru_cell")
 _output = Check("rnn_output")
 _lstm = Check("lstm_cell")
 
@@ -37,6 +47,25 @@ def rnn_output(
     """An affine map of the state."""
     _output(state, w_hq, b_q)
     return linear(widened(state), widened(w_hq).mT, widened(b_q)).to(state.dtype)
+
+
+@implements(GRUCell[Tensor])
+@lowers
+def gru_cell(
+    x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: GRUParameters[Tensor]
+) -> Float[Tensor, "*batch h"]:
+    """Both gates in one product for the state, and with the candidate in one for the input.
+
+    torch.gru_cell multiplies by the reset gate after the product.
+    """
+    _gru(x, state, parameters)
+    p, h = parameters, widened(state)
+    of_input = widened(x) @ widened(torch.cat([p.w_xr, p.w_xz, p.w_xh], -1)) + widened(torch.cat([p.b_r, p.b_z, p.b_h]))
+    width = h.shape[-1]
+    of_state = h @ widened(torch.cat([p.w_hr, p.w_hz], -1))
+    reset, update = (of_input[..., : 2 * width] + of_state).sigmoid().chunk(2, -1)
+    candidate = (of_input[..., 2 * width :] + (reset * h) @ widened(p.w_hh)).tanh()
+    return (update * h + (1 - update) * candidate).to(x.dtype)
 
 
 @implements(LSTMCell[Tensor])

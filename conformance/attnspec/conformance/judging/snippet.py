@@ -90,9 +90,11 @@ def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Vio
     backend = subject.contract.origin
     if _plain(check, arguments, violation):
         imports += ["from attnspec import reference", "from attnspec.conformance import call, load", *record_import]
+        choices = ", ".join(f"{question}={choice!r}" for question, choice in subject.choices.items())
+        under = f"with reference.choosing({choices}):\n    " if choices else ""
         body = f"""
 got = call(load({backend!r}), {operation.name!r}, {named})
-expected = reference.{operation.name}({named})
+{under}expected = reference.{operation.name}({named})
 print("expected", expected, "got", got, sep="\\n")
 sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)}))))
 """

@@ -1,6 +1,6 @@
 """One operation of one backend, seen from NumPy: calls, oracle, budgets and comparisons."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,14 +13,14 @@ from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.reference import REFERENCE
+from attnspec.reference import REFERENCE, choosing
 from attnspec.reference.budget import Judged, judged, oracle_dtype
 from attnspec.reference.budget.derivative import gradients
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.precision import DEFAULTS, Precision
-from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics, asked_by_formula
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Kind, Leaf, Misfit, Option, as_tuple, built, mapped
 
@@ -204,6 +204,21 @@ class Subject(Comparisons):
 
     # Oracle ------------------------------------------------------------------------------------------------------
 
+    @property
+    def choices(self) -> dict[str, str]:
+        """The declared choices for the questions that the formula of this operation asks."""
+        return {question: getattr(self.semantics, question) for question in asked_by_formula(self.operation)}
+
+    def formula(self, choices: Mapping[str, str] | None = None) -> Callable[..., Any]:
+        """The reference of this operation under the declared choices, or under these."""
+        chosen = self.choices if choices is None else choices
+
+        def formula(**arguments: Any) -> Any:
+            with choosing(**chosen):
+                return REFERENCE[self.operation.name](**arguments)
+
+        return formula
+
     def oracles(self, arguments: Arguments) -> dict[str, Judged]:
         """The oracle's results and the budget of every element, computed once for the same arguments.
 
@@ -230,11 +245,16 @@ class Subject(Comparisons):
         """The budget of the result, of its first array where there are several."""
         return self.budgets(arguments)[self.operation.outputs[0].path]
 
-    def normative_oracles(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
-        """The oracle's results as the specification has them, whatever the backend declares; computed in ``wide``."""
+    def normative_oracles(
+        self, arguments: Arguments, wide: np.dtype[Any] | None = None, choices: Mapping[str, str] | None = None
+    ) -> dict[str, Judged]:
+        """The oracle's results as the specification has them, computed in ``wide``.
+
+        Of what the backend declares, only the choices count for which the formula asks, unless others are given.
+        """
         if not self.operation.floats and self.operation.float_result:
             self.default_dtype = self.result_dtype(arguments)
-        found = judged(REFERENCE[self.operation.name], arguments.values_by_name, self.precision, wide)
+        found = judged(self.formula(choices), arguments.values_by_name, self.precision, wide)
         return {leaf.path: x for leaf, x in results(self.operation, found)}
 
     def normative_oracle(self, arguments: Arguments) -> Judged:
@@ -281,9 +301,9 @@ class Subject(Comparisons):
 
     def gradients(self, arguments: Arguments, cotangents: Results) -> dict[str, tuple[Numbers, Numbers]]:
         """The oracle's gradients and their budgets, by path."""
-        formula, wide = REFERENCE[self.operation.name], oracle_dtype(self.precision.dtype)
+        wide = oracle_dtype(self.precision.dtype)
         cotangent = self.like_result(cotangents, arguments, convert=False)
-        return gradients(formula, self.aligned(arguments).values_by_name, cotangent, self.precision, wide)
+        return gradients(self.formula(), self.aligned(arguments).values_by_name, cotangent, self.precision, wide)
 
     def in_domain(self, arguments: Arguments) -> bool:
         """Whether nothing overflows, neither in the oracle nor in any intermediate of the precision class."""

@@ -20,7 +20,6 @@ from attnspec.conformance.laws.common import (
     wide,
 )
 from attnspec.conformance.laws.registry import checks
-from attnspec.reference import REFERENCE
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import attention as law
 
@@ -159,7 +158,7 @@ def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
         return False
     if subject.dtype in NARROW:
         given = sample(subject, rng, queries=ENSEMBLE, keys=16, features=16)
-    formula, step = REFERENCE[subject.operation.name], 2.0**-12
+    formula, step = subject.formula(), 2.0**-12
     up, down = (formula(**_changed_scale(given, 1 + s)) for s in (step, -step))
     return filtered_error(subject, given, (up - down) / (2 * step), rows_err_alike=True)
 

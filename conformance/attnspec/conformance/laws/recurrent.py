@@ -1,45 +1,106 @@
 """Checks of the laws of recurrent cells."""
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import bounded, odd_in, wide
+from attnspec.conformance.laws.common import bounded, odd_in, random_like, wide
 from attnspec.conformance.laws.registry import checks
+from attnspec.reference.budget import oracle_dtype
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import recurrent as law
-from attnspec.spec.recurrent import LSTMParameters
+from attnspec.spec.recurrent import GRUParameters, LSTMParameters
+
+R = TypeVar("R")
 
 SATURATED = 1024.0
 """A bias at which a sigmoid is 0 or 1 in every dtype, whatever else is added."""
 
 
-@checks(law.KEPT_CELL)
-def kept_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Open the forget gate and close the input gate by biases that weights and inputs are too small to undo."""
+def _parameters(arguments: Arguments, record: type[R]) -> R:
+    """The argument that is such a record."""
+    (found,) = (x for x in arguments.values_by_name.values() if isinstance(x, record))
+    return found
+
+
+def _saturated(subject: Subject, arguments: Arguments, biases: Mapping[int, float]) -> Arguments:
+    """Saturate gates by biases, given by the ``id`` of the array, which weights and inputs are too small to undo."""
     changes = {}
     for leaf, x in arguments.floats:
-        if subject.operation.role(leaf) is Role.WEIGHT:
-            changes[leaf.path] = subject.exact(np.clip(wide(x), -0.5, 0.5))
-        else:
-            changes[leaf.path] = subject.exact(np.clip(wide(x), -2, 2))
-    (records,) = (x for x in arguments.values_by_name.values() if isinstance(x, LSTMParameters))
-    biases = {id(records.b_f): SATURATED, id(records.b_i): -SATURATED}
-    changes |= {
-        leaf.path: subject.exact(np.full(x.shape, biases[id(x)])) for leaf, x in arguments.floats if id(x) in biases
-    }
-    given = arguments.replaced(changes)
-    path = subject.operation.outputs[-1].path
-    got = subject.results(given)[path]
-    kept = np.broadcast_to(wide(given.array(_cell(subject))), got.shape)
-    subject.matches(got, kept, subject.budgets(given)[path], given, f"the result {path}")
+        bound = 0.5 if subject.operation.role(leaf) is Role.WEIGHT else 2
+        changes[leaf.path] = subject.exact(np.clip(wide(x), -bound, bound))
+        if id(x) in biases:
+            changes[leaf.path] = subject.exact(np.full(x.shape, biases[id(x)]))
+    return arguments.replaced(changes)
+
+
+def _cell_states(subject: Subject) -> list[str]:
+    """The paths of the previous state, of an LSTM those of the hidden state and the cell."""
+    sizes = subject.operation.outputs[-1].sizes
+    return [leaf.path for leaf in subject.operation.leaves if leaf.batched and leaf.sizes == sizes]
+
+
+@checks(law.COPIED_STATE)
+def copied_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Open the update gate."""
+    p = _parameters(arguments, GRUParameters)
+    given = _saturated(subject, arguments, {id(p.b_z): SATURATED})
+    got = subject.call(given)
+    (path,) = _cell_states(subject)
+    kept = np.broadcast_to(wide(given.array(path)), got.shape)
+    subject.matches(got, kept, subject.budget(given), given, "of a state that is kept, the result")
     return bool(got.size)
 
 
-def _cell(subject: Subject) -> str:
-    """The path of the previous cell, which is the second part of the state."""
-    states = [leaf for leaf in subject.operation.leaves if subject.operation.role(leaf) is Role.STATE]
-    return states[-1].path
+@checks(law.FORGOTTEN_STATE)
+def forgotten_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Close both gates, and pass another state."""
+    p = _parameters(arguments, GRUParameters)
+    given = _saturated(subject, arguments, dict.fromkeys((id(p.b_r), id(p.b_z)), -SATURATED))
+    other = given.replaced({path: random_like(given.array(path), rng, subject) for path in _cell_states(subject)})
+    got, expected = subject.call(other), wide(subject.call(given))
+    budget = subject.budget(given) + subject.budget(other)
+    subject.matches(got, expected, budget, other, "of another state that is forgotten, the result")
+    return bool(got.size)
+
+
+@checks(law.GRU_IS_AN_RNN)
+def gru_is_an_rnn(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Close the update gate and open the reset gate."""
+    p = _parameters(arguments, GRUParameters)
+    given = _saturated(subject, arguments, {id(p.b_z): -SATURATED, id(p.b_r): SATURATED})
+    p = _parameters(given, GRUParameters)
+    (path,) = _cell_states(subject)
+    (x,) = (a for leaf, a in given.batched if leaf.path != path)
+    exact = oracle_dtype(subject.precision.dtype)
+    of_input, of_state = (v.astype(exact) @ w.astype(exact) for v, w in ((x, p.w_xh), (given.array(path), p.w_hh)))
+    expected = np.tanh(of_input + of_state + p.b_h.astype(exact))
+    subject.matches(subject.call(given), expected, subject.budget(given), given, "as of a plain network, the result")
+    return bool(expected.size)
+
+
+@checks(law.MIXED_STATE)
+def mixed_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The magnitude of every unit of the next state."""
+    (path,) = _cell_states(subject)
+    bound = np.maximum(np.abs(wide(arguments.array(path))), 1)
+    bounded(subject, arguments, subject.operation.outputs[0].path, bound, "the result")
+    return bool(subject.call(arguments).size)
+
+
+@checks(law.KEPT_CELL)
+def kept_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Open the forget gate and close the input gate."""
+    p = _parameters(arguments, LSTMParameters)
+    given = _saturated(subject, arguments, {id(p.b_f): SATURATED, id(p.b_i): -SATURATED})
+    path = subject.operation.outputs[-1].path
+    got = subject.results(given)[path]
+    kept = np.broadcast_to(wide(given.array(_cell_states(subject)[-1])), got.shape)
+    subject.matches(got, kept, subject.budgets(given)[path], given, f"the result {path}")
+    return bool(got.size)
 
 
 @checks(law.CELL_BOUND)
@@ -48,7 +109,7 @@ def cell_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     hidden, cell = subject.operation.outputs
     bounds: dict[str, Numbers | float] = {
         hidden.path: 1.0,
-        cell.path: np.abs(wide(arguments.array(_cell(subject)))) + 1,
+        cell.path: np.abs(wide(arguments.array(_cell_states(subject)[-1]))) + 1,
     }
     for path, bound in bounds.items():
         bounded(subject, arguments, path, bound, f"the result {path}")

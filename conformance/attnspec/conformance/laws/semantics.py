@@ -11,7 +11,6 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
 from attnspec.conformance.laws.registry import Function, checks
-from attnspec.reference import REFERENCE
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.semantics import QUESTIONS
 from attnspec.spec.contract.tree import Leaf
@@ -90,13 +89,13 @@ def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject
         return "zero"
     if np.isnan(rows).all():
         return "nan"
-    even = _even(masked, got.shape)[dead]
+    even = _even(masked, got.shape, subject)[dead]
     coarse_unit = max(subject.precision.accumulation, subject.precision.output, subject.precision.operand)
     near = np.abs(rows - even) <= 64 * coarse_unit * max(float(np.abs(even).max(initial=0.0)), 1.0)
     return "uniform" if near.all() else "something else"
 
 
-def _even(given: Arguments, shape: tuple[int, ...]) -> Numbers:
+def _even(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
     """The result of equal weights for all keys, attendable or not: that of scores which are all 0."""
     operation = given.operation
     if operation.pooled and not operation.sharpened and operation.attends_to_itself:
@@ -104,7 +103,7 @@ def _even(given: Arguments, shape: tuple[int, ...]) -> Numbers:
     exponents = operation.sharpened
     doubles = {leaf.path: wide(x) * (0.0 if leaf.path in exponents else 1.0) for leaf, x in given.floats}
     changed = given.replaced(doubles).with_mask(None)
-    result = REFERENCE[operation.name](**changed.values_by_name)
+    result = subject.formula()(**changed.values_by_name)
     return np.broadcast_to(result[0] if isinstance(result, tuple) else result, shape)
 
 
@@ -227,6 +226,23 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
         near = np.abs(wide(got) - oracle.value) <= oracle.budget
         seen.append(("unpaired-sine" if near.all() else "something else", given))
     return seen
+
+
+@probes("gru_reset")
+def gru_reset(subject: Subject, rng: np.random.Generator) -> Seen:
+    """Compare the result with the formula under each choice."""
+    return [(word, given) for given in _samples(subject, rng) for word in _matching(subject, given, "gru_reset")]
+
+
+def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
+    """The choice for which the formula gives the results; none where all choices do."""
+    got, choices = subject.results(given), QUESTIONS[question].choices
+    fitting = []
+    for word in choices:
+        oracles = subject.normative_oracles(given, choices={**subject.choices, question: word})
+        if all((np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items()):
+            fitting.append(word)
+    return [] if len(fitting) == len(choices) else fitting[:1] or ["something else"]
 
 
 @probes("repeatability")

@@ -3,8 +3,78 @@
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.recurrent import LSTMCell, LSTMParameters, RNNCell, RNNOutput, RNNParameters
+from attnspec.spec.recurrent import (
+    GRUCell,
+    GRUParameters,
+    LSTMCell,
+    LSTMParameters,
+    RNNCell,
+    RNNOutput,
+    RNNParameters,
+)
+
+
+@mutant(
+    "update gate inverted",
+    replaces="updated",
+    operations=(GRUCell,),
+    breaks=("recurrent.copied-state", "recurrent.gru-is-an-rnn", "operation.oracle", "operation.gradient"),
+    source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
+)
+def inverted_update(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+    """Z and 1 − Z exchanged."""
+    return Formulas.updated(correct, 1 - update, h, candidate)
+
+
+@mutant(
+    "GRU gates exchanged",
+    replaces="gru_gates",
+    operations=(GRUCell,),
+    breaks=("recurrent.copied-state", "recurrent.gru-is-an-rnn", "operation.oracle"),
+    source="keras stacks the gates as z, r, h, torch.nn.GRU as r, z, n",
+)
+def exchanged_gru_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[Numbers]) -> tuple[Numbers, ...]:
+    """The update gate resets, and the reset gate updates."""
+    reset, update = Formulas.gru_gates(correct, x, h, p)
+    return update, reset
+
+
+@mutant(
+    "candidate without reset gate",
+    replaces="gru_candidate",
+    operations=(GRUCell,),
+    breaks=("recurrent.forgotten-state", "operation.oracle", "operation.gradient"),
+    source="the minimal gated unit, from which the reset gate was dropped",
+)
+def without_reset(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
+    """The candidate sees the whole state."""
+    return Formulas.gru_candidate(correct, x, h, reset * reset.dtype.type(0) + reset.dtype.type(1), p)
+
+
+@mutant(
+    "state added to the mean",
+    replaces="updated",
+    operations=(GRUCell,),
+    breaks=("recurrent.mixed-state", "operation.oracle"),
+    source="a residual connection around the cell",
+)
+def residual_state(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+    """H + (1 − Z) ⊙ H̃."""
+    return h + (1 - update) * candidate
+
+
+@mutant(
+    "no gradient through the gates of a GRU",
+    replaces="gru_gates",
+    operations=(GRUCell,),
+    breaks=("operation.gradient",),
+    source="a gate computed under no_grad",
+)
+def detached_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[Numbers]) -> tuple[Numbers, ...]:
+    """Constants for the backward pass."""
+    return tuple(value_of(gate) for gate in Formulas.gru_gates(correct, x, h, p))
 
 
 @mutant(

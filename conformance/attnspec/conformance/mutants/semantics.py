@@ -13,6 +13,7 @@ from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.recurrent import GRUCell, GRUParameters
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
 
@@ -158,6 +159,34 @@ def unpaired_cosine(correct: Formulas, n: int, d: int) -> Numbers:
     """The last column of an odd width holds a cosine."""
     whole = Formulas.sinusoidal_positional_encoding(correct, n, d + d % 2)
     return whole if d % 2 == 0 else np.concatenate([whole[:, : d - 1], whole[:, d:]], axis=-1)
+
+
+@mutant(
+    "reset gate after the product",
+    replaces="gru_candidate",
+    operations=(GRUCell,),
+    breaks=("semantics.gru_reset", "operation.oracle", "operation.gradient"),
+    source="keras-team/keras#9463, torch.nn.GRU: reset_after, as cuDNN computes it",
+)
+def reset_after(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
+    """R ⊙ (H W_hh), undeclared."""
+    of_input, of_state = (correct.product(v[..., None, :], w)[..., 0, :] for v, w in ((x, p.w_xh), (h, p.w_hh)))
+    return correct.squashed(of_input + reset * of_state + p.b_h)
+
+
+@mutant(
+    "reset gate before the product, declared after",
+    replaces="gru_candidate",
+    operations=(GRUCell,),
+    declares={"gru_reset": "after"},
+    breaks=("semantics.gru_reset", "operation.oracle", "operation.gradient"),
+    source="ONNX's GRU: linear_before_reset is 0 unless it is set",
+)
+def reset_before_after_all(
+    correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]
+) -> Numbers:
+    """What is normative, declared as a deviation."""
+    return Formulas.gru_candidate(correct, x, h, reset, p)
 
 
 @mutant(

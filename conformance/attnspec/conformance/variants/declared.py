@@ -8,6 +8,7 @@ from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.recurrent import GRUCell, GRUParameters
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
 
@@ -132,6 +133,16 @@ class EvenOnly(Formulas):
         if d % 2:
             raise ValueError(f"expected an even width; got {d}")
         return Formulas.frequencies(self, d)
+
+
+@variant("reset gate after the product, declared", operations=(GRUCell,), declares={"gru_reset": "after"})
+class ResetAfter(Formulas):
+    """As cuDNN and torch.nn.GRU compute it."""
+
+    def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
+        """R ⊙ (H W_hh)."""
+        of_input, of_state = (self.product(v[..., None, :], w)[..., 0, :] for v, w in ((x, p.w_xh), (h, p.w_hh)))
+        return self.squashed(of_input + reset * of_state + p.b_h)
 
 
 @variant(

@@ -7,11 +7,16 @@ one is a violation.
 
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.declared import declared_as
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Branch, walked
+
+R = TypeVar("R", bound=type)
+_DEPENDENT: dict[str, set[type]] = {}
+"""The records that :func:`depends_on` enters, by question."""
 
 
 class Question(NamedTuple):
@@ -24,9 +29,35 @@ class Question(NamedTuple):
     concerns: Callable[[Operation], bool]
 
 
-def question(normative: str, statement: str, concerns: Callable[[Operation], bool]) -> Any:
-    """A field of :class:`Semantics`: its default, what is asked, and of which operations."""
+def question(normative: str, statement: str, concerns: Callable[[Operation], bool] | None = None) -> Any:
+    """A field of :class:`Semantics`: its default, what is asked, and of which operations.
+
+    Without ``concerns``, the formulas of the reference ask for the choice, and the question concerns the operations
+    that take a record which :func:`depends_on` it.
+    """
     return field(default=normative, metadata={"statement": statement, "concerns": concerns})
+
+
+def depends_on(question: str) -> Callable[[R], R]:
+    """Declare that what is computed with this record depends on a choice: ``@depends_on("gru_reset")``.
+
+    ``ValueError`` for a question that formulas do not ask.
+    """
+    asked = [f.name for f in fields(Semantics) if f.metadata["concerns"] is None]
+    if question not in asked:
+        raise ValueError(f"depends_on: expected one of {', '.join(asked)}; got {question!r}")
+
+    def declared(record: R) -> R:
+        _DEPENDENT.setdefault(question, set()).add(record)
+        return record
+
+    return declared
+
+
+def asked_by_formula(operation: Operation) -> tuple[str, ...]:
+    """The questions whose choice the formula of an operation asks for, because it takes a record that depends on it."""
+    taken = {n.build for n in walked(operation.call) if isinstance(n, Branch)}
+    return tuple(question for question, records in _DEPENDENT.items() if records & taken)
 
 
 def _masked(operation: Operation) -> bool:
@@ -71,6 +102,10 @@ class Semantics:
     odd_encoding: Literal["unpaired-sine", "error"] = question(
         "unpaired-sine", "What do the sinusoids give for an odd number of columns?", _counts_without_floats
     )
+    gru_reset: Literal["before", "after"] = question(
+        "before",
+        "Does the reset gate of a GRU multiply the state before the recurrent product, or the product?",
+    )
     repeatability: Literal["bitwise", "within-budget"] = question(
         "bitwise", "Does the same call give the same bits?", _gives_floats
     )
@@ -88,7 +123,8 @@ class Semantics:
 
 
 def _question(f: "Field[Any]") -> Question:
-    return Question(f.name, f.metadata["statement"], get_args(f.type), str(f.default), f.metadata["concerns"])
+    concerns = f.metadata["concerns"] or (lambda operation: f.name in asked_by_formula(operation))
+    return Question(f.name, f.metadata["statement"], get_args(f.type), str(f.default), concerns)
 
 
 QUESTIONS: Mapping[str, Question] = {f.name: _question(f) for f in fields(Semantics)}

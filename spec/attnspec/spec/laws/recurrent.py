@@ -2,8 +2,36 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S4
-from attnspec.spec.recurrent import LSTMCell, RNNCell, RNNOutput
+from attnspec.spec.recurrent import GRUCell, LSTMCell, RNNCell, RNNOutput
 
+COPIED_STATE = law(
+    "recurrent.copied-state",
+    "With the update gate at 1, the state stays as it is.",
+    formula=r"Z_t = 1 \Rightarrow H_t = H_{t-1}",
+    governs=of(GRUCell),
+    sources=[S4.passage("GRU Gated Recurrent Unit")],
+)
+FORGOTTEN_STATE = law(
+    "recurrent.forgotten-state",
+    "With both gates at 0, the next state depends on the input alone.",
+    formula=r"R_t = 0,\ Z_t = 0 \Rightarrow H_t = \tanh(X_t W_{xh} + b_h)",
+    governs=of(GRUCell),
+    sources=[S4.passage("GRU Gated Recurrent Unit")],
+)
+GRU_IS_AN_RNN = law(
+    "recurrent.gru-is-an-rnn",
+    "With the update gate at 0 and the reset gate at 1, a GRU is a plain recurrent network.",
+    formula=r"Z_t = 0,\ R_t = 1 \Rightarrow H_t = \tanh(X_t W_{xh} + H_{t-1} W_{hh} + b_h)",
+    governs=of(GRUCell),
+    sources=[S4.passage("GRU Gated Recurrent Unit"), S4.passage("RNN")],
+)
+MIXED_STATE = law(
+    "recurrent.mixed-state",
+    "No unit of a GRU's state exceeds the larger of 1 and what it was.",
+    formula=r"|H_t| \le \max(1, |H_{t-1}|)",
+    governs=of(GRUCell),
+    sources=[S4.passage("GRU Gated Recurrent Unit")],
+)
 KEPT_CELL = law(
     "recurrent.kept-cell",
     "With the forget gate open and the input gate closed, the cell stays as it is.",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Arithmetic, Numbers
-from attnspec.spec.recurrent import LSTMParameters, RNNParameters
+from attnspec.spec.recurrent import GRUParameters, LSTMParameters, RNNParameters
 
 
 class Recurrent(Arithmetic):
@@ -21,6 +21,24 @@ class Recurrent(Arithmetic):
     def rnn_output(self, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
         """An affine map of the state, a row vector (…, h)."""
         return self.product(state[..., None, :], w_hq)[..., 0, :] + b_q
+
+    def gru_cell(self, x: Numbers, state: Numbers, parameters: GRUParameters[Numbers]) -> Numbers:
+        """The gates, the candidate, and their mean."""
+        reset, update = self.gru_gates(x, state, parameters)
+        return self.updated(update, state, self.gru_candidate(x, state, reset, parameters))
+
+    def gru_gates(self, x: Numbers, h: Numbers, p: GRUParameters[Numbers]) -> tuple[Numbers, Numbers]:
+        """Reset and update gate."""
+        reset = self.gate(self.affine(x, h, p.w_xr, p.w_hr, p.b_r))
+        return reset, self.gate(self.affine(x, h, p.w_xz, p.w_hz, p.b_z))
+
+    def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
+        """The candidate of the next state: what a recurrent network makes of a state that is partly forgotten."""
+        return self.squashed(self.affine(x, reset * h, p.w_xh, p.w_hh, p.b_h))
+
+    def updated(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+        """What is kept of the state, and what is new."""
+        return update * h + (1 - update) * candidate
 
     def lstm_cell(
         self, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]

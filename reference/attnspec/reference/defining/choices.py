@@ -1,0 +1,38 @@
+"""The choices in force, which a formula asks for where libraries compute different things under one name.
+
+Formulas follow the normative choices. Within ``choosing`` they follow others, as the oracle of a backend does that
+declares them:
+
+    with choosing(gru_reset="after"):
+        state = gru_cell(x, state, parameters)
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+
+_NORMATIVE = Semantics()
+_CHOICES: ContextVar[Semantics] = ContextVar("choices", default=_NORMATIVE)
+
+
+def choice(question: str) -> str:
+    """The choice in force for a question of :class:`~attnspec.spec.contract.semantics.Semantics`."""
+    chosen: str = getattr(_CHOICES.get(), question)
+    return chosen
+
+
+@contextmanager
+def choosing(**choices: str) -> Iterator[None]:
+    """Within this context, these choices are in force; ``ValueError`` for a question or choice that does not exist."""
+    if unknown := [name for name in choices if name not in QUESTIONS]:
+        raise ValueError(f"choosing: expected questions among {', '.join(QUESTIONS)}; got {', '.join(unknown)}")
+    given: dict[str, Any] = dict(choices)
+    token = _CHOICES.set(replace(_CHOICES.get(), **given))
+    try:
+        yield
+    finally:
+        _CHOICES.reset(token)
