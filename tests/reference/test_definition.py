@@ -148,10 +148,11 @@ def test_dtype_is_kept(name: str, dtype: Any, draw: Any) -> None:
     assert {x.dtype for x in result.values() if x.dtype.kind not in "biu"} == {np.dtype(dtype)}
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("name", WITH_FLOATS)
-def test_bfloat16_is_computed_in_float32_and_rounded_once(name: str, draw: Any) -> None:
-    arguments = draw(name, ml_dtypes.bfloat16)
-    narrow = np.dtype(ml_dtypes.bfloat16)
+def test_16_bits_are_computed_in_float32_and_rounded_once(name: str, dtype: Any, draw: Any) -> None:
+    arguments = draw(name, dtype)
+    narrow = np.dtype(dtype)
     wide = mapped(arguments, lambda _, x: x.astype(np.float32) if getattr(x, "dtype", None) == narrow else x)
     rounded = mapped(REFERENCE[name](**wide), lambda _, x: x.astype(narrow) if x.dtype.kind == "f" else x)
     assert_equal(REFERENCE[name](**arguments), rounded)

@@ -195,12 +195,14 @@ def test_mean_normalization_counts_attendable_keys() -> None:
     assert mean_normalization(scores * 3).tolist() == [[2, -4, 6], [1, 1, 1]]
 
 
-def test_counts_beyond_what_the_dtype_adds_up() -> None:
-    """3,000 ones, added one by one in float16, stop at 2,048."""
-    value = np.ones((3000, 1), np.float16)
-    mask = np.ones((1, 3000), bool)
-    assert average_pooling(value, mask=mask[0]).tolist() == [1]
-    assert mean_normalization(value.T * np.float16(3000), mask=mask)[0, 0] == 1
+@pytest.mark.parametrize("m", [3_000, 70_000])
+def test_counts_beyond_what_the_dtype_adds_up(m: int) -> None:
+    """Ones, added one by one in float16, stop at 2,048, and 65,504 is its largest number."""
+    value = np.ones((m, 1), np.float16)
+    mask = np.ones((1, m), bool)
+    for given in (None, mask):
+        assert average_pooling(value, mask=None if given is None else given[0]).tolist() == [1]
+        assert mean_normalization(value.T * np.float16(3_000), mask=given)[0, 0] == np.float16(3_000 / m)
 
 
 def test_additive_scores_saturate() -> None:

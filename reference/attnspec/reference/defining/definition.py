@@ -32,8 +32,8 @@ _WITHIN: ContextVar[bool] = ContextVar("within", default=False)
 """Whether a formula is running on arrays of another kind. References that it calls are then not checked again: their
 shapes follow from those that were checked, and NumPy cannot convert such arrays."""
 
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_COMPUTABLE = frozenset(np.dtype(t) for t in (np.float64, np.float32, np.float16, np.longdouble))
+_COMPUTABLE = frozenset(np.dtype(t) for t in (np.float64, np.float32, np.longdouble))
+_NARROW = frozenset(np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16))
 
 
 class _Defines(Generic[F]):
@@ -116,18 +116,20 @@ def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) 
 
 
 def _finished(result: Any, floats: list[Any]) -> Any:
-    """The result as arrays, in bfloat16 if all float arguments are.
+    """The result as arrays, in a dtype of 16 bits if all float arguments have it.
 
-    NumPy has no matrix product in bfloat16: such formulas are computed in float32, and rounded once, here.
+    NumPy has no matrix product in bfloat16, and float16 holds no count above 65,504: such formulas are computed in
+    float32, and rounded once, here.
     """
-    narrow = bool(floats) and all(x.dtype == _BFLOAT16 for x in floats)
+    dtypes = {x.dtype.newbyteorder("=") for x in floats}
+    narrow = dtypes.pop() if len(dtypes) == 1 and dtypes <= _NARROW else None
 
     def finish(path: str, x: Any) -> Any:
         if isinstance(x, np.generic):
             x = np.asarray(x)
         if isinstance(x, np.ndarray) and not x.flags.writeable:  # a broadcast view, perhaps of an argument
             x = x.copy()
-        return x.astype(_BFLOAT16) if narrow and isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
+        return x.astype(narrow) if narrow and isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
 
     return mapped(result, finish) if isinstance(result, tuple) else finish("", result)
 
@@ -158,14 +160,13 @@ def _floats(operation: Operation, argument: Leaf, value: Any) -> Any:
         if _foreign(value):
             return value
         value = _array(operation, argument, "real numbers", value)
-    if value.dtype in _COMPUTABLE:
-        return value
-    if value.dtype == _BFLOAT16:
+    dtype = value.dtype.newbyteorder("=")
+    if dtype in _NARROW:
         return value.astype(np.float32)
-    if value.dtype.kind in "iu":
+    if dtype in _COMPUTABLE:
+        return value.astype(dtype, copy=False)
+    if dtype.kind in "iu":
         return value.astype(np.float64)
-    if value.dtype.kind == "f":
-        return value.astype(value.dtype.newbyteorder("="))
     raise _wrong_kind(operation, argument, "real numbers", value.dtype)
 
 
