@@ -229,7 +229,7 @@ def test_a_chapter_is_a_file_in_every_column(chapter: str, column: str) -> None:
 
 
 ROOMS = {
-    "spec/attnspec/spec": {"contract", "laws", "errata.py"},
+    "spec/attnspec/spec": {"contract", "laws", "lectures", "errata.py"},
     "spec/attnspec/spec/laws": {"operation.py", "semantics.py"},
     "reference/attnspec/reference": {"budget", "defining"},
     "backends/attnspec/backends/pytorch": {"kernels", "runtime"},

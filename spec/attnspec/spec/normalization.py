@@ -24,7 +24,11 @@ __all__ = [
     "softmax",
     chapter="normalization",
     formula=r"\alpha_{ij} = \frac{\exp e_{ij}}{\sum_{j' \in A_i} \exp e_{ij'}},\ j \in A_i;\quad 0 \text{ otherwise}",
-    sources=[S0.equation(2), S1.passage("Attention: in equations"), S3.passage("The math behind attending")],
+    sources=[
+        S0.equation(2),
+        S1.passage("Attention: in equations"),
+        S3.passage("The math behind “attending to the input”"),
+    ],
     sharpened={"scores": 1.0},
 )
 class Softmax(Protocol[Array]):

@@ -30,7 +30,7 @@ __all__ = [
     "bahdanau_context",
     chapter="seq2seq",
     formula=r"c = \sum_t \operatorname{softmax}_t(w_v^\top \tanh(W_q s + W_k h_t))\, h_t",
-    sources=[S0.equation(16), S3.passage("The math behind attending"), BAHDANAU.passage("3.1")],
+    sources=[S0.equation(16), S3.passage("The math behind “attending to the input”"), BAHDANAU.passage("3.1")],
     pooled="annotations",
     sharpened={"w_v": 1.0},
 )

@@ -25,7 +25,7 @@ CONTEXT_FOLLOWS_CONTENT = law(
     "Weights depend on the annotations, not on their positions: exchanging two annotations changes nothing.",
     formula=r"c(s; h_1, h_2) = c(s; h_2, h_1)",
     governs=of(BahdanauContext, LuongContextDot, LuongContextGeneral),
-    sources=[S3.passage("The math behind attending")],
+    sources=[S3.passage("The math behind “attending to the input”")],
 )
 ATTENTIONAL_BOUND = law(
     "seq2seq.attentional-bound",
