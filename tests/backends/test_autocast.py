@@ -17,6 +17,7 @@ SIZES = {"n": 3, "m": 5, "h": 2, "heads": 2}
 """Every other size is 4."""
 KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
 KEPT |= {"add_positions", "concat_positions", "concat_output", "embed"}
+KEPT |= {"split_heads", "merge_heads", "learned_positions"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 
 
@@ -24,7 +25,9 @@ def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
     """A float for every argument that has to be given."""
     generator = torch.Generator().manual_seed(0)
 
-    def draw(node: Leaf | Option) -> Tensor | None:
+    def draw(node: Leaf | Option) -> Tensor | int | None:
+        if isinstance(node, Option) and node.kind is Kind.SIZE:
+            return SIZES.get(node.path, 4)
         if not isinstance(node, Leaf) or node.kind is Kind.BOOL:
             return None
         core = [prod(sum(SIZES.get(short(s), 4) for s in f.split("+")) for f in d.factors) for d in node.core]
@@ -43,7 +46,11 @@ def test_results_are_those_of_operands_in_its_dtype(operation: str) -> None:
     taken = torch.float32 if operation in KEPT else torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
         got = flatten(compute(**given))
-    expected = flatten(compute(**mapped(given, lambda _, x: x.to(taken) if x.is_floating_point() else x)))
+
+    def cast(_: str, x: Any) -> Any:
+        return x.to(taken) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    expected = flatten(compute(**mapped(given, cast)))
     assert got.keys() == expected.keys()
     assert all(x.dtype is taken for x in got.values())
     assert all(torch.equal(x, expected[path]) for path, x in got.items())

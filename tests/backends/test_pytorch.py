@@ -44,6 +44,7 @@ MASKED = [o for o in DIFFERENTIABLE if o.mask]
 WEIGHING = [o for o in MASKED if not o.attended or o.pooled or o.linear]
 SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_k": 8, "p_v": 5}
 SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p": 2, "vocabulary": 9}
+SIZES |= {"p": 4, "spare": 2}
 
 
 def named(operation: Operation) -> str:
@@ -63,7 +64,9 @@ def arguments(
     """Float arguments of the Protocol's shapes, and a random mask with one fully masked row."""
     chosen, drawn = {**SIZES, **sizes}, generator()
 
-    def draw(node: Leaf | Option) -> Tensor | None:
+    def draw(node: Leaf | Option) -> Tensor | int | None:
+        if isinstance(node, Option) and node.kind is Kind.SIZE:
+            return chosen[node.path]
         if isinstance(node, Option) or node.path in operation.lengths:
             return None
         core = (math.prod(sum(chosen[short(s)] for s in f.split("+")) for f in d.factors) for d in node.core)
@@ -240,6 +243,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "luong_context_location": lambda state, annotations, w, **how: context(state @ w.mT, annotations, **how),
     "multi_head_additive_attention": additive_heads,
     "concat_heads_attention": joined,
+    "split_heads": lambda x, heads: torch.stack(x.chunk(heads, -1), -3),
+    "merge_heads": lambda x: torch.cat(x.unbind(-3), -1),
+    "learned_positions": lambda table, n: table.split((n, len(table) - n))[0],
     "add_positions": lambda x, p: x + p,
     "attentional_state": lambda state, context, w: (beside(state, context) @ w.mT).tanh(),
     "embed": lambda tokens, table: table[tokens],
@@ -339,7 +345,8 @@ def test_errors_stay_within_the_budget(
 @pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=named)
 def test_gradients_are_those_of_finite_differences(operation: Operation) -> None:
     given = arguments(operation, sizes={"m": 3, "n": 2})
-    leaves = {path: a.requires_grad_() for path, a in flatten(given).items() if a.is_floating_point()}
+    floats = {path: a for path, a in flatten(given).items() if isinstance(a, Tensor) and a.is_floating_point()}
+    leaves = {path: a.requires_grad_() for path, a in floats.items()}
 
     def compute(*values: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(leaves, values, strict=True))

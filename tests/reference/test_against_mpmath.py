@@ -244,6 +244,12 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "luong_context_location": lambda a: context(lambda h, j: dot(a["w"][j], a["state"]), a),
     "multi_head_additive_attention": additive_heads,
     "concat_heads_attention": join_heads,
+    "split_heads": lambda a: [
+        [row[r * len(row) // a["heads"] : (r + 1) * len(row) // a["heads"]] for row in a["x"]]
+        for r in range(a["heads"])
+    ],
+    "merge_heads": lambda a: side_by_side(a["x"]),
+    "learned_positions": lambda a: [a["table"][t] for t in range(a["n"])],
     "add_positions": lambda a: [
         [u + v for u, v in zip(r, s, strict=True)] for r, s in zip(a["x"], a["p"], strict=True)
     ],

@@ -37,7 +37,8 @@ def shared(operation: Operation, leaf: Leaf) -> Iterator[int]:
     fixed |= {path for path, node in given(operation).items() if node.kind is Kind.SIZE}
     for place, d in enumerate(leaf.core):
         repeated = any(d.written == e.written for e in leaf.core[:place])
-        if repeated or fixed & set(d.sizes):
+        spare = any(operation.axis(size) & Axis.SPARE for size in d.sizes)
+        if repeated or (fixed & set(d.sizes) and not spare):
             yield place
 
 

@@ -173,6 +173,17 @@ def test_a_size_may_stand_for_a_product() -> None:
     assert written == "d"
 
 
+def test_an_array_may_have_a_product_that_jaxtyping_cannot_check() -> None:
+    node = read(Annotated[Float[Array, "*batch n d"], sizes(d="heads*p")], "x", scope("n", "heads", "p"))
+    assert shapes(node) == {"x": ["n", "heads*p"]}
+
+
+def test_a_sum_may_name_a_size_that_nothing_else_does() -> None:
+    table = Annotated[Float[Array, "rows d"], sizes(rows="n+spare")]
+    assert names(table, "table") == ["rows", "d", "n", "spare"]
+    assert shapes(read(table, "table", scope("n", "d", "spare"))) == {"table": ["n+spare", "d"]}
+
+
 def test_an_optional_record() -> None:
     node = read(Annotated[Cell[Array], sizes(d="h")] | None, "cell", scope("h"))
     assert isinstance(node, Branch)
@@ -342,6 +353,12 @@ def test_a_union_of_two_arrays_is_no_tree() -> None:
         ),
         (Annotated[Cell[Array], sizes(zz="d")], ("d",), "cell: sizes: expected among h, d; got zz"),
         (Annotated[tuple[Cell[Array], ...], sizes(zz="d")], ("d",), "cell: sizes: expected among h, d; got zz"),
+        (Annotated[Float[Array, "n d"], sizes(zz="d")], ("d",), "cell: sizes: expected among n, d; got zz"),
+        (
+            Annotated[Float[Array, "n d"], sizes(d="h*k")],
+            ("n", "h"),
+            "cell: d: expected a size around the record, n, h; got k",
+        ),
     ],
 )
 def test_sizes_that_are_not_around_the_record(annotation: Any, known: tuple[str, ...], message: str) -> None:

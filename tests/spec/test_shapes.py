@@ -71,6 +71,20 @@ class Recur(Protocol[Array]):
         ...
 
 
+class Cut(Protocol[Array]):
+    """A sum of sizes of which arguments tell one, and a product that no annotation can say."""
+
+    def __call__(
+        self,
+        table: Annotated[Float[Array, "rows d"], sizes(rows="n+spare")],
+        x: Annotated[Float[Array, "*batch d_x"], sizes(d_x="heads*p")],
+        n: int,
+        heads: int,
+    ) -> tuple[Float[Array, "{n} d"], Float[Array, "*batch heads p"]]:
+        """Results."""
+        ...
+
+
 class Fold(Protocol[Array]):
     """A product of sizes of which arguments tell all but one, or none."""
 
@@ -100,6 +114,7 @@ def gates(d_x: int = 3, h: int = 2) -> Gates[Any]:
 
 STACK = declared(Stack, axes={"n": OPERATIONS["self_attention"].axis("n")} | {"p": OPERATIONS["dot_scores"].axis("d")})
 RECUR = declared(Recur, lengths={"lengths": "t"}, results="outputs h c")
+CUT = declared(Cut, results="rows heads")
 FOLD = declared(Fold)
 
 
@@ -293,7 +308,7 @@ def test_layers_that_do_not_fit_one_another(changed: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (16, "w: expected (h*d, d) with h*d = None; got (16, 3)"),
+        (16, "w: expected (h*d, d) with h*d a multiple of d = 3; got (16, 3)"),
         (0, "w: expected h of at least 1; got (0, 3)"),
     ],
 )
@@ -301,6 +316,27 @@ def test_a_product_without_a_whole_factor(rows: int, message: str) -> None:
     with pytest.raises(ShapeError) as raised:
         bind(FOLD, {"x": array(3), "w": array(rows, 3)})
     assert str(raised.value) == f"fold: {message}"
+
+
+@pytest.mark.parametrize(("n", "rows", "spare"), [(3, 5, 2), (3, 3, 0), (0, 4, 4), (0, 0, 0)])
+def test_a_sum_tells_its_only_unknown_part(n: int, rows: int, spare: int) -> None:
+    found = bind(CUT, {"table": array(rows, 2), "x": array(7, 6), "n": n, "heads": 3})
+    assert found.sizes == {"n": n, "spare": spare, "d": 2, "heads": 3, "p": 2}
+    assert [found.shape(leaf) for leaf in CUT.outputs] == [(n, 2), (7, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"n": 6}, "table: expected (rows, d) with rows at least n = 6; got (5, 2)"),
+        ({"heads": 4}, "x: expected (*batch, d_x) with d_x a multiple of heads = 4; got (6,)"),
+        ({"heads": 0}, "heads: expected heads of at least 1; got 0"),
+    ],
+)
+def test_a_size_that_leaves_nothing_for_the_others(changed: dict[str, int], message: str) -> None:
+    with pytest.raises(ShapeError) as raised:
+        bind(CUT, {"table": array(5, 2), "x": array(6), "n": 3, "heads": 3, **changed})
+    assert str(raised.value) == f"cut: {message}"
 
 
 # What is remembered ---------------------------------------------------------------------------------------------------

@@ -5,9 +5,35 @@ from jaxtyping import Bool, Float
 
 from attnspec.reference.attention import additive_attention, project, scaled_dot_product_attention
 from attnspec.reference.defining.definition import defines
-from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAdditiveAttention, MultiHeadAttention
+from attnspec.spec.multihead import (
+    ConcatHeadsAttention,
+    MergeHeads,
+    MultiHeadAdditiveAttention,
+    MultiHeadAttention,
+    SplitHeads,
+)
 
-__all__ = ["concat_heads_attention", "multi_head_additive_attention", "multi_head_attention"]
+__all__ = [
+    "concat_heads_attention",
+    "merge_heads",
+    "multi_head_additive_attention",
+    "multi_head_attention",
+    "split_heads",
+]
+
+
+@defines(SplitHeads[np.ndarray])
+def split_heads(x: Float[np.ndarray, "*batch n d"], heads: int) -> Float[np.ndarray, "*batch {heads} n p"]:
+    """Y_{r,i} = (x_{i,rp}, …, x_{i,rp+p−1})."""
+    *batch, n, d = x.shape
+    return np.swapaxes(x.reshape(*batch, n, heads, d // heads), -3, -2)
+
+
+@defines(MergeHeads[np.ndarray])
+def merge_heads(x: Float[np.ndarray, "*batch heads n p"]) -> Float[np.ndarray, "*batch n heads*p"]:
+    """Yᵢ = [x_{1,i}; …; x_{h,i}]."""
+    *batch, heads, n, p = x.shape
+    return np.swapaxes(x, -3, -2).reshape(*batch, n, heads * p)
 
 
 @defines(MultiHeadAttention[np.ndarray])

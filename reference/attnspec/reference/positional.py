@@ -5,9 +5,9 @@ from jaxtyping import Float
 
 from attnspec.reference.defining.arithmetic import counted
 from attnspec.reference.defining.definition import defines
-from attnspec.spec.positional import AddPositions, ConcatPositions, SinusoidalPositionalEncoding
+from attnspec.spec.positional import AddPositions, ConcatPositions, LearnedPositions, SinusoidalPositionalEncoding
 
-__all__ = ["add_positions", "concat_positions", "sinusoidal_positional_encoding"]
+__all__ = ["add_positions", "concat_positions", "learned_positions", "sinusoidal_positional_encoding"]
 
 
 @defines(SinusoidalPositionalEncoding[np.ndarray])
@@ -22,6 +22,12 @@ def sinusoidal_positional_encoding(n: int, d: int) -> Float[np.ndarray, "{n} {d}
     angle = t[:, None] * frequency
     interleaved = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(n, 2 * pairs)
     return interleaved[:, :d]
+
+
+@defines(LearnedPositions[np.ndarray])
+def learned_positions(table: Float[np.ndarray, "rows d"], n: int) -> Float[np.ndarray, "{n} d"]:
+    """P_t = T_t for t = 0 … n−1."""
+    return table[:n]
 
 
 @defines(AddPositions[np.ndarray])

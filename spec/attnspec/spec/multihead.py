@@ -4,21 +4,23 @@ Edges: As in `attention`. All this holds in every head, before the heads are pro
 """
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypedDict
+from typing import Annotated, Generic, Protocol, TypedDict
 
 from jaxtyping import Bool, Float
 
-from attnspec.spec.contract.annotations import Array
+from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import S0, S1, S3, S4
+from attnspec.spec.contract.sources import S0, S1, S2, S3, S4
 
 __all__ = [
     "ConcatHeadsAttention",
+    "MergeHeads",
     "MultiHeadAdditiveAttention",
     "MultiHeadAttention",
     "MultiHeadOperations",
     "MultiHeadParameters",
     "MultiHeadTable",
+    "SplitHeads",
 ]
 
 
@@ -30,6 +32,40 @@ class MultiHeadParameters(Generic[Array]):
     w_k: Float[Array, "heads p_q d_k"]
     w_v: Float[Array, "heads p_v d_v"]
     w_o: Float[Array, "p_o heads*p_v"]
+
+
+@operation(
+    "split_heads",
+    chapter="multihead",
+    formula=r"Y_{r,i} = (x_{i,rp}, \dots, x_{i,rp+p-1})",
+    sources=[S2.passage("Encoder Attention")],
+)
+class SplitHeads(Protocol[Array]):
+    """The features of every position cut into heads of equal width, and heads before positions.
+
+    Where: Head r has the features rp … rp+p−1, both counted from 0. The result is in units of x.
+    Edges: A width that is no multiple of `heads` raises. NaN and ∞ go with their features.
+    """
+
+    def __call__(
+        self, x: Annotated[Float[Array, "*batch n d"], sizes(d="heads*p")], heads: int
+    ) -> Float[Array, "*batch {heads} n p"]: ...
+
+
+@operation(
+    "merge_heads",
+    chapter="multihead",
+    formula=r"Y_i = [x_{1,i}; \dots; x_{h,i}]",
+    sources=[S2.passage("Encoder Attention"), S0.equation(11)],
+)
+class MergeHeads(Protocol[Array]):
+    """The heads of every position side by side, in their order: what `split_heads` took apart.
+
+    Where: The result is in units of x.
+    Edges: What is not finite stays in the columns of its head.
+    """
+
+    def __call__(self, x: Float[Array, "*batch heads n p"]) -> Float[Array, "*batch n heads*p"]: ...
 
 
 @operation(
@@ -137,6 +173,8 @@ class ConcatHeadsAttention(Protocol[Array]):
 class MultiHeadOperations(Generic[Array]):
     """The operations of multi-head attention as methods of a backend class."""
 
+    split_heads: SplitHeads[Array]
+    merge_heads: MergeHeads[Array]
     multi_head_attention: MultiHeadAttention[Array]
     multi_head_additive_attention: MultiHeadAdditiveAttention[Array]
     concat_heads_attention: ConcatHeadsAttention[Array]
@@ -145,6 +183,8 @@ class MultiHeadOperations(Generic[Array]):
 class MultiHeadTable(TypedDict, Generic[Array], total=False):
     """The operations of multi-head attention by name."""
 
+    split_heads: SplitHeads[Array]
+    merge_heads: MergeHeads[Array]
     multi_head_attention: MultiHeadAttention[Array]
     multi_head_additive_attention: MultiHeadAdditiveAttention[Array]
     concat_heads_attention: ConcatHeadsAttention[Array]

@@ -1,10 +1,10 @@
 """Positional encoding: vectors that say where in the sequence a token stands."""
 
-from typing import Generic, Protocol, TypedDict
+from typing import Annotated, Generic, Protocol, TypedDict
 
 from jaxtyping import Float
 
-from attnspec.spec.contract.annotations import Array, Array_co
+from attnspec.spec.contract.annotations import Array, Array_co, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
@@ -12,6 +12,7 @@ from attnspec.spec.contract.sources import S2, S3, S4, VASWANI
 __all__ = [
     "AddPositions",
     "ConcatPositions",
+    "LearnedPositions",
     "PositionalOperations",
     "PositionalTable",
     "SinusoidalPositionalEncoding",
@@ -37,6 +38,25 @@ class SinusoidalPositionalEncoding(Protocol[Array_co]):
     """
 
     def __call__(self, n: int, d: int) -> Float[Array_co, "{n} {d}"]: ...
+
+
+@operation(
+    "learned_positions",
+    chapter="positional",
+    formula=r"P_t = T_t,\quad t = 0 \dots n - 1",
+    sources=[S2.passage("Machine Translation, solution 1")],
+)
+class LearnedPositions(Protocol[Array]):
+    """The first rows of a table, one for each position: encodings that are parameters.
+
+    Where: Row t of the table T is the encoding of position t, counted from 0. Units are those of the table.
+    Edges: Rows that are not used do not count, NaN and ∞ included; their gradient is 0. If there are fewer rows than
+    positions, the call raises.
+    """
+
+    def __call__(
+        self, table: Annotated[Float[Array, "rows d"], sizes(rows="n+spare")], n: int
+    ) -> Float[Array, "{n} d"]: ...
 
 
 @operation(
@@ -79,6 +99,7 @@ class PositionalOperations(Generic[Array]):
     """The operations of positional encoding as methods of a backend class."""
 
     sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]
+    learned_positions: LearnedPositions[Array]
     add_positions: AddPositions[Array]
     concat_positions: ConcatPositions[Array]
 
@@ -87,5 +108,6 @@ class PositionalTable(TypedDict, Generic[Array], total=False):
     """The operations of positional encoding by name."""
 
     sinusoidal_positional_encoding: SinusoidalPositionalEncoding[Array]
+    learned_positions: LearnedPositions[Array]
     add_positions: AddPositions[Array]
     concat_positions: ConcatPositions[Array]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
 from attnspec.spec import OPERATIONS, Branch, Dim, Kind, Leaf, Option, bind
-from attnspec.spec.contract.shapes import REMEMBERED
+from attnspec.spec.contract.shapes import REMEMBERED, unknown_of
 from attnspec.spec.contract.tree import Items, Misfit, Shape, number_of, placed, reader, walked, with_items
 
 _Place: TypeAlias = tuple[Leaf, Items]
@@ -123,10 +123,9 @@ class Check:
                 elif sizes.setdefault(factors[0], size) != size:
                     self._refuse(ValueError, leaf, items, f"{d.written} = {sizes[factors[0]]}", size)
         for leaf, items, d, factors, size in late:
-            unknown = [f for f in factors if number_of((f,), sizes) is None]
-            if len(unknown) == 1:
-                rest = number_of(tuple(f for f in factors if f not in unknown), sizes)
-                sizes[unknown[0]] = size // (rest or 1)
+            unknown, rest = unknown_of(factors, sizes)
+            if unknown:
+                sizes[unknown] = size // (rest or 1) if len(factors) > 1 else max(size - rest, 0)
             expected = number_of(factors, sizes)
             if size != expected and not (d.broadcast and size == 1):
                 self._refuse(ValueError, leaf, items, f"{d.written} = {expected}", size)

@@ -7,20 +7,30 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention, dot_attention
 from attnspec.backends.pytorch.runtime.accumulation import product
-from attnspec.backends.pytorch.runtime.autocast import lowers
+from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.spec import (
     ConcatHeadsAttention,
+    MergeHeads,
     MultiHeadAdditiveAttention,
     MultiHeadAttention,
     MultiHeadParameters,
+    SplitHeads,
     implements,
 )
 
-__all__ = ["concat_heads_attention", "multi_head_additive_attention", "multi_head_attention"]
+__all__ = [
+    "concat_heads_attention",
+    "merge_heads",
+    "multi_head_additive_attention",
+    "multi_head_attention",
+    "split_heads",
+]
 
 _additive_heads = Check("multi_head_additive_attention")
 _concat = Check("concat_heads_attention")
 _multi_head = Check("multi_head_attention")
+_split = Check("split_heads")
+_merge = Check("merge_heads")
 
 
 def per_head(x: Tensor, w: Tensor) -> Tensor:
@@ -28,6 +38,23 @@ def per_head(x: Tensor, w: Tensor) -> Tensor:
     heads, p, d = w.shape
     joined = product(x, w.reshape(heads * p, d).mT)
     return joined.reshape(*joined.shape[:-1], heads, p).transpose(-3, -2)
+
+
+@implements(SplitHeads[Tensor])
+@keeps
+def split_heads(x: Float[Tensor, "*batch n d"], heads: int) -> Float[Tensor, "*batch {heads} n p"]:
+    """A copy in the order of the result."""
+    _split(x, heads)
+    by_position = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+    return by_position.transpose(-3, -2).clone(memory_format=torch.contiguous_format)
+
+
+@implements(MergeHeads[Tensor])
+@keeps
+def merge_heads(x: Float[Tensor, "*batch heads n p"]) -> Float[Tensor, "*batch n heads*p"]:
+    """A copy in the order of the result."""
+    _merge(x)
+    return x.transpose(-3, -2).clone(memory_format=torch.contiguous_format).flatten(-2)
 
 
 @implements(MultiHeadAttention[Tensor])

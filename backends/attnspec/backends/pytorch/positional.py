@@ -6,12 +6,13 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.autocast import keeps
-from attnspec.spec import AddPositions, ConcatPositions, SinusoidalPositionalEncoding, implements
+from attnspec.spec import AddPositions, ConcatPositions, LearnedPositions, SinusoidalPositionalEncoding, implements
 
-__all__ = ["add_positions", "concat_positions", "sinusoidal_positional_encoding"]
+__all__ = ["add_positions", "concat_positions", "learned_positions", "sinusoidal_positional_encoding"]
 
 _add = Check("add_positions")
 _concat = Check("concat_positions")
+_learned = Check("learned_positions")
 _sinusoids = Check("sinusoidal_positional_encoding")
 
 
@@ -26,6 +27,14 @@ def sinusoidal_positional_encoding(n: int, d: int) -> Float[Tensor, "{n} {d}"]:
     angle = torch.arange(n, dtype=torch.float64)[:, None] / 10000.0 ** (even / d)
     pairs = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
     return pairs[:, :d].to(torch.get_default_dtype())
+
+
+@implements(LearnedPositions[Tensor])
+@keeps
+def learned_positions(table: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "{n} d"]:
+    """A copy of the rows."""
+    _learned(table, n)
+    return table[:n].clone()
 
 
 @implements(AddPositions[Tensor])

@@ -21,6 +21,7 @@ LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 25
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
+SPARE = (0, 1, 3)
 DEPTHS = (2, 1, 3, 0)
 BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 
@@ -53,7 +54,8 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
-    return DEPTHS if axis & Axis.LAYER else HEADS if axis & Axis.HEAD else FEATURES
+    few = {Axis.LAYER: DEPTHS, Axis.HEAD: HEADS, Axis.SPARE: SPARE}
+    return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 
 def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ def _size(name: str, large: bool, operation: Operation, limits: Limits) -> st.Se
     axis = operation.axis(name)
     position = bool(axis & Axis.POSITION)
     free = limits.multiple_of == 1 if position else not (axis & Axis.FEATURE and limits.head_sizes is not None)
-    if not free or axis & Axis.LAYER:
+    if not free or axis & (Axis.LAYER | Axis.SPARE):
         return st.sampled_from(options)
     if large:
         return st.integers(1, max(options))

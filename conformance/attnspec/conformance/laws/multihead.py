@@ -6,10 +6,11 @@ from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import permuted_alike, wide
 from attnspec.conformance.laws.registry import checks
-from attnspec.reference import scaled_dot_product_attention
+from attnspec.reference import merge_heads, scaled_dot_product_attention, split_heads
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws import multihead as law
+from attnspec.spec.multihead import SplitHeads
 
 
 @checks(law.ONE_HEAD)
@@ -77,3 +78,33 @@ def head_blocks(subject: Subject, arguments: Arguments, rng: np.random.Generator
     budget = subject.budget(arguments) + np.concatenate([subject.budget(x) for x in heads], axis=-1)
     subject.matches(subject.call(arguments), joined, budget, arguments, "against its heads one by one, the result")
     return True
+
+
+def _split_up(subject: Subject, arguments: Arguments) -> tuple[np.ndarray, np.ndarray, int, bool]:
+    """Rows and the same in heads, how many heads, and whether the heads are the result."""
+    operation = subject.operation
+    ((_, x),) = arguments.batched
+    (size,) = operation.sizes_of(Axis.HEAD)
+    splits = operation.protocol is SplitHeads
+    got = subject.call(arguments)
+    return (x, got, arguments.size(size), True) if splits else (got, x, arguments.size(size), False)
+
+
+@checks(law.SPLIT_AND_MERGED)
+def split_and_merged(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Undo what was done, with the reference."""
+    rows, heads, count, splits = _split_up(subject, arguments)
+    back, given = (merge_heads(heads), rows) if splits else (split_heads(rows, count), heads)
+    subject.same(back, given, lambda: np.zeros(given.shape), arguments, "with the reference's inverse, the input")
+    return bool(given.size)
+
+
+@checks(law.HEAD_COLUMNS)
+def head_columns(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare the features of one head with its columns."""
+    rows, heads, count, splits = _split_up(subject, arguments)
+    r, p = int(rng.integers(count)), heads.shape[-1]
+    columns, head = rows[..., r * p : (r + 1) * p], heads[..., r, :, :]
+    got, expected = (head, columns) if splits else (columns, head)
+    subject.same(got, expected, lambda: np.zeros(expected.shape), arguments, f"head {r}")
+    return bool(expected.size)

@@ -3,7 +3,9 @@
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import joined_in_order, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
@@ -119,6 +121,35 @@ def position_prefix(subject: Subject, arguments: Arguments, rng: np.random.Gener
     fewer = arguments.replaced({_size(arguments, Axis.QUERY)[0]: count})
     subject.matches(subject.call(fewer), got[:count], 2 * budget[:count], fewer, "the encoding of fewer positions")
     return True
+
+
+@checks(law.TABLE_ROWS)
+def table_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """NaN in every row that no position has, and in one more."""
+    (n,) = subject.operation.sizes_of(Axis.QUERY)
+    ((leaf, table),) = arguments.floats
+    spoiled = np.full((len(table) + 1, *table.shape[1:]), np.nan, table.dtype)
+    spoiled[: arguments.size(n)] = table[: arguments.size(n)]
+    given = arguments.replaced({leaf.path: spoiled})
+    expected = table[: arguments.size(n)]
+    subject.same(subject.call(given), expected, lambda: np.zeros(expected.shape), given, "the encoding")
+    return bool(expected.size)
+
+
+@checks(law.TABLE_RANGE)
+def table_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Ask for one row more than there is."""
+    (n,) = subject.operation.sizes_of(Axis.QUERY)
+    ((_, table),) = arguments.floats
+    broken = arguments.replaced({n: len(table) + 1})
+    result = subject.outcome(subject.converted(broken))
+    if isinstance(result, Raised):
+        return True
+    (got,) = result.values()
+    raise Violation(
+        f"{len(table) + 1} rows of a table of {len(table)} were accepted, expected an exception",
+        reason=Reason.ACCEPTED, arguments=broken, got=got,
+    )  # fmt: skip
 
 
 @checks(law.ADDED)

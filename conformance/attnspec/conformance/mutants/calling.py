@@ -11,7 +11,7 @@ from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query
 from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention, SelfAttention
-from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
 from attnspec.spec.contract.tree import Kind, flatten, mapped
@@ -417,8 +417,7 @@ def negative_sizes(correct: Library, operation: Operation, *args: Any, **kwargs:
     """max(0, n)."""
     given = correct.named(operation, args, kwargs)
     for option in operation.numbers:
-        least = 0 if operation.axis(option.path) & Axis.POSITION else 1
-        given[option.path] = max(given[option.path], least)
+        given[option.path] = max(given[option.path], operation.least(option.path))
     return Library.call(correct, operation, **given)
 
 

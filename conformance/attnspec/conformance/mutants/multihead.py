@@ -1,10 +1,20 @@
 """Mutants of multi-head attention."""
 
+from typing import Any
+
 import numpy as np
 
-from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.tape import Tape
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAdditiveAttention, MultiHeadAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.multihead import (
+    ConcatHeadsAttention,
+    MergeHeads,
+    MultiHeadAdditiveAttention,
+    MultiHeadAttention,
+    SplitHeads,
+)
 
 
 @mutant(
@@ -285,3 +295,92 @@ def shared_output_vector(
     return Formulas.multi_head_additive_attention(
         correct, query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, same, mask=mask, causal=causal
     )
+
+
+@mutant(
+    "heads of every h-th feature",
+    replaces="cut",
+    operations=(SplitHeads,),
+    breaks=("multihead.head-columns", "multihead.split-and-merged", "operation.oracle"),
+    source="rearrange with (d h) in place of (h d)",
+)
+def every_other_feature(correct: Formulas, x: Numbers, heads: int) -> Numbers:
+    """Head r has the features r, r + h, r + 2h, …."""
+    return np.swapaxes(x.reshape(*x.shape[:-1], x.shape[-1] // heads, heads), -1, -2)
+
+
+@mutant(
+    "split without exchanging axes",
+    replaces="split_heads",
+    operations=(SplitHeads,),
+    breaks=("multihead.head-columns", "multihead.split-and-merged", "operation.oracle"),
+    source="view(B, H, L, D/H) in place of view(B, L, H, D/H).transpose(1, 2)",
+)
+def viewed_as_heads(correct: Formulas, x: Numbers, heads: int) -> Numbers:
+    """The memory of (n, d) read as (h, n, d/h)."""
+    return x.reshape(*x.shape[:-2], heads, x.shape[-2], x.shape[-1] // heads)
+
+
+@mutant(
+    "remaining features dropped",
+    replaces="call",
+    operations=(SplitHeads,),
+    breaks=("operation.rejection",),
+    source="D // H where H does not divide D",
+)
+def remainder_dropped(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+    """A width that is no multiple of the number of heads loses its last features."""
+    x, heads = correct.named(operation, args, kwargs).values()
+    if heads < 1 or x.ndim < 2 or x.shape[-1] < heads:
+        return Library.call(correct, operation, x, heads)
+    return Library.call(correct, operation, x[..., : x.shape[-1] // heads * heads], heads)
+
+
+@mutant(
+    "gradient of the split read in another order",
+    replaces="split_heads",
+    operations=(SplitHeads,),
+    breaks=("operation.gradient",),
+    source="a backward pass that reshapes and does not transpose",
+)
+def reshaped_gradient(correct: Formulas, x: Numbers, heads: int) -> Numbers:
+    """The gradient's memory is read as that of x."""
+    result = Formulas.split_heads(correct, x, heads)
+    return Tape(result.value, [x], lambda g: [g.reshape(x.shape)]) if isinstance(x, Tape) else result
+
+
+@mutant(
+    "merged without exchanging axes",
+    replaces="merge_heads",
+    operations=(MergeHeads,),
+    breaks=("multihead.head-columns", "multihead.split-and-merged", "operation.oracle"),
+    source="view(B, L, D) without transpose(1, 2)",
+)
+def viewed_as_rows(correct: Formulas, x: Numbers) -> Numbers:
+    """The memory of (h, n, p) read as (n, hp)."""
+    return x.reshape(*x.shape[:-3], x.shape[-2], x.shape[-3] * x.shape[-1])
+
+
+@mutant(
+    "merged feature by feature",
+    replaces="merge_heads",
+    operations=(MergeHeads,),
+    breaks=("multihead.head-columns", "operation.gradient"),
+    source="rearrange with (d h) in place of (h d)",
+)
+def feature_by_feature(correct: Formulas, x: Numbers) -> Numbers:
+    """The first features of all heads, then the second ones."""
+    by_feature = np.moveaxis(x, -3, -1)
+    return by_feature.reshape(*by_feature.shape[:-2], x.shape[-1] * x.shape[-3])
+
+
+@mutant(
+    "merged from the last head on",
+    replaces="merge_heads",
+    operations=(MergeHeads,),
+    breaks=("multihead.split-and-merged", "operation.oracle"),
+    source="a list of heads that is popped",
+)
+def reversed_order(correct: Formulas, x: Numbers) -> Numbers:
+    """The heads in reverse order."""
+    return Formulas.merge_heads(correct, x[..., ::-1, :, :])

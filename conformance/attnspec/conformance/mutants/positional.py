@@ -1,10 +1,20 @@
 """Mutants of positional encodings."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.tape import Tape
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.positional import AddPositions, ConcatPositions, SinusoidalPositionalEncoding
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.positional import (
+    AddPositions,
+    ConcatPositions,
+    LearnedPositions,
+    SinusoidalPositionalEncoding,
+)
 
 
 @mutant(
@@ -217,3 +227,56 @@ def positions_first(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
 def first_position_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     """The first row of P for every position."""
     return Formulas.concat_positions(correct, x, p[:1] + p * p.dtype.type(0))
+
+
+@mutant(
+    "learned positions from 1",
+    replaces="first_rows",
+    operations=(LearnedPositions,),
+    breaks=("positional.table-rows", "operation.oracle", "operation.gradient"),
+    source="row 0 kept for padding, as in fairseq",
+)
+def rows_from_one(correct: Formulas, table: Numbers, n: int) -> Numbers:
+    """Position t has row t + 1, the last one of the table its last row."""
+    return table[np.minimum(np.arange(n) + 1, len(table) - 1)]
+
+
+@mutant(
+    "the last rows of the table",
+    replaces="first_rows",
+    operations=(LearnedPositions,),
+    breaks=("positional.table-rows", "operation.oracle"),
+    source="table[-n:] for left padding",
+)
+def last_rows(correct: Formulas, table: Numbers, n: int) -> Numbers:
+    """Rows from the end."""
+    return table[len(table) - n :]
+
+
+@mutant(
+    "fewer rows than positions",
+    replaces="check",
+    operations=(LearnedPositions,),
+    breaks=("positional.table-range",),
+    source="table[:n], which is shorter than n without a word",
+)
+def cut_short(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+    """As many rows as there are."""
+
+
+@mutant(
+    "gradient for unused rows",
+    replaces="first_rows",
+    operations=(LearnedPositions,),
+    breaks=("operation.gradient",),
+    source="the whole table added and cut off afterwards",
+)
+def spread_gradient(correct: Formulas, table: Numbers, n: int) -> Numbers:
+    """Rows that no position has get the gradient of the first position."""
+    if not isinstance(table, Tape) or not n:
+        return Formulas.first_rows(correct, table, n)
+
+    def backward(g: Numbers) -> list[Numbers]:
+        return [np.concatenate([g, np.repeat(g[:1], len(table) - n, axis=0)])]
+
+    return Tape(table.value[:n], [table], backward)

@@ -36,7 +36,9 @@ class Sizes:
 def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
     """Name the sizes of a record by those around it: ``Annotated[LSTMParameters[Array], sizes(d="h")]``.
 
-    In a tuple of similar records, a pair is for the first one and for the others, and ``count`` names their number.
+    In a tuple of similar records, a pair is for the first one and for the others, and ``count`` names their number. In
+    an array, a name may stand for a product or sum that no annotation of jaxtyping can say of an argument:
+    ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``. Only a sum may name sizes that nothing else does.
     """
     return Sizes(tuple(renamed.items()), count)
 
@@ -54,7 +56,8 @@ def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, op
         kind = next(kinds, None)
         if kind is None:
             raise Misdeclared(f"{path}: expected an array of Float, Int or Bool; got {annotation.__name__}")
-        return Leaf(path, kind, dims(annotation.dim_str, path, scope), optional)
+        _check_renamed(annotation, path, given)
+        return Leaf(path, kind, dims(annotation.dim_str, path, _renamed(scope, given, path, 1)), optional)
     if (origin is Literal or annotation in (bool, int, float)) and path.isidentifier():
         choices = members if origin is Literal else (False, True) if annotation is bool else ()
         kind = Kind.CHOICE if choices else Kind.COUNT if annotation is int else Kind.NUMBER
@@ -85,8 +88,11 @@ def _record(annotation: Any, path: str, scope: Scope, given: Sizes, optional: bo
 
 
 def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
-    """The sizes that arrays name directly; with ``deep``, inside of records too."""
-    if hasattr(annotation, "dim_str"):
+    """The sizes that arrays and renaming sums name directly; with ``deep``, inside of records too."""
+    if isinstance(annotation, Sizes):
+        return [size for _, new in annotation.renamed if isinstance(new, str) for size in _parts(new)]
+    # An annotated array has the attributes of the array.
+    if hasattr(annotation, "dim_str") and get_origin(annotation) is not Annotated:
         return [size for d in dims(annotation.dim_str, path, {}) for size in d.sizes]
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin not in _TRANSPARENT:
@@ -105,6 +111,11 @@ def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
         factors = tuple(f for name in match[2].split("*") for f in _factors(name, path, scope))
         found.append(Dim(match[2], factors, "*" in match[1], "#" in match[1]))
     return tuple(found)
+
+
+def _parts(text: str) -> list[str]:
+    """The sizes that a sum adds; none for what is no sum."""
+    return [part for part in text.split("+") if not part.isdigit()] if "+" in text else []
 
 
 def _factors(name: str, path: str, scope: Scope) -> list[str]:
@@ -156,8 +167,8 @@ def _renamed(scope: Scope, given: Sizes, path: str, item: int) -> Scope:
         if not isinstance(new, str) and not (isinstance(new, tuple) and list(map(type, new)) == [str, str]):
             raise Misdeclared(f"{path}: {name}: expected a size around the record, or a pair of them; got {new!r}")
         factors = (new if isinstance(new, str) else new[item]).split("*")
-        if unknown := [f for f in factors if not f.isdigit() and f not in scope]:
+        if unknown := [s for f in factors for s in f.split("+") if not s.isdigit() and s not in scope]:
             known = ", ".join(scope) or "none"
             raise Misdeclared(f"{path}: {name}: expected a size around the record, {known}; got {unknown[0]}")
-        found[name] = "*".join(scope.get(f, f) for f in factors)
+        found[name] = "*".join("+".join(scope.get(s, s) for s in f.split("+")) for f in factors)
     return found

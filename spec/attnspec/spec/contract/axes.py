@@ -27,23 +27,28 @@ class Axis(Flag):
     """Hypotheses of a beam search."""
     LAYER = auto()
     """Layers of a stack."""
+    SPARE = auto()
+    """Rows of a table that a call does not use."""
     SELF = QUERY | KEY
     """Positions in self-attention, each a query and a key."""
     POSITION = QUERY | KEY | TIME
-    """Positions of any kind. Their number may be 0; every other size is at least 1."""
+    """Positions of any kind."""
+    COUNTED = POSITION | LAYER | SPARE
+    """What there may be none of; every other size is at least 1."""
 
 
 GLOSSARY: Mapping[str, Axis] = {
     "n": Axis.QUERY,
     "m": Axis.KEY,
     **dict.fromkeys(("t", "steps"), Axis.TIME),
-    **dict.fromkeys(("d", "d_q", "d_k", "d_v", "p_q", "p_k", "p_v"), Axis.FEATURE),
+    **dict.fromkeys(("d", "d_q", "d_k", "d_v", "p", "p_q", "p_k", "p_v"), Axis.FEATURE),
     **dict.fromkeys(("d_x", "d_m", "d_s", "d_h", "p_o"), Axis.WIDTH),
     **dict.fromkeys(("h", "f"), Axis.HIDDEN),
     "heads": Axis.HEAD,
     "vocabulary": Axis.VOCABULARY,
     "beams": Axis.BEAM,
     "depth": Axis.LAYER,
+    "spare": Axis.SPARE,
 }
 """What each size name counts, in every operation that does not declare otherwise (``axes=``)."""
 

@@ -39,6 +39,7 @@ MEANINGS = {
     Axis.VOCABULARY: "tokens of the vocabulary",
     Axis.BEAM: "hypotheses of the beam",
     Axis.LAYER: "layers",
+    Axis.SPARE: "rows that are not used",
 }
 """What sizes count, in words; the first that apply are joined."""
 
@@ -152,7 +153,7 @@ def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]
     if isinstance(node, Option):
         least = ""
         if node.kind is Kind.SIZE:
-            least = " ≥ 0" if operation.axis(node.path) & (Axis.POSITION | Axis.LAYER) else " ≥ 1"
+            least = f" ≥ {operation.least(node.path)}"
         return Entry(path, node.expected + least, tuple(more))
     if node.many:
         return Entry(path, "a tuple" if node.count == node.path else f"a tuple of length {node.count}", tuple(more))
@@ -235,8 +236,7 @@ def _misfits(operation: Operation) -> list[str]:
         found.append("batches that do not broadcast")
     found += [f"a {leaf.path} that does not broadcast" for leaf in masks]
     for option in operation.numbers:
-        negative = operation.axis(option.path) & (Axis.POSITION | Axis.LAYER)
-        found.append(f"a negative {option.path}" if negative else f"{option.path} below 1")
+        found.append(f"{option.path} below 1" if operation.least(option.path) else f"a negative {option.path}")
     found += [f"{path} outside of 0..{size}" for path, size in operation.lengths.items()]
     arrays_of_indices = (leaf.path for leaf in operation.leaves if leaf.path in operation.indices)
     found += [f"{path} outside of 0..{operation.indices[path]}−1" for path in arrays_of_indices]

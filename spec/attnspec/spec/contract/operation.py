@@ -141,8 +141,8 @@ class Operation:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def least(self, size: str) -> int:
-        """The smallest number that a size may be: 0 for positions and layers, else 1."""
-        return 0 if self.axis(size) & (Axis.POSITION | Axis.LAYER) else 1
+        """The smallest number that a size may be: 0 for positions, layers and spare rows, else 1."""
+        return 0 if self.axis(size) & Axis.COUNTED else 1
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def sizes_of(self, kind: Axis) -> tuple[str, ...]:

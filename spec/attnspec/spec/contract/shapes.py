@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from attnspec.spec.contract.operation import Operation
@@ -184,14 +185,41 @@ def _say(
 
 
 def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> None:
-    """Check dimensions that broadcast, are products or sums; a product with one unknown factor binds it."""
+    """Check dimensions that broadcast, are products or sums; one with a single unknown size binds it."""
     for leaf, d, size, shape in late:
-        unknown = [f for f in d.factors if number_of((f,), binding.sizes) is None and "+" not in f]
-        rest = number_of(tuple(f for f in d.factors if f not in unknown), binding.sizes)
-        if len(unknown) == 1 and not d.broadcast and rest and size % rest == 0:
-            _say(binding, unknown[0], leaf.path, size // rest, shape, leaf)
+        unknown, rest = unknown_of(d.factors, binding.sizes)
+        if unknown and not d.broadcast:
+            total = len(d.factors) == 1
+            found, remainder = (size - rest, 0) if total else divmod(size, rest or size + 1)
+            if not remainder and (found >= 0 or not total):
+                _say(binding, unknown, leaf.path, found, shape, leaf)
     for leaf, d, size, shape in late:
         expected = number_of(d.factors, binding.sizes)
         if size != expected and not (d.broadcast and size == 1):
             or_one = " or 1" if d.broadcast and expected != 1 else ""
-            raise Misfit(leaf.path, f"{leaf.shape_text} with {d.written} = {expected}{or_one}", as_tuple(shape))
+            wanted = f"= {expected}{or_one}" if expected is not None else _fitting(d, binding)
+            raise Misfit(leaf.path, f"{leaf.shape_text} with {d.written} {wanted}", as_tuple(shape))
+
+
+def unknown_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, int]:
+    """The only size of a product, or of a sum, that is not known, and what the others multiply or add up to.
+
+    An empty name if there is no such size.
+    """
+    parts = factors if len(factors) > 1 else factors[0].split("+")
+    # Lists, since torch.compile traces no generators here.
+    unknown = [part for part in parts if number_of((part,), sizes) is None]
+    known = [part for part in parts if part not in unknown]
+    if len(unknown) != 1 or not known or "+" in unknown[0]:
+        return "", 0
+    return unknown[0], number_of(tuple(known) if len(factors) > 1 else ("+".join(known),), sizes) or 0
+
+
+def _fitting(d: Dim, binding: Binding) -> str:
+    """What a dimension with an unknown size must be, by those that are known."""
+    total = len(d.factors) == 1
+    parts = d.factors[0].split("+") if total else d.factors
+    known = {short(p): binding.sizes[p] for p in parts if p in binding.sizes}
+    if total:
+        return f"at least {'+'.join(known)} = {sum(known.values())}"
+    return f"a multiple of {'*'.join(known)} = {prod(known.values())}"

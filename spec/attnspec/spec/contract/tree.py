@@ -394,6 +394,6 @@ def number_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
         return None if None in found else prod([x for x in found if x is not None])
     (factor,) = factors
     if "+" in factor:
-        found = [sizes.get(size) for size in factor.split("+")]
+        found = [number_of((size,), sizes) for size in factor.split("+")]
         return None if None in found else sum([x for x in found if x is not None])
     return int(factor) if factor.isdigit() else sizes.get(factor)

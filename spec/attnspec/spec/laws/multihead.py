@@ -2,8 +2,14 @@
 
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import S0, S1
-from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAdditiveAttention, MultiHeadAttention
+from attnspec.spec.contract.sources import S0, S1, S2
+from attnspec.spec.multihead import (
+    ConcatHeadsAttention,
+    MergeHeads,
+    MultiHeadAdditiveAttention,
+    MultiHeadAttention,
+    SplitHeads,
+)
 
 ONE_HEAD = law(
     "multihead.one-head",
@@ -32,4 +38,19 @@ HEAD_BLOCKS = law(
     formula=r"f = [f_1; \dots; f_h]",
     governs=of(ConcatHeadsAttention),
     sources=[S1.passage("Multi-Head Self-Attention")],
+)
+SPLIT_AND_MERGED = law(
+    "multihead.split-and-merged",
+    "Splitting into heads and merging them undo each other, bit for bit.",
+    formula=r"\operatorname{merge}(\operatorname{split}(X)) = X,"
+    r"\quad \operatorname{split}(\operatorname{merge}(Y)) = Y",
+    governs=of(SplitHeads, MergeHeads),
+    sources=[S2.passage("Encoder Attention")],
+)
+HEAD_COLUMNS = law(
+    "multihead.head-columns",
+    "The columns of each head are neighbours, and the heads are in their order, bit for bit.",
+    formula=r"Y_{r,i,c} = x_{i,rp+c}",
+    governs=of(SplitHeads, MergeHeads),
+    sources=[S2.passage("Encoder Attention")],
 )

@@ -2,7 +2,7 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S2, S3, S4
-from attnspec.spec.positional import AddPositions, ConcatPositions, SinusoidalPositionalEncoding
+from attnspec.spec.positional import AddPositions, ConcatPositions, LearnedPositions, SinusoidalPositionalEncoding
 
 _SINUSOIDS = of(SinusoidalPositionalEncoding)
 
@@ -47,6 +47,19 @@ POSITION_PREFIX = law(
     formula=r"P(n') = P(n)_{<n'}",
     governs=_SINUSOIDS,
     sources=[S3.passage("Positional Encoding")],
+)
+TABLE_ROWS = law(
+    "positional.table-rows",
+    "The encodings are the first rows of the table, bit for bit, and no other row counts.",
+    formula=r"P_t = T_t",
+    governs=of(LearnedPositions),
+    sources=[S2.passage("Machine Translation, solution 1")],
+)
+TABLE_RANGE = law(
+    "positional.table-range",
+    "More positions than rows of the table raise.",
+    formula=r"n > \operatorname{rows}(T) \Rightarrow \text{raises}",
+    governs=of(LearnedPositions),
 )
 ADDED = law(
     "positional.added",

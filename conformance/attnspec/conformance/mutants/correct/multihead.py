@@ -9,6 +9,18 @@ from attnspec.conformance.mutants.correct.attention import Attention
 class MultiHead(Attention):
     """Attention with several heads."""
 
+    def split_heads(self, x: Numbers, heads: int) -> Numbers:
+        """Features cut into heads, heads before positions."""
+        return np.swapaxes(self.cut(x, heads), -3, -2)
+
+    def cut(self, x: Numbers, heads: int) -> Numbers:
+        """The features (…, d) as heads of neighbouring ones (…, h, d/h)."""
+        return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+    def merge_heads(self, x: Numbers) -> Numbers:
+        """Heads side by side."""
+        return self.merged(x)
+
     def multi_head_attention(
         self,
         query: Numbers,

@@ -25,6 +25,14 @@ class Positional(Arithmetic):
         """Columns sin, cos, sin, cos, …"""
         return np.stack([sines, cosines], axis=-1).reshape(len(sines), 2 * sines.shape[-1])
 
+    def learned_positions(self, table: Numbers, n: int) -> Numbers:
+        """The first rows."""
+        return self.first_rows(table, n)
+
+    def first_rows(self, table: Numbers, n: int) -> Numbers:
+        """Rows 0 … n−1."""
+        return table[:n]
+
     def add_positions(self, x: Numbers, p: Numbers) -> Numbers:
         """The sum."""
         return x + p
