@@ -38,7 +38,7 @@ class MultiHeadParameters(Generic[Array]):
     "split_heads",
     chapter="multihead",
     formula=r"Y_{r,i} = (x_{i,rp}, \dots, x_{i,rp+p-1})",
-    sources=[S2.passage("Encoder Attention")],
+    sources=[S2.passage("Encoder Attention: heads")],
 )
 class SplitHeads(Protocol[Array]):
     """The features of every position cut into heads of equal width, and heads before positions.
@@ -56,7 +56,7 @@ class SplitHeads(Protocol[Array]):
     "merge_heads",
     chapter="multihead",
     formula=r"Y_i = [x_{1,i}; \dots; x_{h,i}]",
-    sources=[S2.passage("Encoder Attention"), S0.equation(11)],
+    sources=[S2.passage("Encoder Attention: heads")],
 )
 class MergeHeads(Protocol[Array]):
     """The heads of every position side by side, in their order: what `split_heads` took apart.

@@ -45,12 +45,12 @@ SPLIT_AND_MERGED = law(
     formula=r"\operatorname{merge}(\operatorname{split}(X)) = X,"
     r"\quad \operatorname{split}(\operatorname{merge}(Y)) = Y",
     governs=of(SplitHeads, MergeHeads),
-    sources=[S2.passage("Encoder Attention")],
+    sources=[S2.passage("Encoder Attention: heads")],
 )
 HEAD_COLUMNS = law(
     "multihead.head-columns",
     "The columns of each head are neighbours, and the heads are in their order, bit for bit.",
     formula=r"Y_{r,i,c} = x_{i,rp+c}",
     governs=of(SplitHeads, MergeHeads),
-    sources=[S2.passage("Encoder Attention")],
+    sources=[S2.passage("Encoder Attention: heads")],
 )
