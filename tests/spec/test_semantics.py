@@ -43,7 +43,7 @@ def test_masks_concern_what_has_one() -> None:
 def test_no_keys_concern_what_weighs_them() -> None:
     others = {"softmax", "mean_normalization"}  # which give weights
     others |= {"encoder_layer", "encoder_stack"}  # which add to what they attend to
-    assert concerned("no_keys") == concerned("fully_masked") - others
+    assert concerned("no_keys") == concerned("attendable_nan") == concerned("fully_masked") - others
 
 
 def test_alignment_concerns_flags_of_two_sequences() -> None:

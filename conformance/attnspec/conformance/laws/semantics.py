@@ -207,6 +207,37 @@ def _leak(
     return "excluded" if kept.all() else "propagates", poisoned
 
 
+@probes("attendable_nan")
+def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
+    """Store NaN at a key that some queries may attend to; the rows of the others concern `masked_nonfinite`."""
+    seen: Seen = []
+    for given in _samples(subject, rng):
+        shape = mask_shape(given)
+        if 0 in shape:
+            continue
+        chosen = int(rng.integers(shape[-1]))
+        mask = rng.random(shape) < 0.6
+        mask[..., chosen] |= ~mask.any(-1)
+        masked = given.plain().with_mask(mask)
+        for leaf in _of_keys(subject):
+            x = masked.array(leaf.path)
+            if leaf in subject.operation.attended:
+                x = x.copy()
+                x[..., chosen, :] = np.nan
+            else:
+                x = np.array(np.broadcast_to(x, shape))
+                x[..., chosen] = np.nan
+            poisoned = masked.replaced({leaf.path: x})
+            got = wide(subject.call(poisoned))
+            rows = mask[..., chosen].copy()
+            if subject.operation.attends_to_itself:
+                rows[..., chosen] = True
+            found = np.isnan(got[np.broadcast_to(rows[..., None], got.shape)])
+            if found.size:
+                seen.append(("propagates" if found.all() else "something else" if found.any() else "hidden", poisoned))
+    return seen
+
+
 @probes("odd_encoding")
 def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
     """Encodings of odd width."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
@@ -130,6 +131,32 @@ def multiplied_by_zero(correct: Formulas, weights: Numbers, value: Numbers, mask
     source="a declaration copied from another library",
 )
 def excluded_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """What is normative, declared as a deviation."""
+    return Formulas.pooled(correct, weights, value, mask)
+
+
+@mutant(
+    "NaN turned into numbers",
+    replaces="pooled",
+    operations=(ScaledDotProductAttention, AdditiveAttention, BahdanauContext),
+    breaks=("semantics.attendable_nan",),
+    source="nan_to_num over the result, for the sake of fully masked rows",
+)
+def nan_to_num(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """What diverged looks like zeros."""
+    result = Formulas.pooled(correct, weights, value, mask)
+    return np.where(np.isnan(value_of(result)), weights.dtype.type(0), result)
+
+
+@mutant(
+    "NaN propagates, declared hidden",
+    replaces="pooled",
+    operations=(ScaledDotProductAttention,),
+    declares={"attendable_nan": "hidden"},
+    breaks=("semantics.attendable_nan",),
+    source="nan_to_num was removed, its declaration was not",
+)
+def propagates_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """What is normative, declared as a deviation."""
     return Formulas.pooled(correct, weights, value, mask)
 

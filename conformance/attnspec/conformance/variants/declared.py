@@ -121,6 +121,20 @@ class Propagates(Formulas):
 
 
 @variant(
+    "NaN turned into numbers, declared",
+    operations=(ScaledDotProductAttention, BahdanauContext),
+    declares={"attendable_nan": "hidden"},
+    differentiable=False,
+)
+class NaNToNumber(Formulas):
+    """nan_to_num over the result."""
+
+    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+        """0 where it would be NaN."""
+        return np.nan_to_num(Formulas.pooled(self, weights, value, mask))
+
+
+@variant(
     "odd widths raise, declared",
     operations=(SinusoidalPositionalEncoding,),
     declares={"odd_encoding": "error"},

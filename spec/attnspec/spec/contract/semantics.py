@@ -99,6 +99,9 @@ class Semantics:
     masked_nonfinite: Literal["excluded", "propagates"] = question(
         "excluded", "Does NaN or an infinity stored at a masked key or value reach the result?", _masked
     )
+    attendable_nan: Literal["propagates", "hidden"] = question(
+        "propagates", "Does NaN at an attendable key or value make the rows NaN that attend to it?", _weighs_keys
+    )
     odd_encoding: Literal["unpaired-sine", "error"] = question(
         "unpaired-sine", "What do the sinusoids give for an odd number of columns?", _counts_without_floats
     )
