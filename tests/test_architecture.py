@@ -236,6 +236,7 @@ ROOMS = {
     "conformance/attnspec/conformance/laws": {"operation.py", "semantics.py", "common.py", "registry.py"},
     "conformance/attnspec/conformance/mutants": {
         "calling.py",
+        "decoders.py",
         "gradients.py",
         "semantics.py",
         "registry.py",

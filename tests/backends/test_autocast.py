@@ -16,7 +16,7 @@ from attnspec.spec.contract.tree import built, flatten, mapped, short
 SIZES = {"n": 3, "m": 5, "h": 2, "heads": 2}
 """Every other size is 4."""
 KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
-KEPT |= {"add_positions", "concat_positions", "concat_output", "embed"}
+KEPT |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}
 KEPT |= {"split_heads", "merge_heads", "learned_positions"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 

@@ -19,6 +19,7 @@ from attnspec.reference.budget import judged
 from attnspec.spec import (
     OPERATIONS,
     QUESTIONS,
+    AttentionDecoderParameters,
     DotScores,
     EncoderLayerParameters,
     FeedForwardParameters,
@@ -29,6 +30,7 @@ from attnspec.spec import (
     LSTMParameters,
     Operation,
     Option,
+    RNNParameters,
     ShapeError,
     implements,
     precision,
@@ -44,7 +46,7 @@ MASKED = [o for o in DIFFERENTIABLE if o.mask]
 WEIGHING = [o for o in MASKED if not o.attended or o.pooled or o.linear]
 SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_k": 8, "p_v": 5}
 SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p": 2, "vocabulary": 9}
-SIZES |= {"p": 4, "spare": 2}
+SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4}
 
 
 def named(operation: Operation) -> str:
@@ -158,6 +160,23 @@ def of_state(annotations: Tensor, state: Tensor) -> Tensor:
     return (annotations @ state.unsqueeze(-1)).squeeze(-1)
 
 
+def rnn(x: Tensor, state: Tensor, parameters: RNNParameters[Tensor]) -> Tensor:
+    return (x @ parameters.w_xh + state @ parameters.w_hh + parameters.b_h).tanh()
+
+
+def step(
+    token: Tensor,
+    state: Tensor,
+    annotations: Tensor,
+    parameters: AttentionDecoderParameters[Tensor],
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    p = parameters
+    scores = additive(state[..., None, :], annotations, p.w_q, p.w_k, p.w_v).squeeze(-2)
+    following = rnn(beside(p.embedding[token], context(scores, annotations, mask)), state, p.cell)
+    return (following @ p.w_o.mT + p.b_o).softmax(-1), following
+
+
 def mean(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     keep = allowed(mask, False, scores)
     return torch.where(keep, scores, 0.0) / keep.sum(-1, keepdim=True).clamp(min=1)
@@ -252,7 +271,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "output_distribution": lambda state, w, b: (state @ w.mT + b).softmax(-1),
     "concat_output": lambda context, state: beside(context, state),
     "concat_positions": lambda x, p: torch.cat((x, p.expand(*x.shape[:-1], -1)), -1),
-    "rnn_cell": lambda x, state, parameters: (x @ parameters.w_xh + state @ parameters.w_hh + parameters.b_h).tanh(),
+    "encoder_context": lambda states: states[..., -1, :],
+    "decoder_step": step,
+    "rnn_cell": rnn,
     "rnn_output": lambda state, w_hq, b_q: state @ w_hq + b_q,
     "layer_norm": normalized,
     "feed_forward": perceptron,

@@ -109,6 +109,26 @@ def affine(x: Row, w: Rows, b: Row) -> list[Any]:
     return [dot(x, column) + bias for column, bias in zip(zip(*w, strict=True), b, strict=True)]
 
 
+def step(y: int, s: Row, a: dict[str, Any]) -> list[Any]:
+    p = a["parameters"]
+    seen = context(lambda h, j: additive(s, h, vars(p)), {**a, "state": s})
+    return squashed([*p.embedding[y], *seen], s, p.cell)
+
+
+def squashed(x: Row, h: Row, p: Any) -> list[Any]:
+    sums = zip(affine(x, p.w_xh, p.b_h), affine(h, p.w_hh, [0] * len(h)), strict=True)
+    return [mp.tanh(u + v) for u, v in sums]
+
+
+def distribution(s: Row, w: Rows, b: Row) -> list[Any]:
+    return weights([[dot(s, row) + c for row, c in zip(w, b, strict=True)]], {"mask": [[True] * len(b)]})[0]
+
+
+def decoder(a: dict[str, Any]) -> list[list[Any]]:
+    s = step(a["token"], a["state"], a)
+    return [distribution(s, a["parameters"].w_o, a["parameters"].b_o), s]
+
+
 def perceptron(x: Row, p: Any) -> list[Any]:
     hidden = [max(dot(x, out) + b, mp.mpf(0)) for out, b in zip(p.w_1, p.b_1, strict=True)]
     return [dot(hidden, out) + b for out, b in zip(p.w_2, p.b_2, strict=True)]
@@ -255,19 +275,12 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ],
     "attentional_state": lambda a: [mp.tanh(dot([*a["state"], *a["context"]], w)) for w in a["w"]],
     "embed": lambda a: [a["table"][w] for w in a["tokens"]],
-    "output_distribution": lambda a: weights(
-        [[dot(a["state"], row) + b for row, b in zip(a["w"], a["b"], strict=True)]], {"mask": [[True] * len(a["b"])]}
-    )[0],
+    "output_distribution": lambda a: distribution(a["state"], a["w"], a["b"]),
+    "encoder_context": lambda a: [[0] * len(a["states"][0]), *a["states"]][a["lengths"]],
+    "decoder_step": decoder,
     "concat_output": lambda a: [*a["context"], *a["state"]],
     "concat_positions": lambda a: [[*r, *s] for r, s in zip(a["x"], a["p"], strict=True)],
-    "rnn_cell": lambda a: [
-        mp.tanh(u + v)
-        for u, v in zip(
-            affine(a["x"], a["parameters"].w_xh, a["parameters"].b_h),
-            affine(a["state"], a["parameters"].w_hh, [0] * len(a["state"])),
-            strict=True,
-        )
-    ],
+    "rnn_cell": lambda a: squashed(a["x"], a["state"], a["parameters"]),
     "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
     "layer_norm": lambda a: normalized([a["x"]], a["parameters"])[0],
     "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),

@@ -11,10 +11,13 @@ from attnspec.reference import (
     average_pooling,
     causal_mask,
     dot_product_attention,
+    encoder_context,
     gaussian_scores,
     mean_normalization,
     nadaraya_watson,
+    output_distribution,
     padding_mask,
+    rnn_cell,
     scaled_dot_product_attention,
     sinusoidal_positional_encoding,
     softmax,
@@ -59,7 +62,11 @@ def test_empty_sizes(name: str, empty: tuple[str, ...], batch: tuple[int, ...], 
         assert not result.any()
 
 
-@pytest.mark.parametrize("name", sorted({*MASKED} - {"encoder_layer", "encoder_stack"}))  # these add to attention
+ADDING = ("encoder_layer", "encoder_stack", "decoder_step")
+"""What adds something to attention."""
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MASKED if name not in ADDING))
 def test_fully_masked_row_is_zero(name: str, draw: Any) -> None:
     arguments = draw(name)
     arguments["mask"][...] = True
@@ -129,6 +136,22 @@ def test_causal_is_aligned_top_left(n: int, m: int) -> None:
         assert result[i].tolist() == [1 / seen] * seen + [0] * (m - seen)
 
 
+def test_the_context_of_an_empty_source_is_zero() -> None:
+    states = np.full((2, 3, 2), np.nan)
+    states[1, 1] = 5, 7
+    assert encoder_context(states, lengths=np.array([0, 2])).tolist() == [[0, 0], [5, 7]]
+    assert encoder_context(np.ones((2, 0, 3))).tolist() == [[0, 0, 0]] * 2
+
+
+def test_a_step_without_annotations_goes_on(draw: Any) -> None:
+    a = draw("decoder_step", m=0)
+    p = a["parameters"]
+    x = np.concatenate([p.embedding[a["token"]], np.zeros(6)])
+    distribution, following = REFERENCE["decoder_step"](**a)
+    assert np.array_equal(following, rnn_cell(x, a["state"], p.cell))
+    assert np.array_equal(distribution, output_distribution(following, p.w_o, p.b_o))
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_batches_broadcast(name: str, draw: Any) -> None:
     operation = OPERATIONS[name]
@@ -159,8 +182,8 @@ def test_masks_broadcast(name: str, axis: int, draw: Any) -> None:
     mask = arguments["mask"]
     part = mask.take([0], axis=axis)
     whole = np.broadcast_to(part, mask.shape)
-    got, expected = (REFERENCE[name](**{**arguments, "mask": x}) for x in (part, whole))
-    assert np.array_equal(got, expected)
+    got, expected = (flatten(REFERENCE[name](**{**arguments, "mask": x})) for x in (part, whole))
+    assert all(np.array_equal(x, expected[path]) for path, x in got.items())
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])

@@ -9,6 +9,7 @@ import scipy.special
 from attnspec.reference import (
     additive_scores,
     choosing,
+    decoder_step,
     dot_scores,
     encoder_layer,
     gru_cell,
@@ -18,12 +19,14 @@ from attnspec.reference import (
     softmax,
 )
 from attnspec.spec import (
+    AttentionDecoderParameters,
     EncoderLayerParameters,
     FeedForwardParameters,
     GRUParameters,
     LayerNormParameters,
     LSTMParameters,
     MultiHeadParameters,
+    RNNParameters,
 )
 
 torch = pytest.importorskip("torch", reason="the optional dependency torch is not installed")
@@ -122,6 +125,50 @@ def test_lstm_cell() -> None:
     expected = theirs(torch.from_numpy(x), tuple(map(torch.from_numpy, state)))
     for ours, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(ours, other.detach().numpy(), **NEAR)
+
+
+def their_decoder(vocabulary: int, d_y: int, d_h: int, d_s: int, h: int) -> Any:
+    """Bahdanau's decoder of PyTorch's modules, which have a bias for the input and one for the state."""
+    modules = {
+        "embedding": torch.nn.Embedding(vocabulary, d_y),
+        "query": torch.nn.Linear(d_s, h, bias=False),
+        "key": torch.nn.Linear(d_h, h, bias=False),
+        "score": torch.nn.Linear(h, 1, bias=False),
+        "cell": torch.nn.RNNCell(d_y + d_h, d_s),
+        "output": torch.nn.Linear(d_s, vocabulary),
+    }
+    return torch.nn.ModuleDict(modules).double()
+
+
+def their_step(m: Any, token: Any, state: Any, annotations: Any, real: Any) -> tuple[Any, Any]:
+    """Scores of the tokens, and the next state."""
+    e = m["score"](torch.tanh(m["query"](state)[:, None] + m["key"](annotations))).squeeze(-1)
+    context = (e.masked_fill(~real, -torch.inf).softmax(-1)[..., None] * annotations).sum(1)
+    state = m["cell"](torch.cat((m["embedding"](token), context), -1), state)
+    return m["output"](state), state
+
+
+def parameters_of(m: Any) -> AttentionDecoderParameters[np.ndarray[Any, Any]]:
+    w = {name: x.detach().numpy() for name, x in m.named_parameters()}
+    return AttentionDecoderParameters(
+        w["embedding.weight"],
+        w["query.weight"],
+        w["key.weight"],
+        w["score.weight"][0],
+        RNNParameters(w["cell.weight_ih"].T, w["cell.weight_hh"].T, w["cell.bias_ih"] + w["cell.bias_hh"]),
+        w["output.weight"],
+        w["output.bias"],
+    )
+
+
+def test_decoder_step() -> None:
+    m = their_decoder(vocabulary=7, d_y=3, d_h=5, d_s=4, h=6)
+    token, state, annotations = np.array([6, 0]), RNG.normal(size=(2, 4)), RNG.normal(size=(2, 8, 5))
+    real = np.arange(8) < np.array([[8], [3]])
+    scores, expected = their_step(m, *map(torch.from_numpy, (token, state, annotations, real)))
+    distribution, following = decoder_step(token, state, annotations, parameters_of(m), mask=real)
+    np.testing.assert_allclose(following, expected.detach().numpy(), **NEAR)
+    np.testing.assert_allclose(distribution, scores.softmax(-1).detach().numpy(), **NEAR)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from attnspec.reference import REFERENCE
-from attnspec.spec import OPERATIONS, Axis, Kind, Leaf, Operation, Option, ShapeError
+from attnspec.spec import (
+    OPERATIONS,
+    AttentionDecoderParameters,
+    Axis,
+    Kind,
+    Leaf,
+    Operation,
+    Option,
+    RNNParameters,
+    ShapeError,
+)
 from attnspec.spec.contract.tree import described, mapped
 
 from .conftest import draw_arguments
@@ -107,6 +117,13 @@ def zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape)
 
 
+def decoder_parameters(vocabulary: int, inputs: int) -> AttentionDecoderParameters[np.ndarray]:
+    cell = RNNParameters(zeros(inputs, 3), zeros(3, 3), zeros(3))
+    return AttentionDecoderParameters(
+        zeros(vocabulary, 2), zeros(5, 3), zeros(5, 4), zeros(5), cell, zeros(vocabulary, 3), zeros(vocabulary)
+    )
+
+
 def trues(*shape: int) -> np.ndarray:
     return np.ones(shape, bool)
 
@@ -145,12 +162,25 @@ def trues(*shape: int) -> np.ndarray:
         ("sinusoidal_positional_encoding", (3, 0), "d: expected d of at least 1; got 0"),
         ("padding_mask", (np.array([1, 4]), 3), "lengths: expected lengths in 0..3; got 4"),
         ("padding_mask", (np.array([1, -1]), 3), "lengths: expected lengths in 0..3; got -1"),
+        ("encoder_context", (zeros(2, 3, 4), np.array([3, 4])), "lengths: expected lengths in 0..3; got 4"),
+        (
+            "decoder_step",
+            (np.array(2), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6)),
+            "token: expected token in 0..1; got 2",
+        ),
+        (
+            "decoder_step",
+            (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=7)),
+            "parameters.cell.w_xh: expected (d, h) with d = 6; got (7, 3)",
+        ),
         ("dot_product_variance", (zeros(2), zeros(2)), "sigma: expected a number; got shape (2,)"),
     ],
 )
 def test_message(name: str, arguments: tuple[Any, ...], message: str) -> None:
+    keyword_only = sorted(OPERATIONS[name].keyword_only)
+    positional = len(OPERATIONS[name].call.names) - len(keyword_only)
     with pytest.raises(ShapeError) as raised:
-        REFERENCE[name](*arguments)
+        REFERENCE[name](*arguments[:positional], **dict(zip(keyword_only, arguments[positional:], strict=False)))
     assert str(raised.value) == f"{name}: {message}"
 
 

@@ -184,6 +184,13 @@ def test_a_sum_may_name_a_size_that_nothing_else_does() -> None:
     assert shapes(read(table, "table", scope("n", "d", "spare"))) == {"table": ["n+spare", "d"]}
 
 
+def test_a_size_may_stand_for_a_sum() -> None:
+    node = read(Annotated[Cell[Array], sizes(d="h+k")], "cell", {"h": "h", "k": "p.k"})
+    assert shapes(node)["cell.w_x"] == ["h", "h+p.k"]
+    with pytest.raises(Misdeclared, match=r"^cell: d: expected a size around the record, h; got k$"):
+        read(Annotated[Cell[Array], sizes(d="h+k")], "cell", scope("h"))
+
+
 def test_an_optional_record() -> None:
     node = read(Annotated[Cell[Array], sizes(d="h")] | None, "cell", scope("h"))
     assert isinstance(node, Branch)

@@ -35,8 +35,6 @@ AWAITED: tuple[str, ...] = (
     "decoder_layer",
     "decoder_only",
     "decoder_stack",
-    "decoder_step",
-    "encoder_context",
     "encoder_decoder",
     "encoder_only",
     "greedy_decode",

@@ -2,16 +2,16 @@
 
 import pytest
 
-from attnspec.spec import CHAPTERS, LAWS, OPERATIONS
-from attnspec.spec.contract.sources import LATER, S0, SOURCES
+from attnspec.spec import LAWS, OPERATIONS
+from attnspec.spec.contract.sources import S0, SOURCES
 from attnspec.spec.errata import ERRATA
 
 CITED = {citation for operation in OPERATIONS.values() for citation in operation.sources}
 
 
 @pytest.mark.parametrize("number", range(1, 18))
-def test_every_equation_is_owned_by_an_operation_or_a_later_chapter(number: int) -> None:
-    assert (S0.equation(number) in CITED) != (S0.equation(number) in LATER)
+def test_every_equation_is_owned_by_an_operation(number: int) -> None:
+    assert S0.equation(number) in CITED
 
 
 def test_equations_are_numbered_without_gap() -> None:
@@ -21,10 +21,6 @@ def test_equations_are_numbered_without_gap() -> None:
 def test_an_equation_that_does_not_exist() -> None:
     with pytest.raises(KeyError, match="not 18"):
         S0.equation(18)
-
-
-def test_later_chapters_exist() -> None:
-    assert set(LATER.values()) <= set(CHAPTERS)
 
 
 def test_citations_name_sources() -> None:

@@ -6,13 +6,17 @@ from jaxtyping import Bool, Float, Int
 from attnspec.reference.attention import additive_attention, attend, dot_product_attention, general_attention
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.normalization import softmax
+from attnspec.reference.recurrent import rnn_cell
 from attnspec.reference.scoring import location_scores
 from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.seq2seq import (
     AttentionalState,
+    AttentionDecoderParameters,
     BahdanauContext,
     ConcatOutput,
+    DecoderStep,
     Embed,
+    EncoderContext,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
@@ -23,7 +27,9 @@ __all__ = [
     "attentional_state",
     "bahdanau_context",
     "concat_output",
+    "decoder_step",
     "embed",
+    "encoder_context",
     "luong_context_dot",
     "luong_context_general",
     "luong_context_location",
@@ -106,10 +112,7 @@ def embed(
     tokens: Int[np.ndarray, "*batch n"], table: Float[np.ndarray, "vocabulary d"]
 ) -> Float[np.ndarray, "*batch n d"]:
     """x_t = E_{w_t}."""
-    most = table.shape[0] - 1
-    outside = tokens[(tokens < 0) | (tokens > most)]
-    if outside.size:
-        raise ShapeError("embed", "tokens", f"tokens in 0..{most}", outside.flat[0])
+    refuse_outside("embed", "tokens", tokens, table.shape[0] - 1)
     rows: np.ndarray = table[tokens]
     return rows
 
@@ -123,6 +126,56 @@ def output_distribution(
     """P(y_{t+1} = w | y₁, …, y_t, c) = softmax_w(W s_t + b)."""
     scores = state @ np.swapaxes(w, -1, -2) + b
     return softmax(scores[..., None, :])[..., 0, :]
+
+
+@defines(EncoderContext[np.ndarray])
+def encoder_context(
+    states: Float[np.ndarray, "*#batch t h"], *, lengths: Int[np.ndarray, "*#batch"] | None = None
+) -> Float[np.ndarray, "*batch h"]:
+    """c = q(h₁, …, h_T) = h_T, with h₀ = 0."""
+    t, h = states.shape[-2:]
+    last = np.array(t) if lengths is None else lengths
+    refuse_outside("encoder_context", "lengths", last, t)
+    batch = np.broadcast_shapes(states.shape[:-2], last.shape)
+    before = np.zeros((*batch, 1, h), states.dtype)
+    from_the_start = np.concatenate([before, np.broadcast_to(states, (*batch, t, h))], axis=-2)
+    context: np.ndarray = from_the_start[(*np.indices(batch), np.broadcast_to(last, batch))]
+    return context
+
+
+@defines(DecoderStep[np.ndarray])
+def decoder_step(
+    token: Int[np.ndarray, "*#batch"],
+    state: Float[np.ndarray, "*#batch d_s"],
+    annotations: Float[np.ndarray, "*#batch m d_h"],
+    parameters: AttentionDecoderParameters[np.ndarray],
+    *,
+    mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch vocabulary"], Float[np.ndarray, "*batch d_s"]]:
+    """s_{t'} = g([y_{t'}; c_{t'}], s_{t'−1}) and P(y_{t'+1}), with c_{t'} from s_{t'−1}."""
+    refuse_outside("decoder_step", "token", token, parameters.b_o.shape[0] - 1)
+    following = next_state(token, state, annotations, parameters, mask)
+    return output_distribution(following, parameters.w_o, parameters.b_o), following
+
+
+def next_state(
+    token: np.ndarray,
+    state: np.ndarray,
+    annotations: np.ndarray,
+    parameters: AttentionDecoderParameters[np.ndarray],
+    mask: np.ndarray | None,
+) -> np.ndarray:
+    """s_{t'} (*batch, d_s) from y_{t'} (*batch), s_{t'−1} (*batch, d_s) and annotations (*batch, m, d_h)."""
+    p = parameters
+    context = bahdanau_context(state, annotations, p.w_q, p.w_k, p.w_v, mask=mask)
+    return rnn_cell(beside(p.embedding[token], context), state, p.cell)
+
+
+def refuse_outside(operation: str, argument: str, integers: np.ndarray, most: int) -> None:
+    """Raise for an integer that is not in 0..most."""
+    outside = integers[(integers < 0) | (integers > most)]
+    if outside.size:
+        raise ShapeError(operation, argument, f"{argument} in 0..{most}", outside.flat[0])
 
 
 def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -1,22 +1,27 @@
-"""Sequence to sequence: embeddings, contexts and outputs of a decoder.
+"""Sequence to sequence: embeddings, contexts and outputs of a decoder, and its steps.
 
 Edges: As in `attention`.
 """
 
-from typing import Generic, Protocol, TypedDict
+from dataclasses import dataclass
+from typing import Annotated, Generic, Protocol, TypedDict
 
 from jaxtyping import Bool, Float, Int
 
-from attnspec.spec.contract.annotations import Array
+from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S1, S2, S3
+from attnspec.spec.contract.sources import BAHDANAU, LUONG, S0, S1, S2, S3, S4
+from attnspec.spec.recurrent import RNNParameters
 
 __all__ = [
+    "AttentionDecoderParameters",
     "AttentionalState",
     "BahdanauContext",
     "ConcatOutput",
+    "DecoderStep",
     "Embed",
+    "EncoderContext",
     "LuongContextDot",
     "LuongContextGeneral",
     "LuongContextLocation",
@@ -211,6 +216,85 @@ class OutputDistribution(Protocol[Array]):
     ) -> Float[Array, "*batch vocabulary"]: ...
 
 
+@operation(
+    "encoder_context",
+    chapter="seq2seq",
+    formula=r"c = q(h_1, \dots, h_T) = h_T",
+    sources=[S0.equation(13), S4.passage("Encoder-Decoder")],
+    lengths={"lengths": "t"},
+)
+class EncoderContext(Protocol[Array]):
+    """The context of an encoder without attention: its last state.
+
+    Where: The function q is the one that S0 gives as an example; S4 calls it g. T is the length, or `t` if no lengths
+    are given. The context is in units of the states.
+    Edges: States behind the length do not count, NaN and ∞ included. Of T = 0 the context is 0, the state before the
+    first token.
+    """
+
+    def __call__(
+        self, states: Float[Array, "*#batch t h"], *, lengths: Int[Array, "*#batch"] | None = None
+    ) -> Float[Array, "*batch h"]: ...
+
+
+@dataclass(frozen=True)
+class AttentionDecoderParameters(Generic[Array]):
+    """Weights of a recurrent decoder with Bahdanau's attention.
+
+    The rows of the embedding are the vectors y; w_q, w_k and w_v score annotations as in `bahdanau_context`; the cell
+    takes [y; c] as input; w_o, (out, in), and b_o score the tokens as in `output_distribution`.
+    """
+
+    embedding: Float[Array, "vocabulary d_y"]
+    w_q: Float[Array, "h d_s"]
+    w_k: Float[Array, "h d_h"]
+    w_v: Float[Array, " h"]
+    cell: Annotated[RNNParameters[Array], sizes(d="d_y+d_h", h="d_s")]
+    w_o: Float[Array, "vocabulary d_s"]
+    b_o: Float[Array, " vocabulary"]
+
+
+@operation(
+    "decoder_step",
+    chapter="seq2seq",
+    formula=r"s_{t'} = g(y_{t'}, c_{t'}, s_{t'-1}) = \tanh([y_{t'}; c_{t'}] W_{xh} + s_{t'-1} W_{hh} + b_h),\quad"
+    r" c_{t'} = \sum_t \alpha(s_{t'-1}, h_t)\, h_t,\quad"
+    r" P(y_{t'+1} = w \mid y_1, \dots, y_{t'}) = \operatorname{softmax}_w(W_o s_{t'} + b_o)",
+    sources=[
+        S0.equation(15),
+        S0.equation(16),
+        S3.passage("Decoder: RNN with attention"),
+        S4.passage("Encoder-Decoder"),
+        BAHDANAU.passage("3.1"),
+    ],
+    sharpened={"parameters.w_v": 1.0},
+    indices={"token": "vocabulary"},
+    results="distribution following",
+)
+class DecoderStep(Protocol[Array]):
+    """One step of Bahdanau's decoder: from a token and the state before it to the next state and the next token.
+
+    Where: The token is y_{t'}, counted as in `embed`; the state is s_{t'−1}, which is also the query; what follows is
+    s_{t'}, and the distribution is that of y_{t'+1}. These are the indices of S0, where s_{t'} is computed from y_{t'};
+    S4 and Bahdanau count states by the token that they predict, H_t from Y_{t−1}. The function g is a recurrent
+    cell, `rnn_cell`, whose input is the embedding of the token before the context; g of Bahdanau 2015 has gates.
+    Neither result has a unit.
+    Domain: No sum overflows.
+    Edges: Annotations at which `mask` is False are left out of the context, NaN and ∞ included. Where none is
+    attendable, or `m` = 0, the context is 0 (semantics `fully_masked`).
+    """
+
+    def __call__(
+        self,
+        token: Int[Array, "*#batch"],
+        state: Float[Array, "*#batch d_s"],
+        annotations: Float[Array, "*#batch m d_h"],
+        parameters: AttentionDecoderParameters[Array],
+        *,
+        mask: Bool[Array, "*#batch #m"] | None = None,
+    ) -> tuple[Float[Array, "*batch vocabulary"], Float[Array, "*batch d_s"]]: ...
+
+
 class Seq2SeqOperations(Generic[Array]):
     """The operations of sequence to sequence as methods of a backend class."""
 
@@ -222,6 +306,8 @@ class Seq2SeqOperations(Generic[Array]):
     concat_output: ConcatOutput[Array]
     embed: Embed[Array]
     output_distribution: OutputDistribution[Array]
+    encoder_context: EncoderContext[Array]
+    decoder_step: DecoderStep[Array]
 
 
 class Seq2SeqTable(TypedDict, Generic[Array], total=False):
@@ -235,3 +321,5 @@ class Seq2SeqTable(TypedDict, Generic[Array], total=False):
     concat_output: ConcatOutput[Array]
     embed: Embed[Array]
     output_distribution: OutputDistribution[Array]
+    encoder_context: EncoderContext[Array]
+    decoder_step: DecoderStep[Array]

@@ -130,4 +130,4 @@ class Check:
             if size != expected and not (d.broadcast and size == 1):
                 self._refuse(ValueError, leaf, items, f"{d.written} = {expected}", size)
         batch: Shape = torch.broadcast_shapes(*batches) if batches else ()  # type: ignore[no-untyped-call]
-        return (*batch, *[number_of(d.factors, sizes) or 0 for d in self.operation.outputs[0].core])
+        return (*batch, *[number_of(d.factors, sizes) or 0 for d in self.operation.leading.core])

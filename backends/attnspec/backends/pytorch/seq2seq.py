@@ -7,15 +7,19 @@ from torch.nn import functional
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention, dot_attention
+from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.accumulation import product, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import (
     AttentionalState,
+    AttentionDecoderParameters,
     BahdanauContext,
     ConcatOutput,
+    DecoderStep,
     Embed,
+    EncoderContext,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
@@ -23,12 +27,15 @@ from attnspec.spec import (
     ShapeError,
     implements,
 )
+from attnspec.spec.contract.tree import mapped
 
 __all__ = [
     "attentional_state",
     "bahdanau_context",
     "concat_output",
+    "decoder_step",
     "embed",
+    "encoder_context",
     "luong_context_dot",
     "luong_context_general",
     "luong_context_location",
@@ -43,6 +50,8 @@ _dot = Check("luong_context_dot")
 _general = Check("luong_context_general")
 _location = Check("luong_context_location")
 _bahdanau = Check("bahdanau_context")
+_encoder = Check("encoder_context")
+_step = Check("decoder_step")
 
 
 @implements(BahdanauContext[Tensor])
@@ -145,16 +154,24 @@ def embed(tokens: Int[Tensor, "*batch n"], table: Float[Tensor, "vocabulary d"])
     Looking at the tokens waits for the device; under transforms such as ``torch.compile`` they are taken on trust.
     """
     _embed(tokens, table)
-    if tokens.dtype not in (torch.int32, torch.int64):
-        tokens = tokens.long()
-    if not intercepted() and not tokens.is_meta:
-        most = table.shape[0] - 1
-        wrong = tokens[(tokens < 0) | (tokens > most)]
-        if wrong.numel():
-            raise ShapeError("embed", "tokens", f"tokens in 0..{most}", int(wrong[0]))
+    refuse_outside("embed", "tokens", tokens, table.shape[0] - 1)
     if torch.is_grad_enabled() and table.requires_grad:
-        return functional.embedding(tokens, widened(table)).to(table.dtype)
-    return functional.embedding(tokens, table)
+        return rows(tokens, widened(table)).to(table.dtype)
+    return rows(tokens, table)
+
+
+def rows(tokens: Tensor, table: Tensor) -> Tensor:
+    """The rows (*batch, d) of a table (vocabulary, d) with these numbers (*batch)."""
+    return functional.embedding(tokens if tokens.dtype in (torch.int32, torch.int64) else tokens.long(), table)
+
+
+def refuse_outside(operation: str, argument: str, integers: Tensor, most: int) -> None:
+    """Raise for an integer that is not in 0..most, unless its value cannot be read."""
+    if intercepted() or integers.is_meta:
+        return
+    wrong = integers[(integers < 0) | (integers > most)]
+    if wrong.numel():
+        raise ShapeError(operation, argument, f"{argument} in 0..{most}", int(wrong[0]))
 
 
 @implements(OutputDistribution[Tensor])
@@ -165,3 +182,74 @@ def output_distribution(
     """Softmax of a linear layer."""
     _distribution(state, w, b)
     return functional.linear(widened(state), widened(w), widened(b)).softmax(-1).to(state.dtype)
+
+
+@implements(EncoderContext[Tensor])
+@keeps
+def encoder_context(
+    states: Float[Tensor, "*#batch t h"], *, lengths: Int[Tensor, "*#batch"] | None = None
+) -> Float[Tensor, "*batch h"]:
+    """The last state, or those that the lengths name."""
+    shape = _encoder(states, lengths)
+    t = states.shape[-2]
+    if lengths is not None:
+        refuse_outside("encoder_context", "lengths", lengths, t)
+    if t == 0:
+        # a sum of nothing, so that gradients have a way back
+        return states.sum(-2).expand(shape).clone()
+    if lengths is None:
+        return states[..., -1, :].expand(shape).clone()
+    last = lengths.long().expand(shape[:-1])[..., None]
+    read = states.expand(*shape[:-1], *states.shape[-2:]).gather(
+        -2, (last - 1).clamp(min=0)[..., None].expand(*shape[:-1], 1, shape[-1])
+    )
+    return torch.where(last > 0, read.squeeze(-2), 0.0)
+
+
+class Decoder:
+    """Bahdanau's decoder for source sentences whose annotations are projected once; numbers are in float32 or float64.
+
+    ``annotations`` (*batch, m, d_h) and ``mask`` (*batch, m) are those of the operations.
+    """
+
+    def __init__(
+        self, annotations: Tensor, parameters: AttentionDecoderParameters[Tensor], mask: Tensor | None
+    ) -> None:
+        self.parameters = p = mapped(parameters, lambda _, x: widened(x))
+        self.mask = mask
+        source = widened(annotations)
+        self.keys = additive.prepare_keys(source @ p.w_k.mT, p.w_v, source)
+        self.of_token, self.of_context = p.cell.w_xh.split([p.embedding.shape[-1], source.shape[-1]])
+
+    def token_terms(self, tokens: Tensor) -> Tensor:
+        """What tokens (*batch) add to the pre-activation of the cell, with its bias: (*batch, d_s)."""
+        terms: Tensor = rows(tokens, self.parameters.embedding) @ self.of_token + self.parameters.cell.b_h
+        return terms
+
+    def following(self, terms: Tensor, state: Tensor) -> Tensor:
+        """The next state (*batch, d_s), from what the token adds and the state before."""
+        context = additive.step(self.keys, state @ self.parameters.w_q.mT, mask=self.mask)
+        summed: Tensor = terms + context @ self.of_context + state @ self.parameters.cell.w_hh
+        return summed.tanh()
+
+    def scores(self, states: Tensor) -> Tensor:
+        """The scores (*batch, vocabulary) of all tokens."""
+        return functional.linear(states, self.parameters.w_o, self.parameters.b_o)
+
+
+@implements(DecoderStep[Tensor])
+@lowers
+def decoder_step(
+    token: Int[Tensor, "*#batch"],
+    state: Float[Tensor, "*#batch d_s"],
+    annotations: Float[Tensor, "*#batch m d_h"],
+    parameters: AttentionDecoderParameters[Tensor],
+    *,
+    mask: Bool[Tensor, "*#batch #m"] | None = None,
+) -> tuple[Float[Tensor, "*batch vocabulary"], Float[Tensor, "*batch d_s"]]:
+    """A context, a cell and an output layer, without rounding in between."""
+    _step(token, state, annotations, parameters, mask)
+    refuse_outside("decoder_step", "token", token, parameters.b_o.shape[0] - 1)
+    decoder = Decoder(annotations, parameters, mask)
+    following = decoder.following(decoder.token_terms(token), widened(state))
+    return decoder.scores(following).softmax(-1).to(state.dtype), following.to(state.dtype)

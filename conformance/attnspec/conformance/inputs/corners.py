@@ -19,6 +19,9 @@ from attnspec.spec.contract.tree import Branch, Kind, Leaf, Option
 LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 255, 256, 257)
 """Numbers of queries and keys: multiples of the tile sizes of kernels, and numbers just below and above them."""
 
+STEPS = (1, 2, 3, 0, 4, 6)
+"""Numbers of time steps, of which each takes a call of a cell: few, and none on the border of a tile."""
+
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
 SPARE = (0, 1, 3)
@@ -35,13 +38,13 @@ Row = dict[str, Any]
 
 
 def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
-    """The groups of sizes that exceed a tile in the first rows: keys, queries, both, time steps, features.
+    """The groups of sizes that exceed a tile in the first rows: keys, queries, both, features.
 
     Of the features, these are the last two that the operation names: as a rule the size multiplied in scores, and that
     of the values.
     """
     keys, queries = (operation.sizes_of(axis)[-1:] for axis in (Axis.KEY, Axis.QUERY))
-    groups = (keys, queries, queries + keys, operation.sizes_of(Axis.TIME), operation.sizes_of(Axis.FEATURE)[-2:])
+    groups = (keys, queries, queries + keys, operation.sizes_of(Axis.FEATURE)[-2:])
     return tuple(dict.fromkeys(tuple(dict.fromkeys(group)) for group in groups if group))
 
 
@@ -50,7 +53,7 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     """The levels of a size, within the limits of the backend."""
     axis = operation.axis(size)
     if axis & Axis.POSITION:
-        lengths = set(map(limits.length_from, LENGTHS))
+        lengths = set(map(limits.length_from, LENGTHS if axis & Axis.SELF else STEPS))
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes

@@ -128,7 +128,7 @@ def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
             for leaf, x in arguments.batched:
                 place = x.ndim - len(leaf.core) - axis
                 if place >= 0:
-                    changes[leaf.path] = np.take(x, element if x.shape[place] > 1 else 0, axis=place)
+                    changes[leaf.path] = np.asarray(np.take(x, element if x.shape[place] > 1 else 0, axis=place))
             if changes and size:
                 yield arguments.replaced(changes)
 

@@ -136,8 +136,8 @@ class Subject(Comparisons):
         return found
 
     def call(self, arguments: Arguments) -> Numbers:
-        """The result, the first array where there are several."""
-        return self.results(arguments)[self.operation.outputs[0].path]
+        """The result, the leading array where there are several."""
+        return self.results(arguments)[self.operation.leading.path]
 
     def call_anew(self, arguments: Arguments) -> Results:
         """The arrays of a new call, whatever their shapes."""
@@ -230,8 +230,8 @@ class Subject(Comparisons):
         return cast("dict[str, Judged]", arguments.memo["judged"])
 
     def oracle(self, arguments: Arguments) -> Judged:
-        """The oracle's result, the first array where there are several."""
-        return self.oracles(arguments)[self.operation.outputs[0].path]
+        """The oracle's result, the leading array where there are several."""
+        return self.oracles(arguments)[self.operation.leading.path]
 
     def budgets(self, arguments: Arguments) -> Results:
         """The budget of every element without the oracle: for doubles it is computed in double, which is faster."""
@@ -242,8 +242,8 @@ class Subject(Comparisons):
         return _budgets(self.oracles(arguments))
 
     def budget(self, arguments: Arguments) -> Numbers:
-        """The budget of the result, of its first array where there are several."""
-        return self.budgets(arguments)[self.operation.outputs[0].path]
+        """The budget of the result, of its leading array where there are several."""
+        return self.budgets(arguments)[self.operation.leading.path]
 
     def normative_oracles(
         self, arguments: Arguments, wide: np.dtype[Any] | None = None, choices: Mapping[str, str] | None = None
@@ -258,8 +258,8 @@ class Subject(Comparisons):
         return {leaf.path: x for leaf, x in results(self.operation, found)}
 
     def normative_oracle(self, arguments: Arguments) -> Judged:
-        """The oracle's first result, as the specification has it."""
-        return self.normative_oracles(arguments)[self.operation.outputs[0].path]
+        """The oracle's leading result, as the specification has it."""
+        return self.normative_oracles(arguments)[self.operation.leading.path]
 
     def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
         spelled = self.aligned(arguments)
@@ -270,12 +270,14 @@ class Subject(Comparisons):
 
     def _with_unspecified(self, leaf: Leaf, result: Judged, arguments: Arguments) -> Judged:
         """The oracle, with NaN for elements that a declared choice leaves unspecified."""
-        rows = self.operation.asking is None or -2 in leaf.axes(self.operation.asking)
+        asking = self.operation.asking
+        rows = asking is None or -2 in leaf.axes(asking)
         open_: Numbers = np.zeros(result.value.shape, bool)
         if self.semantics.no_keys != "zero" and arguments.keys_count == 0:
             open_ = np.ones(result.value.shape, bool)
         elif self.semantics.fully_masked != "zero" and rows:
-            open_ = np.broadcast_to(np.expand_dims(~attendable(arguments).any(-1), -1), result.value.shape)
+            behind = tuple(range(-(len(leaf.core) if asking is None else 1), 0))
+            open_ = np.broadcast_to(np.expand_dims(~attendable(arguments).any(-1), behind), result.value.shape)
         if not open_.any():
             return result
         return replace(

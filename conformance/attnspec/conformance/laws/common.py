@@ -21,8 +21,14 @@ from attnspec.spec.contract.tree import Kind, Leaf
 
 
 def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
-    """Rows that have an attendable key, of shape (…, 1) to broadcast against the result."""
-    return np.expand_dims(allowed(subject, arguments).any(-1), -1)
+    """Rows that have an attendable key, with axes of size 1 behind them to broadcast against the result."""
+    return before_features(subject, np.any(allowed(subject, arguments), axis=-1, keepdims=True)[..., 0])
+
+
+def before_features(subject: Subject, rows: Numbers) -> Numbers:
+    """A number for every query, or for every element of the batch, with axes for what the result has of each."""
+    operation = subject.operation
+    return np.expand_dims(rows, tuple(range(-len(operation.leading.core) + (operation.asking is not None), 0)))
 
 
 def allowed(subject: Subject, arguments: Arguments) -> Numbers:
@@ -317,6 +323,6 @@ def refuses_outside(
     if isinstance(result, Raised):
         return True
     raise Violation(
-        f"a {what} outside 0..{most} was accepted, expected an exception", reason=Reason.ACCEPTED, arguments=broken,
+        f"{what} outside 0..{most} was accepted, expected an exception", reason=Reason.ACCEPTED, arguments=broken,
         got=next(iter(result.values())),
     )  # fmt: skip

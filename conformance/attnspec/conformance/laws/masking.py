@@ -223,7 +223,7 @@ def _masked(
     hidden = rng.random(m) < 0.4
     hidden[[0, -1]] = False, True
     idle = np.arange(np.prod(rows, dtype=int)).reshape(rows) % 5 == 1
-    idle &= subject.semantics.fully_masked == "zero"
+    idle &= subject.semantics.fully_masked == "zero" and subject.operation.only_weighs_keys
     mask = (rng.random((*rows, m)) < 0.7) | (np.arange(m) == 0)
     return given.with_mask(mask & ~hidden & ~idle[..., None]), hidden, idle
 
@@ -373,4 +373,4 @@ def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generato
 def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass a length of −1, or of one more than there are positions."""
     path, _, most = _lengths(arguments)
-    return refuses_outside(subject, arguments, path, most, rng, "length")
+    return refuses_outside(subject, arguments, path, most, rng, "a length")

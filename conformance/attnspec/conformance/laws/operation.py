@@ -103,7 +103,7 @@ def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Gene
         return False
     given = sample(subject, rng, (2,), queries=3, keys=5)
     for leaf, x in given.batched:
-        alone = given.replaced({leaf.path: x[0]})
+        alone = given.replaced({leaf.path: np.asarray(x[0])})
         _follows_formula(subject, alone, f"with a {leaf.path} that has no batch,")
     return True
 

@@ -9,7 +9,7 @@ from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
+from attnspec.conformance.laws.common import before_features, live_rows, pooled, sample, wide
 from attnspec.conformance.laws.registry import Function, checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.semantics import QUESTIONS
@@ -198,7 +198,7 @@ def _leak(
         x[..., -1] = poison
     poisoned = masked.replaced({leaf.path: x})
     got = np.asarray(subject.call(poisoned))
-    rows = ~mask[..., -1][..., None]
+    rows = before_features(subject, ~mask[..., -1])
     if subject.operation.attends_to_itself:
         rows = rows & (np.arange(mask.shape[-2])[:, None] < mask.shape[-2] - 1)
     rows = np.broadcast_to(rows, got.shape)

@@ -1,13 +1,25 @@
 """Checks of the laws of embeddings, contexts and outputs of a decoder."""
 
+from functools import partial
+
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import bounded, joined_in_order, odd_in, refuses_outside, wide
+from attnspec.conformance.laws.common import (
+    bounded,
+    doubles,
+    joined_in_order,
+    odd_in,
+    random_like,
+    refuses_outside,
+    together,
+    wide,
+)
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import seq2seq as law
+from attnspec.spec.seq2seq import AttentionDecoderParameters
 
 
 @checks(law.INDEPENDENT_STATES)
@@ -74,8 +86,9 @@ def _table(arguments: Arguments) -> tuple[str, Numbers]:
 
 def _tokens(arguments: Arguments) -> tuple[str, int]:
     """The path of the tokens, and the last token."""
-    ((path, size),) = arguments.operation.indices.items()
-    return path, arguments.size(size) - 1
+    operation = arguments.operation
+    path = next(leaf.path for leaf in operation.leaves if leaf.path in operation.indices)
+    return path, arguments.size(operation.indices[path]) - 1
 
 
 @checks(law.EMBEDDING_ROWS)
@@ -96,7 +109,7 @@ def embedding_rows(subject: Subject, arguments: Arguments, rng: np.random.Genera
 def vocabulary_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass the token −1, or one more than the last."""
     path, last = _tokens(arguments)
-    return refuses_outside(subject, arguments, path, last, rng, "token")
+    return refuses_outside(subject, arguments, path, last, rng, "a token")
 
 
 @checks(law.DISTRIBUTION)
@@ -109,4 +122,39 @@ def distribution(subject: Subject, arguments: Arguments, rng: np.random.Generato
     sums = got.sum(-1)
     slack = np.where(np.isfinite(budget), budget, 1.0).sum(-1)
     subject.matches(sums, np.ones(sums.shape), slack, arguments, "the sum of the probabilities")
+    return True
+
+
+@checks(law.LAST_STATE)
+def last_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare with the state at the length, where all other states are NaN: lengths as given, of 0, and others."""
+    ((leaf, states),) = arguments.floats
+    (path,) = arguments.operation.lengths
+    t = states.shape[-2]
+    zeros = np.zeros(arguments.batch, int)
+    for lengths in (arguments[path], zeros, rng.integers(0, t, arguments.batch, endpoint=True)):
+        last = np.broadcast_to(t if lengths is None else lengths, arguments.batch)
+        counts = np.broadcast_to(np.arange(1, t + 1) == last[..., None], (*arguments.batch, t))[..., None]
+        spoiled = np.where(counts, states, states.dtype.type(np.nan))
+        given = arguments.replaced({leaf.path: spoiled, path: None if lengths is None else np.asarray(lengths)})
+        expected = np.where(counts, states, states.dtype.type(0)).sum(-2, dtype=states.dtype)
+        subject.same(subject.call(given), expected, partial(np.zeros, expected.shape), given, "the context")
+    return bool(zeros.size)
+
+
+@checks(law.ONE_ANNOTATION)
+def one_annotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Keep the first annotation alone, and exchange the weights of the scores."""
+    size = subject.operation.asked
+    if not arguments.keys_count or size is None or arguments.keys_count < subject.limits.length_from(1):
+        return False
+    one = arguments.with_mask(None).along(size, take([0]))
+    (p,) = (x for x in one.values_by_name.values() if isinstance(x, AttentionDecoderParameters))
+    scoring = {id(w) for w in (p.w_q, p.w_k, p.w_v)}
+    others = {leaf.path: random_like(x, rng, subject) for leaf, x in one.floats if id(x) in scoring}
+    changed = one.replaced(others)
+    if not (subject.in_domain(one) and subject.in_domain(changed)):
+        return False
+    expected, budgets = doubles(subject.results(one)), together(subject.budgets(one), subject.budgets(changed))
+    subject.all_match(subject.results(changed), expected, budgets, changed, "with other weights of the scores,")
     return True

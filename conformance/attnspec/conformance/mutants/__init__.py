@@ -3,6 +3,7 @@
 from attnspec.conformance.mutants import (
     attention,
     calling,
+    decoders,
     gradients,
     masking,
     moments,
@@ -23,6 +24,7 @@ __all__ = [
     "Mutant",
     "attention",
     "calling",
+    "decoders",
     "gradients",
     "masking",
     "moments",

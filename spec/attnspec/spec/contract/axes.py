@@ -42,7 +42,7 @@ GLOSSARY: Mapping[str, Axis] = {
     "m": Axis.KEY,
     **dict.fromkeys(("t", "steps"), Axis.TIME),
     **dict.fromkeys(("d", "d_q", "d_k", "d_v", "p", "p_q", "p_k", "p_v"), Axis.FEATURE),
-    **dict.fromkeys(("d_x", "d_m", "d_s", "d_h", "p_o"), Axis.WIDTH),
+    **dict.fromkeys(("d_x", "d_y", "d_m", "d_s", "d_h", "p_o"), Axis.WIDTH),
     **dict.fromkeys(("h", "f"), Axis.HIDDEN),
     "heads": Axis.HEAD,
     "vocabulary": Axis.VOCABULARY,

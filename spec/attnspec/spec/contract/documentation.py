@@ -205,12 +205,14 @@ def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
 def _said(operation: Operation, heading: str) -> str:
     """What the chapter says under a heading that concerns the operation, then what its Protocol says.
 
-    ``As in `chapter`.`` stands for the edges of that chapter, in operations that attend.
+    ``As in `chapter`.`` stands for the edges of that chapter, in operations that attend and do nothing else.
     """
     module = sys.modules.get(operation.protocol.__module__)
     texts = [_written(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
-    attends = operation.asked is not None
-    text = re.sub(r"As in `(\w+)`\.", lambda match: _edges_of(match[1]) * attends, " ".join(filter(None, texts)))
+    attends = operation.only_weighs_keys
+    text = re.sub(
+        r"As in `(\w+)`\.", lambda match: _edges_of(match[1]) * attends, " ".join(filter(None, texts))
+    ).strip()
     lacking = {name for name in re.findall(r"`(\w+)`", text) if name not in _names(operation)}
     about_others = {name for o in OPERATIONS.values() for name in lacking & _names(o)} if lacking else set()
     sentences = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)

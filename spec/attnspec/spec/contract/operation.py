@@ -87,6 +87,11 @@ class Operation:
         return tuple(n for n in walked(self.result) if isinstance(n, Leaf))
 
     @cached_property
+    def leading(self) -> Leaf:
+        """The array of the result that laws look at which look at one: the first of floating point, if there is any."""
+        return next((leaf for leaf in self.outputs if leaf.kind is Kind.FLOAT), self.outputs[0])
+
+    @cached_property
     def floats(self) -> tuple[Leaf, ...]:
         """The float arrays among the arguments: those that have gradients."""
         return tuple(leaf for leaf in self.leaves if leaf.kind is Kind.FLOAT)

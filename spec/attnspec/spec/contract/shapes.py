@@ -49,8 +49,8 @@ class Binding:
 
     @property
     def result(self) -> Shape:
-        """The shape of the result, of its first array if there are several."""
-        return self.shape(self.operation.outputs[0])
+        """The shape of the result, of its leading array if there are several."""
+        return self.shape(self.operation.leading)
 
 
 def broadcast(left: Shape, right: Shape) -> Shape | None:

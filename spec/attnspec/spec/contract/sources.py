@@ -1,7 +1,7 @@
 """The five lectures, the papers that they cite, and citations of both.
 
 A citation names a numbered equation, ``S0.equation(4)``, or a passage, ``S2.passage("masked decoder")``.
-Every numbered equation has an owner: an operation that cites it, or the chapter in :data:`LATER` that will.
+Every numbered equation has an owner: an operation that cites it.
 """
 
 from collections.abc import Mapping
@@ -76,9 +76,3 @@ VASWANI = Source("Vaswani 2017", "Attention is all you need")
 WANG = Source("Wang 2018", "Non-local neural networks")
 
 SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, BA, BAHDANAU, LUONG, VASWANI, WANG)}
-
-LATER: Mapping[Citation, str] = {
-    S0.equation(13): "seq2seq",
-    S0.equation(15): "seq2seq",
-}
-"""Equations that no operation cites yet, and the chapter that each belongs to."""

@@ -59,7 +59,8 @@ GARBAGE = law(
 NONFINITE_GRADIENT = law(
     "masking.nonfinite-gradient",
     "Where NaN and infinities at masked keys and values do not reach the result, they reach no gradient of queries, "
-    "keys and values either; nor do those in a query for which no key counts.",
+    "keys and values either; nor do those in a query for which no key counts, where it is "
+    "only a query.",
     formula=r"j \notin A_i\ \forall i \Rightarrow \nabla f \text{ does not depend on } (k_j, v_j);\quad "
     r"A_i = \emptyset \Rightarrow \text{nor on } q_i",
     governs=_separate_keys,

@@ -1,17 +1,25 @@
 """Laws of embeddings, contexts and outputs of a decoder."""
 
 from attnspec.spec.contract.law import law, of
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3
 from attnspec.spec.seq2seq import (
     AttentionalState,
     BahdanauContext,
     ConcatOutput,
+    DecoderStep,
     Embed,
+    EncoderContext,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
     OutputDistribution,
 )
+
+
+def _takes_indices(operation: Operation) -> bool:
+    return any(leaf.path in operation.indices for leaf in operation.leaves)
+
 
 INDEPENDENT_STATES = law(
     "seq2seq.independent-states",
@@ -50,14 +58,28 @@ EMBEDDING_ROWS = law(
 )
 VOCABULARY_RANGE = law(
     "seq2seq.vocabulary-range",
-    "A token below 0 or above the last row of its table raises.",
+    "A token below 0 or above the last one of the vocabulary raises.",
     formula=r"w_t \notin 0..|V|-1 \Rightarrow \text{raises}",
-    governs=of(Embed),
+    governs=_takes_indices,
 )
 DISTRIBUTION = law(
     "seq2seq.distribution",
     "Probabilities are not negative and sum to 1.",
     formula=r"P_w \ge 0,\quad \sum_w P_w = 1",
-    governs=of(OutputDistribution),
+    governs=of(OutputDistribution, DecoderStep),
     sources=[S0.equation(14)],
+)
+LAST_STATE = law(
+    "seq2seq.last-state",
+    "The context of an encoder is its last state that is no padding, bit for bit; no other state counts.",
+    formula=r"q(h_1, \dots, h_T) = h_T",
+    governs=of(EncoderContext),
+    sources=[S0.equation(13)],
+)
+ONE_ANNOTATION = law(
+    "seq2seq.one-annotation",
+    "Where a source has one annotation, it is the context: the weights of the scores change nothing.",
+    formula=r"T = 1 \Rightarrow c = h_1",
+    governs=of(DecoderStep),
+    sources=[S0.equation(16)],
 )

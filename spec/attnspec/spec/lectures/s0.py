@@ -261,6 +261,7 @@ LECTURE = Lecture(
                     r"\mathbf{c}_{t'} = \sum_{t=1}^T \alpha(\mathbf{s}_{t'-1}, \mathbf{h}_t) \mathbf{h}_t \quad "
                     "(16)",
                     "bahdanau_context",
+                    "decoder_step",
                 )
             ],
         ),

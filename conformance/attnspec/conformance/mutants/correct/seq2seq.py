@@ -4,10 +4,12 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.attention import Attention
+from attnspec.conformance.mutants.correct.recurrent import Recurrent
+from attnspec.spec.seq2seq import AttentionDecoderParameters
 
 
-class Seq2Seq(Attention):
-    """Contexts of decoders."""
+class Seq2Seq(Recurrent, Attention):
+    """Contexts of decoders, and their steps."""
 
     def bahdanau_context(
         self, state: Numbers, annotations: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
@@ -64,6 +66,56 @@ class Seq2Seq(Attention):
     def logits(self, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
         """Scores of all tokens."""
         return self.project(state[..., None, :], w)[..., 0, :] + b
+
+    def encoder_context(self, states: Numbers, *, lengths: Numbers = None) -> Numbers:
+        """The state at the length, or 0."""
+        t = states.shape[-2]
+        last = np.array(t) if lengths is None else lengths
+        self.check_lengths(last, t)
+        batch = np.broadcast_shapes(states.shape[:-2], last.shape)
+        return self.state_at(np.broadcast_to(states, (*batch, *states.shape[-2:])), np.broadcast_to(last, batch))
+
+    def state_at(self, states: Numbers, count: Numbers) -> Numbers:
+        """Of states (*batch, t, h) the last one of the first so many, 0 of none."""
+        before = np.zeros((*states.shape[:-2], 1, states.shape[-1]), states.dtype)
+        return np.concatenate([before, states], axis=-2)[(*np.indices(count.shape), count)]
+
+    def decoder_step(
+        self,
+        token: Numbers,
+        state: Numbers,
+        annotations: Numbers,
+        parameters: AttentionDecoderParameters[Numbers],
+        *,
+        mask: Numbers = None,
+    ) -> tuple[Numbers, Numbers]:
+        """The distribution from the next state, and the next state."""
+        p = parameters
+        self.check_tokens(token, p.embedding.shape[0])
+        following = self.next_state(token, state, annotations, p, mask)
+        return self.output_distribution(following, p.w_o, p.b_o), following
+
+    def next_state(
+        self,
+        token: Numbers,
+        state: Numbers,
+        annotations: Numbers,
+        p: AttentionDecoderParameters[Numbers],
+        mask: Numbers,
+    ) -> Numbers:
+        """The cell on token and context, where the state before it is the query."""
+        context = self.context_of(state, annotations, p, mask)
+        return self.rnn_cell(self.cell_input(self.rows(p.embedding, token), context), state, p.cell)
+
+    def context_of(
+        self, state: Numbers, annotations: Numbers, p: AttentionDecoderParameters[Numbers], mask: Numbers
+    ) -> Numbers:
+        """What the decoder attends to."""
+        return self.bahdanau_context(state, annotations, p.w_q, p.w_k, p.w_v, mask=mask)
+
+    def cell_input(self, token: Numbers, context: Numbers) -> Numbers:
+        """The embedded token, then the context."""
+        return self.beside(token, context)
 
     def context(self, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
         """Annotations (…, m, d) pooled by scores (…, 1, m)."""

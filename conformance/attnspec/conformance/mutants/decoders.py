@@ -1,0 +1,216 @@
+"""Mutants of recurrent decoders with attention, and of the encoder's context."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.seq2seq import AttentionDecoderParameters, DecoderStep, EncoderContext
+
+Parameters = AttentionDecoderParameters[Numbers]
+
+# The encoder's context ------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "state behind the padding",
+    replaces="state_at",
+    operations=(EncoderContext,),
+    breaks=("seq2seq.last-state", "masking.truncation", "operation.oracle"),
+    source="output[:, -1] of a padded batch",
+)
+def state_of_padding(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
+    """The last row, whatever the length."""
+    return Formulas.state_at(correct, states, np.full_like(count, states.shape[-2]))
+
+
+@mutant(
+    "first state for the last",
+    replaces="state_at",
+    operations=(EncoderContext,),
+    breaks=("seq2seq.last-state", "operation.gradient"),
+    source="the last state of a network that reads backwards is that of the first token",
+)
+def first_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
+    """h₁."""
+    return Formulas.state_at(correct, states, np.minimum(count, 1))
+
+
+@mutant(
+    "mean of the last two states",
+    replaces="state_at",
+    operations=(EncoderContext,),
+    breaks=("seq2seq.last-state", "operation.oracle"),
+    source="pooling, another choice of q",
+)
+def mean_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
+    """Half of the last state and half of the one before."""
+    half = states.dtype.type(0.5)
+    before = Formulas.state_at(correct, states, np.maximum(count - 1, 0))
+    return half * Formulas.state_at(correct, states, count) + half * before
+
+
+@mutant(
+    "last state by a product with one-hot rows",
+    replaces="state_at",
+    operations=(EncoderContext,),
+    breaks=("seq2seq.last-state",),
+    source="states times a mask of the last position, where 0·NaN is NaN",
+)
+def last_by_product(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
+    """One-hot rows times the states."""
+    one_hot = (np.arange(states.shape[-2]) == count[..., None] - 1).astype(states.dtype)
+    return correct.product(one_hot[..., None, :], states)[..., 0, :]
+
+
+@mutant(
+    "an empty source is read from the end",
+    replaces="state_at",
+    operations=(EncoderContext,),
+    breaks=("seq2seq.last-state",),
+    source="states[length − 1], where −1 is the last one",
+)
+def empty_from_the_end(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
+    """Length 0 is taken as t."""
+    return Formulas.state_at(correct, states, np.where(count == 0, states.shape[-2], count))
+
+
+@mutant(
+    "gradient of the last state to all states",
+    replaces="state_at",
+    operations=(EncoderContext,),
+    breaks=("operation.gradient",),
+    source="a backward pass that expands where it should scatter",
+)
+def gradient_to_all(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
+    """The value of the last state with the gradient of the sum of all."""
+    found = Formulas.state_at(correct, states, count)
+    return found + (np.sum(states, axis=-2) - np.sum(value_of(states), axis=-2)) * states.dtype.type(1 / 64)
+
+
+# One step -------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "the next state is the query",
+    replaces="next_state",
+    operations=(DecoderStep,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="S0(16) and S3 against S2: s_{t'−1} or s_{t'}",
+)
+def queried_late(
+    correct: Formulas, token: Numbers, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers
+) -> Numbers:
+    """The context is that of the state after a step with the context before."""
+    first = Formulas.next_state(correct, token, state, annotations, p, mask)
+    context = correct.context_of(first, annotations, p, mask)
+    return correct.rnn_cell(correct.cell_input(correct.rows(p.embedding, token), context), state, p.cell)
+
+
+@mutant(
+    "context before the token",
+    replaces="cell_input",
+    operations=(DecoderStep,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="d2l's decoder concatenates (context, embedded), PyTorch's tutorial (embedded, context)",
+)
+def context_first(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
+    """[c; y]."""
+    return correct.beside(context, token)
+
+
+@mutant(
+    "context left out of the cell",
+    replaces="cell_input",
+    operations=(DecoderStep,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="a context that is computed and not concatenated",
+)
+def without_context(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
+    """[y; 0]."""
+    return correct.beside(token, context * context.dtype.type(0))
+
+
+@mutant(
+    "gradient cut through the context",
+    replaces="cell_input",
+    operations=(DecoderStep,),
+    breaks=("operation.gradient",),
+    source="context.detach()",
+)
+def detached_context(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
+    """The context is a constant."""
+    return correct.beside(token, value_of(context))
+
+
+@mutant(
+    "gradient cut at the embedding",
+    replaces="cell_input",
+    operations=(DecoderStep,),
+    breaks=("operation.gradient",),
+    source="pretrained embeddings left frozen",
+)
+def frozen_embedding(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
+    """The embedded token is a constant."""
+    return correct.beside(value_of(token), context)
+
+
+@mutant(
+    "padding of the source is attended to",
+    replaces="context_of",
+    operations=(DecoderStep,),
+    breaks=("masking.truncation", "masking.garbage"),
+    source="the mask is given to the encoder alone",
+)
+def unmasked_source(correct: Formulas, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers) -> Numbers:
+    """Without the mask."""
+    return Formulas.context_of(correct, state, annotations, p, None)
+
+
+@mutant(
+    "weights of the context by a logistic function",
+    replaces="context_of",
+    operations=(DecoderStep,),
+    breaks=("seq2seq.one-annotation", "operation.oracle"),
+    source="alignments that need not sum to 1",
+)
+def logistic_weights(correct: Formulas, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers) -> Numbers:
+    """Σ σ(e) h."""
+    scores = correct.additive_scores(state[..., None, :], annotations, p.w_q, p.w_k, p.w_v)
+    weights = correct.gate(scores)
+    if mask is not None:
+        weights = np.where(mask[..., None, :], weights, weights.dtype.type(0))
+    return correct.product(weights, annotations)[..., 0, :]
+
+
+@mutant(
+    "distribution from the state before the step",
+    replaces="decoder_step",
+    operations=(DecoderStep,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="S0 counts s_{t'} from y_{t'}, S4 from y_{t'−1}",
+)
+def early_distribution(
+    correct: Formulas,
+    token: Numbers,
+    state: Numbers,
+    annotations: Numbers,
+    parameters: Parameters,
+    *,
+    mask: Numbers = None,
+) -> tuple[Numbers, Numbers]:
+    """softmax(W s_{t'−1} + b)."""
+    _, following = Formulas.decoder_step(correct, token, state, annotations, parameters, mask=mask)
+    unused = following[..., :1] * following.dtype.type(0)
+    return correct.output_distribution(state + unused, parameters.w_o, parameters.b_o), following
+
+
+@mutant(
+    "step with tokens that are not checked",
+    replaces="check_tokens",
+    operations=(DecoderStep,),
+    breaks=("seq2seq.vocabulary-range",),
+    source="an index of −1 for padding, which NumPy reads from the end",
+)
+def unchecked_token(correct: Formulas, tokens: Numbers, count: int) -> None:
+    """Indices wrap."""
