@@ -16,17 +16,22 @@ _learned = Check("learned_positions")
 _sinusoids = Check("sinusoidal_positional_encoding")
 
 
-@implements(SinusoidalPositionalEncoding[Tensor])
-def sinusoidal_positional_encoding(n: int, d: int) -> Float[Tensor, "{n} {d}"]:
-    """Sines and cosines, interleaved, on PyTorch's default device and in its default dtype.
+def sinusoids(n: int, d: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """Sines and cosines (n, d), interleaved, in a dtype.
 
     Angles are computed in float64: in float32 those of large positions would be off by whole digits.
     """
-    _sinusoids(n, d)
-    even = torch.arange(0, d, 2, dtype=torch.float64)
-    angle = torch.arange(n, dtype=torch.float64)[:, None] / 10000.0 ** (even / d)
+    even = torch.arange(0, d, 2, dtype=torch.float64, device=device)
+    angle = torch.arange(n, dtype=torch.float64, device=device)[:, None] / 10000.0 ** (even / d)
     pairs = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
-    return pairs[:, :d].to(torch.get_default_dtype())
+    return pairs[:, :d].to(dtype, memory_format=torch.contiguous_format)
+
+
+@implements(SinusoidalPositionalEncoding[Tensor])
+def sinusoidal_positional_encoding(n: int, d: int) -> Float[Tensor, "{n} {d}"]:
+    """Sines and cosines, interleaved, on PyTorch's default device and in its default dtype."""
+    _sinusoids(n, d)
+    return sinusoids(n, d, dtype=torch.get_default_dtype(), device=None)
 
 
 @implements(LearnedPositions[Tensor])

@@ -1,0 +1,14 @@
+"""Operations of the PyTorch backend as modules, with the conventions of ``torch.nn``.
+
+A module holds weights and calls the operation of its docstring's last heading, which checks shapes and says what is
+wrong with them. The batch comes first, masks are boolean with True = may attend, and no module has dropout. Names in
+state dicts are those of the formulas. ``from_torch`` and ``to_torch`` exchange weights with PyTorch's own modules, and
+``record`` and ``from_record`` with the records of the specification.
+"""
+
+from attnspec.backends.pytorch.nn.attention import *
+from attnspec.backends.pytorch.nn.multihead import *
+from attnspec.backends.pytorch.nn.positional import *
+from attnspec.backends.pytorch.nn.recurrent import *
+from attnspec.backends.pytorch.nn.seq2seq import *
+from attnspec.backends.pytorch.nn.transformer import *

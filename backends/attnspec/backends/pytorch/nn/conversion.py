@@ -1,0 +1,42 @@
+"""What weights of ``torch.nn`` must be, to be those of a formula here: everything else is refused, by name."""
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+
+def refuse(module: str, name: str, expected: str, got: object) -> NoReturn:
+    """Raise ``ValueError`` for a setting that the formula does not have."""
+    raise ValueError(f"{module}: {name}: expected {expected}; got {got}")
+
+
+def check(module: str, name: str, value: object, expected: object, reason: str) -> None:
+    """Refuse a setting other than the expected one."""
+    if value != expected:
+        refuse(module, name, f"{expected!r}, since {reason}", repr(value))
+
+
+def check_no_dropout(module: str, source: nn.Module, dropout: float) -> None:
+    """Refuse dropout, which has no effect in ``eval()`` only."""
+    if dropout > 0 and source.training:
+        refuse(module, "dropout", "0, or a module in eval(), since the formula has none", dropout)
+
+
+def check_zero(module: str, name: str, bias: Tensor | None) -> None:
+    """Refuse a bias that is not zero."""
+    if bias is not None and bool(bias.detach().any()):
+        largest = float(bias.detach().abs().max())
+        refuse(module, name, "None or zeros, since the formula has no bias", f"up to {largest:.3g}")
+
+
+def check_same(module: str, name: str, first: object, second: object, reason: str) -> None:
+    """Refuse two sizes that ``torch.nn`` cannot have different."""
+    if first != second:
+        refuse(module, name, f"{first}, since {reason}", second)
+
+
+def bias_of(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> Tensor:
+    """The bias of a layer, zeros if it has none."""
+    bias: Tensor | None = layer.bias
+    return torch.zeros_like(like) if bias is None else bias

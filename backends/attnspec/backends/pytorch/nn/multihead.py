@@ -1,0 +1,217 @@
+"""Multi-head attention."""
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor, nn
+
+from attnspec.backends.pytorch.multihead import multi_head_additive_attention, multi_head_attention
+from attnspec.backends.pytorch.nn.conversion import check, check_no_dropout, check_same, check_zero, refuse
+from attnspec.backends.pytorch.nn.initialization import draw, linear_bound, xavier_bound
+from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, copied, parameter
+from attnspec.spec import MultiHeadParameters
+
+__all__ = ["MultiHeadAdditiveAttention", "MultiHeadAttention"]
+
+
+def _head_size(module: str, embed_dim: int, num_heads: int) -> int:
+    if embed_dim % num_heads:
+        raise ValueError(f"{module}: embed_dim: expected a multiple of num_heads = {num_heads}; got {embed_dim}")
+    return embed_dim // num_heads
+
+
+def _draw_projections(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> None:
+    """As ``nn.MultiheadAttention`` does: projections of one width are drawn as the one matrix that they are there."""
+    inputs = [w.shape[-1] for w in (w_q, w_k, w_v)]
+    outputs = [w.shape[0] * w.shape[1] for w in (w_q, w_k, w_v)]
+    joined = len(set(inputs)) == 1
+    for w, wide, rows in zip((w_q, w_k, w_v), inputs, outputs, strict=True):
+        draw(xavier_bound(wide, sum(outputs) if joined else rows), w)
+    draw(linear_bound(w_o.shape[-1]), w_o)
+
+
+class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
+    """Scaled dot-product attention in heads, concatenated and projected.
+
+    Unlike ``nn.MultiheadAttention`` it has no biases and no dropout, the batch comes first, True in a mask means may
+    attend, and the result is the output alone.
+
+    Args:
+        embed_dim: features of a query and of the result, d_q = p_o; those of all heads together.
+        num_heads: heads, which divide ``embed_dim``.
+        kdim: features of a key, d_k; ``embed_dim`` unless given.
+        vdim: features of a value, d_v; ``embed_dim`` unless given.
+
+    Shape: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v); result (*batch, n, p_o). The mask is
+        boolean and broadcasts to (*batch, n, m), without an axis for heads. Weights w_q (heads, p_q, d_q),
+        w_k (heads, p_q, d_k), w_v (heads, p_v, d_v), w_o (p_o, heads·p_v). ``from_record`` takes any sizes.
+    Initialisation: as ``nn.MultiheadAttention``. Projections are Xavier uniform: as one matrix, within
+        √(6 / (d + rows of all three)), where queries, keys and values have one width d, else within
+        √(6 / (d + heads·p)) each. w_o is uniform within 1/√(heads·p_v).
+    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``embed_dim``.
+    Source: operation ``multi_head_attention``.
+
+    >>> attention = MultiHeadAttention(16, 4)
+    >>> x = torch.randn(2, 5, 16)
+    >>> attention(x, x, x, causal=True).shape
+    torch.Size([2, 5, 16])
+    """
+
+    kind = MultiHeadParameters
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kdim, vdim = (embed_dim if d is None else d for d in (kdim, vdim))
+        check_sizes("MultiHeadAttention", embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
+        p = _head_size("MultiHeadAttention", embed_dim, num_heads)
+        self.w_q, self.w_k, self.w_v = (
+            parameter(num_heads, p, d, device=device, dtype=dtype) for d in (embed_dim, kdim, vdim)
+        )
+        self.w_o = parameter(embed_dim, embed_dim, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        _draw_projections(self.w_q, self.w_k, self.w_v, self.w_o)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        d_q, d_k, d_v = (w.shape[-1] for w in (self.w_q, self.w_k, self.w_v))
+        return f"embed_dim={d_q}, num_heads={self.w_q.shape[0]}, kdim={d_k}, vdim={d_v}"
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """Values pooled for every query in every head, projected."""
+        weights = self.w_q, self.w_k, self.w_v, self.w_o
+        return multi_head_attention(query, key, value, *weights, mask=mask, causal=causal)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
+        """A module with a copy of PyTorch's weights, in the same mode.
+
+        ``ValueError`` for what the formula does not have: biases that are not zero, added keys, dropout in training;
+        and for ``batch_first=False``, with which inputs have another layout.
+        """
+        who = "MultiHeadAttention.from_torch"
+        check(who, "batch_first", module.batch_first, True, "the batch comes first here")
+        check_no_dropout(who, module, module.dropout)
+        check(who, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
+        check_zero(who, "in_proj_bias", module.in_proj_bias)
+        check_zero(who, "out_proj.bias", module.out_proj.bias)
+        if module.bias_k is not None:
+            refuse(who, "bias_k", "None, since the formula adds no key", "a tensor")
+        if module.in_proj_weight is not None:
+            projections = module.in_proj_weight.chunk(3)
+        else:
+            projections = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        p = _head_size(who, module.embed_dim, module.num_heads)
+        w_q, w_k, w_v = (copied(w).reshape(module.num_heads, p, w.shape[-1]) for w in projections)
+        return cls.from_record(MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight)).train(module.training)
+
+    def to_torch(self, *, bias: bool = False) -> nn.MultiheadAttention:
+        """PyTorch's module with a copy of the weights, batch first, in the same mode; ``bias`` adds biases of zeros.
+
+        ``ValueError`` for sizes that PyTorch does not have: there the features of a query, those of the result and
+        those of all heads together are as many.
+        """
+        (heads, p, d_q), d_k, d_v = self.w_q.shape, self.w_k.shape[-1], self.w_v.shape[-1]
+        who, reason = "MultiHeadAttention.to_torch", "torch.nn has one embed_dim"
+        check_same(who, "p_o", d_q, self.w_o.shape[0], reason)
+        check_same(who, "heads·p_q", d_q, heads * p, reason)
+        check_same(who, "heads·p_v", d_q, self.w_o.shape[1], reason)
+        made = nn.MultiheadAttention(
+            d_q, heads, bias=bias, kdim=d_k, vdim=d_v, batch_first=True, device=self.w_q.device, dtype=self.w_q.dtype
+        )
+        projections = [copied(w).flatten(0, 1) for w in (self.w_q, self.w_k, self.w_v)]
+        with torch.no_grad():
+            if made.in_proj_weight is not None:
+                made.in_proj_weight.copy_(torch.cat(projections))
+            else:
+                for name, w in zip(("q", "k", "v"), projections, strict=True):
+                    getattr(made, f"{name}_proj_weight").copy_(w)
+            made.out_proj.weight.copy_(self.w_o)
+        return made.train(self.training)
+
+
+class MultiHeadAdditiveAttention(nn.Module):
+    """Additive attention in heads, concatenated and projected.
+
+    Args:
+        embed_dim: features of a query and of the result, d_q = p_o; those of all heads together.
+        num_heads: heads, which divide ``embed_dim``.
+        hidden_dim: hidden units of the scorer of each head, h.
+        kdim: features of a key, d_k; ``embed_dim`` unless given.
+        vdim: features of a value, d_v; ``embed_dim`` unless given.
+
+    Shape: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v); result (*batch, n, p_o). The mask is
+        boolean, True = may attend, and broadcasts to (*batch, n, m), without an axis for heads. Weights w_q, w_k and
+        w_v are (heads, p, d), w_o (p_o, heads·p), a_q and a_k (heads, h, p), a_v (heads, h).
+    Initialisation: projections and w_o as in :class:`MultiHeadAttention`; a_q, a_k and a_v as ``nn.Linear``'s weight,
+        uniform within 1/√p, 1/√p and 1/√h.
+    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``embed_dim``.
+    Source: operation ``multi_head_additive_attention``.
+
+    >>> attention = MultiHeadAdditiveAttention(16, 4, hidden_dim=8, vdim=6)
+    >>> attention(torch.randn(2, 5, 16), torch.randn(2, 7, 16), torch.randn(2, 7, 6)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        hidden_dim: int,
+        *,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kdim, vdim = (embed_dim if d is None else d for d in (kdim, vdim))
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "hidden_dim": hidden_dim, "kdim": kdim, "vdim": vdim}
+        check_sizes("MultiHeadAdditiveAttention", **sizes)
+        p = _head_size("MultiHeadAdditiveAttention", embed_dim, num_heads)
+        self.w_q, self.w_k, self.w_v = (
+            parameter(num_heads, p, d, device=device, dtype=dtype) for d in (embed_dim, kdim, vdim)
+        )
+        self.w_o = parameter(embed_dim, embed_dim, device=device, dtype=dtype)
+        self.a_q, self.a_k = (parameter(num_heads, hidden_dim, p, device=device, dtype=dtype) for _ in range(2))
+        self.a_v = parameter(num_heads, hidden_dim, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        _draw_projections(self.w_q, self.w_k, self.w_v, self.w_o)
+        for a in (self.a_q, self.a_k, self.a_v):
+            draw(linear_bound(a.shape[-1]), a)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        (heads, hidden), d = self.a_v.shape, [w.shape[-1] for w in (self.w_q, self.w_k, self.w_v)]
+        return f"embed_dim={d[0]}, num_heads={heads}, hidden_dim={hidden}, kdim={d[1]}, vdim={d[2]}"
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """Values pooled for every query in every head, projected."""
+        return multi_head_additive_attention(
+            query, key, value, self.w_q, self.w_k, self.w_v, self.w_o, self.a_q, self.a_k, self.a_v,
+            mask=mask, causal=causal,
+        )  # fmt: skip
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,0 +1,121 @@
+"""Positions: features of the place of each token, added to its own or put beside them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from attnspec.backends.pytorch.nn.records import check_sizes, parameter
+from attnspec.backends.pytorch.positional import add_positions, concat_positions, sinusoids
+
+__all__ = ["LearnedPositions", "SinusoidalPositionalEncoding"]
+
+
+def _first(module: str, table: Tensor, x: Tensor) -> Tensor:
+    """The rows of a table for the n positions of x (*batch, n, d)."""
+    n = x.shape[-2]
+    if n > table.shape[0]:
+        raise ValueError(f"{module}: x: expected at most max_len = {table.shape[0]} positions; got {n}")
+    return table[:n]
+
+
+class SinusoidalPositionalEncoding(nn.Module):
+    """Sines and cosines of the position, from a table that is no parameter and in no state dict.
+
+    ``to`` computes the table anew, so that that of a wider dtype is not one of rounded numbers.
+
+    Args:
+        d_model: features of a position, d.
+        max_len: positions in the table.
+        concat: whether features of positions stand beside those of x; otherwise they are added.
+
+    Shape: x (*batch, n, d) with n ≤ ``max_len``; the result is as x, with d features more where ``concat`` is set, when
+        x may be of any width.
+    Errors: ``ValueError`` for sizes below 1 and for more positions than the table has.
+    Source: operations ``sinusoidal_positional_encoding``, ``add_positions`` and ``concat_positions``.
+
+    >>> encode = SinusoidalPositionalEncoding(16, max_len=100)
+    >>> encode(torch.zeros(2, 5, 16))[0, 0, :4]
+    tensor([0., 1., 0., 1.])
+    """
+
+    table: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        max_len: int = 5000,
+        *,
+        concat: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes("SinusoidalPositionalEncoding", d_model=d_model, max_len=max_len)
+        self.concat = concat
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.register_buffer("table", sinusoids(max_len, d_model, dtype=dtype, device=device), persistent=False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.table = sinusoids(*self.table.shape, dtype=self.table.dtype, device=self.table.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """The sizes, and how positions are joined to x."""
+        return f"d_model={self.table.shape[1]}, max_len={self.table.shape[0]}, concat={self.concat}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x with the features of its positions."""
+        join = concat_positions if self.concat else add_positions
+        return join(x, _first("SinusoidalPositionalEncoding", self.table, x))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class LearnedPositions(nn.Module):
+    """Learned features of every position, added to those of x.
+
+    Args:
+        d_model: features of a position, d.
+        max_len: positions in the table.
+
+    Shape: x (*batch, n, d) with n ≤ ``max_len``; the result is as x. Weight ``table`` (max_len, d).
+    Initialisation: as ``nn.Embedding``'s weight, standard normal.
+    Errors: ``ValueError`` for sizes below 1 and for more positions than the table has.
+    Source: operation ``add_positions``.
+
+    >>> encode = LearnedPositions(16, max_len=100)
+    >>> encode(torch.zeros(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        max_len: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes("LearnedPositions", d_model=d_model, max_len=max_len)
+        self.table = parameter(max_len, d_model, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the table anew."""
+        nn.init.normal_(self.table)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"d_model={self.table.shape[1]}, max_len={self.table.shape[0]}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x with the features of its positions."""
+        return add_positions(x, _first("LearnedPositions", self.table, x))
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,0 +1,98 @@
+"""Modules whose weights are those of a record of the specification, field by field."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Record = TypeVar("Record")
+
+
+class Recorded(nn.Module, Generic[Record]):
+    """A module with the fields of a record: arrays are its parameters, records and tuples of records its modules.
+
+    Names in ``state_dict`` are therefore the paths of the specification, with layers counted as ``nn.ModuleList`` does:
+    ``layers.1.attention.w_k`` for ``layers[1].attention.w_k``.
+    """
+
+    kind: ClassVar[Any]
+    """The class of the record."""
+    parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """The modules of fields that are no arrays; those of each layer where the field is a tuple."""
+    _names: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" in vars(cls):
+            cls._names = tuple(f.name for f in fields(cls.kind))
+
+    def record(self) -> Record:
+        """The weights as a record: the parameters themselves, through which gradients flow."""
+        made: Record = self.kind(*[_given(getattr(self, name)) for name in self._names])
+        return made
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """A module with a copy of a record's weights, of any sizes that the record has."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        for name in cls._names:
+            setattr(module, name, _kept(getattr(record, name), cls.parts.get(name)))
+        return module
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, part by part."""
+        for part in self.children():
+            reset(part)
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, nn.ModuleList):
+        return records(value)
+    return value.record() if isinstance(value, Recorded) else value
+
+
+def each(layers: nn.ModuleList) -> Iterable[Any]:
+    """The layers, of which PyTorch's annotations say no more than that they are modules."""
+    return layers
+
+
+def records(layers: nn.ModuleList) -> tuple[Any, ...]:
+    """The records of layers."""
+    return tuple([layer.record() for layer in each(layers)])
+
+
+def _kept(value: Any, part: Any) -> nn.Module | nn.Parameter:
+    if part is None:
+        return nn.Parameter(value.detach().clone())
+    if isinstance(value, tuple):
+        return nn.ModuleList([part.from_record(layer) for layer in value])
+    kept: nn.Module = part.from_record(value)
+    return kept
+
+
+def reset(part: nn.Module) -> None:
+    """Draw the weights of a part, or of each of its layers, anew."""
+    layers: Iterable[Any] = part if isinstance(part, nn.ModuleList) else (part,)
+    for layer in layers:
+        layer.reset_parameters()
+
+
+def parameter(*shape: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
+    """A parameter that ``reset_parameters`` fills."""
+    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+
+def check_sizes(module: str, **sizes: int) -> None:
+    """Raise ``ValueError`` for a size below 1, by name."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{module}: {name}: expected at least 1; got {size}")
+
+
+def copied(x: Tensor) -> Tensor:
+    """Numbers of x in memory of their own, without history."""
+    return x.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,174 @@
+"""Recurrent networks: cells, which take one step. Weights are (in, out), as the formulas have them.
+
+PyTorch's weights are (out, in), gate below gate, with a bias for the input and one for the state. Only their sum enters
+the formulas here: conversion from PyTorch adds them, and conversion to PyTorch gives the sum to the input and zeros to
+the state.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from attnspec.backends.pytorch.nn.conversion import check
+from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
+from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes, copied, parameter
+from attnspec.backends.pytorch.recurrent import lstm_cell, rnn_cell
+from attnspec.spec import LSTMParameters, RNNParameters
+
+__all__ = ["LSTMCell", "RNNCell"]
+
+
+class Gates(Recorded[Record]):
+    """Weights w_x (d, h), w_h (h, h) and biases b (h) of every gate of a cell."""
+
+    gates: ClassVar[tuple[str, ...]]
+    """The letters of the gates, in PyTorch's order."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
+        rows = {"w_x": (input_size,), "w_h": (hidden_size,), "b_": ()}
+        for name in self._names:
+            setattr(self, name, parameter(*rows[name[:-1]], hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @property
+    def input_size(self) -> int:
+        """Features of an input, d."""
+        return int(getattr(self, f"w_x{self.gates[0]}").shape[0])
+
+    @property
+    def hidden_size(self) -> int:
+        """Features of a state, h."""
+        return int(getattr(self, f"w_x{self.gates[0]}").shape[1])
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        draw(linear_bound(self.hidden_size), *self.parameters(recurse=False))
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"{self.input_size}, {self.hidden_size}"
+
+    def zeros(self, x: Tensor) -> Tensor:
+        """A first state for inputs x (*batch, d)."""
+        return x.new_zeros((*x.shape[:-1], self.hidden_size))
+
+    @classmethod
+    def gathered(cls, source: nn.Module, suffix: str = "") -> Self:
+        """A copy of the weights of one layer of PyTorch's, named ``weight_ih{suffix}`` and so on."""
+        of_input, of_state = (getattr(source, f"weight_{kind}{suffix}").chunk(len(cls.gates)) for kind in ("ih", "hh"))
+        if source.bias:
+            biases = (getattr(source, f"bias_ih{suffix}") + getattr(source, f"bias_hh{suffix}")).chunk(len(cls.gates))
+        else:
+            biases = [w.new_zeros(len(w)) for w in of_state]
+        fields: dict[str, Tensor] = {}
+        for gate, w_x, w_h, b in zip(cls.gates, of_input, of_state, biases, strict=True):
+            fields |= {f"w_x{gate}": copied(w_x.mT), f"w_h{gate}": copied(w_h.mT), f"b_{gate}": b}
+        return cls.from_record(cls.kind(**fields))
+
+    def scatter(self, target: nn.Module, suffix: str = "") -> None:
+        """Copy the weights to one layer of PyTorch's; the bias of the state is 0."""
+        with torch.no_grad():
+            for kind, letter in (("ih", "x"), ("hh", "h")):
+                joined = torch.cat([getattr(self, f"w_{letter}{gate}").mT for gate in self.gates])
+                getattr(target, f"weight_{kind}{suffix}").copy_(joined)
+            getattr(target, f"bias_ih{suffix}").copy_(torch.cat([getattr(self, f"b_{gate}") for gate in self.gates]))
+            getattr(target, f"bias_hh{suffix}").zero_()
+
+    def like(self, kind: Any, *sizes: int, **options: Any) -> Any:
+        """One of PyTorch's modules with the device, the dtype and the mode of this one."""
+        some = next(self.parameters())
+        return kind(*sizes, device=some.device, dtype=some.dtype, **options).train(self.training)
+
+
+class RNNCell(Gates[RNNParameters[Tensor]]):
+    """One step of a recurrent network: tanh of an affine map of input and state.
+
+    Args:
+        input_size: features of an input, d.
+        hidden_size: features of a state, h.
+
+    Shape: x (*batch, d), state (*batch, h), zeros if not given; result (*batch, h). Weights w_xh (d, h), w_hh (h, h),
+        b_h (h).
+    Initialisation: as ``nn.RNNCell``: all weights and biases uniform within 1/√h; the one bias is drawn like each of
+        PyTorch's two.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operation ``rnn_cell``.
+
+    >>> cell = RNNCell(8, 16)
+    >>> cell(torch.randn(3, 8)).shape
+    torch.Size([3, 16])
+    """
+
+    kind = RNNParameters
+    gates = ("h",)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        """The next state."""
+        return rnn_cell(x, self.zeros(x) if state is None else state, self.record())
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.RNNCell) -> Self:
+        """A cell with a copy of PyTorch's weights, its two biases added; ``ValueError`` unless it computes tanh."""
+        check("RNNCell.from_torch", "nonlinearity", module.nonlinearity, "tanh", "φ of the formula is tanh")
+        return cls.gathered(module).train(module.training)
+
+    def to_torch(self) -> nn.RNNCell:
+        """PyTorch's cell with a copy of the weights; the bias of its state is 0."""
+        made: nn.RNNCell = self.like(nn.RNNCell, self.input_size, self.hidden_size)
+        self.scatter(made)
+        return made
+
+
+class LSTMCell(Gates[LSTMParameters[Tensor]]):
+    """One step of an LSTM.
+
+    Args:
+        input_size: features of an input, d.
+        hidden_size: features of a state, h.
+
+    Shape: x (*batch, d), state a pair (h, c) of (*batch, h), zeros if not given; the result is such a pair. Of every
+        gate i, f, o and of the candidate c there are weights w_x (d, h), w_h (h, h) and b (h).
+    Initialisation: as ``nn.LSTMCell``: all weights and biases uniform within 1/√h; the one bias is drawn like each of
+        PyTorch's two.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operation ``lstm_cell``.
+
+    >>> cell = LSTMCell(8, 16)
+    >>> h, c = cell(torch.randn(3, 8))
+    >>> h.shape, c.shape
+    (torch.Size([3, 16]), torch.Size([3, 16]))
+    """
+
+    kind = LSTMParameters
+    gates = ("i", "f", "c", "o")
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """The next hidden state and cell."""
+        return lstm_cell(x, (self.zeros(x), self.zeros(x)) if state is None else state, self.record())
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.LSTMCell) -> Self:
+        """A cell with a copy of PyTorch's weights, its two biases added."""
+        return cls.gathered(module).train(module.training)
+
+    def to_torch(self) -> nn.LSTMCell:
+        """PyTorch's cell with a copy of the weights; the bias of its state is 0."""
+        made: nn.LSTMCell = self.like(nn.LSTMCell, self.input_size, self.hidden_size)
+        self.scatter(made)
+        return made

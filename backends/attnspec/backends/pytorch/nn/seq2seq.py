@@ -1,0 +1,138 @@
+"""Sequence to sequence: what a decoder takes from the encoder's annotations at one step."""
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
+from attnspec.backends.pytorch.nn.records import check_sizes, parameter
+from attnspec.backends.pytorch.seq2seq import (
+    bahdanau_context,
+    luong_context_dot,
+    luong_context_general,
+    luong_context_location,
+)
+
+__all__ = ["BahdanauAttention", "LuongAttention"]
+
+
+class BahdanauAttention(nn.Module):
+    """Bahdanau's context: a decoder's state attends additively to the annotations.
+
+    Args:
+        state_dim: features of the state, d_s.
+        annotation_dim: features of an annotation, d_h.
+        hidden_dim: hidden units of the scorer, h.
+
+    Shape: state (*batch, d_s), annotations (*batch, m, d_h); result (*batch, d_h). The mask is boolean, True = may
+        attend, and broadcasts to (*batch, m). Weights w_q (h, d_s), w_k (h, d_h), w_v (h).
+    Initialisation: each as ``nn.Linear``'s weight: uniform within 1/√d_s, 1/√d_h and 1/√h.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operation ``bahdanau_context``.
+
+    >>> attention = BahdanauAttention(16, 32, hidden_dim=8)
+    >>> attention(torch.randn(3, 16), torch.randn(3, 7, 32)).shape
+    torch.Size([3, 32])
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        annotation_dim: int,
+        hidden_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes("BahdanauAttention", state_dim=state_dim, annotation_dim=annotation_dim, hidden_dim=hidden_dim)
+        self.w_q = parameter(hidden_dim, state_dim, device=device, dtype=dtype)
+        self.w_k = parameter(hidden_dim, annotation_dim, device=device, dtype=dtype)
+        self.w_v = parameter(hidden_dim, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        for w in (self.w_q, self.w_k, self.w_v):
+            draw(linear_bound(w.shape[-1]), w)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        (hidden, d_s), d_h = self.w_q.shape, self.w_k.shape[1]
+        return f"state_dim={d_s}, annotation_dim={d_h}, hidden_dim={hidden}"
+
+    def forward(self, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The context."""
+        return bahdanau_context(state, annotations, self.w_q, self.w_k, self.w_v, mask=mask)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class LuongAttention(nn.Module):
+    """Luong's context, with one of his three scores.
+
+    Args:
+        state_dim: features of the state, d_s.
+        annotation_dim: features of an annotation, d_h; ``state_dim`` unless given. Only "general" has two sizes; for
+            "location" this one is of no account.
+        score: "dot" s·h, without weights; "general" sᵀWh; "location" (W s)_t.
+        num_positions: annotations m of every source, for "location" only.
+
+    Shape: state (*batch, d_s), annotations (*batch, m, d_h); result (*batch, d_h). The mask is boolean, True = may
+        attend, and broadcasts to (*batch, m). Weight w: (d_s, d_h) for "general", (m, d_s) for "location".
+    Initialisation: for "general" as ``nn.Bilinear``'s weight, for "location" as ``nn.Linear``'s; both are uniform
+        within 1/√d_s.
+    Errors: ``ValueError`` for another score, for sizes below 1, for a second size with "dot", and for
+        ``num_positions`` with any score but "location", or missing there.
+    Source: operations ``luong_context_dot``, ``luong_context_general`` and ``luong_context_location``.
+
+    >>> attention = LuongAttention(16, 32, score="general")
+    >>> attention(torch.randn(3, 16), torch.randn(3, 7, 32)).shape
+    torch.Size([3, 32])
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        annotation_dim: int | None = None,
+        *,
+        score: Literal["dot", "general", "location"] = "general",
+        num_positions: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if score not in ("dot", "general", "location"):
+            raise ValueError(f"LuongAttention: score: expected 'dot', 'general' or 'location'; got {score!r}")
+        if (num_positions is None) == (score == "location"):
+            expected = "a number" if score == "location" else f"None for {score!r}"
+            raise ValueError(f"LuongAttention: num_positions: expected {expected}; got {num_positions}")
+        annotation_dim = state_dim if annotation_dim is None else annotation_dim
+        if score == "dot" and annotation_dim != state_dim:
+            raise ValueError(f"LuongAttention: annotation_dim: expected state_dim = {state_dim}; got {annotation_dim}")
+        shape = (state_dim, annotation_dim) if num_positions is None else (num_positions, state_dim)
+        check_sizes("LuongAttention", state_dim=state_dim, annotation_dim=annotation_dim, num_positions=shape[0])
+        self.score = score
+        self.w = None if score == "dot" else parameter(*shape, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, if there are any."""
+        if self.w is not None:
+            draw(linear_bound(self.w.shape[1 if self.score == "location" else 0]), self.w)
+
+    def extra_repr(self) -> str:
+        """The score and the sizes."""
+        return f"score={self.score!r}" + ("" if self.w is None else f", w={tuple(self.w.shape)}")
+
+    def forward(self, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The context."""
+        if self.w is None:
+            return luong_context_dot(state, annotations, mask=mask)
+        attend = luong_context_general if self.score == "general" else luong_context_location
+        return attend(state, annotations, self.w, mask=mask)
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,0 +1,455 @@
+"""The modules of the PyTorch backend: the conventions of ``torch.nn``, and the operations that they call."""
+
+import copy
+import doctest
+import io
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch import nn
+from attnspec.spec import CHAPTERS, ShapeError
+from attnspec.spec.contract.tree import flatten
+
+torch.set_num_threads(1)
+
+B, N, M = 2, 5, 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, its inputs, and the call of the backend that it stands for."""
+
+    make: Callable[..., torch.nn.Module]
+    shapes: tuple[tuple[int, ...], ...]
+    call: Callable[..., Any]
+    shown: str
+    """What ``repr`` says of sizes."""
+    masked: tuple[int, ...] = ()
+    causal: bool = False
+    keeps: bool = False
+    """Whether the result keeps its dtype under autocast."""
+
+    def inputs(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        """Normal random tensors."""
+        generator = torch.Generator().manual_seed(1)
+        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in self.shapes)
+
+    def options(self) -> dict[str, Any]:
+        """A mask that excludes half of the pairs, and the causal flag, where there are such."""
+        given: dict[str, Any] = {}
+        if self.masked:
+            given["mask"] = torch.rand(self.masked, generator=torch.Generator().manual_seed(2)) < 0.5
+        return given | ({"causal": True} if self.causal else {})
+
+
+def each_weight(operation: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """The operation with weights of a module by name."""
+    return lambda module, *inputs, **how: operation(*inputs, **{x: getattr(module, x) for x in names}, **how)
+
+
+def as_record(operation: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+    """The operation with the record of a module."""
+    return lambda module, *inputs, **how: operation(*inputs, module.record(), **fixed, **how)
+
+
+ATTENDED = ((B, N, 6), (B, M, 4), (B, M, 3))
+CASES = {
+    "DotProductAttention": Case(
+        lambda **how: nn.DotProductAttention(), ((B, N, 6), (B, M, 6), (B, M, 3)),
+        each_weight(pytorch.scaled_dot_product_attention), "scaled=True", (N, M), True,
+    ),
+    "DotProductAttention, not scaled": Case(
+        lambda **how: nn.DotProductAttention(scaled=False), ((B, N, 6), (B, M, 6), (B, M, 3)),
+        each_weight(pytorch.dot_product_attention), "scaled=False", (N, M), True,
+    ),
+    "AdditiveAttention": Case(
+        lambda **how: nn.AdditiveAttention(6, 8, kdim=4, **how), ATTENDED,
+        each_weight(pytorch.additive_attention, "w_q", "w_k", "w_v"), "embed_dim=6, hidden_dim=8, kdim=4", (N, M), True,
+    ),
+    "GeneralAttention": Case(
+        lambda **how: nn.GeneralAttention(6, kdim=4, **how), ATTENDED,
+        each_weight(pytorch.general_attention, "w"), "embed_dim=6, kdim=4", (N, M), True,
+    ),
+    "MultiHeadAttention": Case(
+        lambda **how: nn.MultiHeadAttention(6, 2, kdim=4, vdim=3, **how), ATTENDED,
+        each_weight(pytorch.multi_head_attention, "w_q", "w_k", "w_v", "w_o"),
+        "embed_dim=6, num_heads=2, kdim=4, vdim=3", (N, M), True,
+    ),
+    "MultiHeadAdditiveAttention": Case(
+        lambda **how: nn.MultiHeadAdditiveAttention(6, 2, 8, kdim=4, vdim=3, **how), ATTENDED,
+        each_weight(pytorch.multi_head_additive_attention, "w_q", "w_k", "w_v", "w_o", "a_q", "a_k", "a_v"),
+        "embed_dim=6, num_heads=2, hidden_dim=8, kdim=4, vdim=3", (N, M), True,
+    ),
+    "SinusoidalPositionalEncoding": Case(
+        lambda **how: nn.SinusoidalPositionalEncoding(6, 9, **how), ((B, N, 6),),
+        lambda module, x: x + module.table[:N], "d_model=6, max_len=9, concat=False", keeps=True,
+    ),
+    "SinusoidalPositionalEncoding, concatenated": Case(
+        lambda **how: nn.SinusoidalPositionalEncoding(4, 9, concat=True, **how), ((B, N, 6),),
+        lambda module, x: pytorch.concat_positions(x, module.table[:N]), "d_model=4, max_len=9, concat=True",
+        keeps=True,
+    ),
+    "LearnedPositions": Case(
+        lambda **how: nn.LearnedPositions(6, 9, **how), ((B, N, 6),),
+        lambda module, x: pytorch.add_positions(x, module.table[:N]), "d_model=6, max_len=9", keeps=True,
+    ),
+    "RNNCell": Case(lambda **how: nn.RNNCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.rnn_cell), "6, 4"),
+    "LSTMCell": Case(
+        lambda **how: nn.LSTMCell(6, 4, **how), ((B, 6),),
+        lambda module, x: pytorch.lstm_cell(x, (x.new_zeros(B, 4),) * 2, module.record()), "6, 4",
+    ),
+    "BahdanauAttention": Case(
+        lambda **how: nn.BahdanauAttention(6, 4, 8, **how), ((B, 6), (B, M, 4)),
+        each_weight(pytorch.bahdanau_context, "w_q", "w_k", "w_v"), "state_dim=6, annotation_dim=4, hidden_dim=8", (M,),
+    ),
+    "LuongAttention, dot": Case(
+        lambda **how: nn.LuongAttention(6, score="dot", **how), ((B, 6), (B, M, 6)),
+        each_weight(pytorch.luong_context_dot), "score='dot'", (M,),
+    ),
+    "LuongAttention, general": Case(
+        lambda **how: nn.LuongAttention(6, 4, **how), ((B, 6), (B, M, 4)),
+        each_weight(pytorch.luong_context_general, "w"), "score='general', w=(6, 4)", (M,),
+    ),
+    "LuongAttention, location": Case(
+        lambda **how: nn.LuongAttention(6, score="location", num_positions=M, **how), ((B, 6), (B, M, 4)),
+        each_weight(pytorch.luong_context_location, "w"), "score='location', w=(7, 6)", (M,),
+    ),
+    "LayerNorm": Case(
+        lambda **how: nn.LayerNorm(6, **how), ((B, N, 6),), as_record(pytorch.layer_norm), "6", keeps=True
+    ),
+    "FeedForward": Case(
+        lambda **how: nn.FeedForward(6, 8, **how), ((B, N, 6),), as_record(pytorch.feed_forward),
+        "d_model=6, dim_feedforward=8",
+    ),
+    "TransformerEncoderLayer": Case(
+        lambda **how: nn.TransformerEncoderLayer(6, 2, 8, **how), ((B, N, 6),),
+        as_record(pytorch.encoder_layer), "norm_first=False", (N, N),
+    ),
+    "TransformerEncoderLayer, norm first": Case(
+        lambda **how: nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, **how), ((B, N, 6),),
+        as_record(pytorch.encoder_layer, norm="pre"), "norm_first=True", (N, N),
+    ),
+    "TransformerEncoder": Case(
+        lambda **how: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, **how), 2),
+        ((B, N, 6),), as_record(pytorch.encoder_stack, norm="pre"), "norm_first=True", (N, N),
+    ),
+}  # fmt: skip
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+CHAPTER_FILES = [import_module(f"attnspec.backends.pytorch.nn.{c}") for c in CHAPTERS if hasattr(nn, c)]
+PUBLIC = [getattr(module, name) for module in CHAPTER_FILES for name in module.__all__]
+
+
+def tensors(result: Any) -> tuple[Tensor, ...]:
+    return tuple(flatten(result).values())
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
+
+
+def test_every_module_is_tried() -> None:
+    assert {type(case.make()) for case in CASES.values()} == set(PUBLIC)
+
+
+def test_modules_stand_in_the_package() -> None:
+    assert all(getattr(nn, c.__name__) is c for c in PUBLIC)
+    assert pytorch.nn is nn
+
+
+@pytest.mark.parametrize("module", [nn, *CHAPTER_FILES], ids=lambda m: m.__name__)
+def test_examples_in_docstrings_run(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.failed == 0
+    assert found.attempted >= (1 if module is not nn else 0)
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda c: c.__name__)
+def test_a_docstring_says_shapes_beginnings_errors_source_and_gives_an_example(kind: type) -> None:
+    doc = kind.__doc__ or ""
+    assert [part for part in ("Args:", "Shape:", "Source: ", ">>> ") if part not in doc] == []
+    has_weights = any(
+        p.requires_grad for case in CASES.values() if type(case.make()) is kind for p in case.make().parameters()
+    )
+    assert ("Initialisation:" in doc) == has_weights
+
+
+@each_case
+def test_a_module_computes_its_operation(case: Case) -> None:
+    module, inputs, options = case.make(), case.inputs(), case.options()
+    assert equal(module(*inputs, **options), case.call(module, *inputs, **options))
+    assert equal(module(*inputs), case.call(module, *inputs))
+
+
+@each_case
+def test_gradients_reach_every_parameter(case: Case) -> None:
+    module, inputs = case.make(dtype=torch.float64), case.inputs(torch.float64)
+    total = sum((x.square().sum() for x in tensors(module(*inputs))), torch.zeros((), dtype=torch.float64))
+    if not list(module.parameters()):
+        assert not total.requires_grad
+        return
+    total.backward()
+    without = [name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()]
+    first_step = {"w_hi", "w_hf", "w_ho", "w_hc", "w_xf", "b_f"} if isinstance(module, nn.LSTMCell) else set()
+    assert set(without) == first_step
+
+
+@each_case
+def test_a_state_dict_goes_around(case: Case) -> None:
+    one, other = case.make(), case.make()
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    assert equal(one(*case.inputs()), other(*case.inputs()))
+
+
+@each_case
+def test_modules_are_copied_and_pickled(case: Case) -> None:
+    module, inputs, options = case.make(), case.inputs(), case.options()
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert equal(module(*inputs, **options), twin(*inputs, **options))
+        assert repr(twin) == repr(module)
+        assert not {p.data_ptr() for p in twin.parameters()} & {p.data_ptr() for p in module.parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@each_case
+def test_dtypes(case: Case, dtype: torch.dtype) -> None:
+    made, moved = case.make(dtype=dtype), case.make().to(dtype)
+    moved.load_state_dict(made.state_dict())
+    inputs, options = case.inputs(dtype), case.options()
+    assert equal(made(*inputs, **options), moved(*inputs, **options))
+    assert {x.dtype for x in tensors(moved(*inputs, **options))} == {dtype}
+
+
+@each_case
+def test_devices(case: Case) -> None:
+    module = case.make(device="meta")
+    inputs = tuple(x.to("meta") for x in case.inputs())
+    assert {x.device.type for x in tensors(module(*inputs))} == {"meta"}
+    real = module.to_empty(device="cpu")
+    for part in (p for p in real.modules() if hasattr(p, "reset_parameters")):
+        part.reset_parameters()
+    assert all(bool(x.isfinite().all()) for x in tensors(real(*case.inputs())))
+
+
+@each_case
+def test_a_module_compiles_as_one_graph(case: Case) -> None:
+    module, inputs, options = case.make(), case.inputs(), case.options()
+    torch.compiler.reset()
+    compiled: Any = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for one, other in zip(tensors(compiled(*inputs, **options)), tensors(module(*inputs, **options)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@each_case
+def test_autocast(case: Case) -> None:
+    module, inputs = case.make(), case.inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(*inputs)
+    low = torch.float32 if case.keeps else torch.bfloat16
+    assert equal(found, module.to(low)(*[x.to(low) for x in inputs]))
+
+
+@each_case
+def test_sizes_are_shown(case: Case) -> None:
+    module = case.make()
+    assert module.extra_repr() == case.shown
+
+
+@each_case
+def test_drawing_anew_draws_what_the_constructor_does(case: Case) -> None:
+    torch.manual_seed(3)
+    module: Any = case.make()
+    if not list(module.parameters()):
+        return
+    before = copy.deepcopy(module.state_dict())
+    if isinstance(module, nn.TransformerEncoder):
+        module.reset_parameters()
+        assert not torch.equal(module.layers[0].attention.w_q, module.layers[1].attention.w_q)
+        return
+    torch.manual_seed(3)
+    module.reset_parameters()
+    assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
+
+
+XAVIER_3 = math.sqrt(6 / (96 + 3 * 96))
+BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] = {
+    "AdditiveAttention": (
+        lambda: nn.AdditiveAttention(64, 100, kdim=81),
+        {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10},
+    ),
+    "GeneralAttention": (lambda: nn.GeneralAttention(64, kdim=81), {"w": 1 / 8}),
+    "MultiHeadAttention": (
+        lambda: nn.MultiHeadAttention(96, 4),
+        {"w_q": XAVIER_3, "w_k": XAVIER_3, "w_v": XAVIER_3, "w_o": 96**-0.5},
+    ),
+    "MultiHeadAttention of several widths": (
+        lambda: nn.MultiHeadAttention(96, 4, kdim=54, vdim=120),
+        {"w_q": math.sqrt(6 / 192), "w_k": math.sqrt(6 / 150), "w_v": math.sqrt(6 / 216), "w_o": 96**-0.5},
+    ),
+    "MultiHeadAdditiveAttention": (
+        lambda: nn.MultiHeadAdditiveAttention(96, 4, 49),
+        {"w_q": XAVIER_3, "w_o": 96**-0.5, "a_q": 24**-0.5, "a_k": 24**-0.5, "a_v": 1 / 7},
+    ),
+    "RNNCell": (lambda: nn.RNNCell(100, 64), {"w_xh": 1 / 8, "w_hh": 1 / 8, "b_h": 1 / 8}),
+    "LSTMCell": (lambda: nn.LSTMCell(100, 64), {"w_xi": 1 / 8, "w_ho": 1 / 8, "b_c": 1 / 8}),
+    "BahdanauAttention": (
+        lambda: nn.BahdanauAttention(64, 81, 100),
+        {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10},
+    ),
+    "LuongAttention, general": (lambda: nn.LuongAttention(64, 81), {"w": 1 / 8}),
+    "LuongAttention, location": (lambda: nn.LuongAttention(64, score="location", num_positions=50), {"w": 1 / 8}),
+    "FeedForward": (lambda: nn.FeedForward(64, 100), {"w_1": 1 / 8, "b_1": 1 / 8, "w_2": 1 / 10, "b_2": 1 / 10}),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_weights_begin_uniform_within_their_bounds(name: str) -> None:
+    torch.manual_seed(4)
+    make, bounds = BOUNDS[name]
+    state = make().state_dict()
+    for path, bound in bounds.items():
+        w = state[path]
+        assert float(w.abs().max()) <= bound
+        # The largest of k uniform numbers is below (1 − 14/k) with probability e⁻¹⁴.
+        assert float(w.abs().max()) >= bound * (1 - 14 / w.numel())
+        assert abs(float(w.mean())) <= 6 * bound / math.sqrt(3 * w.numel())
+
+
+PAIRS: list[tuple[Callable[[], torch.nn.Module], Callable[[], torch.nn.Module], Mapping[str, str]]] = [
+    (
+        lambda: nn.MultiHeadAttention(96, 4),
+        lambda: torch.nn.MultiheadAttention(96, 4),
+        {"w_q": "in_proj_weight", "w_o": "out_proj.weight"},
+    ),
+    (
+        lambda: nn.MultiHeadAttention(96, 4, kdim=54, vdim=120),
+        lambda: torch.nn.MultiheadAttention(96, 4, kdim=54, vdim=120),
+        {"w_q": "q_proj_weight", "w_k": "k_proj_weight", "w_v": "v_proj_weight"},
+    ),
+    (lambda: nn.LSTMCell(50, 60), lambda: torch.nn.LSTMCell(50, 60), {"w_xi": "weight_ih", "b_f": "bias_ih"}),
+    (
+        lambda: nn.FeedForward(64, 100),
+        lambda: torch.nn.TransformerEncoderLayer(64, 4, 100),
+        {"w_1": "linear1.weight", "b_2": "linear2.bias"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "names"), PAIRS)
+def test_weights_begin_as_those_of_pytorch_do(
+    ours: Callable[[], torch.nn.Module], theirs: Callable[[], torch.nn.Module], names: Mapping[str, str]
+) -> None:
+    """Of many modules, the largest weights of both lie just below one bound."""
+    torch.manual_seed(5)
+
+    def largest(make: Callable[[], torch.nn.Module], name: str) -> float:
+        return max(float(make().state_dict()[name].abs().max()) for _ in range(20))
+
+    for mine, other in names.items():
+        assert abs(largest(ours, mine) / largest(theirs, other) - 1) < 0.02
+
+
+def test_positions_begin_normal() -> None:
+    torch.manual_seed(6)
+    table = nn.LearnedPositions(100, 100).table.detach()
+    assert abs(float(table.mean())) < 6e-2
+    assert abs(float(table.std()) - 1) < 6 / math.sqrt(2e4)
+
+
+def test_norms_begin_as_the_identity_map() -> None:
+    norm = nn.LayerNorm(6)
+    assert norm.gain.tolist() == [1.0] * 6
+    assert norm.bias.tolist() == [0.0] * 6
+
+
+def test_a_table_of_sines_is_exact_in_every_dtype() -> None:
+    wide = pytorch.nn.SinusoidalPositionalEncoding(6, 5000, dtype=torch.float64).table
+    module = nn.SinusoidalPositionalEncoding(6, 5000).to(torch.bfloat16).to(torch.float64)
+    assert torch.equal(module.table, wide)
+    assert torch.equal(nn.SinusoidalPositionalEncoding(6, 5000).table, pytorch.sinusoidal_positional_encoding(5000, 6))
+    assert module.state_dict() == {}
+
+
+@each_case
+def test_a_record_goes_around(case: Case) -> None:
+    module: Any = case.make()
+    if not hasattr(module, "record"):
+        return
+    options = {"norm_first": module.norm_first} if hasattr(module, "norm_first") else {}
+    twin = type(module).from_record(module.record(), **options)
+    assert equal(module(*case.inputs()), twin(*case.inputs()))
+    root = "layers" if isinstance(module, nn.TransformerEncoder) else ""
+    paths = [f"{root}{path}".replace("[", ".").replace("]", "") for path in flatten(module.record())]
+    assert paths == list(module.state_dict())
+    assert all(given is kept for given, kept in zip(tensors(module.record()), module.parameters(), strict=True))
+
+
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: nn.AdditiveAttention(0, 4), "AdditiveAttention: embed_dim: expected at least 1; got 0"),
+    (lambda: nn.GeneralAttention(4, kdim=-1), "GeneralAttention: kdim: expected at least 1; got -1"),
+    (
+        lambda: nn.MultiHeadAttention(16, 3),
+        "MultiHeadAttention: embed_dim: expected a multiple of num_heads = 3; got 16",
+    ),
+    (
+        lambda: nn.MultiHeadAdditiveAttention(16, 0, 4),
+        "MultiHeadAdditiveAttention: num_heads: expected at least 1; got 0",
+    ),
+    (lambda: nn.LSTMCell(0, 4), "LSTMCell: input_size: expected at least 1; got 0"),
+    (lambda: nn.LearnedPositions(4, 0), "LearnedPositions: max_len: expected at least 1; got 0"),
+    (
+        lambda: nn.LearnedPositions(4, 3)(torch.zeros(5, 4)),
+        "LearnedPositions: x: expected at most max_len = 3 positions; got 5",
+    ),
+    (
+        lambda: nn.SinusoidalPositionalEncoding(4, 3)(torch.zeros(5, 4)),
+        "SinusoidalPositionalEncoding: x: expected at most max_len = 3 positions; got 5",
+    ),
+    (
+        lambda: nn.LuongAttention(4, score="concat"),  # type: ignore[arg-type]
+        "LuongAttention: score: expected 'dot', 'general' or 'location'; got 'concat'",
+    ),
+    (lambda: nn.LuongAttention(4, score="location"), "LuongAttention: num_positions: expected a number; got None"),
+    (
+        lambda: nn.LuongAttention(4, num_positions=3),
+        "LuongAttention: num_positions: expected None for 'general'; got 3",
+    ),
+    (lambda: nn.LuongAttention(4, 5, score="dot"), "LuongAttention: annotation_dim: expected state_dim = 4; got 5"),
+    (lambda: nn.LayerNorm(0), "LayerNorm: normalized_shape: expected at least 1; got 0"),
+    (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), -1),
+        "TransformerEncoder: num_layers: expected at least 0; got -1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_sizes_are_named(wrong: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
+        wrong()
+    assert str(caught.value) == message
+
+
+def test_wrong_inputs_are_named_by_the_operation() -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 8)
+    with pytest.raises(ShapeError, match=r"^encoder_layer: \S+: expected .*; got "):
+        layer(torch.zeros(5, 7))
+    with pytest.raises(TypeError, match=r"^encoder_layer: mask: expected torch.bool, True = may attend"):
+        layer(torch.zeros(5, 6), mask=torch.zeros(5, 5))
+
+
+def test_an_encoder_without_layers_is_the_identity_map() -> None:
+    x = torch.randn(3, 4)
+    assert torch.equal(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 0)(x), x)

@@ -1,0 +1,228 @@
+"""Weights to and from ``torch.nn``: what PyTorch computes with them, modules compute within the derived budget."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch import nn
+from attnspec.reference import REFERENCE
+from attnspec.reference.budget import judged
+from attnspec.spec import precision
+from attnspec.spec.contract.tree import flatten, mapped
+
+torch.set_num_threads(1)
+DOUBLE: dict[str, Any] = {"dtype": torch.float64}
+B, N, M = 2, 5, 7
+
+
+def filled(module: Any, *zeros: str) -> Any:
+    """A module with random weights and biases, but for those that are named."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / 2)
+            if name.endswith(zeros):
+                p.zero_()
+    return module
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), **DOUBLE)
+
+
+def within(budget: Any, *found: Any) -> None:
+    """Each result is within the budget of the oracle."""
+    expected = budget if isinstance(budget, tuple) else (budget,)
+    for result in found:
+        for got, verdict in zip(flatten(result).values(), expected, strict=True):
+            error = np.abs(got.detach().numpy().astype(verdict.value.dtype) - verdict.value)
+            assert (error <= verdict.budget).all(), float(np.nanmax(error / verdict.budget))
+
+
+def oracle(operation: str, **arguments: Any) -> Any:
+    plain = mapped(arguments, lambda _, x: x.detach().numpy() if isinstance(x, Tensor) else x)
+    return judged(REFERENCE[operation], plain, precision(pytorch.precision["float64"]))
+
+
+ATTENTION_BIASES = ("in_proj_bias", "out_proj.bias")
+MASK = torch.rand(N, N, generator=torch.Generator().manual_seed(2)) < 0.6
+MASK[:, 0] = True
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("kdim", "vdim"), [(None, None), (4, 3)])
+def test_multi_head_attention(kdim: int | None, vdim: int | None, bias: bool) -> None:
+    theirs = torch.nn.MultiheadAttention(6, 2, bias=bias, kdim=kdim, vdim=vdim, batch_first=True, **DOUBLE)
+    filled(theirs, *ATTENTION_BIASES)
+    ours = nn.MultiHeadAttention.from_torch(theirs)
+    query, key, value = drawn(B, N, 6), drawn(B, M, kdim or 6), drawn(B, M, vdim or 6)
+    mask = torch.rand(N, M, generator=torch.Generator().manual_seed(2)) < 0.6
+    mask[:, 0] = True
+    weights = dict(ours.named_parameters())
+    budget = oracle("multi_head_attention", query=query, key=key, value=value, mask=mask, **weights)
+    within(budget, ours(query, key, value, mask=mask), theirs(query, key, value, attn_mask=~mask)[0])
+    back = ours.to_torch(bias=bias)
+    same_state(back, theirs)
+
+
+def same_state(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    found, expected = one.state_dict(), other.state_dict()
+    assert list(found) == list(expected)
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())
+    assert one.training == other.training
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("layers", [None, 3])
+def test_encoder(layers: int | None, norm_first: bool, evaluated: bool) -> None:
+    one = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True, norm_first=norm_first, **DOUBLE)
+    theirs = one if layers is None else torch.nn.TransformerEncoder(one, layers, enable_nested_tensor=False)
+    filled(theirs, *ATTENTION_BIASES).train(not evaluated)
+    kind: Any = nn.TransformerEncoderLayer if layers is None else nn.TransformerEncoder
+    ours, x = kind.from_torch(theirs), drawn(B, N, 6)
+    name, weights = ("encoder_layer", "parameters") if layers is None else ("encoder_stack", "layers")
+    given = {weights: ours.record()}
+    budget = oracle(name, x=x, mask=MASK, norm="pre" if norm_first else "post", **given)
+    with torch.set_grad_enabled(not evaluated):
+        within(budget, ours(x, mask=MASK), theirs(x, ~MASK))
+    same_state(ours.to_torch(), theirs)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_recurrent_cells(bias: bool) -> None:
+    x, h, c = drawn(B, 6), drawn(B, 4) / 2, drawn(B, 4)
+    rnn = filled(torch.nn.RNNCell(6, 4, bias=bias, **DOUBLE))
+    ours = nn.RNNCell.from_torch(rnn)
+    within(oracle("rnn_cell", x=x, state=h, parameters=ours.record()), ours(x, h), rnn(x, h), ours.to_torch()(x, h))
+    lstm = filled(torch.nn.LSTMCell(6, 4, bias=bias, **DOUBLE))
+    cell = nn.LSTMCell.from_torch(lstm)
+    budget = oracle("lstm_cell", x=x, state=(h, c), parameters=cell.record())
+    within(budget, cell(x, (h, c)), lstm(x, (h, c)), cell.to_torch()(x, (h, c)))
+
+
+def test_two_biases_become_their_sum() -> None:
+    theirs = filled(torch.nn.LSTMCell(6, 4, **DOUBLE))
+    back = nn.LSTMCell.from_torch(theirs).to_torch()
+    assert torch.equal(back.bias_ih, theirs.bias_ih + theirs.bias_hh)
+    assert not back.bias_hh.any()
+    assert torch.equal(back.weight_ih, theirs.weight_ih)
+    same_state(nn.LSTMCell.from_torch(back).to_torch(), back)
+
+
+@pytest.mark.parametrize("how", [{}, {"bias": False}])
+def test_layer_norm(how: dict[str, bool]) -> None:
+    theirs = filled(torch.nn.LayerNorm(6, **how, **DOUBLE))
+    ours, x = nn.LayerNorm.from_torch(theirs), drawn(B, 6)
+    within(oracle("layer_norm", x=x, parameters=ours.record()), ours(x), theirs(x), ours.to_torch()(x))
+
+
+def test_converted_weights_are_copies() -> None:
+    theirs = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
+    ours = nn.TransformerEncoderLayer.from_torch(theirs)
+    back = ours.to_torch()
+    places = [{p.untyped_storage().data_ptr() for p in module.parameters()} for module in (theirs, ours, back)]
+    assert not places[0] & places[1]
+    assert not places[1] & places[2]
+
+
+Torch = torch.nn
+DROPS = {"dropout": 0.1, "batch_first": True}
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2)),
+        "MultiHeadAttention.from_torch: batch_first: expected True, since the batch comes first here; got False",
+    ),
+    (
+        lambda: nn.MultiHeadAttention.from_torch(filled(Torch.MultiheadAttention(6, 2, batch_first=True), "_weight")),
+        "MultiHeadAttention.from_torch: in_proj_bias: expected None or zeros, since the formula has no bias; got up",
+    ),
+    (
+        lambda: nn.MultiHeadAttention.from_torch(
+            filled(Torch.MultiheadAttention(6, 2, batch_first=True), "in_proj_bias")
+        ),
+        "MultiHeadAttention.from_torch: out_proj.bias: expected None or zeros, since the formula has no bias; got up",
+    ),
+    (
+        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_bias_kv=True, batch_first=True)),
+        "MultiHeadAttention.from_torch: bias_k: expected None, since the formula adds no key; got a tensor",
+    ),
+    (
+        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_zero_attn=True, batch_first=True)),
+        "MultiHeadAttention.from_torch: add_zero_attn: expected False, since the formula has no key of zeros; got True",
+    ),
+    (
+        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, **DROPS)),  # type: ignore[arg-type]
+        "MultiHeadAttention.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; ",
+    ),
+    (
+        lambda: nn.TransformerEncoderLayer.from_torch(Torch.TransformerEncoderLayer(6, 2, 8, batch_first=True)),
+        "TransformerEncoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; ",
+    ),
+    (
+        lambda: nn.TransformerEncoderLayer.from_torch(
+            Torch.TransformerEncoderLayer(6, 2, 8, 0.0, "gelu", batch_first=True)
+        ),
+        "TransformerEncoderLayer.from_torch: activation: expected ReLU, since that is the formula's; got gelu",
+    ),
+    (
+        lambda: nn.TransformerEncoderLayer.from_torch(
+            Torch.TransformerEncoderLayer(6, 2, 8, 0.0, layer_norm_eps=1e-6, batch_first=True)
+        ),
+        "LayerNorm.from_torch: eps: expected 1e-05, since that is ε of the formula; got 1e-06",
+    ),
+    (
+        lambda: nn.TransformerEncoder.from_torch(
+            Torch.TransformerEncoder(
+                Torch.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2, Torch.LayerNorm(6)
+            )
+        ),
+        "TransformerEncoder.from_torch: norm: expected None, since nothing follows the last layer; got LayerNorm",
+    ),
+    (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8), 0).to_torch(),
+        "TransformerEncoder.to_torch: num_layers: expected at least 1, since torch.nn copies a layer; got 0",
+    ),
+    (
+        lambda: nn.RNNCell.from_torch(Torch.RNNCell(6, 4, nonlinearity="relu")),
+        "RNNCell.from_torch: nonlinearity: expected 'tanh', since φ of the formula is tanh; got 'relu'",
+    ),
+    (
+        lambda: nn.LayerNorm.from_torch(Torch.LayerNorm(6, elementwise_affine=False)),
+        "LayerNorm.from_torch: elementwise_affine: expected True, since the formula has a gain; got False",
+    ),
+    (
+        lambda: nn.LayerNorm.from_torch(Torch.LayerNorm((6, 4))),
+        "LayerNorm.from_torch: normalized_shape: expected one dimension; got (6, 4)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("convert", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_the_formula_does_not_have_is_refused(convert: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the beginning of the message is compared
+        convert()
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("sizes", [(8, 2, 3, 3), (6, 2, 4, 3), (6, 2, 3, 4)])
+def test_sizes_that_pytorch_does_not_have_are_refused(sizes: tuple[int, ...]) -> None:
+    d, heads, p_q, p_v = sizes
+    record = pytorch.multihead.MultiHeadParameters(
+        *(torch.zeros(heads, p, d) for p in (p_q, p_q, p_v)), torch.zeros(d, heads * p_v)
+    )
+    with pytest.raises(ValueError, match=r"^MultiHeadAttention.to_torch: heads·p_\w: expected \d, since torch.nn has"):
+        nn.MultiHeadAttention.from_record(record).to_torch()
+
+
+def test_dropout_has_no_effect_in_evaluation() -> None:
+    theirs = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.5, batch_first=True, **DOUBLE).eval()
+    filled(theirs, *ATTENTION_BIASES)
+    ours, x = nn.TransformerEncoderLayer.from_torch(theirs), drawn(B, N, 6)
+    assert not ours.training
+    within(oracle("encoder_layer", x=x, parameters=ours.record()), ours(x), theirs(x))
