@@ -232,7 +232,7 @@ ROOMS = {
     "spec/attnspec/spec": {"contract", "laws", "lectures", "errata.py"},
     "spec/attnspec/spec/laws": {"operation.py", "semantics.py"},
     "reference/attnspec/reference": {"budget", "defining"},
-    "backends/attnspec/backends/pytorch": {"kernels", "runtime"},
+    "backends/attnspec/backends/pytorch": {"kernels", "nn", "runtime"},
     "conformance/attnspec/conformance/laws": {"operation.py", "semantics.py", "common.py", "registry.py"},
     "conformance/attnspec/conformance/mutants": {
         "calling.py",

@@ -1,4 +1,4 @@
-"""What the suite does not meet in the backend as it is, it judges in adapters: several threads, caches of keys."""
+"""What the suite does not meet in the backend as it is, it judges in adapters: threads, caches of keys, modules."""
 
 import subprocess
 import sys
@@ -8,12 +8,15 @@ import pytest
 
 pytest.importorskip("llvmlite", reason="kernels need llvmlite")
 
+MODULES = ("additive_attention", "multi_head_attention", "lstm_cell", "encoder_layer")
+
 
 @pytest.mark.parametrize(
     ("adapter", "verdict", "operations"),
     [
         ("threaded", "pytorch on threads conforms", ("scaled_dot_product_attention", "additive_attention")),
         ("stepping", "pytorch in decoding steps conforms", ("bahdanau_context",)),
+        ("modules", "pytorch by modules conforms", MODULES),
     ],
 )
 def test_the_suite_acquits_the_adapter(adapter: str, verdict: str, operations: tuple[str, ...]) -> None:

@@ -104,6 +104,7 @@ CASES = {
         lambda module, x: pytorch.add_positions(x, module.table[:N]), "d_model=6, max_len=9", keeps=True,
     ),
     "RNNCell": Case(lambda **how: nn.RNNCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.rnn_cell), "6, 4"),
+    "GRUCell": Case(lambda **how: nn.GRUCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.gru_cell), "6, 4"),
     "LSTMCell": Case(
         lambda **how: nn.LSTMCell(6, 4, **how), ((B, 6),),
         lambda module, x: pytorch.lstm_cell(x, (x.new_zeros(B, 4),) * 2, module.record()), "6, 4",
@@ -197,7 +198,7 @@ def test_gradients_reach_every_parameter(case: Case) -> None:
     if not list(module.parameters()):
         assert not total.requires_grad
         return
-    total.backward()
+    torch.autograd.backward(total)
     without = [name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()]
     first_step = {"w_hi", "w_hf", "w_ho", "w_hc", "w_xf", "b_f"} if isinstance(module, nn.LSTMCell) else set()
     assert set(without) == first_step
@@ -238,7 +239,8 @@ def test_devices(case: Case) -> None:
     inputs = tuple(x.to("meta") for x in case.inputs())
     assert {x.device.type for x in tensors(module(*inputs))} == {"meta"}
     real = module.to_empty(device="cpu")
-    for part in (p for p in real.modules() if hasattr(p, "reset_parameters")):
+    parts: list[Any] = [part for part in real.modules() if hasattr(part, "reset_parameters")]
+    for part in parts:
         part.reset_parameters()
     assert all(bool(x.isfinite().all()) for x in tensors(real(*case.inputs())))
 
@@ -276,7 +278,8 @@ def test_drawing_anew_draws_what_the_constructor_does(case: Case) -> None:
     before = copy.deepcopy(module.state_dict())
     if isinstance(module, nn.TransformerEncoder):
         module.reset_parameters()
-        assert not torch.equal(module.layers[0].attention.w_q, module.layers[1].attention.w_q)
+        first, second = module.record()
+        assert not torch.equal(first.attention.w_q, second.attention.w_q)
         return
     torch.manual_seed(3)
     module.reset_parameters()
@@ -303,6 +306,7 @@ BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] 
         {"w_q": XAVIER_3, "w_o": 96**-0.5, "a_q": 24**-0.5, "a_k": 24**-0.5, "a_v": 1 / 7},
     ),
     "RNNCell": (lambda: nn.RNNCell(100, 64), {"w_xh": 1 / 8, "w_hh": 1 / 8, "b_h": 1 / 8}),
+    "GRUCell": (lambda: nn.GRUCell(100, 64), {"w_xr": 1 / 8, "w_hh": 1 / 8, "b_z": 1 / 8}),
     "LSTMCell": (lambda: nn.LSTMCell(100, 64), {"w_xi": 1 / 8, "w_ho": 1 / 8, "b_c": 1 / 8}),
     "BahdanauAttention": (
         lambda: nn.BahdanauAttention(64, 81, 100),

@@ -12,7 +12,7 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import nn
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import judged
-from attnspec.spec import precision
+from attnspec.spec import MultiHeadParameters, precision
 from attnspec.spec.contract.tree import flatten, mapped
 
 torch.set_num_threads(1)
@@ -157,7 +157,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "MultiHeadAttention.from_torch: add_zero_attn: expected False, since the formula has no key of zeros; got True",
     ),
     (
-        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, **DROPS)),  # type: ignore[arg-type]
+        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, **DROPS)),
         "MultiHeadAttention.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; ",
     ),
     (
@@ -193,6 +193,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "RNNCell.from_torch: nonlinearity: expected 'tanh', since φ of the formula is tanh; got 'relu'",
     ),
     (
+        lambda: nn.GRUCell.from_torch(Torch.GRUCell(6, 4)),
+        "GRUCell.from_torch: reset gate: expected a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h); got ",
+    ),
+    (
         lambda: nn.LayerNorm.from_torch(Torch.LayerNorm(6, elementwise_affine=False)),
         "LayerNorm.from_torch: elementwise_affine: expected True, since the formula has a gain; got False",
     ),
@@ -213,9 +217,8 @@ def test_what_the_formula_does_not_have_is_refused(convert: Callable[[], Any], m
 @pytest.mark.parametrize("sizes", [(8, 2, 3, 3), (6, 2, 4, 3), (6, 2, 3, 4)])
 def test_sizes_that_pytorch_does_not_have_are_refused(sizes: tuple[int, ...]) -> None:
     d, heads, p_q, p_v = sizes
-    record = pytorch.multihead.MultiHeadParameters(
-        *(torch.zeros(heads, p, d) for p in (p_q, p_q, p_v)), torch.zeros(d, heads * p_v)
-    )
+    w_q, w_k, w_v = (torch.zeros(heads, p, d) for p in (p_q, p_q, p_v))
+    record = MultiHeadParameters(w_q, w_k, w_v, torch.zeros(d, heads * p_v))
     with pytest.raises(ValueError, match=r"^MultiHeadAttention.to_torch: heads·p_\w: expected \d, since torch.nn has"):
         nn.MultiHeadAttention.from_record(record).to_torch()
 

@@ -5,18 +5,18 @@ the formulas here: conversion from PyTorch adds them, and conversion to PyTorch 
 the state.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.conversion import check
+from attnspec.backends.pytorch.nn.conversion import check, refuse
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
 from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes, copied, parameter
-from attnspec.backends.pytorch.recurrent import lstm_cell, rnn_cell
-from attnspec.spec import LSTMParameters, RNNParameters
+from attnspec.backends.pytorch.recurrent import gru_cell, lstm_cell, rnn_cell
+from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
 
-__all__ = ["LSTMCell", "RNNCell"]
+__all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 
 
 class Gates(Recorded[Record]):
@@ -90,6 +90,12 @@ class Gates(Recorded[Record]):
         return kind(*sizes, device=some.device, dtype=some.dtype, **options).train(self.training)
 
 
+def refuse_gru(who: str) -> NoReturn:
+    """Raise ``ValueError`` for weights of PyTorch's GRU."""
+    refuse(who, "reset gate", "a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h)",
+           "torch.nn's, with w_hh times the state, tanh(x w_xh + r ⊙ (h w_hh + b_hh) + b_xh)")  # fmt: skip
+
+
 class RNNCell(Gates[RNNParameters[Tensor]]):
     """One step of a recurrent network: tanh of an affine map of input and state.
 
@@ -130,6 +136,43 @@ class RNNCell(Gates[RNNParameters[Tensor]]):
         made: nn.RNNCell = self.like(nn.RNNCell, self.input_size, self.hidden_size)
         self.scatter(made)
         return made
+
+
+class GRUCell(Gates[GRUParameters[Tensor]]):
+    """One step of a GRU, whose reset gate multiplies the state before the product with w_hh.
+
+    That is another formula than ``nn.GRUCell``'s, which multiplies the product.
+
+    Args:
+        input_size: features of an input, d.
+        hidden_size: features of a state, h.
+
+    Shape: x (*batch, d), state (*batch, h), zeros if not given; result (*batch, h). Of both gates r and z and of the
+        candidate h there are weights w_x (d, h), w_h (h, h) and b (h).
+    Initialisation: as ``nn.GRUCell``: all weights and biases uniform within 1/√h; the one bias is drawn like each of
+        PyTorch's two.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operation ``gru_cell``.
+
+    >>> cell = GRUCell(8, 16)
+    >>> cell(torch.randn(3, 8)).shape
+    torch.Size([3, 16])
+    """
+
+    kind = GRUParameters
+    gates = ("r", "z", "h")
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        """The next state."""
+        return gru_cell(x, self.zeros(x) if state is None else state, self.record())
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.GRUCell) -> NoReturn:
+        """Raise ``ValueError``: no weights make the two formulas one."""
+        refuse_gru("GRUCell.from_torch")
 
 
 class LSTMCell(Gates[LSTMParameters[Tensor]]):

@@ -1,0 +1,124 @@
+"""The PyTorch backend through its modules: each is made of the sizes that the weights have, and given the weights.
+
+Weights replace the parameters for the call, by the names of the state dict, so that gradients come back to the caller.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from attnspec.backends import pytorch
+from attnspec.backends.bases.torch import from_numpy as from_numpy
+from attnspec.backends.bases.torch import gradients
+from attnspec.backends.bases.torch import to_numpy as to_numpy
+from attnspec.backends.pytorch import nn
+from attnspec.spec import MultiHeadParameters
+from attnspec.spec.contract.tree import flatten
+
+name = "pytorch by modules"
+limits, precision, notes = pytorch.limits, pytorch.precision, pytorch.notes
+
+
+def through(module: torch.nn.Module, weights: Mapping[str, Any], *inputs: Any, **options: Any) -> Any:
+    """A module's result with weights in place of its own, each named by its path in a tree of weights."""
+    given = {path.replace("[", ".").replace("]", ""): x for path, x in flatten(dict(weights)).items()}
+    return functional_call(module, given, inputs, options, strict=True)
+
+
+def through_record(make: Callable[[Any], torch.nn.Module], record: Any, *inputs: Any, **options: Any) -> Any:
+    """The result of the module that is made of a record, with the record's weights."""
+    root = "layers" if isinstance(record, tuple) else ""
+    weights = {f"{root}{path}" if root else path.lstrip("."): x for path, x in flatten(record).items()}
+    return through(make(record), weights, *inputs, **options)
+
+
+def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
+    return nn.DotProductAttention(scaled=False)(query, key, value, **how)
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
+    return nn.DotProductAttention()(query, key, value, **how)
+
+
+def general_attention(query: Tensor, key: Tensor, value: Tensor, w: Tensor, **how: Any) -> Any:
+    module = nn.GeneralAttention(w.shape[0], kdim=w.shape[1])
+    return through(module, {"w": w}, query, key, value, **how)
+
+
+def additive_attention(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **how: Any
+) -> Any:
+    module = nn.AdditiveAttention(w_q.shape[1], len(w_q), kdim=w_k.shape[1])
+    return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, query, key, value, **how)
+
+
+def multi_head_attention(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, **how: Any
+) -> Any:
+    record = MultiHeadParameters(w_q, w_k, w_v, w_o)
+    return through_record(nn.MultiHeadAttention.from_record, record, query, key, value, **how)
+
+
+def multi_head_additive_attention(
+    query: Tensor, key: Tensor, value: Tensor,
+    w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, a_q: Tensor, a_k: Tensor, a_v: Tensor, **how: Any,
+) -> Any:  # fmt: skip
+    weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "a_q": a_q, "a_k": a_k, "a_v": a_v}
+    return through(nn.MultiHeadAdditiveAttention(1, 1, 1), weights, query, key, value, **how)
+
+
+def bahdanau_context(state: Tensor, annotations: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **how: Any) -> Any:
+    module = nn.BahdanauAttention(w_q.shape[1], w_k.shape[1], len(w_q))
+    return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, state, annotations, **how)
+
+
+def luong_context_dot(state: Tensor, annotations: Tensor, **how: Any) -> Any:
+    return nn.LuongAttention(state.shape[-1], score="dot")(state, annotations, **how)
+
+
+def luong_context_general(state: Tensor, annotations: Tensor, w: Tensor, **how: Any) -> Any:
+    return through(nn.LuongAttention(*w.shape), {"w": w}, state, annotations, **how)
+
+
+def luong_context_location(state: Tensor, annotations: Tensor, w: Tensor, **how: Any) -> Any:
+    module = nn.LuongAttention(w.shape[1], score="location", num_positions=max(1, len(w)))
+    return through(module, {"w": w}, state, annotations, **how)
+
+
+def rnn_cell(x: Tensor, state: Tensor, parameters: Any) -> Any:
+    return through_record(nn.RNNCell.from_record, parameters, x, state)
+
+
+def gru_cell(x: Tensor, state: Tensor, parameters: Any) -> Any:
+    return through_record(nn.GRUCell.from_record, parameters, x, state)
+
+
+def lstm_cell(x: Tensor, state: tuple[Tensor, Tensor], parameters: Any) -> Any:
+    return through_record(nn.LSTMCell.from_record, parameters, x, state)
+
+
+def layer_norm(x: Tensor, parameters: Any) -> Any:
+    return through_record(nn.LayerNorm.from_record, parameters, x)
+
+
+def feed_forward(x: Tensor, parameters: Any) -> Any:
+    return through_record(nn.FeedForward.from_record, parameters, x)
+
+
+def encoder_layer(x: Tensor, parameters: Any, *, norm: str = "post", **how: Any) -> Any:
+    make = partial(nn.TransformerEncoderLayer.from_record, norm_first=norm == "pre")
+    return through_record(make, parameters, x, **how)
+
+
+def encoder_stack(x: Tensor, layers: Any, *, norm: str = "post", **how: Any) -> Any:
+    make = partial(nn.TransformerEncoder.from_record, norm_first=norm == "pre")
+    return through_record(make, layers, x, **how)
+
+
+def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
+    """Gradients through modules, for weights and inputs alike."""
+    return gradients(globals()[operation], arguments, cotangent)
