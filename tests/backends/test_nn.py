@@ -101,7 +101,8 @@ CASES = {
     ),
     "LearnedPositions": Case(
         lambda **how: nn.LearnedPositions(6, 9, **how), ((B, N, 6),),
-        lambda module, x: pytorch.add_positions(x, module.table[:N]), "d_model=6, max_len=9", keeps=True,
+        lambda module, x: pytorch.add_positions(x, pytorch.learned_positions(module.table, N)),
+        "d_model=6, max_len=9", keeps=True,
     ),
     "RNNCell": Case(lambda **how: nn.RNNCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.rnn_cell), "6, 4"),
     "GRUCell": Case(lambda **how: nn.GRUCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.gru_cell), "6, 4"),
@@ -414,10 +415,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.LSTMCell(0, 4), "LSTMCell: input_size: expected at least 1; got 0"),
     (lambda: nn.LearnedPositions(4, 0), "LearnedPositions: max_len: expected at least 1; got 0"),
     (
-        lambda: nn.LearnedPositions(4, 3)(torch.zeros(5, 4)),
-        "LearnedPositions: x: expected at most max_len = 3 positions; got 5",
-    ),
-    (
         lambda: nn.SinusoidalPositionalEncoding(4, 3)(torch.zeros(5, 4)),
         "SinusoidalPositionalEncoding: x: expected at most max_len = 3 positions; got 5",
     ),
@@ -450,6 +447,8 @@ def test_wrong_inputs_are_named_by_the_operation() -> None:
     layer = nn.TransformerEncoderLayer(6, 2, 8)
     with pytest.raises(ShapeError, match=r"^encoder_layer: \S+: expected .*; got "):
         layer(torch.zeros(5, 7))
+    with pytest.raises(ShapeError, match=r"^learned_positions: table: expected .*; got "):
+        nn.LearnedPositions(4, 3)(torch.zeros(5, 4))
     with pytest.raises(TypeError, match=r"^encoder_layer: mask: expected torch.bool, True = may attend"):
         layer(torch.zeros(5, 6), mask=torch.zeros(5, 5))
 

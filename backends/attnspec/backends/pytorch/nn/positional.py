@@ -7,17 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.records import check_sizes, parameter
-from attnspec.backends.pytorch.positional import add_positions, concat_positions, sinusoids
+from attnspec.backends.pytorch.positional import add_positions, concat_positions, learned_positions, sinusoids
 
 __all__ = ["LearnedPositions", "SinusoidalPositionalEncoding"]
-
-
-def _first(module: str, table: Tensor, x: Tensor) -> Tensor:
-    """The rows of a table for the n positions of x (*batch, n, d)."""
-    n = x.shape[-2]
-    if n > table.shape[0]:
-        raise ValueError(f"{module}: x: expected at most max_len = {table.shape[0]} positions; got {n}")
-    return table[:n]
 
 
 class SinusoidalPositionalEncoding(nn.Module):
@@ -68,8 +60,10 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x with the features of its positions."""
-        join = concat_positions if self.concat else add_positions
-        return join(x, _first("SinusoidalPositionalEncoding", self.table, x))
+        n, rows = x.shape[-2], self.table.shape[0]
+        if n > rows:
+            raise ValueError(f"SinusoidalPositionalEncoding: x: expected at most max_len = {rows} positions; got {n}")
+        return (concat_positions if self.concat else add_positions)(x, self.table[:n])
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -84,8 +78,8 @@ class LearnedPositions(nn.Module):
 
     Shape: x (*batch, n, d) with n ≤ ``max_len``; the result is as x. Weight ``table`` (max_len, d).
     Initialisation: as ``nn.Embedding``'s weight, standard normal.
-    Errors: ``ValueError`` for sizes below 1 and for more positions than the table has.
-    Source: operation ``add_positions``.
+    Errors: ``ValueError`` for sizes below 1; the operation's for more positions than the table has.
+    Source: operations ``learned_positions`` and ``add_positions``.
 
     >>> encode = LearnedPositions(16, max_len=100)
     >>> encode(torch.zeros(2, 5, 16)).shape
@@ -115,7 +109,7 @@ class LearnedPositions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x with the features of its positions."""
-        return add_positions(x, _first("LearnedPositions", self.table, x))
+        return add_positions(x, learned_positions(self.table, x.shape[-2]))
 
     if TYPE_CHECKING:
         __call__ = forward
