@@ -37,7 +37,10 @@ THIRD_PARTY = {
     "spec": {"numpy", "jaxtyping", "typing_extensions"},
     "reference": {"numpy", "jaxtyping", "typing_extensions", "ml_dtypes"},
     "backends": {"numpy", "jaxtyping", "typing_extensions", "ml_dtypes", "torch", "triton", "llvmlite", "jax"},
-    "conformance": {"numpy", "jaxtyping", "typing_extensions", "ml_dtypes", "hypothesis", "pytest", "rich", "typer"},
+    "conformance": {
+        *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
+        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core"),
+    },
 }
 
 

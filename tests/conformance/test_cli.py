@@ -381,6 +381,8 @@ UNUSABLE = {
     ("check", "fails.py"): "nothing was judged: ",
     ("check", "waits.py"): "nothing was judged: worker processes did not import the backend within 6 s",
     ("check", "backend.py", "--json", "no/such/folder.json"): "--json: expected a file that can be written",
+    ("spec", "--html", "no/such/folder.html"): "--html: expected a file that can be written; got 'no/such/folder.html'",
+    ("spec", "--html", "one", "--markdown", "./one"): "--html: expected another file than that of --markdown",
     ("mutants", "--only", "base 100"): "--only: expected one of base 1000, ",
     ("mutants", "--only", "nosuch*"): "; got 'nosuch*'",
     ("show", "softmaxx"): "show: expected one of softmax",

@@ -3,7 +3,8 @@
 The texts keep no page breaks: a page is what stands under one heading, and a page that a lecture shows again with one
 line more is a page again. Of what else there is, the texts keep this:
 
-- A displayed formula stands between ``$$`` and ``$$``. Line breaks in it do not count.
+- A displayed formula stands between ``$$`` and ``$$``. Line breaks do not count, nor what says only how it is drawn:
+  the sizes of brackets, which are not always balanced, and which of two names aligned lines have.
 - A numbered figure has a caption ``Figure 3: …`` in a line of its own. Where a page has none, two empty lines in a row,
   or a credit ``From <…>``, are what pictures leave behind; they count once a page.
 - A table is a run of lines with tabs; its first line names it.
@@ -36,6 +37,11 @@ HEADINGS = {
 }
 
 Found = tuple[Kind, str]
+
+
+def formula_of(latex: str) -> str:
+    """The LaTeX of a formula without what says only how it is drawn."""
+    return re.sub(r"\\(?:left|right)(?![a-z])", "", " ".join(latex.split())).replace("{split}", "{aligned}")
 
 
 def found_in(key: str, text: str) -> Iterator[tuple[Found, int]]:

@@ -13,7 +13,7 @@ from attnspec.spec.errata import MISPRINTS
 from attnspec.spec.lectures import LECTURES
 from attnspec.spec.lectures.registry import Item, Kind, Lecture, formula, line, page
 
-from .lecture_text import RUN_IN, Found, found_in
+from .lecture_text import RUN_IN, Found, formula_of, found_in
 
 FILES = {
     "S0": "000_6f85027c85dba559.txt",
@@ -143,6 +143,8 @@ def listed(lecture: Lecture) -> list[Item]:
 def same(found: Found, item: Item) -> bool:
     """Whether an item is what was found; where paragraphs begin with a heading, it is the first of these words."""
     kind, text = found
+    if item.kind is kind is Kind.FORMULA:
+        return formula_of(text) == formula_of(item.text)
     begins = RUN_IN.fullmatch(f"{text} ") and text.startswith(f"{item.text} ")
     return kind is item.kind and (text == item.text or bool(begins))
 

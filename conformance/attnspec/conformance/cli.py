@@ -36,7 +36,7 @@ UNCUT = 10_000
 """Columns where the output is no terminal: wider than any table, so that nothing is cut in a file or a pipe."""
 
 PAGE = 110
-"""Columns of running text there, and in the page that ``attnspec spec --html`` writes."""
+"""Columns of running text there."""
 
 EXITS = "Exit status: 0 conforms, 1 violates, 2 the call or the backend cannot be used."
 WORKERS = "worker processes; one for each core if not given"
@@ -182,19 +182,18 @@ def spec(
     """Print the whole specification."""
     from rich.markdown import Markdown
 
-    from attnspec.conformance.reporting.catalogue import specification
+    from attnspec.conformance.reporting.specification import as_markdown, specification
 
     files = _files(markdown=markdown, html=html)
-    text = specification()
+    sections = specification()
     if "markdown" in files:
-        files["markdown"].write(text)
+        files["markdown"].write(as_markdown(sections))
     if "html" in files:
-        with Path(os.devnull).open("w") as nowhere:
-            console = Console(record=True, width=PAGE, file=nowhere)
-            console.print(Markdown(text))
-            files["html"].write(console.export_html())
+        from attnspec.conformance.reporting.page import as_page
+
+        files["html"].write(as_page(sections))
     if not files:
-        _console(PAGE).print(Markdown(text))
+        _console(PAGE).print(Markdown(as_markdown(sections)))
 
 
 @app.command(help="Judge the suite itself: every mutant must be killed, no honest variant harmed.")

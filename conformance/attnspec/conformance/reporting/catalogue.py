@@ -1,18 +1,15 @@
-"""What there is, printed from the registries: operations, laws, backends, mutants, and the whole specification."""
+"""What there is, printed from the registries: operations, laws, backends, mutants."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import RenderableType
 from rich.markdown import Markdown
 from rich.table import Column, Table
 
-from attnspec.spec import SPEC_VERSION
-from attnspec.spec.contract.documentation import HEADINGS, sections, where_list, where_notes
-from attnspec.spec.contract.law import LAWS, Law
-from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Operation
-from attnspec.spec.contract.semantics import QUESTIONS, Question
-from attnspec.spec.contract.sources import SOURCES, Citation
-from attnspec.spec.errata import ERRATA
+from attnspec.conformance.reporting.entries import choices, law_entry, named_sources, operation_entry
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.semantics import QUESTIONS
 
 
 def _table(*titles: str) -> Table:
@@ -76,58 +73,16 @@ def names() -> list[str]:
 def described(name: str) -> Markdown:
     """One operation, law, chapter or question; ``KeyError`` for a name that is none of :func:`names`."""
     if name in OPERATIONS:
-        return Markdown("\n\n".join([_operation(OPERATIONS[name]), *_sources(OPERATIONS[name].sources)]))
+        return _page(name, operation_entry(OPERATIONS[name]), named_sources(OPERATIONS[name].sources))
     if name in _chapters():
         return Markdown(_chapter(name))
     law = LAWS[f"semantics.{name}" if name in QUESTIONS else name]
-    question = [_choices(q) for q in QUESTIONS.values() if law.id == f"semantics.{q.name}"]
-    return Markdown("\n\n".join([_law(law), *question, *_sources(law.sources)]))
+    question = [choices(q) for q in QUESTIONS.values() if law.id == f"semantics.{q.name}"]
+    return _page(law.id, law_entry(law), *question, named_sources(law.sources))
 
 
-def _operation(o: Operation) -> str:
-    """One operation, under the headings of its documentation."""
-    listed = [(e.path, f"`{e.values}`" if e.values.startswith("(") else e.values, e.remarks) for e in where_list(o)]
-    rows = "\n".join(f"| `{path}` | {values} | {', '.join(remarks)} |" for path, values, remarks in listed)
-    notes = [note.replace("*", r"\*") for note in where_notes(o)]
-    where = "\n\n".join([f"\n| argument | shape or values | |\n|---|---|---|\n{rows}", *notes])
-    parts = {**sections(o), "Formula": f"`{o.formula}`", "Where": where}
-    judged = [x.id for x in LAWS.values() if o in x.operations]
-    open_ = [f"{q.name} ({q.normative})" for q in QUESTIONS.values() if q.concerns(o)]
-    return "\n\n".join(
-        [
-            f"## {o.name}",
-            o.statement,
-            *(f"{heading}: {parts[heading]}" for heading in HEADINGS),
-            f"Laws: {', '.join(judged) if judged else 'none: only the reference has it'}",
-            f"Open questions (normative choice): {', '.join(open_) if open_ else 'none'}",
-        ]
-    )
-
-
-def _law(x: Law) -> str:
-    return "\n\n".join(
-        [
-            f"## {x.id}",
-            x.statement,
-            f"Formula: `{x.formula}`",
-            f"Sources: {', '.join(map(str, x.sources)) if x.sources else 'the contract'}",
-            f"Governs: {', '.join(o.name for o in x.operations)}",
-            *(["Needs the backend's `vjp`."] if x.gradients else []),
-        ]
-    )
-
-
-def _choices(q: Question) -> str:
-    """The choices of a question, and how a backend declares another than the normative one."""
-    other = f'{{"{q.name}": "{q.choices[1]}"}}'
-    operation = next(o.name for o in OPERATIONS.values() if not o.reference_only and q.concerns(o))
-    return "\n\n".join(
-        [
-            f"Choices: `{q.normative}` (normative), {', '.join(f'`{c}`' for c in q.choices[1:])}",
-            f"Declared by the backend's attribute `semantics = {other}`, for one operation alone by "
-            f'`semantics = {{"{operation}": {other}}}`.',
-        ]
-    )
+def _page(title: str, *parts: str) -> Markdown:
+    return Markdown("\n\n".join([f"## {title}", *filter(None, parts)]))
 
 
 def _chapters() -> list[str]:
@@ -144,26 +99,3 @@ def _chapter(name: str) -> str:
     ):
         parts += [title, "\n".join(members)] if members else []
     return "\n\n".join(parts)
-
-
-def _sources(citations: Iterable[Citation]) -> list[str]:
-    """The titles of what is cited, as a list in Markdown; nothing if nothing is."""
-    cited = {c.source for c in citations}
-    lines = [f"- {s.key}: {s.title}" for s in SOURCES.values() if s.key in cited]
-    return ["\n".join(lines)] if lines else []
-
-
-def specification() -> str:
-    """The whole specification as Markdown."""
-    parts = [f"# attnspec {SPEC_VERSION}", "# Sources"]
-    parts += ["`S0(4)` is the equation that S0 numbers (4), `S2 “…”` the passage of S2 under that heading."]
-    parts += ["\n".join(f"- {s.key}: {s.title}" for s in SOURCES.values()), "# Operations"]
-    parts += [_operation(o) for c in CHAPTERS for o in OPERATIONS.values() if o.chapter == c]
-    parts += ["# Laws", *map(_law, LAWS.values()), "# Open questions"]
-    parts += [f"## {q.name}\n\n{q.statement}\n\n{_choices(q)}" for q in QUESTIONS.values()]
-    parts += ["# Errata of the sources"]
-    parts += [
-        f"## {e.identifier}\n\n{e.source}\n\nPrinted: {e.printed}\n\nRight: {e.right}\n\n{e.note}"
-        for e in ERRATA.values()
-    ]
-    return "\n\n".join(parts) + "\n"

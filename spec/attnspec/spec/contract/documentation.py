@@ -132,11 +132,12 @@ def meanings(operation: Operation) -> dict[str, str]:
 
 def _meaning(operation: Operation, size: str) -> str:
     axis = operation.axis(size)
-    return "positions" if axis == Axis.QUERY and operation.asked is None else _in_words(axis)
+    return "positions" if axis == Axis.QUERY and operation.asked is None else in_words(axis)
 
 
 @cache
-def _in_words(axis: Axis) -> str:
+def in_words(axis: Axis) -> str:
+    """What a size of that axis counts."""
     words = []
     for kind, word in MEANINGS.items():
         if kind in axis:

@@ -106,11 +106,7 @@ LECTURE = Lecture(
             ],
         ),
         page("Use Attention", reason="a question: where queries, keys and values come from if there is one input"),
-        *[
-            page(
-                "Use Attention", "self_attention", items=[passage("Q = K = V = X", "$Q = K = V = X$", "self_attention")]
-            )
-        ]
+        *[page("Use Attention", "self_attention", items=[passage("Q = K = V = X", "Q = K = V = X", "self_attention")])]
         * 2,
         *[_projections()] * 3,
         _projections(_WITHOUT_VALUES),

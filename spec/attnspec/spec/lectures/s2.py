@@ -92,20 +92,22 @@ LECTURE = Lecture(
                 passage("solution 2", "2. First, notice that", *_VARIANCE, "S2-variance", "S2-independence"),
                 formula(r"Var\left(\sum_{i=1}^{n} X_i\right) = \sum_{i=1}^{n} Var(X_i)", *_VARIANCE),
                 formula(
-                    r"\begin{split} Var(q^\top k) &= \mathbb{E}[(q^\top k)^2] - \mathbb{E}[q^\top k]^2 \\ &= "
-                    r"\mathbb{E}[q^\top k k^\top q] - (\mu^\top \mu)^2 \\ &= \mathbb{E}[Tr(qq^\top k k^\top)] - "
-                    r"(\mu^\top \mu)^2 \\ &= Tr(\mathbb{E}[qq^\top]\mathbb{E}[kk^\top]) - (\mu^\top \mu)^2 \\ &="
-                    r" Tr\left(\left(\mathbb{E}[q]\mathbb{E}[q^\top] + \sigma^2 "
-                    r"I\right)(\mathbb{E}[k]\mathbb{E}[k^\top] + \sigma^2 I\right)\right) - (\mu^\top \mu)^2 \\ "
-                    r"&= Tr\left((\mu\mu^\top + \sigma^2 I)(\mu\mu^\top + \sigma^2 I)\right) - (\mu^\top \mu)^2 "
-                    r"\\ &= Tr(\mu\mu^\top \mu\mu^\top) + 2\sigma^2 Tr(\mu\mu^\top) + Tr(\sigma^4 I) - (\mu^\top"
-                    r" \mu)^2 \\ &= \mu^\top \mu\mu^\top \mu + 2\sigma^2 \mu^\top \mu + d\sigma^4 - (\mu^\top "
-                    r"\mu)^2 \\ &= 2d\sigma^2 \mu^\top \mu + d\sigma^4 \end{split}",
+                    r"\begin{aligned} Var(q^\top k) &= \mathbb{E}[(q^\top k)^2] - \mathbb{E}[q^\top k]^2 "
+                    r"\\ &= \mathbb{E}[q^\top k k^\top q] - (\mu^\top \mu)^2 "
+                    r"\\ &= \mathbb{E}[Tr(qq^\top k k^\top)] - (\mu^\top \mu)^2 "
+                    r"\\ &= Tr(\mathbb{E}[qq^\top]\mathbb{E}[kk^\top]) - (\mu^\top \mu)^2 "
+                    r"\\ &= Tr((\mathbb{E}[q]\mathbb{E}[q^\top] + \sigma^2 I)(\mathbb{E}[k]\mathbb{E}[k^\top] + "
+                    r"\sigma^2 I)) - (\mu^\top \mu)^2 "
+                    r"\\ &= Tr((\mu\mu^\top + \sigma^2 I)(\mu\mu^\top + \sigma^2 I)) - (\mu^\top \mu)^2 "
+                    r"\\ &= Tr(\mu\mu^\top \mu\mu^\top) + 2\sigma^2 Tr(\mu\mu^\top) + Tr(\sigma^4 I) - (\mu^\top "
+                    r"\mu)^2 "
+                    r"\\ &= \mu^\top \mu\mu^\top \mu + 2\sigma^2 \mu^\top \mu + d\sigma^4 - (\mu^\top \mu)^2 "
+                    r"\\ &= 2d\sigma^2 \mu^\top \mu + d\sigma^4 \end{aligned}",
                     *_VARIANCE,
                     "S2-variance",
                     "S2-independence",
                 ),
-                passage("solution 3", r"3. $Var(q^{\top}k)$ is linear", *_VARIANCE),
+                passage("solution 3", "is linear in d. As d grows larger", *_VARIANCE),
                 passage("solution 4", "4. With the scaling term", "scaled_dot_scores", *_VARIANCE),
             ],
         ),

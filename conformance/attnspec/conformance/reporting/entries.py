@@ -1,0 +1,189 @@
+"""What stands under the name of an operation, a law, a question, an erratum or a page of a lecture, as Markdown.
+
+Formulas are fenced blocks of the language ``math``, or in a line code between dollars; names are code.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from attnspec.spec.contract.documentation import HEADINGS, sections, where_list, where_notes
+from attnspec.spec.contract.law import LAWS, Law
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS
+from attnspec.spec.contract.semantics import QUESTIONS, Question
+from attnspec.spec.contract.sources import SOURCES, Citation
+from attnspec.spec.errata import ERRATA, Erratum, Misprint
+from attnspec.spec.lectures import LECTURES
+from attnspec.spec.lectures.registry import Item, Kind, Page
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def operation_entry(o: Operation) -> str:
+    """One operation, under the headings of its documentation."""
+    listed = [(e.path, f"`{e.values}`" if e.values.startswith("(") else e.values, e.remarks) for e in where_list(o)]
+    where = table(["argument", "shape or values", ""], [(f"`{p}`", v, ", ".join(remarks)) for p, v, remarks in listed])
+    notes = [_literal(note) for note in where_notes(o)]
+    parts = {heading: f" {text}" for heading, text in sections(o).items()} | {
+        "Formula": _displayed(o.formula),
+        "Where": "\n\n".join(["", where, *notes]),
+        "Source": f" {_citations(o.sources)}",
+    }
+    open_ = [f"`{q.name}` (`{q.normative}`)" for q in QUESTIONS.values() if q.concerns(o)]
+    wrong = [e.identifier for e in ERRATA.values() if e.operation == o.name]
+    return "\n\n".join(
+        [
+            o.statement,
+            *(f"{heading}:{parts[heading]}" for heading in HEADINGS),
+            f"Laws: {_laws(o)}",
+            f"Open questions (normative choice): {', '.join(open_) if open_ else 'none'}",
+            *([f"Errata of its sources: {_names(wrong)}"] if wrong else []),
+            *_owned(o.name),
+        ]
+    )
+
+
+def law_entry(x: Law) -> str:
+    """One law."""
+    return "\n\n".join(
+        [
+            x.statement,
+            f"Formula:{_displayed(x.formula)}",
+            f"Source: {_citations(x.sources) if x.sources else 'the contract'}",
+            f"Governs: {_names(o.name for o in x.operations)}",
+            *(["Needs the backend's `vjp`."] if x.gradients else []),
+        ]
+    )
+
+
+def choices(q: Question) -> str:
+    """The choices of a question, and how a backend declares another than the normative one."""
+    other = f'{{"{q.name}": "{q.choices[1]}"}}'
+    operation = next(o.name for o in OPERATIONS.values() if not o.reference_only and q.concerns(o))
+    return "\n\n".join(
+        [
+            f"Choices: `{q.normative}` (normative), {', '.join(f'`{c}`' for c in q.choices[1:])}",
+            f"Declared by the backend's attribute `semantics = {other}`, for one operation alone by "
+            f'`semantics = {{"{operation}": {other}}}`.',
+        ]
+    )
+
+
+def question_entry(q: Question) -> str:
+    """One question of semantics."""
+    concerned = [o.name for o in OPERATIONS.values() if not o.reference_only and q.concerns(o)]
+    return f"{q.statement}\n\n{choices(q)}\n\nConcerns: {_names(concerned)}"
+
+
+def erratum_entry(e: Erratum) -> str:
+    """One erratum, which belongs to an operation and has an example."""
+    return f"{misprint_entry(e)}\n\n{_literal(e.note)}\n\nShown by an example of: `{e.operation}`"
+
+
+def misprint_entry(m: Misprint | Erratum) -> str:
+    """What is printed, and what is right."""
+    return f"Source: {_citations([m.source])}\n\nPrinted: {_literal(m.printed)}\n\nRight: {_literal(m.right)}"
+
+
+def precision_entry() -> str:
+    """The classes of precision, and what changes them."""
+    unit = {"accumulation": "accumulation", "operand": "computed operand", "inputs": "given operand"}
+    unit |= {"stored": "stored score", "weights": "weight", "output": "result"}
+    rows = [
+        (f"`{name}`", p.dtype, *(_power(getattr(p, field)) for field in unit), _default(name))
+        for name, p in CLASSES.items()
+    ]
+    return "\n\n".join(
+        [
+            "What a correct implementation may round, in unit roundoffs; – is not rounded. The error budget of every "
+            "element follows from the class and from the inputs.",
+            table(["class", "dtype", *unit.values(), ""], rows),
+            f"Modifiers, joined to a class by `+`: {_names(MODIFIERS)}",
+        ]
+    )
+
+
+def page_entry(page: Page) -> str:
+    """Who owns a page of a lecture, and each thing that it shows."""
+    owned = f"{'Owned by' if page.heading.owners else 'No owner'}: {_owners(page.heading)}"
+    rows = [(_kind(item), _shown(item), _owners(item)) for item in page.items]
+    return "\n\n".join([owned, *([table(["", "what the page shows", "owned by"], rows)] if rows else [])])
+
+
+def named_sources(citations: Iterable[Citation]) -> str:
+    """The titles of what is cited, as a list; nothing if nothing is."""
+    cited = {c.source for c in citations}
+    return "\n".join(f"- {s.key}: {s.title}" for s in SOURCES.values() if s.key in cited)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _displayed(latex: str) -> str:
+    return f"\n\n```math\n{latex}\n```"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _citations(citations: Iterable[Citation]) -> str:
+    return "; ".join(f"`{c}`" for c in citations)
+
+
+def _literal(text: str) -> str:
+    """Text in which a star is a star, and no angle begins HTML."""
+    return text.replace("*", r"\*").replace("<", r"\<")
+
+
+def _power(roundoff: float) -> str:
+    exponent = roundoff.hex().partition("p")[2]
+    return f"2{exponent.translate(_RAISED)}" if roundoff else "–"
+
+
+def _default(name: str) -> str:
+    return "default" if name in DEFAULTS.values() else ""
+
+
+def _laws(o: Operation) -> str:
+    """The laws that govern an operation, those that govern every one last."""
+    if o.reference_only:
+        return "none: only the reference has it"
+    judged = [x for x in LAWS.values() if o in x.operations]
+    return _names(x.id for x in sorted(judged, key=lambda x: x.chapter == "operation"))
+
+
+def _owned(name: str) -> list[str]:
+    """Where the lectures show what this name owns, each title once."""
+    found: dict[str, list[str]] = {}
+    for key, lecture in LECTURES.items():
+        for page in lecture.pages:
+            mine = [item for item in page if name in item.owners]
+            if mine:
+                numbers = found.setdefault(f"`{key} “{page.title}”`", [])
+                numbers += [f"({i.number})" for i in mine if i.number]
+    places = [" ".join([place, *numbers]) for place, numbers in found.items()]
+    return [f"In the lectures: {'; '.join(places)}"] if places else []
+
+
+def _kind(item: Item) -> str:
+    if item.kind is Kind.FIGURE and not item.text:
+        return "picture"
+    if item.number:
+        return f"({item.number})"
+    return {Kind.HEADING: "line", Kind.PASSAGE: "words"}.get(item.kind, item.kind.value)
+
+
+def _shown(item: Item) -> str:
+    if item.kind is Kind.FORMULA:
+        latex = item.text.removesuffix(rf" \quad ({item.number})")
+        return f"$`{latex}`$"
+    if item.kind is Kind.PASSAGE:
+        return _literal(f"{item.name}: “{item.text} …”")
+    return _literal(item.text) or "–"
+
+
+def _owners(item: Item) -> str:
+    return _names(item.owners) if item.owners else item.reason

@@ -1,0 +1,133 @@
+"""The specification as one page: formulas as MathML, contents, a search; nothing is loaded from elsewhere."""
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_core import StateCore
+from markdown_it.token import Token
+from math_core import LatexToMathML
+
+from attnspec.conformance.reporting.specification import TITLE, Section, walked
+from attnspec.spec.lectures import LECTURES
+from attnspec.spec.lectures.registry import Lecture, Page
+
+_MATHML = LatexToMathML(annotation=True, fancy_error=False)
+
+
+def mathml(latex: str) -> str:
+    """A formula as MathML, with its LaTeX as annotation; ``LatexError`` for what is no formula."""
+    return _MATHML.convert_with_local_state(latex, displaystyle=True)
+
+
+def as_page(sections: list[Section]) -> str:
+    """The whole specification as one page of HTML."""
+    anchors = {part.title: part.anchor for _, part in walked(sections)} | _citations(sections)
+    markdown = _markdown(anchors)
+    parts = {
+        "title": escape(TITLE),
+        "contents": "\n".join(map(_contents, sections)),
+        "sections": "\n".join(_section(section, markdown) for section in sections),
+    }
+    template = resources.files("attnspec.conformance.reporting").joinpath("page.html").read_text(encoding="utf-8")
+    return re.sub(r"@(\w+)@", lambda found: parts[found[1]], template)
+
+
+def _section(section: Section, markdown: MarkdownIt) -> str:
+    articles = "\n".join(
+        f'<article id="{escape(part.anchor)}">\n<h3>{_linked(part)}</h3>\n{markdown.render(part.text)}</article>'
+        for part in section.parts
+    )
+    text = markdown.render(section.text)
+    return f'<section id="{escape(section.anchor)}">\n<h2>{_linked(section)}</h2>\n{text}{articles}\n</section>'
+
+
+def _linked(section: Section) -> str:
+    return f'<a href="#{escape(section.anchor)}">{escape(section.title)}</a>'
+
+
+def _contents(section: Section) -> str:
+    if not section.parts:
+        return f'<ul><li data-for="{escape(section.anchor)}">{_linked(section)}</li></ul>'
+    items = "".join(f'<li data-for="{escape(part.anchor)}">{_linked(part)}</li>' for part in section.parts)
+    name = escape(section.anchor)
+    return f'<details data-for="{name}"><summary>{_linked(section)}</summary><ul>{items}</ul></details>'
+
+
+def _citations(sections: list[Section]) -> dict[str, str]:
+    """The anchors of what is cited of the lectures: equations and passages."""
+    known = {part.anchor for _, part in walked(sections)}
+    found: dict[str, str] = {}
+    for key, lecture in LECTURES.items():
+        for anchor, page in _anchored(key, lecture, known):
+            for item in page:
+                if item.number:
+                    found[f"{key}({item.number})"] = anchor
+                if item.name:
+                    found |= {f"{key} “{page.title}{mark} {item.name}”".casefold(): anchor for mark in (",", ":")}
+            found.setdefault(f"{key} “{page.title}”".casefold(), anchor)
+    return found
+
+
+def _anchored(key: str, lecture: Lecture, known: set[str]) -> list[tuple[str, Page]]:
+    """The pages of a lecture with the anchors of their sections; pages that are alike share one."""
+    anchored, last = [], ""
+    for number, page in enumerate(lecture.pages, 1):
+        last = f"{key}-{number}" if f"{key}-{number}" in known else last
+        anchored.append((last, page))
+    return anchored
+
+
+# Markdown -------------------------------------------------------------------------------------------------------------
+
+
+def _markdown(anchors: Mapping[str, str]) -> MarkdownIt:
+    """What makes HTML of Markdown: formulas become MathML, and names of what has a section become links."""
+
+    def code(_: object, tokens: Sequence[Token], index: int, *__: object) -> str:
+        text = tokens[index].content
+        anchor = anchors.get(text) or anchors.get(text.casefold())
+        shown = escape(text) if "“" in text else f"<code>{escape(text)}</code>"
+        return f'<a href="#{escape(anchor)}">{shown}</a>' if anchor else shown
+
+    def formula(_: object, tokens: Sequence[Token], index: int, *__: object) -> str:
+        return mathml(tokens[index].content)
+
+    def fence(_: object, tokens: Sequence[Token], index: int, *__: object) -> str:
+        return f'<div class="formula" tabindex="0">{mathml(tokens[index].content.strip())}</div>\n'
+
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    markdown.core.ruler.push("formulas", _formulas)
+    markdown.core.ruler.push("labels", _labels)
+    for name, rule in {"code_inline": code, "formula": formula, "fence": fence}.items():
+        markdown.add_render_rule(name, rule)
+    markdown.add_render_rule("table_open", lambda *_: '<div class="table" tabindex="0"><table>\n')
+    markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    return markdown
+
+
+def _formulas(state: StateCore) -> None:
+    """Code between dollars is a formula."""
+    for block in state.tokens:
+        inline = block.children or []
+        for before, token, after in zip(inline, inline[1:], inline[2:], strict=False):
+            if token.type == "code_inline" and before.content.endswith("$") and after.content.startswith("$"):
+                before.content, after.content = before.content[:-1], after.content[1:]
+                token.type = "formula"
+
+
+_LABEL = re.compile(r"[A-Z][a-z ]+(?: \([a-z ]+\))?: ?")
+
+
+def _labels(state: StateCore) -> None:
+    """The heading that begins a paragraph is bold."""
+    for opened, block in zip(state.tokens, state.tokens[1:], strict=False):
+        first = block.children[0] if opened.type == "paragraph_open" and opened.level == 0 and block.children else None
+        found = _LABEL.match(first.content) if first is not None else None
+        if first is None or found is None or block.children is None:
+            continue
+        label = Token("text", "", 0, content=found[0].strip())
+        rest = Token("text", "", 0, content=" " + first.content[found.end() :])
+        block.children[:1] = [Token("strong_open", "b", 1), label, Token("strong_close", "b", -1), rest]

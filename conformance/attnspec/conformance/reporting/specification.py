@@ -1,0 +1,117 @@
+"""The whole specification, section by section: as Markdown here, as a page in ``page``."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from attnspec.conformance.reporting.entries import (
+    erratum_entry,
+    law_entry,
+    misprint_entry,
+    operation_entry,
+    page_entry,
+    precision_entry,
+    question_entry,
+    table,
+)
+from attnspec.spec import SPEC_VERSION
+from attnspec.spec.contract.axes import GLOSSARY
+from attnspec.spec.contract.documentation import in_words
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
+from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.sources import SOURCES
+from attnspec.spec.errata import ERRATA, MISPRINTS
+from attnspec.spec.lectures import LECTURES
+from attnspec.spec.lectures.registry import Lecture
+
+TITLE = f"attnspec {SPEC_VERSION}"
+
+NOTATION = """\
+An array `(*batch, n, d)` has batch dimensions first, of which there may be none; vectors are rows. Masks are boolean:
+True = may attend. Where a mask and `causal` are given, both must allow a key. Weights are (out, in), but those of S4's
+recurrent cells, which are (in, out) as printed. Lengths of sequences and batches may be 0, every other size is 1 or
+more. $`A_i`$ are the keys that query $`i`$ may attend to. `S0(4)` is the equation that S0 numbers (4), `S2 “…”` the
+passage of S2 under that heading."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands under one heading, in Markdown, and the sections inside. ``anchor`` is its name in links."""
+
+    anchor: str
+    title: str
+    text: str
+    parts: tuple["Section", ...] = ()
+
+
+def specification() -> list[Section]:
+    """The parts of the specification, in order."""
+    chapters = [c for c in CHAPTERS if any(o.chapter == c for o in OPERATIONS.values())]
+    judged = list(dict.fromkeys(x.chapter for x in LAWS.values()))
+    errata = [Section(e.identifier, e.identifier, erratum_entry(e)) for e in ERRATA.values()]
+    misprints = [Section(m.identifier, m.identifier, misprint_entry(m)) for m in MISPRINTS.values()]
+    questions = [Section(q.name, q.name, question_entry(q)) for q in QUESTIONS.values()]
+    return [
+        Section("notation", "Notation", _notation()),
+        *map(_chapter, chapters),
+        *map(_laws, judged),
+        Section("questions", "Open questions of semantics", "On these, libraries differ.", tuple(questions)),
+        Section("precision", "Precision classes", precision_entry()),
+        Section("errata", "Errata of the sources", "", tuple(errata)),
+        Section("misprints", "Misprints", "What is wrong as printed, and no calculation shows.", tuple(misprints)),
+        *(_lecture(key, lecture) for key, lecture in LECTURES.items()),
+    ]
+
+
+def as_markdown(sections: list[Section]) -> str:
+    """The whole specification as Markdown."""
+    parts = [f"# {TITLE}"]
+    for level, section in walked(sections):
+        parts += [f"{'#' * level} {section.title}", *([section.text] if section.text else [])]
+    return "\n\n".join(parts) + "\n"
+
+
+def walked(sections: list[Section]) -> Iterator[tuple[int, Section]]:
+    """Every section, each with its level, before those inside."""
+    for section in sections:
+        yield 1, section
+        yield from ((2, part) for part in section.parts)
+
+
+def _notation() -> str:
+    meanings: dict[str, list[str]] = {}
+    for size, axis in GLOSSARY.items():
+        meanings.setdefault(in_words(axis), []).append(f"`{size}`")
+    sizes = table(["sizes", "what they count"], [(", ".join(names), meaning) for meaning, names in meanings.items()])
+    sources = "\n".join(f"- {s.key}: {s.title}" for s in SOURCES.values())
+    return f"{NOTATION}\n\n{sizes}\n\nSources:\n\n{sources}"
+
+
+def _chapter(name: str) -> Section:
+    mine = [o for o in OPERATIONS.values() if o.chapter == name]
+    statement = inspect.cleandoc(sys.modules[mine[0].protocol.__module__].__doc__ or "").partition("\n\n")[0]
+    parts = tuple(Section(o.name, o.name, operation_entry(o)) for o in mine)
+    return Section(f"operations-{name}", f"Operations: {name}", " ".join(statement.split()), parts)
+
+
+def _laws(chapter: str) -> Section:
+    parts = tuple(Section(x.id, x.id, law_entry(x)) for x in LAWS.values() if x.chapter == chapter)
+    return Section(f"laws-{chapter}", f"Laws: {chapter}", "", parts)
+
+
+def _lecture(key: str, lecture: Lecture) -> Section:
+    """A lecture; pages that say the same one after the other are one section."""
+    parts, number = [], 1
+    for page, same in groupby(lecture.pages):
+        last = number + len(list(same)) - 1
+        pages = f"page {number}" if last == number else f"pages {number}–{last}"
+        parts.append(Section(f"{key}-{number}", f"{key}, {pages}: {page.heading.text}", page_entry(page)))
+        number = last + 1
+    text = (
+        "What stands under each heading, and who owns it. The text of the lecture keeps no page breaks: "
+        "a page is a heading, and pages are counted by headings."
+    )
+    return Section(f"lecture-{key}", f"Lecture {key}: {lecture.source.title}", text, tuple(parts))

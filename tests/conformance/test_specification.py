@@ -1,0 +1,192 @@
+"""What `attnspec spec` prints and writes: all that is specified, formulas as MathML, a page that stands alone."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from math_core import LatexError
+from typer.testing import CliRunner
+
+from attnspec.conformance.cli import app
+from attnspec.conformance.reporting.catalogue import described
+from attnspec.conformance.reporting.page import as_page, mathml
+from attnspec.conformance.reporting.specification import Section, as_markdown, specification, walked
+from attnspec.spec import ERRATA, LAWS, OPERATIONS, QUESTIONS
+from attnspec.spec.contract.precision import CLASSES, MODIFIERS
+from attnspec.spec.contract.sources import SOURCES
+from attnspec.spec.errata import MISPRINTS
+from attnspec.spec.lectures import LECTURES
+from attnspec.spec.lectures.registry import Kind
+
+FORMULAS = {
+    **{o.name: o.formula for o in OPERATIONS.values()},
+    **{x.id: x.formula for x in LAWS.values()},
+    **{
+        f"{key}-{number}": item.text
+        for key, lecture in LECTURES.items()
+        for number, item in enumerate(i for i in lecture if i.kind is Kind.FORMULA)
+    },
+}
+EMPTY = {"meta", "input", "br", "hr", "img", "link"}
+
+
+class Reader(HTMLParser):
+    """What a page contains; ``open`` are the elements that are not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.open += [tag] if tag not in EMPTY else []
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, tag
+
+    def every(self, attribute: str) -> list[str]:
+        return [value for _, name, value in self.attributes if name == attribute]
+
+
+@pytest.fixture(scope="module")
+def sections() -> list[Section]:
+    return specification()
+
+
+@pytest.fixture(scope="module")
+def page(sections: list[Section]) -> str:
+    return as_page(sections)
+
+
+@pytest.fixture(scope="module")
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    return reader
+
+
+# Formulas -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_every_formula_becomes_mathml_in_full(name: str) -> None:
+    converted = mathml(FORMULAS[name])
+    shown = re.sub(r"<annotation.*?</annotation>", "", converted, flags=re.DOTALL)
+    assert re.fullmatch(r"<math[ >].*</math>", shown, re.DOTALL)
+    assert shown.count("<math") == 1
+    assert "merror" not in shown
+    assert "\\" not in shown
+
+
+def test_what_is_no_formula_is_refused() -> None:
+    with pytest.raises(LatexError, match="Unknown command"):
+        mathml(r"\nosuchcommand x")
+
+
+# Markdown -------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_specified_has_a_section(sections: list[Section]) -> None:
+    titles = [section.title for _, section in walked(sections)]
+    named = {*OPERATIONS, *LAWS, *QUESTIONS, *ERRATA, *MISPRINTS}
+    assert named - set(titles) == set()
+    pages = [part.title for section in sections if section.anchor.startswith("lecture-") for part in section.parts]
+    for key, lecture in LECTURES.items():
+        headings = {page.heading.text for page in lecture.pages}
+        assert headings == {t.partition(": ")[2] for t in pages if t.startswith(f"{key}, page")}
+
+
+def test_operations_are_printed_as_they_are_shown(sections: list[Section]) -> None:
+    text = as_markdown(sections)
+    for name in OPERATIONS:
+        assert described(name).markup.partition("\n\n- ")[0] in text, name
+
+
+def test_the_specification_begins_with_notation_and_sources(sections: list[Section]) -> None:
+    head, _, rest = as_markdown(sections).partition("\n# Operations")
+    assert [s for s in SOURCES.values() if f"- {s.key}: {s.title}\n" not in head] == []
+    assert [q for q in QUESTIONS.values() if f"`{q.normative}` (normative)" not in rest] == []
+    assert [name for name in (*CLASSES, *MODIFIERS) if f"`{name}`" not in rest] == []
+
+
+def test_every_formula_and_owner_of_the_lectures_is_printed(sections: list[Section]) -> None:
+    text = as_markdown(sections)
+    for lecture in LECTURES.values():
+        for item in lecture:
+            assert all(f"`{owner}`" in text for owner in item.owners)
+            assert item.reason.replace("<", r"\<") in text
+            if item.kind is Kind.FORMULA:
+                assert re.sub(r" \\quad \(\d+\)$", "", item.text).replace("|", r"\|") in text
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_well_formed(read: Reader) -> None:
+    assert read.open == []
+    anchors = read.every("id")
+    assert len(set(anchors)) == len(anchors)
+
+
+def test_the_page_stands_alone(page: str, read: Reader) -> None:
+    assert [name for _, name, _ in read.attributes if name in ("src", "srcset", "action", "xmlns")] == []
+    assert "link" not in {tag for tag, _, _ in read.attributes}
+    assert re.findall(r"https?:|url\(|@import|//[a-z]+\.", page) == []
+
+
+def test_every_link_leads_to_a_section(read: Reader) -> None:
+    assert {target[1:] for target in read.every("href")} <= set(read.every("id"))
+    assert all(target.startswith("#") for target in read.every("href"))
+    assert set(read.every("data-for")) <= set(read.every("id"))
+
+
+def test_every_section_is_in_the_contents(sections: list[Section], page: str) -> None:
+    contents = page[page.index("<nav") : page.index("</nav>")]
+    assert [s.title for _, s in walked(sections) if f'href="#{s.anchor}"' not in contents] == []
+
+
+def test_what_is_cited_of_the_lectures_is_linked(page: str) -> None:
+    for operation in OPERATIONS.values():
+        article = page[page.index(f'<article id="{operation.name}">') :].partition("</article>")[0]
+        source = article[article.index(">Source:<") :].partition("</p>")[0]
+        lectures = [c for c in operation.sources if c.source in LECTURES]
+        assert source.count("<a href=") == len(lectures), operation.name
+
+
+def test_formulas_are_no_text(page: str) -> None:
+    shown = re.sub(r"<annotation.*?</annotation>|<script>.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
+    assert re.findall(r"\$|\\[a-z]+|@\w+@|```", shown) == []
+    assert page.count('<div class="formula"') == len(OPERATIONS) + len(LAWS)
+
+
+def test_the_page_adapts_to_its_reader(page: str) -> None:
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert 'name="viewport" content="width=device-width' in page
+    assert "prefers-color-scheme: dark" in style
+    assert re.findall(r"(?<![\w-])width: *\d+px", style) == []
+    for box in (".formula", ".table"):
+        assert re.search(rf"^{re.escape(box)} {{ overflow-x: auto;", style, re.MULTILINE), box
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_files_hold_the_markdown_and_the_page(tmp_path: Path, sections: list[Section], page: str) -> None:
+    markdown, html = tmp_path / "spec.md", tmp_path / "spec.html"
+    done = CliRunner().invoke(app, ["spec", "--markdown", str(markdown), "--html", str(html)])
+    assert (done.exit_code, done.output) == (0, "")
+    assert markdown.read_text(encoding="utf-8") == as_markdown(sections)
+    assert html.read_text(encoding="utf-8") == page
+
+
+def test_the_command_prints_what_the_markdown_says() -> None:
+    printed = " ".join(CliRunner().invoke(app, ["spec"]).output.split())
+    for operation in OPERATIONS.values():
+        assert operation.name in printed
+    assert "Owned by: attention_pooling" in printed
