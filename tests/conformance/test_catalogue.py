@@ -1,5 +1,6 @@
 """What `attnspec show` and `attnspec spec` print."""
 
+import inspect
 import os
 import re
 from pathlib import Path
@@ -57,11 +58,19 @@ def test_an_operation_shows_its_edges_and_what_it_cites(name: str) -> None:
 def test_an_operation_shows_its_documentation_under_its_headings(name: str) -> None:
     operation, text = OPERATIONS[name], described(name).markup
     assert tuple(re.findall(rf"^({'|'.join(HEADINGS)}):", text, re.MULTILINE)) == HEADINGS
-    assert f"## {name}\n\n{operation.statement}\n\nFormula:\n\n```math\n{operation.formula}\n```\n\nWhere:" in text
+    assert text.startswith(f"## {name}\n\n{operation.statement}\n\nCall: `{name}(")
+    assert f"`\n\nFormula:\n\n```math\n{operation.formula}\n```\n\nWhere:" in text
     rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| `")]
     assert [row[0].strip("`") for row in rows] == [entry.path for entry in where_list(operation)]
     assert [row[1].strip("`") for row in rows] == [entry.values for entry in where_list(operation)]
     assert all(note.replace("*", r"\*") in text for note in where_notes(operation))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_shows_how_it_is_called(name: str) -> None:
+    parameters = list(inspect.signature(OPERATIONS[name].protocol.__call__).parameters.values())[1:]
+    bare = inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters])
+    assert f"Call: `{name}{bare}`" in described(name).markup
 
 
 def test_shapes_keep_their_stars_in_print() -> None:

@@ -33,6 +33,7 @@ def operation_entry(o: Operation) -> str:
     return "\n\n".join(
         [
             o.statement,
+            f"Call: `{_call(o)}`",
             *(f"{heading}:{parts[heading]}" for heading in HEADINGS),
             f"Laws: {_laws(o)}",
             f"Open questions (normative choice): {', '.join(open_) if open_ else 'none'}",
@@ -106,7 +107,9 @@ def page_entry(page: Page) -> str:
     """Who owns a page of a lecture, and each thing that it shows."""
     owned = f"{'Owned by' if page.heading.owners else 'No owner'}: {_owners(page.heading)}"
     rows = [(_kind(item), _shown(item), _owners(item)) for item in page.items]
-    return "\n\n".join([owned, *([table(["", "what the page shows", "owned by"], rows)] if rows else [])])
+    return "\n\n".join(
+        [owned, *([table(["", "what the page shows", "owned by, or why by nobody"], rows)] if rows else [])]
+    )
 
 
 def named_sources(citations: Iterable[Citation]) -> str:
@@ -119,6 +122,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _call(o: Operation) -> str:
+    """An operation with its arguments, as Python calls it."""
+    given = [f"{name}={o.defaults[name]!r}" if name in o.defaults else name for name in o.call.names]
+    keywords = next((i for i, name in enumerate(o.call.names) if name in o.keyword_only), None)
+    if keywords is not None:
+        given.insert(keywords, "*")
+    return f"{o.name}({', '.join(given)})"
 
 
 def _displayed(latex: str) -> str:

@@ -96,14 +96,14 @@ def _markdown(anchors: Mapping[str, str]) -> MarkdownIt:
         return mathml(tokens[index].content)
 
     def fence(_: object, tokens: Sequence[Token], index: int, *__: object) -> str:
-        return f'<div class="formula" tabindex="0">{mathml(tokens[index].content.strip())}</div>\n'
+        return f'<div class="formula">{mathml(tokens[index].content.strip())}</div>\n'
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     markdown.core.ruler.push("formulas", _formulas)
     markdown.core.ruler.push("labels", _labels)
     for name, rule in {"code_inline": code, "formula": formula, "fence": fence}.items():
         markdown.add_render_rule(name, rule)
-    markdown.add_render_rule("table_open", lambda *_: '<div class="table" tabindex="0"><table>\n')
+    markdown.add_render_rule("table_open", lambda *_: '<div class="table"><table>\n')
     markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
     return markdown
 

@@ -71,7 +71,7 @@ class Page:
             return []
         if not part:
             return list(self)
-        return [item for item in self.items if item.name and part in (f": {item.name}", f", {item.name}")]
+        return [i for i in self.items if i.name and part in (f": {i.name}".casefold(), f", {i.name}".casefold())]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def page(heading: str, *owners: str, reason: str = "", items: Sequence[Item] = (
 
 def line(text: str, *owners: str, reason: str = "", name: str = "") -> Item:
     """A line that stands alone in the text, as a heading does."""
-    return Item(Kind.HEADING, text, owners, reason, name.casefold())
+    return Item(Kind.HEADING, text, owners, reason, name)
 
 
 def formula(latex: str, *owners: str, reason: str = "") -> Item:
@@ -126,4 +126,4 @@ def table(header: str, *owners: str, reason: str = "") -> Item:
 
 def passage(name: str, words: str, *owners: str, reason: str = "") -> Item:
     """A part of a page, by what citations call it and by its first words."""
-    return Item(Kind.PASSAGE, words, owners, reason, name.casefold())
+    return Item(Kind.PASSAGE, words, owners, reason, name)

@@ -4,7 +4,8 @@ from attnspec.spec.contract.sources import S0
 from attnspec.spec.lectures.registry import Lecture, formula, line, page, passage, picture
 
 _SECTION = "the title of a section"
-_CREDITED = "a picture that the text of the lecture does not have; what it says is owned by the page"
+_WITHOUT_WORDS = "a picture without words, which the text of the lecture does not have"
+_ILLUSTRATION = "an illustration of what the page says"
 
 LECTURE = Lecture(
     S0,
@@ -15,7 +16,7 @@ LECTURE = Lecture(
             items=[
                 line("Lecture 2", reason="the number of the lecture"),
                 line("Alexander Schönhuth", reason="the name of the lecturer"),
-                picture(reason="the university's sign on the title page"),
+                picture(reason="a picture on the title page"),
             ],
         ),
         page("Attention Networks: Tutorial II", reason=_SECTION),
@@ -24,14 +25,14 @@ LECTURE = Lecture(
             "ATTENTION: NONVOLITIONAL CUES",
             reason="how people attend, from psychology: nothing is computed",
             items=[
-                picture(reason="a picture of a red coffee cup on a desk"),
+                picture(reason=_ILLUSTRATION),
             ],
         ),
         page(
             "ATTENTION: VOLITIONAL CUES",
             reason="how people attend, from psychology: nothing is computed",
             items=[
-                picture(reason="a picture of a book that somebody looks for"),
+                picture(reason=_ILLUSTRATION),
             ],
         ),
         page("Queries, Keys and Values", reason=_SECTION),
@@ -88,7 +89,12 @@ LECTURE = Lecture(
                     "additive_attention",
                     "S0-softmax-of-a-scalar",
                 ),
-                formula(r"a : \mathbb{R}^q \times \mathbb{R}^k \longrightarrow \mathbb{R} \quad (3)", "dot_scores"),
+                formula(
+                    r"a : \mathbb{R}^q \times \mathbb{R}^k \longrightarrow \mathbb{R} \quad (3)",
+                    "dot_scores",
+                    "scaled_dot_scores",
+                    "additive_scores",
+                ),
             ],
         ),
         page(
@@ -194,13 +200,13 @@ LECTURE = Lecture(
         page("SEQUENCE-2-SEQUENCE MODELS I", reason="what translation is: a task, no formula"),
         page(
             "SEQUENCE-2-SEQUENCE MODELS II",
-            reason="a picture of the task, without words",
-            items=[picture(reason=_CREDITED)],
+            reason="a picture of the task of translation",
+            items=[picture(reason=_WITHOUT_WORDS)],
         ),
         page(
             "SEQUENCE-2-SEQUENCE MODELS III",
-            reason="a picture of the task, without words",
-            items=[picture(reason=_CREDITED)],
+            reason="a picture of the task of translation",
+            items=[picture(reason=_WITHOUT_WORDS)],
         ),
         page("Encoder-Decoder Architecture", reason=_SECTION),
         page(
@@ -211,13 +217,13 @@ LECTURE = Lecture(
         ),
         page(
             "ENCODER-DECODER ARCHITECTURE II",
-            reason="a picture of encoder and decoder, without words",
-            items=[picture(reason=_CREDITED)],
+            reason="a picture of encoder and decoder",
+            items=[picture(reason=_WITHOUT_WORDS)],
         ),
         page(
             "ENCODER-DECODER ARCHITECTURE III",
-            reason="a picture of encoder and decoder, without words",
-            items=[picture(reason=_CREDITED)],
+            reason="a picture of encoder and decoder",
+            items=[picture(reason=_WITHOUT_WORDS)],
         ),
         page("Encoder-Decoder using RNN's", reason=_SECTION),
         page("ENCODER-DECODER: RNN REMINDER", "rnn_cell", "rnn_output", items=[picture("rnn_cell", "rnn_output")]),

@@ -98,7 +98,7 @@ LECTURE = Lecture(
             "Sequence-to-sequence tasks",
             reason="what translation is: a task, no formula",
             items=[
-                picture(reason="a picture of a network that reads and then writes"),
+                picture(reason="an illustration of what the page says"),
             ],
         ),
         page(

@@ -144,9 +144,9 @@ LECTURE = Lecture(
         ),
         page(
             "Recap",
-            reason="the picture of the architecture again, without words",
+            reason="a recapitulation without words",
             items=[
-                picture("encoder_decoder"),
+                picture(reason="a picture without words, which the text of the lecture does not have"),
             ],
         ),
         page("VIT Vision Transformer", "patchify", "patch_embedding", "vit_encoder", items=[picture("vit_encoder")]),
