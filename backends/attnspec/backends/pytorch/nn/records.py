@@ -31,7 +31,10 @@ class Recorded(nn.Module, Generic[Record]):
 
     def record(self) -> Record:
         """The weights as a record: the parameters themselves, through which gradients flow."""
-        made: Record = self.kind(*[_given(getattr(self, name)) for name in self._names])
+        kept = self._parameters
+        # Ten times as fast as an attribute, where no parametrization stands in for the parameter.
+        given = [kept[name] if name in kept else _given(getattr(self, name)) for name in self._names]
+        made: Record = self.kind(*given)
         return made
 
     @classmethod
