@@ -30,6 +30,8 @@ class Check:
         self._readers = tuple(None if isinstance(n, Option) else reader(n) for n in self._nodes)
         varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walked(self.operation.call))
         self._leaves: list[_Place] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
+        # Read now: torch.compile cannot enter the lock of a property that is computed once.
+        self._result = self.operation.leading.core
         self._known: dict[Any, Shape] = {}
 
     def __call__(self, *arguments: Any) -> Shape:
@@ -130,4 +132,4 @@ class Check:
             if size != expected and not (d.broadcast and size == 1):
                 self._refuse(ValueError, leaf, items, f"{d.written} = {expected}", size)
         batch: Shape = torch.broadcast_shapes(*batches) if batches else ()  # type: ignore[no-untyped-call]
-        return (*batch, *[number_of(d.factors, sizes) or 0 for d in self.operation.leading.core])
+        return (*batch, *[number_of(d.factors, sizes) or 0 for d in self._result])
