@@ -50,7 +50,7 @@ def law_entry(x: Law) -> str:
             x.statement,
             f"Formula:{_displayed(x.formula)}",
             f"Source: {_citations(x.sources) if x.sources else 'the contract'}",
-            f"Governs: {_names(o.name for o in x.operations)}",
+            f"Governs: {_governed(x)}",
             *(["Needs the backend's `vjp`."] if x.gradients else []),
         ]
     )
@@ -131,6 +131,11 @@ def _call(o: Operation) -> str:
     if keywords is not None:
         given.insert(keywords, "*")
     return f"{o.name}({', '.join(given)})"
+
+
+def _governed(x: Law) -> str:
+    every = [o for o in OPERATIONS.values() if not o.reference_only]
+    return "every operation" if len(x.operations) == len(every) else _names(o.name for o in x.operations)
 
 
 def _displayed(latex: str) -> str:
