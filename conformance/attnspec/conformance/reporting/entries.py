@@ -1,10 +1,9 @@
-"""What stands under the name of an operation, a law, a question, an erratum or a page of a lecture, as Markdown.
+"""What stands under the name of an operation, a law, a question or an erratum, as Markdown."""
 
-Formulas are fenced blocks of the language ``math``, or in a line code between dollars; names are code.
-"""
+from collections.abc import Iterable
 
-from collections.abc import Iterable, Sequence
-
+from attnspec.conformance.reporting.lecture_entries import places_of
+from attnspec.conformance.reporting.markup import cited, coded, displayed, literal, table
 from attnspec.spec.contract.documentation import HEADINGS, sections, where_list, where_notes
 from attnspec.spec.contract.law import LAWS, Law
 from attnspec.spec.contract.operation import OPERATIONS, Operation
@@ -12,8 +11,6 @@ from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS
 from attnspec.spec.contract.semantics import QUESTIONS, Question
 from attnspec.spec.contract.sources import SOURCES, Citation
 from attnspec.spec.errata import ERRATA, Erratum, Misprint
-from attnspec.spec.lectures import LECTURES
-from attnspec.spec.lectures.registry import Item, Kind, Page
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -22,13 +19,14 @@ def operation_entry(o: Operation) -> str:
     """One operation, under the headings of its documentation."""
     listed = [(e.path, f"`{e.values}`" if e.values.startswith("(") else e.values, e.remarks) for e in where_list(o)]
     where = table(["argument", "shape or values", ""], [(f"`{p}`", v, ", ".join(remarks)) for p, v, remarks in listed])
-    notes = [_literal(note) for note in where_notes(o)]
+    notes = [literal(note) for note in where_notes(o)]
     parts = {heading: f" {text}" for heading, text in sections(o).items()} | {
-        "Formula": _displayed(o.formula),
+        "Formula": displayed(o.formula),
         "Where": "\n\n".join(["", where, *notes]),
-        "Source": f" {_citations(o.sources)}",
+        "Source": f" {cited(o.sources)}",
     }
     open_ = [f"`{q.name}` (`{q.normative}`)" for q in QUESTIONS.values() if q.concerns(o)]
+    places = places_of(o.name)
     wrong = [e.identifier for e in ERRATA.values() if e.operation == o.name]
     return "\n\n".join(
         [
@@ -37,8 +35,8 @@ def operation_entry(o: Operation) -> str:
             *(f"{heading}:{parts[heading]}" for heading in HEADINGS),
             f"Laws: {_laws(o)}",
             f"Open questions (normative choice): {', '.join(open_) if open_ else 'none'}",
-            *([f"Errata of its sources: {_names(wrong)}"] if wrong else []),
-            *_owned(o.name),
+            *([f"Errata of its sources: {coded(wrong)}"] if wrong else []),
+            *([f"In the lectures: {places}"] if places else []),
         ]
     )
 
@@ -48,8 +46,8 @@ def law_entry(x: Law) -> str:
     return "\n\n".join(
         [
             x.statement,
-            f"Formula:{_displayed(x.formula)}",
-            f"Source: {_citations(x.sources) if x.sources else 'the contract'}",
+            f"Formula:{displayed(x.formula)}",
+            f"Source: {cited(x.sources) if x.sources else 'the contract'}",
             f"Governs: {_governed(x)}",
             *(["Needs the backend's `vjp`."] if x.gradients else []),
         ]
@@ -72,17 +70,17 @@ def choices(q: Question) -> str:
 def question_entry(q: Question) -> str:
     """One question of semantics."""
     concerned = [o.name for o in OPERATIONS.values() if not o.reference_only and q.concerns(o)]
-    return f"{q.statement}\n\n{choices(q)}\n\nConcerns: {_names(concerned)}"
+    return f"{q.statement}\n\n{choices(q)}\n\nConcerns: {coded(concerned)}"
 
 
 def erratum_entry(e: Erratum) -> str:
     """One erratum, which belongs to an operation and has an example."""
-    return f"{misprint_entry(e)}\n\n{_literal(e.note)}\n\nShown by an example of: `{e.operation}`"
+    return f"{misprint_entry(e)}\n\n{literal(e.note)}\n\nShown by an example of: `{e.operation}`"
 
 
 def misprint_entry(m: Misprint | Erratum) -> str:
     """What is printed, and what is right."""
-    return f"Source: {_citations([m.source])}\n\nPrinted: {_literal(m.printed)}\n\nRight: {_literal(m.right)}"
+    return f"Source: {cited([m.source])}\n\nPrinted: {literal(m.printed)}\n\nRight: {literal(m.right)}"
 
 
 def precision_entry() -> str:
@@ -98,30 +96,15 @@ def precision_entry() -> str:
             "What a correct implementation may round, in unit roundoffs; – is not rounded. The error budget of every "
             "element follows from the class and from the inputs.",
             table(["class", "dtype", *unit.values(), ""], rows),
-            f"Modifiers, joined to a class by `+`: {_names(MODIFIERS)}",
+            f"Modifiers, joined to a class by `+`: {coded(MODIFIERS)}",
         ]
-    )
-
-
-def page_entry(page: Page) -> str:
-    """Who owns a page of a lecture, and each thing that it shows."""
-    owned = f"{'Owned by' if page.heading.owners else 'No owner'}: {_owners(page.heading)}"
-    rows = [(_kind(item), _shown(item), _owners(item)) for item in page.items]
-    return "\n\n".join(
-        [owned, *([table(["", "what the page shows", "owned by, or why by nobody"], rows)] if rows else [])]
     )
 
 
 def named_sources(citations: Iterable[Citation]) -> str:
     """The titles of what is cited, as a list; nothing if nothing is."""
-    cited = {c.source for c in citations}
-    return "\n".join(f"- {s.key}: {s.title}" for s in SOURCES.values() if s.key in cited)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ["---"] * len(header), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    keys = {c.source for c in citations}
+    return "\n".join(f"- {s.key}: {s.title}" for s in SOURCES.values() if s.key in keys)
 
 
 def _call(o: Operation) -> str:
@@ -135,24 +118,7 @@ def _call(o: Operation) -> str:
 
 def _governed(x: Law) -> str:
     every = [o for o in OPERATIONS.values() if not o.reference_only]
-    return "every operation" if len(x.operations) == len(every) else _names(o.name for o in x.operations)
-
-
-def _displayed(latex: str) -> str:
-    return f"\n\n```math\n{latex}\n```"
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def _citations(citations: Iterable[Citation]) -> str:
-    return "; ".join(f"`{c}`" for c in citations)
-
-
-def _literal(text: str) -> str:
-    """Text in which a star is a star, and no angle begins HTML."""
-    return text.replace("*", r"\*").replace("<", r"\<")
+    return "every operation" if len(x.operations) == len(every) else coded(o.name for o in x.operations)
 
 
 def _power(roundoff: float) -> str:
@@ -169,38 +135,4 @@ def _laws(o: Operation) -> str:
     if o.reference_only:
         return "none: only the reference has it"
     judged = [x for x in LAWS.values() if o in x.operations]
-    return _names(x.id for x in sorted(judged, key=lambda x: x.chapter == "operation"))
-
-
-def _owned(name: str) -> list[str]:
-    """Where the lectures show what this name owns, each title once."""
-    found: dict[str, list[str]] = {}
-    for key, lecture in LECTURES.items():
-        for page in lecture.pages:
-            mine = [item for item in page if name in item.owners]
-            if mine:
-                numbers = found.setdefault(f"`{key} “{page.title}”`", [])
-                numbers += [f"({i.number})" for i in mine if i.number]
-    places = [" ".join([place, *numbers]) for place, numbers in found.items()]
-    return [f"In the lectures: {'; '.join(places)}"] if places else []
-
-
-def _kind(item: Item) -> str:
-    if item.kind is Kind.FIGURE and not item.text:
-        return "picture"
-    if item.number:
-        return f"({item.number})"
-    return {Kind.HEADING: "line", Kind.PASSAGE: "words"}.get(item.kind, item.kind.value)
-
-
-def _shown(item: Item) -> str:
-    if item.kind is Kind.FORMULA:
-        latex = item.text.removesuffix(rf" \quad ({item.number})")
-        return f"$`{latex}`$"
-    if item.kind is Kind.PASSAGE:
-        return _literal(f"{item.name}: “{item.text} …”")
-    return _literal(item.text) or "–"
-
-
-def _owners(item: Item) -> str:
-    return _names(item.owners) if item.owners else item.reason
+    return coded(x.id for x in sorted(judged, key=lambda x: x.chapter == "operation"))

@@ -1,4 +1,7 @@
-"""The whole specification, section by section: as Markdown here, as a page in ``page``."""
+"""The whole specification, section by section: as Markdown here, as HTML in ``page``.
+
+Formulas are fenced blocks of the language ``math``, or in a line code between dollars; names and citations are code.
+"""
 
 import inspect
 import sys
@@ -11,11 +14,11 @@ from attnspec.conformance.reporting.entries import (
     law_entry,
     misprint_entry,
     operation_entry,
-    page_entry,
     precision_entry,
     question_entry,
-    table,
 )
+from attnspec.conformance.reporting.lecture_entries import page_entry
+from attnspec.conformance.reporting.markup import table
 from attnspec.spec import SPEC_VERSION
 from attnspec.spec.contract.axes import GLOSSARY
 from attnspec.spec.contract.documentation import in_words
