@@ -18,6 +18,7 @@ from attnspec.reference.recurrent import *
 from attnspec.reference.scoring import *
 from attnspec.reference.seq2seq import *
 from attnspec.reference.transformer import *
+from attnspec.reference.vision import *
 
 name = "reference"
 """What reports call this backend."""

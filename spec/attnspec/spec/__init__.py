@@ -39,6 +39,7 @@ from attnspec.spec.recurrent import *
 from attnspec.spec.scoring import *
 from attnspec.spec.seq2seq import *
 from attnspec.spec.transformer import *
+from attnspec.spec.vision import *
 
 # The laws and errata are about operations, so that these must be there.
 from attnspec.spec import laws as laws  # isort: skip

@@ -28,6 +28,8 @@ from attnspec.spec import (
     Seq2SeqTable,
     TransformerOperations,
     TransformerTable,
+    VisionOperations,
+    VisionTable,
 )
 
 
@@ -42,6 +44,7 @@ class Operations(
     RecurrentOperations[Array],
     Seq2SeqOperations[Array],
     TransformerOperations[Array],
+    VisionOperations[Array],
     Generic[Array],
 ):
     """Base of a backend class: a method with the name of an operation is checked against its Protocol."""
@@ -58,6 +61,7 @@ class Table(
     RecurrentTable[Array],
     Seq2SeqTable[Array],
     TransformerTable[Array],
+    VisionTable[Array],
     Generic[Array],
     total=False,
 ):

@@ -24,6 +24,7 @@ from attnspec.backends.pytorch.recurrent import *
 from attnspec.backends.pytorch.scoring import *
 from attnspec.backends.pytorch.seq2seq import *
 from attnspec.backends.pytorch.transformer import *
+from attnspec.backends.pytorch.vision import *
 from attnspec.spec import Limits, Semantics
 
 

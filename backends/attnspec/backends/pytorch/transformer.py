@@ -34,7 +34,7 @@ EPSILON = 1e-5
 """What layer normalization adds to the variance."""
 
 
-def _normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
+def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
     """Layer normalization over the last dimension, in the dtype of x."""
     gain, bias = parameters.gain.to(x.dtype), parameters.bias.to(x.dtype)
     return functional.layer_norm(x, x.shape[-1:], gain, bias, EPSILON)
@@ -51,7 +51,7 @@ def _two_layers(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
 def layer_norm(x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Tensor]) -> Float[Tensor, "*batch d"]:
     """PyTorch's layer normalization; that of half dtypes in float32."""
     _layer_norm(x, parameters)
-    return _normalized(widened(x), parameters).to(x.dtype)
+    return normalized(widened(x), parameters).to(x.dtype)
 
 
 @implements(FeedForward[Tensor])
@@ -89,9 +89,7 @@ def encoder_stack(
     """Layer after layer; what goes from one to the next is float32 for half dtypes."""
     _check_norm("encoder_stack", norm)
     shape = _encoder_stack(x, layers, mask)
-    y = widened(x)
-    for layer in layers:
-        y = _layer(y, layer, mask, norm, x.dtype)
+    y = encoded(widened(x), layers, mask, norm, x.dtype)
     return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
 
 
@@ -100,13 +98,26 @@ def _check_norm(operation: str, norm: str) -> None:
         raise TypeError(f"{operation}: norm: expected 'post' or 'pre'; got {norm!r}")
 
 
+def encoded(
+    y: Tensor,
+    layers: tuple[EncoderLayerParameters[Tensor], ...],
+    mask: Tensor | None,
+    norm: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Layer after layer on y in float32 or wider, with attention in a dtype."""
+    for layer in layers:
+        y = _layer(y, layer, mask, norm, dtype)
+    return y
+
+
 def _layer(
     y: Tensor, parameters: EncoderLayerParameters[Tensor], mask: Tensor | None, norm: str, dtype: torch.dtype
 ) -> Tensor:
     """One layer on y in float32 or wider, with attention in a dtype."""
     p, f, pre = parameters, parameters.feed_forward, norm == "pre"
-    query = _normalized(y, p.attention_norm) if pre else y
+    query = normalized(y, p.attention_norm) if pre else y
     y = y + widened(attend_in_heads(query.to(dtype), p.attention, mask))
-    y = y if pre else _normalized(y, p.attention_norm)
-    y = y + _two_layers(_normalized(y, p.feed_forward_norm) if pre else y, f)
-    return y if pre else _normalized(y, p.feed_forward_norm)
+    y = y if pre else normalized(y, p.attention_norm)
+    y = y + _two_layers(normalized(y, p.feed_forward_norm) if pre else y, f)
+    return y if pre else normalized(y, p.feed_forward_norm)

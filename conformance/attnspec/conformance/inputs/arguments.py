@@ -10,7 +10,7 @@ import numpy as np
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import Binding, bind
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, described, flatten, mapped
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, described, flatten, mapped, number_of
 
 Numbers = np.ndarray[Any, Any]
 Change = Callable[[Numbers, int], Numbers]
@@ -195,27 +195,35 @@ def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -
         if d.broadcast and x.shape[axis] == 1 and binding.sizes[size] != 1:
             continue
         place = x.ndim + axis
-        if d.factors == (size,):
-            x = change(x, place)
-            continue
-        if len(d.factors) == 1:
+        if len(d.factors) == 1 and "+" in d.factors[0]:
             x = _along_sum(x, place, d.factors[0], size, binding, change)
-            continue
-        # A product of sizes, such as heads*p_v: unfold it, change the factor, fold it again.
-        before, after = x.shape[:place], x.shape[place + 1 :]
-        blocks = x.reshape(*before, *(int(f) if f.isdigit() else binding.sizes[f] for f in d.factors), *after)
-        changed = change(blocks, place + d.factors.index(size))
-        joined = prod(changed.shape[place : place + len(d.factors)])
-        x = changed.reshape(*before, joined, *after)
+        else:
+            x = _along_product(x, place, d.factors, size, binding, change)
     return x
+
+
+def _along_product(
+    x: Numbers, place: int, factors: tuple[str, ...], size: str, binding: Binding, change: Change
+) -> Numbers:
+    """An array with ``change`` applied to the blocks of an axis that is a product such as heads*p_v, of this size."""
+    if factors == (size,):
+        return change(x, place)
+    before, after = x.shape[:place], x.shape[place + 1 :]
+    x = x.reshape(*before, *(number_of((f,), binding.sizes) or 0 for f in factors), *after)
+    for i in [i for i, f in enumerate(factors) if f == size]:
+        x = change(x, place + i)
+    return x.reshape(*before, prod(x.shape[place : place + len(factors)]), *after)
 
 
 def _along_sum(x: Numbers, place: int, total: str, size: str, binding: Binding, change: Change) -> Numbers:
     """An array with ``change`` applied to the parts, along an axis that is a sum such as d_s+d_h, of this size."""
-    names = total.split("+")
-    ends = np.cumsum([int(name) if name.isdigit() else binding.sizes[name] for name in names])
+    terms = [tuple(term.split("*")) for term in total.split("+")]
+    ends = np.cumsum([number_of(term, binding.sizes) or 0 for term in terms])
     parts = np.split(x, ends[:-1], axis=place)
-    changed = [change(part, place) if name == size else part for name, part in zip(names, parts, strict=True)]
+    changed = [
+        _along_product(part, place, term, size, binding, change) if size in term else part
+        for term, part in zip(terms, parts, strict=True)
+    ]
     return np.concatenate(changed, axis=place)
 
 

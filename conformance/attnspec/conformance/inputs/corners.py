@@ -6,6 +6,7 @@ Independent random draws rarely combine two conditions, such as more than 128 ke
 import random
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from attnspec.conformance.inputs.examples import ABSENT, KINDS, MASKS, Example
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Option
+from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Option, number_of, schematic
 
 LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 255, 256, 257)
 """Numbers of queries and keys: multiples of the tile sizes of kernels, and numbers just below and above them."""
@@ -26,6 +27,7 @@ FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
 SPARE = (0, 1, 3)
 DEPTHS = (2, 1, 3, 0)
+GRIDS = (2, 3, 1, 4, 5, 7, 8, 16, 17)
 BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 
 TILE = 128
@@ -57,7 +59,7 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
-    few = {Axis.LAYER: DEPTHS, Axis.HEAD: HEADS, Axis.SPARE: SPARE}
+    few = {Axis.LAYER: DEPTHS, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.GRID: GRIDS}
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 
@@ -225,13 +227,14 @@ def tamed(
     and one at random is lowered only when nothing else can be.
     """
     sizes = dict(sizes)
-    large = [name for name, size in sizes.items() if size > 8]
+    least = {name: 2 if operation.axis(name) & Axis.GRID else 8 for name in sizes}
+    large = [name for name, size in sizes.items() if size > least[name]]
     last = rng.choice(large) if large else ""
     while multiply_adds(sizes, batch, operation) > work:
         lower = {
             name: [x for x in size_levels(name, operation, limits) if x < size]
             for name, size in sizes.items()
-            if size > 8 and name not in spared
+            if size > least[name] and name not in spared
         }
         names = [name for name, options in lower.items() if options]
         if not names:
@@ -256,4 +259,19 @@ def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Oper
     product = 1.0
     for size in (*sorted([*others, *itself])[-3:], *repeated, *batch):
         product *= max(size, 1)
-    return product
+    return max(product, _grid_work(sizes, batch, operation))
+
+
+@lru_cache(maxsize=1024)
+def _grids(operation: Operation) -> tuple[tuple[Dim, ...], ...]:
+    """The dimensions of arrays that are grids, such as images."""
+    found = [leaf for leaf in (*operation.leaves, *operation.outputs) if leaf.batched]
+    return tuple(x.core for x in found if any(operation.axis(size) & Axis.GRID for size in x.sizes))
+
+
+def _grid_work(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
+    """The multiply-adds of a linear map at every place of the largest grid; 0 for operations without grids."""
+    grids = _grids(operation)
+    elements = max((prod(number_of(d.factors, sizes) or 1 for d in core) for core in grids), default=0)
+    widths = [size for name, size in sizes.items() if operation.axis(schematic(name)) & (Axis.WIDTH | Axis.HIDDEN)]
+    return float(elements) * max(widths, default=1) * prod(batch) if grids else 0.0

@@ -14,6 +14,7 @@ from attnspec.conformance.laws import (
     semantics,
     seq2seq,
     transformer,
+    vision,
 )
 from attnspec.conformance.laws.registry import CHECKS, Check, checks
 
@@ -34,4 +35,5 @@ __all__ = [
     "semantics",
     "seq2seq",
     "transformer",
+    "vision",
 ]

@@ -1,7 +1,7 @@
 """What checks of several laws share: selected rows, samples of given sizes, budgets of averages, the matched filter."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference.budget import WIDTH, Judged
 from attnspec.spec.contract.axes import Axis, Role
-from attnspec.spec.contract.tree import Kind, Leaf
+from attnspec.spec.contract.tree import Kind, Leaf, flatten
+
+R = TypeVar("R")
 
 # Who attends to what --------------------------------------------------------------------------------------------------
 
@@ -45,6 +47,26 @@ def aligned(subject: Subject, arguments: Arguments) -> bool:
 def causal_sizes(subject: Subject) -> tuple[str, str]:
     """The size of the rows of causal results, and the size of the positions that they depend on."""
     return subject.operation.causal[0], subject.operation.causal[-1]
+
+
+# Records of parameters ------------------------------------------------------------------------------------------------
+
+
+def record(arguments: Arguments, kind: type[R]) -> R:
+    """The only argument that is such a record."""
+    (found,) = (x for x in arguments.values_by_name.values() if isinstance(x, kind))
+    return found
+
+
+def filled(arguments: Arguments, changes: list[tuple[Numbers, float]]) -> Arguments:
+    """A copy in which these arrays, fields of records, are filled with a number."""
+    return exchanged(arguments, [(x, np.full_like(x, number)) for x, number in changes])
+
+
+def exchanged(arguments: Arguments, changes: list[tuple[Numbers, Numbers]]) -> Arguments:
+    """A copy with other arrays in the place of these, fields of records."""
+    paths = {id(x): path for path, x in flatten(arguments.values_by_name).items()}
+    return arguments.replaced({paths[id(old)]: new for old, new in changes})
 
 
 # Results along an axis ------------------------------------------------------------------------------------------------
@@ -153,7 +175,7 @@ def normal_like(subject: Subject, arguments: Arguments, rng: np.random.Generator
     changes = {}
     for leaf, x in arguments.floats:
         weight = subject.operation.role(leaf) & Role.WEIGHT
-        scale = 1 / np.sqrt(max(x.shape[-1], 1)) if weight else 1.0
+        scale = 1 / np.sqrt(max(*x.shape[-1:], 1, 1)) if weight else 1.0
         changes[leaf.path] = subject.exact(scale * rng.standard_normal(x.shape))
     return arguments.replaced(changes)
 

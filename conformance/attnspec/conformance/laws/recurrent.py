@@ -1,29 +1,20 @@
 """Checks of the laws of recurrent cells."""
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import bounded, odd_in, random_like, wide
+from attnspec.conformance.laws.common import bounded, odd_in, random_like, record, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import oracle_dtype
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import recurrent as law
 from attnspec.spec.recurrent import GRUParameters, LSTMParameters
 
-R = TypeVar("R")
-
 SATURATED = 1024.0
 """A bias at which a sigmoid is 0 or 1 in every dtype, whatever else is added."""
-
-
-def _parameters(arguments: Arguments, record: type[R]) -> R:
-    """The argument that is such a record."""
-    (found,) = (x for x in arguments.values_by_name.values() if isinstance(x, record))
-    return found
 
 
 def _saturated(subject: Subject, arguments: Arguments, biases: Mapping[int, float]) -> Arguments:
@@ -46,7 +37,7 @@ def _cell_states(subject: Subject) -> list[str]:
 @checks(law.COPIED_STATE)
 def copied_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Open the update gate."""
-    p = _parameters(arguments, GRUParameters)
+    p = record(arguments, GRUParameters)
     given = _saturated(subject, arguments, {id(p.b_z): SATURATED})
     got = subject.call(given)
     (path,) = _cell_states(subject)
@@ -58,7 +49,7 @@ def copied_state(subject: Subject, arguments: Arguments, rng: np.random.Generato
 @checks(law.FORGOTTEN_STATE)
 def forgotten_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Close both gates, and pass another state."""
-    p = _parameters(arguments, GRUParameters)
+    p = record(arguments, GRUParameters)
     given = _saturated(subject, arguments, dict.fromkeys((id(p.b_r), id(p.b_z)), -SATURATED))
     other = given.replaced({path: random_like(given.array(path), rng, subject) for path in _cell_states(subject)})
     got, expected = subject.call(other), wide(subject.call(given))
@@ -70,9 +61,9 @@ def forgotten_state(subject: Subject, arguments: Arguments, rng: np.random.Gener
 @checks(law.GRU_IS_AN_RNN)
 def gru_is_an_rnn(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Close the update gate and open the reset gate."""
-    p = _parameters(arguments, GRUParameters)
+    p = record(arguments, GRUParameters)
     given = _saturated(subject, arguments, {id(p.b_z): -SATURATED, id(p.b_r): SATURATED})
-    p = _parameters(given, GRUParameters)
+    p = record(given, GRUParameters)
     (path,) = _cell_states(subject)
     (x,) = (a for leaf, a in given.batched if leaf.path != path)
     exact = oracle_dtype(subject.precision.dtype)
@@ -94,7 +85,7 @@ def mixed_state(subject: Subject, arguments: Arguments, rng: np.random.Generator
 @checks(law.KEPT_CELL)
 def kept_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Open the forget gate and close the input gate."""
-    p = _parameters(arguments, LSTMParameters)
+    p = record(arguments, LSTMParameters)
     given = _saturated(subject, arguments, {id(p.b_f): SATURATED, id(p.b_i): -SATURATED})
     path = subject.operation.outputs[-1].path
     got = subject.results(given)[path]

@@ -1,31 +1,14 @@
 """Checks of the laws of transformers."""
 
-from typing import TypeVar
-
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import coarse, wide
+from attnspec.conformance.laws.common import coarse, filled, record, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.transformer import EPSILON
-from attnspec.spec.contract.tree import flatten
 from attnspec.spec.laws import transformer as law
 from attnspec.spec.transformer import EncoderLayerParameters, FeedForwardParameters, LayerNormParameters
-
-R = TypeVar("R")
-
-
-def _record(arguments: Arguments, kind: type[R]) -> R:
-    """The only record of this class."""
-    (found,) = (x for x in arguments.values_by_name.values() if isinstance(x, kind))
-    return found
-
-
-def _with(arguments: Arguments, changes: list[tuple[np.ndarray, float]]) -> Arguments:
-    """A copy in which weights are filled with a number."""
-    paths = {id(x): path for path, x in flatten(arguments.values_by_name).items()}
-    return arguments.replaced({paths[id(x)]: np.full_like(x, number) for x, number in changes})
 
 
 def _rows(arguments: Arguments) -> tuple[str, np.ndarray]:
@@ -47,8 +30,8 @@ def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Genera
     """Set the last weights of both sublayers to 0: the result is x."""
     if not all(subject.limits.has(feature) for feature in subject.operation.features):
         return False
-    p = _record(arguments, EncoderLayerParameters)
-    zeros = _with(arguments, [(p.attention.w_o, 0), (p.feed_forward.w_2, 0), (p.feed_forward.b_2, 0)])
+    p = record(arguments, EncoderLayerParameters)
+    zeros = filled(arguments, [(p.attention.w_o, 0), (p.feed_forward.w_2, 0), (p.feed_forward.b_2, 0)])
     given = _with_norm(zeros, default=False)
     (rows,) = subject.operation.queries
     got = subject.call(given)
@@ -60,9 +43,9 @@ def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Genera
 @checks(law.NORMALIZED)
 def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The mean and the mean square of every row."""
-    p = _record(arguments, EncoderLayerParameters)
+    p = record(arguments, EncoderLayerParameters)
     norm = p.feed_forward_norm
-    given = _with_norm(_with(arguments, [(norm.gain, 1), (norm.bias, 0)]), default=True)
+    given = _with_norm(filled(arguments, [(norm.gain, 1), (norm.bias, 0)]), default=True)
     got, budget = wide(subject.call(given)), subject.budget(given)
     if not got.size:
         return False
@@ -88,8 +71,8 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
     size, n = subject.operation.asked, arguments.queries or 0
     if n < 2 or size is None or subject.limits.multiple_of > 1:
         return False
-    p = _record(arguments, EncoderLayerParameters)
-    given = _with(arguments, [(p.attention.w_v, 0)])
+    p = record(arguments, EncoderLayerParameters)
+    given = filled(arguments, [(p.attention.w_v, 0)])
     i = int(rng.integers(n))
     alone = given.along(size, take([i]))
     expected, budget = (np.take(x, [i], axis=-2) for x in (wide(subject.call(given)), subject.budget(given)))
@@ -100,8 +83,8 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
 @checks(law.LAYER_NORM_MOMENTS)
 def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The mean and the mean square of every row."""
-    p = _record(arguments, LayerNormParameters)
-    given = _with(arguments, [(p.gain, 1), (p.bias, 0)])
+    p = record(arguments, LayerNormParameters)
+    given = filled(arguments, [(p.gain, 1), (p.bias, 0)])
     got, budget = wide(subject.call(given)), subject.budget(given)
     if not got.size:
         return False
@@ -131,8 +114,8 @@ def layer_norm_shift(subject: Subject, arguments: Arguments, rng: np.random.Gene
 @checks(law.HOMOGENEOUS)
 def homogeneous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Twice the input, without biases."""
-    p = _record(arguments, FeedForwardParameters)
-    given = _with(arguments, [(p.b_1, 0), (p.b_2, 0)])
+    p = record(arguments, FeedForwardParameters)
+    given = filled(arguments, [(p.b_1, 0), (p.b_2, 0)])
     path, x = _rows(given)
     twice = given.replaced({path: subject.exact(2 * wide(x))})
     if not subject.in_domain(twice):

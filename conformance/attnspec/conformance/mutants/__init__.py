@@ -16,6 +16,7 @@ from attnspec.conformance.mutants import (
     semantics,
     seq2seq,
     transformer,
+    vision,
 )
 from attnspec.conformance.mutants.registry import MUTANTS, Mutant, mutant
 
@@ -38,4 +39,5 @@ __all__ = [
     "semantics",
     "seq2seq",
     "transformer",
+    "vision",
 ]

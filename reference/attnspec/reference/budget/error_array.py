@@ -6,7 +6,7 @@ for every operation. :class:`~attnspec.reference.budget.statistical.Statistical`
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -248,6 +248,10 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         if function in (np.sum, np.mean):
             x, *rest = args
             return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
+        if function is np.asarray:
+            # Positions and the like are computed where they are used, and not stored as operands are.
+            precision = replace(self.precision, operand=0.0)
+            return type(self)(np.asarray(*args, **kwargs), 0.0, precision, given=True, extremes=self.extremes)
         if function in (np.zeros_like, np.ones_like):
             return function(args[0].value, **kwargs)
         if function in (np.shape, np.ndim):

@@ -16,8 +16,10 @@ from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Node, Option
 Array = TypeVar("Array")
 Array_co = TypeVar("Array_co", covariant=True)
 Scope: TypeAlias = Mapping[str, str]
-"""The full name of each size; a renamed one may be a product, ``2*h``."""
+"""The full name of each size; a renamed one may be a product, ``2*h``, or a sum of products."""
 
+_SIZE = r"[a-z0-9]\w*"
+"""A size, or a number."""
 _TRANSPARENT = (Annotated, Union, types.UnionType, tuple)
 
 
@@ -38,8 +40,8 @@ def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
 
     A size may be a product or a sum of others, ``sizes(d="d_y+d_h")``. In a tuple of similar records, a pair is for the
     first one and for the others, and ``count`` names their number. In an array, a name may stand for a product or sum
-    that no annotation of jaxtyping can say of an argument: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``. Only
-    a sum may name sizes that nothing else does.
+    that no annotation of jaxtyping can say of an argument: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``. Products
+    and sums may name sizes that nothing else does.
     """
     return Sizes(tuple(renamed.items()), count)
 
@@ -89,7 +91,7 @@ def _record(annotation: Any, path: str, scope: Scope, given: Sizes, optional: bo
 
 
 def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
-    """The sizes that arrays and renaming sums name directly; with ``deep``, inside of records too."""
+    """The sizes that arrays and what renames them name directly; with ``deep``, inside of records too."""
     if isinstance(annotation, Sizes):
         return [size for _, new in annotation.renamed if isinstance(new, str) for size in _parts(new)]
     # An annotated array has the attributes of the array.
@@ -105,28 +107,27 @@ def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
     """The dimensions of a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``, with their names in a scope."""
     found = []
     for i, token in enumerate(text.split()):
-        match = re.fullmatch(r"([*#]*)\{?([a-z0-9]\w*(?:\*\w+)*|[a-z]\w*(?:\+[a-z]\w*)+)\}?", token)
+        match = re.fullmatch(rf"([*#]*)\{{?({_SIZE}(?:[*+]{_SIZE})*)\}}?", token)
         if match is None or ("*" in match[1] and i > 0):
-            wanted = "*batch first, then names, products or sums"
+            wanted = "*batch first, then names, products or sums of these"
             raise Misdeclared(f"{path}: expected {wanted}; got {token!r} in {text!r}")
-        factors = tuple(f for name in match[2].split("*") for f in _factors(name, path, scope))
+        full = _in_scope(match[2], path, scope)
+        factors = (full,) if "+" in full else tuple(full.split("*"))
         found.append(Dim(match[2], factors, "*" in match[1], "#" in match[1]))
     return tuple(found)
 
 
 def _parts(text: str) -> list[str]:
-    """The sizes that a sum adds; none for what is no sum."""
-    return [part for part in text.split("+") if not part.isdigit()] if "+" in text else []
+    """The sizes that a product or sum names; none for a single size."""
+    parts = re.split(r"[+*]", text)
+    return [part for part in parts if not part.isdigit()] if len(parts) > 1 else []
 
 
-def _factors(name: str, path: str, scope: Scope) -> list[str]:
-    """A factor as it is written, with the names of a scope: itself, a product in its place, or a sum of sizes."""
-    if "+" not in name:
-        return scope.get(name, name).split("*")
-    parts = [scope.get(part, part) for part in name.split("+")]
-    if product := next((part for part in parts if "*" in part), None):
-        raise Misdeclared(f"{path}: expected sums of sizes; got {product} in {name}")
-    return ["+".join(parts)]
+def _in_scope(text: str, path: str, scope: Scope) -> str:
+    """A product, or a sum of products, with the names of a scope, each of which may stand for one itself."""
+    if "*" in text and (total := next((scope[s] for s in re.split(r"[+*]", text) if "+" in scope.get(s, "")), None)):
+        raise Misdeclared(f"{path}: expected products of sizes, and sums of these; got {total} in {text}")
+    return re.sub(r"[^+*]+", lambda size: scope.get(size[0], size[0]), text)
 
 
 def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
@@ -167,9 +168,9 @@ def _renamed(scope: Scope, given: Sizes, path: str, item: int) -> Scope:
     for name, new in given.renamed:
         if not isinstance(new, str) and not (isinstance(new, tuple) and list(map(type, new)) == [str, str]):
             raise Misdeclared(f"{path}: {name}: expected a size around the record, or a pair of them; got {new!r}")
-        factors = (new if isinstance(new, str) else new[item]).split("*")
-        if unknown := [s for f in factors for s in f.split("+") if not s.isdigit() and s not in scope]:
+        text = new if isinstance(new, str) else new[item]
+        if unknown := [s for s in re.split(r"[+*]", text) if not s.isdigit() and s not in scope]:
             known = ", ".join(scope) or "none"
             raise Misdeclared(f"{path}: {name}: expected a size around the record, {known}; got {unknown[0]}")
-        found[name] = "*".join("+".join(scope.get(s, s) for s in f.split("+")) for f in factors)
+        found[name] = _in_scope(text, path, scope)
     return found

@@ -29,6 +29,8 @@ class Axis(Flag):
     """Layers of a stack."""
     SPARE = auto()
     """Rows of a table that a call does not use."""
+    GRID = auto()
+    """Places along one dimension of an image, a volume or a feature map."""
     SELF = QUERY | KEY
     """Positions in self-attention, each a query and a key."""
     POSITION = QUERY | KEY | TIME
@@ -42,13 +44,15 @@ GLOSSARY: Mapping[str, Axis] = {
     "m": Axis.KEY,
     **dict.fromkeys(("t", "steps"), Axis.TIME),
     **dict.fromkeys(("d", "d_q", "d_k", "d_v", "p", "p_q", "p_k", "p_v"), Axis.FEATURE),
-    **dict.fromkeys(("d_x", "d_y", "d_m", "d_s", "d_h", "p_o"), Axis.WIDTH),
+    **dict.fromkeys(("d_x", "d_y", "d_m", "d_s", "d_h", "d_g", "p_o", "channels"), Axis.WIDTH),
     **dict.fromkeys(("h", "f"), Axis.HIDDEN),
     "heads": Axis.HEAD,
     "vocabulary": Axis.VOCABULARY,
     "beams": Axis.BEAM,
     "depth": Axis.LAYER,
     "spare": Axis.SPARE,
+    **dict.fromkeys(("slices", "rows", "columns", "patch"), Axis.GRID),
+    **dict.fromkeys(("slices_from", "rows_from", "columns_from"), Axis.GRID),
 }
 """What each size name counts, in every operation that does not declare otherwise (``axes=``)."""
 

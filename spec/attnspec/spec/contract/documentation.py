@@ -40,6 +40,7 @@ MEANINGS = {
     Axis.BEAM: "hypotheses of the beam",
     Axis.LAYER: "layers",
     Axis.SPARE: "rows that are not used",
+    Axis.GRID: "places of a grid",
 }
 """What sizes count, in words; the first that apply are joined."""
 
@@ -183,7 +184,7 @@ def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
 
 def _dimension(d: Dim) -> str:
     """A dimension with the names of sizes inside of their records."""
-    return "*".join("+".join(map(short, factor.split("+"))) for factor in d.factors)
+    return "*".join(re.sub(r"[^+*]+", lambda size: short(size[0]), factor) for factor in d.factors)
 
 
 def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:

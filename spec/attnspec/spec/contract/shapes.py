@@ -208,9 +208,9 @@ def unknown_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str,
     """
     parts = factors if len(factors) > 1 else factors[0].split("+")
     # Lists, since torch.compile traces no generators here.
-    unknown = [part for part in parts if number_of((part,), sizes) is None]
+    unknown = [part for part in parts if number_of(tuple(part.split("*")), sizes) is None]
     known = [part for part in parts if part not in unknown]
-    if len(unknown) != 1 or not known or "+" in unknown[0]:
+    if len(unknown) != 1 or not known or "+" in unknown[0] or "*" in unknown[0]:
         return "", 0
     return unknown[0], number_of(tuple(known) if len(factors) > 1 else ("+".join(known),), sizes) or 0
 

@@ -41,8 +41,8 @@ class Dim:
     """One dimension of a shape.
 
     ``written`` is how the annotation writes it, ``factors`` are the sizes whose product it is (one in the ordinary
-    case; digits are a number, ``d_s+d_h`` is a sum). ``variadic`` stands for any number of dimensions, ``broadcast``
-    for a size that may also be 1.
+    case; digits are a number, ``1+rows*columns`` is a sum). ``variadic`` stands for any number of dimensions,
+    ``broadcast`` for a size that may also be 1.
     """
 
     written: str
@@ -58,7 +58,7 @@ class Dim:
     @property
     def sizes(self) -> tuple[str, ...]:
         """The sizes that it names: its factors and what they add up, but for digits; none if it is variadic."""
-        named = () if self.variadic else tuple(s for f in self.factors for s in f.split("+"))
+        named = () if self.variadic else tuple(s for f in self.factors for s in re.split(r"[+*]", f))
         return tuple(s for s in named if not s.isdigit())
 
 
@@ -363,9 +363,10 @@ def _tuple_reader(node: Branch) -> Reader:
 
 
 def with_items(text: str, items: Items) -> str:
-    """A path, size or sum of sizes with indices in place of ``[:]``, from the left."""
-    if "+" in text:
-        return "+".join([with_items(part, items) for part in text.split("+")])
+    """A path, size or sum of products of sizes with indices in place of ``[:]``, from the left."""
+    for sign in "+*":
+        if sign in text:
+            return sign.join([with_items(part, items) for part in text.split(sign)])
     for i in items:
         text = text.replace("[:]", f"[{i}]", 1)
     return text
@@ -394,6 +395,6 @@ def number_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
         return None if None in found else prod([x for x in found if x is not None])
     (factor,) = factors
     if "+" in factor:
-        found = [number_of((size,), sizes) for size in factor.split("+")]
+        found = [number_of(tuple(term.split("*")), sizes) for term in factor.split("+")]
         return None if None in found else sum([x for x in found if x is not None])
     return int(factor) if factor.isdigit() else sizes.get(factor)

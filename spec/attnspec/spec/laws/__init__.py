@@ -14,6 +14,7 @@ from attnspec.spec.laws import (
     semantics,
     seq2seq,
     transformer,
+    vision,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "semantics",
     "seq2seq",
     "transformer",
+    "vision",
 ]

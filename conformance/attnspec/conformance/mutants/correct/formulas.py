@@ -15,9 +15,10 @@ from attnspec.conformance.mutants.correct.recurrent import Recurrent
 from attnspec.conformance.mutants.correct.scoring import Scoring
 from attnspec.conformance.mutants.correct.seq2seq import Seq2Seq
 from attnspec.conformance.mutants.correct.transformer import Transformer
+from attnspec.conformance.mutants.correct.vision import Vision
 
 
 class Formulas(
-    Transformer, Seq2Seq, Recurrent, Positional, MultiHead, Attention, Pooling, Masking, Normalization, Scoring
+    Vision, Transformer, Seq2Seq, Recurrent, Positional, MultiHead, Attention, Pooling, Masking, Normalization, Scoring
 ):
     """The correct formulas of all chapters, the last one first: a chapter comes before those that it builds on."""

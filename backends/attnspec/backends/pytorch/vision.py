@@ -1,0 +1,196 @@
+"""Vision. Protocols: ``attnspec.spec.vision``."""
+
+from math import prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import interpolate as resample
+from torch.nn.functional import linear
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch.kernels import additive
+from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.scoring import projections
+from attnspec.backends.pytorch.transformer import encoded, normalized
+from attnspec.spec import (
+    AttentionGate,
+    AttentionGateParameters,
+    AttentionSkip,
+    EncoderLayerParameters,
+    Interpolate,
+    LayerNormParameters,
+    PatchEmbedding,
+    PatchEmbeddingParameters,
+    Patchify,
+    SpatialAttention,
+    VitEncoder,
+    implements,
+)
+
+__all__ = [
+    "attention_gate",
+    "attention_skip",
+    "interpolate",
+    "patch_embedding",
+    "patchify",
+    "spatial_attention",
+    "vit_encoder",
+]
+
+_patchify = Check("patchify")
+_patch_embedding = Check("patch_embedding")
+_vit = Check("vit_encoder")
+_interpolate = Check("interpolate")
+_gate = Check("attention_gate")
+_skip = Check("attention_skip")
+_spatial = Check("spatial_attention")
+
+
+def _patches(image: Tensor, patch: int) -> Tensor:
+    """Patches (*batch, rows·columns, patch, patch·channels) of an image, in memory of their own."""
+    *batch, height, width, channels = image.shape
+    rows, columns = height // patch, width // patch
+    pixels = image.reshape(*batch, rows, patch, columns, patch * channels).transpose(-3, -2)
+    return pixels.clone(memory_format=torch.contiguous_format).flatten(-4, -3)
+
+
+@implements(Patchify[Tensor])
+@keeps
+def patchify(
+    image: Float[Tensor, "*batch height width channels"], patch: int
+) -> Float[Tensor, "*batch patches features"]:
+    """One copy, in the order of patches."""
+    _patchify(image, patch)
+    return _patches(image, patch).flatten(-2)
+
+
+def _embedded(image: Tensor, parameters: PatchEmbeddingParameters[Tensor]) -> Tensor:
+    """Patch embeddings, in float32 for half dtypes."""
+    p, positions = parameters, widened(parameters.positions)
+    d, patch, *_ = p.w.shape
+    projected = linear(widened(_patches(image, patch).flatten(-2)), widened(p.w).reshape(d, -1))
+    token = widened(p.class_token) + positions[0]
+    return torch.cat((token.expand(*projected.shape[:-2], 1, d), projected + positions[1:]), -2)
+
+
+@implements(PatchEmbedding[Tensor])
+@lowers
+def patch_embedding(
+    image: Float[Tensor, "*batch height width channels"], parameters: PatchEmbeddingParameters[Tensor]
+) -> Float[Tensor, "*batch tokens d"]:
+    """One product with all patches; half dtypes in float32."""
+    _patch_embedding(image, parameters)
+    return _embedded(image, parameters).to(image.dtype)
+
+
+@implements(VitEncoder[Tensor])
+@lowers
+def vit_encoder(
+    image: Float[Tensor, "*batch height width channels"],
+    embedding: PatchEmbeddingParameters[Tensor],
+    layers: tuple[EncoderLayerParameters[Tensor], ...],
+    final_norm: LayerNormParameters[Tensor],
+) -> Float[Tensor, "*batch d"]:
+    """Only the class token is normalized in the end; between layers half dtypes are float32."""
+    _vit(image, embedding, layers, final_norm)
+    y = encoded(_embedded(image, embedding), layers, None, "pre", image.dtype)
+    return normalized(y[..., 0, :], final_norm).to(image.dtype)
+
+
+def _resampled(x: Tensor, sizes: tuple[int, ...], *, align_corners: bool = False) -> Tensor:
+    """x (*batch, slices, rows, columns, channels) on another grid, in float32 or wider; x itself if it is the same.
+
+    Axes that stay as they are join the batch or the channels, as far as they stand outermost or innermost.
+    """
+    *batch, slices, rows, columns, channels = x.shape
+    given = (slices, rows, columns)
+    changed = [axis for axis in range(3) if given[axis] != sizes[axis]]
+    if not changed:
+        return x
+    first, end = changed[0], changed[-1] + 1
+    grid, target = given[first:end], sizes[first:end]
+    if len(grid) == 1:  # PyTorch interpolates two dimensions or three with channels last, and copies for one
+        grid, target = (*grid, 1), (*target, 1)
+    inside = x.reshape(prod(batch) * prod(given[:first]), *grid, prod(given[end:]) * channels)
+    mode = "bilinear" if len(grid) == 2 else "trilinear"
+    y = resample(inside.movedim(-1, 1), target, mode=mode, align_corners=align_corners).movedim(1, -1)
+    return y.reshape(*batch, *sizes, channels)
+
+
+@implements(Interpolate[Tensor])
+@keeps
+def interpolate(
+    x: Float[Tensor, "*batch slices_from rows_from columns_from channels"],
+    slices: int,
+    rows: int,
+    columns: int,
+    *,
+    align_corners: bool = False,
+) -> Float[Tensor, "*batch {slices} {rows} {columns} channels"]:
+    """PyTorch's interpolation of two dimensions or three, with channels last; half dtypes in float32."""
+    if not isinstance(align_corners, bool):
+        raise TypeError(f"interpolate: align_corners: expected True or False; got {align_corners!r}")
+    _interpolate(x, slices, rows, columns)
+    y = _resampled(widened(x), (slices, rows, columns), align_corners=align_corners)
+    return y.to(x.dtype, copy=y is x, memory_format=torch.contiguous_format)
+
+
+def _gated(x: Tensor, gating: Tensor, parameters: AttentionGateParameters[Tensor]) -> tuple[Tensor, Tensor]:
+    """Gated features and coefficients, in float32 for half dtypes; the signal is projected on its own grid."""
+    w_x, w_g, b_g, psi, b_psi = (
+        widened(w) for w in (parameters.w_x, parameters.w_g, parameters.b_g, parameters.psi, parameters.b_psi)
+    )
+    wide = widened(x)
+    signal = _resampled(linear(widened(gating), w_g), tuple(x.shape[-4:-1]))
+    hidden = (linear(wide, w_x, b_g) + signal).relu()
+    coefficients = (hidden @ psi + b_psi).sigmoid()
+    return coefficients.unsqueeze(-1) * wide, coefficients
+
+
+@implements(AttentionGate[Tensor])
+@lowers
+def attention_gate(
+    x: Float[Tensor, "*#batch slices rows columns d_x"],
+    gating: Float[Tensor, "*#batch slices_from rows_from columns_from d_g"],
+    parameters: AttentionGateParameters[Tensor],
+) -> tuple[Float[Tensor, "*batch slices rows columns d_x"], Float[Tensor, "*batch slices rows columns"]]:
+    """Linear layers of x and of the signal, which is interpolated in between; half dtypes in float32."""
+    _gate(x, gating, parameters)
+    gated, coefficients = _gated(x, gating, parameters)
+    return gated.to(x.dtype), coefficients.to(x.dtype)
+
+
+@implements(AttentionSkip[Tensor])
+@lowers
+def attention_skip(
+    x: Float[Tensor, "*#batch slices rows columns d_x"],
+    gating: Float[Tensor, "*#batch slices_from rows_from columns_from d_g"],
+    parameters: AttentionGateParameters[Tensor],
+) -> Float[Tensor, "*batch slices rows columns d_x+d_g"]:
+    """The gated features, then the interpolated signal."""
+    _skip(x, gating, parameters)
+    gated, _ = _gated(x, gating, parameters)
+    signal = _resampled(widened(gating), tuple(x.shape[-4:-1]))
+    batch = broadcast(gated.shape[:-1], signal.shape[:-1])
+    return torch.cat([y.to(x.dtype).expand(*batch, y.shape[-1]) for y in (gated, signal)], -1)
+
+
+@implements(SpatialAttention[Tensor])
+@lowers
+def spatial_attention(
+    state: Float[Tensor, "*#batch d_s"],
+    features: Float[Tensor, "*#batch rows columns d_h"],
+    w_q: Float[Tensor, "h d_s"],
+    w_k: Float[Tensor, "h d_h"],
+    w_v: Float[Tensor, " h"],
+) -> tuple[Float[Tensor, "*batch d_h"], Float[Tensor, "*batch rows columns"]]:
+    """Additive scores of all places, softmax, and a product with the features."""
+    _spatial(state, features, w_q, w_k, w_v)
+    places = features.flatten(-3, -2)
+    a, b = projections(state.unsqueeze(-2), places, w_q, w_k)
+    weights = additive.scores(a, b, widened(w_v)).softmax(-1)
+    context = (weights @ widened(places)).squeeze(-2)
+    return context.to(state.dtype), weights.squeeze(-2).unflatten(-1, features.shape[-3:-1]).to(state.dtype)
