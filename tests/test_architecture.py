@@ -347,6 +347,7 @@ LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
+    "attnspec.conformance.mutants.vision": "a catalogue: one short function for each mutant",
 }
 """Modules of more than 400 lines, with the reason."""
 

@@ -1,7 +1,6 @@
 """Autocast: operations of products take and give its dtype, differences and exponentials keep theirs."""
 
 import copy
-from math import prod
 from typing import Any
 
 import pytest
@@ -11,13 +10,14 @@ from torch import Tensor
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive
 from attnspec.spec import OPERATIONS, Kind, Leaf, Option
-from attnspec.spec.contract.tree import built, flatten, mapped, short
+from attnspec.spec.contract.tree import built, flatten, mapped, number_of, short
 
 SIZES = {"n": 3, "m": 5, "h": 2, "heads": 2}
 """Every other size is 4."""
 KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
 KEPT |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}
 KEPT |= {"split_heads", "merge_heads", "learned_positions"}
+KEPT |= {"patchify", "interpolate"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 
 
@@ -30,7 +30,7 @@ def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
             return SIZES.get(node.path, 4)
         if not isinstance(node, Leaf) or node.kind is Kind.BOOL:
             return None
-        core = [prod(sum(SIZES.get(short(s), 4) for s in f.split("+")) for f in d.factors) for d in node.core]
+        core = [number_of(d.factors, {s: SIZES.get(short(s), 4) for s in d.sizes}) or 0 for d in node.core]
         if node.kind is Kind.INT:
             return torch.randint(4, (2, *core), generator=generator)
         return torch.randn(2, *core, generator=generator)[... if node.batched else 0].to(dtype)

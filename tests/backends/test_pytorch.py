@@ -20,6 +20,7 @@ from attnspec.spec import (
     OPERATIONS,
     QUESTIONS,
     AttentionDecoderParameters,
+    AttentionGateParameters,
     DotScores,
     EncoderLayerParameters,
     FeedForwardParameters,
@@ -30,12 +31,13 @@ from attnspec.spec import (
     LSTMParameters,
     Operation,
     Option,
+    PatchEmbeddingParameters,
     RNNParameters,
     ShapeError,
     implements,
     precision,
 )
-from attnspec.spec.contract.tree import built, flatten, mapped, schematic, short
+from attnspec.spec.contract.tree import built, flatten, mapped, number_of, schematic, short
 
 torch.set_num_threads(1)
 
@@ -47,6 +49,8 @@ WEIGHING = [o for o in MASKED if not o.attended or o.pooled or o.linear]
 SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_k": 8, "p_v": 5}
 SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p": 2, "vocabulary": 9}
 SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4}
+SIZES |= {"slices": 4, "rows": 2, "columns": 3, "patch": 2, "channels": 3, "d_g": 5}
+SIZES |= {"slices_from": 2, "rows_from": 3, "columns_from": 5}
 
 
 def named(operation: Operation) -> str:
@@ -71,7 +75,7 @@ def arguments(
             return chosen[node.path]
         if isinstance(node, Option) or node.path in operation.lengths:
             return None
-        core = (math.prod(sum(chosen[short(s)] for s in f.split("+")) for f in d.factors) for d in node.core)
+        core = (number_of(d.factors, {s: chosen[short(s)] for s in d.sizes}) or 0 for d in node.core)
         shape = (*(batch if node.batched else ()), *core)
         if node.kind is Kind.INT:
             return torch.randint(chosen[operation.indices[node.path]], tuple(shape), generator=drawn)
@@ -229,6 +233,58 @@ def stack(x: Tensor, layers: tuple[EncoderLayerParameters[Tensor], ...], mask: T
     return x
 
 
+def patches(image: Tensor, patch: int) -> Tensor:
+    height, width = image.shape[-3:-1]
+    corners = [(top, left) for top in range(0, height, patch) for left in range(0, width, patch)]
+    return torch.stack([image[..., i : i + patch, j : j + patch, :].flatten(-3) for i, j in corners], -2)
+
+
+def embedded(image: Tensor, parameters: PatchEmbeddingParameters[Tensor]) -> Tensor:
+    p = parameters
+    projected = patches(image, p.w.shape[1]) @ p.w.flatten(1).mT
+    token = p.class_token.expand(*image.shape[:-3], 1, -1)
+    return torch.cat((token, projected), -2) + p.positions
+
+
+def vit(
+    image: Tensor,
+    embedding: PatchEmbeddingParameters[Tensor],
+    layers: tuple[EncoderLayerParameters[Tensor], ...],
+    final_norm: LayerNormParameters[Tensor],
+) -> Tensor:
+    x = embedded(image, embedding)
+    for p in layers:
+        a, y = p.attention, normalized(x, p.attention_norm)
+        x = x + heads(y, y, y, a.w_q, a.w_k, a.w_v, a.w_o)
+        x = x + perceptron(normalized(x, p.feed_forward_norm), p.feed_forward)
+    return normalized(x, final_norm)[..., 0, :]
+
+
+def hats(a: int, b: int, dtype: torch.dtype) -> Tensor:
+    """Weights (b, a) of linear interpolation between the centres of cells."""
+    position = ((torch.arange(b, dtype=dtype) + 0.5) * a / b - 0.5).clamp(0, a - 1)
+    return (1 - (position[:, None] - torch.arange(a, dtype=dtype)).abs()).clamp(min=0)
+
+
+def interpolated(x: Tensor, slices: int, rows: int, columns: int) -> Tensor:
+    for axis, size in zip((-4, -3, -2), (slices, rows, columns), strict=True):
+        x = (hats(x.shape[axis], size, x.dtype) @ x.movedim(axis, -2)).movedim(-2, axis)
+    return x
+
+
+def gate(x: Tensor, gating: Tensor, parameters: AttentionGateParameters[Tensor]) -> tuple[Tensor, Tensor]:
+    p, signal = parameters, interpolated(gating, *x.shape[-4:-1])
+    alpha = ((x @ p.w_x.mT + signal @ p.w_g.mT + p.b_g).relu() @ p.psi + p.b_psi).sigmoid()
+    return alpha[..., None] * x, alpha
+
+
+def spatial(state: Tensor, features: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.tanh((state @ w_q.mT)[..., None, None, :] + features @ w_k.mT) @ w_v
+    powers = scores.exp()
+    alpha = powers / powers.sum((-2, -1), keepdim=True)
+    return (alpha[..., None] * features).sum((-3, -2)), alpha
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "dot_scores": lambda query, key: query @ key.mT,
     "scaled_dot_scores": lambda query, key: query @ key.mT / math.sqrt(query.shape[-1]),
@@ -281,6 +337,15 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "lstm_cell": lstm,
     "encoder_layer": layer,
     "encoder_stack": stack,
+    "patchify": patches,
+    "patch_embedding": embedded,
+    "vit_encoder": vit,
+    "interpolate": interpolated,
+    "attention_gate": gate,
+    "attention_skip": lambda x, gating, parameters: beside(
+        gate(x, gating, parameters)[0], interpolated(gating, *x.shape[-4:-1])
+    ),
+    "spatial_attention": spatial,
 }
 
 

@@ -233,6 +233,80 @@ def stack(a: dict[str, Any]) -> Any:
     return x
 
 
+def flattened_patches(image: Any, patch: int) -> list[list[Any]]:
+    inside = range(patch)
+    corners = [(i, j) for i in range(0, len(image), patch) for j in range(0, len(image[0]), patch)]
+    return [[x for di in inside for dj in inside for x in image[i + di][j + dj]] for i, j in corners]
+
+
+def embedded(image: Any, p: Any) -> list[list[Any]]:
+    rows = linear(flattened_patches(image, len(p.w[0])), [flat(w) for w in p.w])
+    return [
+        [u + v for u, v in zip(r, s, strict=True)] for r, s in zip([p.class_token, *rows], p.positions, strict=True)
+    ]
+
+
+def vit(a: dict[str, Any]) -> Any:
+    x = embedded(a["image"], a["embedding"])
+    allowed = [[True] * len(x)] * len(x)
+    return normalized(stack({"x": x, "layers": a["layers"], "mask": allowed, "norm": "pre"}), a["final_norm"])[0]
+
+
+def hats(a: int, b: int) -> list[list[Any]]:
+    """What each of b places takes of a, between the centres of cells of equal size."""
+
+    def position(i: int) -> Any:
+        return min(max(mp.mpf((2 * i + 1) * a - b) / (2 * b), mp.mpf(0)), mp.mpf(a - 1))
+
+    return [[max(1 - abs(position(i) - j), mp.mpf(0)) for j in range(a)] for i in range(b)]
+
+
+def interpolated(x: Any, slices: int, rows: int, columns: int) -> Any:
+    shares = hats(len(x), slices), hats(len(x[0]), rows), hats(len(x[0][0]), columns)
+    places = [(s, r, c) for s in range(len(x)) for r in range(len(x[0])) for c in range(len(x[0][0]))]
+
+    def place(of_slices: Row, of_rows: Row, of_columns: Row) -> list[Any]:
+        terms = [(of_slices[s] * of_rows[r] * of_columns[c], x[s][r][c]) for s, r, c in places]
+        return [mp.fsum(w * v[k] for w, v in terms) for k in range(len(x[0][0][0]))]
+
+    return [[[place(s, r, c) for c in shares[2]] for r in shares[1]] for s in shares[0]]
+
+
+def gate(a: dict[str, Any]) -> list[Any]:
+    x, p = a["x"], a["parameters"]
+    signal = interpolated(a["gating"], len(x), len(x[0]), len(x[0][0]))
+
+    def coefficient(v: Row, g: Row) -> Any:
+        rows = zip(p.w_x, p.w_g, p.b_g, strict=True)
+        hidden = [max(dot(w_x, v) + dot(w_g, g) + b, mp.mpf(0)) for w_x, w_g, b in rows]
+        return sigmoid(dot(p.psi, hidden) + p.b_psi)
+
+    def everywhere(compute: Callable[[Row, Any], Any], other: Any) -> Any:
+        return [
+            [[compute(v, g) for v, g in zip(row, s, strict=True)] for row, s in zip(plane, t, strict=True)]
+            for plane, t in zip(x, other, strict=True)
+        ]
+
+    alpha = everywhere(coefficient, signal)
+    return [everywhere(lambda v, weight: [weight * u for u in v], alpha), alpha]
+
+
+def skip(a: dict[str, Any]) -> list[Any]:
+    gated, _ = gate(a)
+    signal = interpolated(a["gating"], len(gated), len(gated[0]), len(gated[0][0]))
+    return [
+        [[[*v, *g] for v, g in zip(row, s, strict=True)] for row, s in zip(plane, t, strict=True)]
+        for plane, t in zip(gated, signal, strict=True)
+    ]
+
+
+def spatial(a: dict[str, Any]) -> list[Any]:
+    places = [h for row in a["features"] for h in row]
+    alpha = weights([[additive(a["state"], h, a) for h in places]], {"mask": [[True] * len(places)]})
+    width = len(a["features"][0])
+    return [pool(alpha, places)[0], [alpha[0][i : i + width] for i in range(0, len(places), width)]]
+
+
 FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dot_scores": every_pair(lambda q, k, a: dot(q, k)),
     "scaled_dot_scores": every_pair(lambda q, k, a: scaled(q, k)),
@@ -288,6 +362,13 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lstm_cell": lstm,
     "encoder_layer": encoder,
     "encoder_stack": stack,
+    "patchify": lambda a: flattened_patches(a["image"], a["patch"]),
+    "patch_embedding": lambda a: embedded(a["image"], a["parameters"]),
+    "vit_encoder": vit,
+    "interpolate": lambda a: interpolated(a["x"], a["slices"], a["rows"], a["columns"]),
+    "attention_gate": gate,
+    "attention_skip": skip,
+    "spatial_attention": spatial,
     "dot_product_mean": lambda a: dot(a["mean"], a["mean"]),
     "dot_product_variance": lambda a: (
         2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4

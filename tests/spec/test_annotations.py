@@ -93,6 +93,8 @@ def test_options(annotation: Any, kind: Kind, choices: tuple[Any, ...], optional
         ("4*h d", (Dim("4*h", ("4", "h")), Dim("d", ("d",)))),
         ("3", (Dim("3", ("3",)),)),
         ("p_o d_s+d_h", (Dim("p_o", ("p_o",)), Dim("d_s+d_h", ("d_s+d_h",)))),
+        ("1+d n+1", (Dim("1+d", ("1+d",)), Dim("n+1", ("n+1",)))),
+        ("1+h*d p+2*h", (Dim("1+h*d", ("1+h*d",)), Dim("p+2*h", ("p+2*h",)))),
     ],
 )
 def test_dimensions(text: str, expected: tuple[Dim, ...]) -> None:
@@ -103,16 +105,24 @@ def test_a_sum_has_the_names_of_its_scope() -> None:
     (d,) = dims("d+h", "x", {"d": "layers[:].d", "h": "h"})
     assert d.sizes == ("layers[:].d", "h")
     assert not d.plain
-    with pytest.raises(Misdeclared, match=r"^x: expected sums of sizes; got 2\*h in d\+h$"):
-        dims("d+h", "x", {"h": "2*h"})
+
+
+def test_sizes_of_a_sum_may_stand_for_products_and_one_for_a_sum() -> None:
+    (d,) = dims("d+h", "x", {"h": "2*layers[:].h"})
+    assert (d.factors, d.sizes) == (("d+2*layers[:].h",), ("d", "layers[:].h"))
+    (d,) = dims("tokens", "x", {"tokens": "1+rows*columns"})
+    assert (d.written, d.factors, d.sizes) == ("tokens", ("1+rows*columns",), ("rows", "columns"))
+    wanted = r"^x: expected products of sizes, and sums of these; got n\+1 in 2\*tokens$"
+    with pytest.raises(Misdeclared, match=wanted):
+        dims("2*tokens", "x", {"tokens": "n+1"})
 
 
 @pytest.mark.parametrize(
-    "text", ["n *batch", "n+1 d", "1+d", "d+", "h*d+p", "h+d*p", "n -1", "... d", "_ d", "N", "heads* p", "n=3"]
+    "text", ["n *batch", "+1 d", "d+", "h*+p", "h+d*", "n -1", "... d", "_ d", "N", "heads* p", "n=3"]
 )
 def test_what_is_no_dimension(text: str) -> None:
     with pytest.raises(
-        Misdeclared, match=r"^x: expected \*batch first, then names, products or sums; got '.*' in '.*'$"
+        Misdeclared, match=r"^x: expected \*batch first, then names, products or sums of these; got '.*' in '.*'$"
     ):
         dims(text, "x", {})
 
@@ -121,7 +131,7 @@ def test_the_message_shows_what_was_written() -> None:
     with pytest.raises(Misdeclared) as raised:
         read(Float[Array, "*batch n-1"], "parameters.w", {})
     assert str(raised.value) == (
-        "parameters.w: expected *batch first, then names, products or sums; got 'n-1' in '*batch n-1'"
+        "parameters.w: expected *batch first, then names, products or sums of these; got 'n-1' in '*batch n-1'"
     )
 
 

@@ -25,7 +25,6 @@ FILES = {
 """The texts of the lectures, in the folder that the environment variable ATTNSPEC_SOURCES names."""
 
 AWAITED: tuple[str, ...] = (
-    "attention_gate",
     "beam_decode",
     "bidirectional_gru",
     "bidirectional_lstm",
@@ -38,15 +37,10 @@ AWAITED: tuple[str, ...] = (
     "encoder_decoder",
     "encoder_only",
     "greedy_decode",
-    "interpolate",
-    "patch_embedding",
-    "patchify",
     "rnn",
     "rnn_self_attention",
-    "spatial_attention",
     "stacked_rnn",
     "teacher_forced_decode",
-    "vit_encoder",
 )
 """Owners that are being written."""
 

@@ -193,4 +193,5 @@ def spatial_attention(
     a, b = projections(state.unsqueeze(-2), places, w_q, w_k)
     weights = additive.scores(a, b, widened(w_v)).softmax(-1)
     context = (weights @ widened(places)).squeeze(-2)
-    return context.to(state.dtype), weights.squeeze(-2).unflatten(-1, features.shape[-3:-1]).to(state.dtype)
+    of_places = weights.reshape(*weights.shape[:-2], *features.shape[-3:-1])
+    return context.to(state.dtype), of_places.to(state.dtype)

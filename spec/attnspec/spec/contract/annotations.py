@@ -40,8 +40,8 @@ def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
 
     A size may be a product or a sum of others, ``sizes(d="d_y+d_h")``. In a tuple of similar records, a pair is for the
     first one and for the others, and ``count`` names their number. In an array, a name may stand for a product or sum
-    that no annotation of jaxtyping can say of an argument: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``. Products
-    and sums may name sizes that nothing else does.
+    that no annotation of jaxtyping can say of an argument: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``.
+    Products and sums may name sizes that nothing else does.
     """
     return Sizes(tuple(renamed.items()), count)
 

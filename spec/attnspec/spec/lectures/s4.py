@@ -150,8 +150,8 @@ LECTURE = Lecture(
             ],
         ),
         page("VIT Vision Transformer", "patchify", "patch_embedding", "vit_encoder", items=[picture("vit_encoder")]),
-        page("Attention UNet", "attention_gate", items=[picture("attention_gate")]),
-        page("Attention Unet", "attention_gate", "interpolate", items=[picture("attention_gate")]),
+        page("Attention UNet", "attention_skip", "attention_gate", items=[picture("attention_skip")]),
+        page("Attention Unet", "attention_gate", "attention_skip", "interpolate", items=[picture("attention_gate")]),
         page(
             "Inductive Bias",
             "complexity",
