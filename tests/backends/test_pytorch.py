@@ -181,6 +181,14 @@ def step(
     return (following @ p.w_o.mT + p.b_o).softmax(-1), following
 
 
+def teacher_forced(tokens: Tensor, state: Tensor, *given: Any, **how: Any) -> tuple[Tensor, Tensor]:
+    found = []
+    for i in range(tokens.shape[-1]):
+        probabilities, state = step(tokens[..., i], state, *given, **how)
+        found.append(probabilities.log())
+    return torch.stack(found, -2), state
+
+
 def mean(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     keep = allowed(mask, False, scores)
     return torch.where(keep, scores, 0.0) / keep.sum(-1, keepdim=True).clamp(min=1)
@@ -329,6 +337,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "concat_positions": lambda x, p: torch.cat((x, p.expand(*x.shape[:-1], -1)), -1),
     "encoder_context": lambda states: states[..., -1, :],
     "decoder_step": step,
+    "teacher_forced_decode": teacher_forced,
     "rnn_cell": rnn,
     "rnn_output": lambda state, w_hq, b_q: state @ w_hq + b_q,
     "layer_norm": normalized,

@@ -129,6 +129,14 @@ def decoder(a: dict[str, Any]) -> list[list[Any]]:
     return [distribution(s, a["parameters"].w_o, a["parameters"].b_o), s]
 
 
+def teacher_forced(a: dict[str, Any]) -> list[Any]:
+    s, found = a["state"], []
+    for y in a["tokens"]:
+        s = step(y, s, a)
+        found.append([mp.log(x) for x in distribution(s, a["parameters"].w_o, a["parameters"].b_o)])
+    return [found, s]
+
+
 def perceptron(x: Row, p: Any) -> list[Any]:
     hidden = [max(dot(x, out) + b, mp.mpf(0)) for out, b in zip(p.w_1, p.b_1, strict=True)]
     return [dot(hidden, out) + b for out, b in zip(p.w_2, p.b_2, strict=True)]
@@ -352,6 +360,7 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "output_distribution": lambda a: distribution(a["state"], a["w"], a["b"]),
     "encoder_context": lambda a: [[0] * len(a["states"][0]), *a["states"]][a["lengths"]],
     "decoder_step": decoder,
+    "teacher_forced_decode": teacher_forced,
     "concat_output": lambda a: [*a["context"], *a["state"]],
     "concat_positions": lambda a: [[*r, *s] for r, s in zip(a["x"], a["p"], strict=True)],
     "rnn_cell": lambda a: squashed(a["x"], a["state"], a["parameters"]),

@@ -11,6 +11,7 @@ import pytest
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Judged, Rigorous, Statistical, judged
 from attnspec.reference.budget.derivative import gradients
+from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision, Precision
 from attnspec.spec.contract.tree import flatten
@@ -308,3 +309,18 @@ def test_a_cotangent_of_every_array_counts() -> None:
     for path in found[2]:
         np.testing.assert_allclose(found[0][path][0] + found[1][path][0], found[2][path][0], rtol=1e-12, atol=1e-12)
     assert not found[1]["layers[1].w"][0].any()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 40.0])
+@pytest.mark.parametrize("offset", [0.0, 60.0])
+def test_logarithms_of_softmax_have_a_budget(scale: float, offset: float) -> None:
+    rng = np.random.default_rng(0)
+    scores = (scale * rng.normal(size=(50, 9)) + offset).astype(np.float32)
+    verdict = judged(lambda x: log_softmax(x), {"x": scores}, precision("softmax", "float32"))
+    total = np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1, keepdims=True)) + scores.max(
+        -1, keepdims=True
+    )
+    unit = np.finfo(np.float32).eps / 2
+    for got in (log_softmax(scores), scores - total):
+        assert (np.abs(got - verdict.value) <= verdict.budget).all()
+    assert (verdict.budget <= 40 * unit * (1 + np.abs(verdict.value) + np.abs(total))).all()

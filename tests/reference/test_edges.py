@@ -62,7 +62,7 @@ def test_empty_sizes(name: str, empty: tuple[str, ...], batch: tuple[int, ...], 
         assert not result.any()
 
 
-ADDING = ("encoder_layer", "encoder_stack", "decoder_step")
+ADDING = ("encoder_layer", "encoder_stack", "decoder_step", "teacher_forced_decode")
 """What adds something to attention."""
 
 
@@ -141,6 +141,13 @@ def test_the_context_of_an_empty_source_is_zero() -> None:
     states[1, 1] = 5, 7
     assert encoder_context(states, lengths=np.array([0, 2])).tolist() == [[0, 0], [5, 7]]
     assert encoder_context(np.ones((2, 0, 3))).tolist() == [[0, 0, 0]] * 2
+
+
+def test_no_tokens_leave_the_state_as_it_is(draw: Any) -> None:
+    a = draw("teacher_forced_decode", t=0, batch=(2,))
+    found, final = REFERENCE["teacher_forced_decode"](**{**a, "state": a["state"][0]})
+    assert found.shape == (2, 0, 6)
+    assert np.array_equal(final, np.stack([a["state"][0]] * 2))
 
 
 def test_a_step_without_annotations_goes_on(draw: Any) -> None:

@@ -17,6 +17,7 @@ from attnspec.reference import (
     multi_head_attention,
     scaled_dot_product_attention,
     softmax,
+    teacher_forced_decode,
 )
 from attnspec.spec import (
     AttentionDecoderParameters,
@@ -169,6 +170,20 @@ def test_decoder_step() -> None:
     distribution, following = decoder_step(token, state, annotations, parameters_of(m), mask=real)
     np.testing.assert_allclose(following, expected.detach().numpy(), **NEAR)
     np.testing.assert_allclose(distribution, scores.softmax(-1).detach().numpy(), **NEAR)
+
+
+def test_teacher_forced_decode() -> None:
+    m = their_decoder(vocabulary=7, d_y=3, d_h=5, d_s=4, h=6)
+    tokens, annotations = RNG.integers(0, 7, (2, 5)), torch.from_numpy(RNG.normal(size=(2, 8, 5)))
+    real = torch.arange(8) < torch.tensor([[8], [3]])
+    s = state = torch.from_numpy(RNG.normal(size=(2, 4)))
+    expected = []
+    for token in torch.from_numpy(tokens).unbind(-1):
+        scores, s = their_step(m, token, s, annotations, real)
+        expected.append(torch.log_softmax(scores, -1).detach().numpy())
+    got, final = teacher_forced_decode(tokens, state.numpy(), annotations.numpy(), parameters_of(m), mask=real.numpy())
+    np.testing.assert_allclose(got, np.stack(expected, axis=-2), **NEAR)
+    np.testing.assert_allclose(final, s.detach().numpy(), **NEAR)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -40,7 +40,6 @@ AWAITED: tuple[str, ...] = (
     "rnn",
     "rnn_self_attention",
     "stacked_rnn",
-    "teacher_forced_decode",
 )
 """Owners that are being written."""
 

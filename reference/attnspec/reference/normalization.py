@@ -25,6 +25,14 @@ def softmax(
     return weights
 
 
+@overridable
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """log αⱼ = eⱼ − e − log Σ exp(eⱼ' − e) for scores (*batch, m), m ≥ 1, where e is the greatest of a row."""
+    shifted = scores - np.max(scores, axis=-1, keepdims=True)
+    logarithms: np.ndarray = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+    return logarithms
+
+
 @defines(MeanNormalization[np.ndarray])
 def mean_normalization(
     scores: Float[np.ndarray, "*#batch n m"], *, mask: Bool[np.ndarray, "*#batch #n #m"] | None = None

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 
 from attnspec.reference.attention import additive_attention, attend, dot_product_attention, general_attention
 from attnspec.reference.defining.definition import defines
-from attnspec.reference.normalization import softmax
+from attnspec.reference.normalization import log_softmax, softmax
 from attnspec.reference.recurrent import rnn_cell
 from attnspec.reference.scoring import location_scores
 from attnspec.spec.contract.shapes import ShapeError
@@ -21,6 +21,7 @@ from attnspec.spec.seq2seq import (
     LuongContextGeneral,
     LuongContextLocation,
     OutputDistribution,
+    TeacherForcedDecode,
 )
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "luong_context_general",
     "luong_context_location",
     "output_distribution",
+    "teacher_forced_decode",
 ]
 
 
@@ -156,6 +158,31 @@ def decoder_step(
     refuse_outside("decoder_step", "token", token, parameters.b_o.shape[0] - 1)
     following = next_state(token, state, annotations, parameters, mask)
     return output_distribution(following, parameters.w_o, parameters.b_o), following
+
+
+@defines(TeacherForcedDecode[np.ndarray])
+def teacher_forced_decode(
+    tokens: Int[np.ndarray, "*#batch t"],
+    state: Float[np.ndarray, "*#batch d_s"],
+    annotations: Float[np.ndarray, "*#batch m d_h"],
+    parameters: AttentionDecoderParameters[np.ndarray],
+    *,
+    mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t vocabulary"], Float[np.ndarray, "*batch d_s"]]:
+    """log P(y_{t'+1}) = log softmax(W_o s_{t'} + b_o) with s_{t'} = g([y_{t'}; c_{t'}], s_{t'−1}) for every t'."""
+    refuse_outside("teacher_forced_decode", "tokens", tokens, parameters.b_o.shape[0] - 1)
+    batches = [tokens.shape[:-1], state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
+    state = np.broadcast_to(state, (*np.broadcast_shapes(*batches), state.shape[-1]))
+    states = [state]
+    for i in range(tokens.shape[-1]):
+        states.append(next_state(tokens[..., i], states[-1], annotations, parameters, mask))
+    every = np.concatenate([s[..., None, :] for s in states], axis=-2)
+    return log_probabilities(every[..., 1:, :], parameters), states[-1]
+
+
+def log_probabilities(states: np.ndarray, parameters: AttentionDecoderParameters[np.ndarray]) -> np.ndarray:
+    """log P(y = w) (*batch, vocabulary) from states (*batch, d_s)."""
+    return log_softmax(states @ np.swapaxes(parameters.w_o, -1, -2) + parameters.b_o)
 
 
 def next_state(

@@ -28,6 +28,7 @@ __all__ = [
     "OutputDistribution",
     "Seq2SeqOperations",
     "Seq2SeqTable",
+    "TeacherForcedDecode",
 ]
 
 
@@ -295,6 +296,38 @@ class DecoderStep(Protocol[Array]):
     ) -> tuple[Float[Array, "*batch vocabulary"], Float[Array, "*batch d_s"]]: ...
 
 
+@operation(
+    "teacher_forced_decode",
+    chapter="seq2seq",
+    formula=r"\log P(y_{t'+1} = w \mid y_1, \dots, y_{t'}) = \log \operatorname{softmax}_w(W_o s_{t'} + b_o),\quad"
+    r" s_{t'} = g(y_{t'}, c_{t'}, s_{t'-1}),\quad t' = 1, \dots, T'",
+    sources=[S0.passage("Training: Teacher Forcing")],
+    sharpened={"parameters.w_v": 1.0},
+    causal="t",
+    indices={"tokens": "vocabulary"},
+    results="log_probabilities final",
+)
+class TeacherForcedDecode(Protocol[Array]):
+    """Steps of Bahdanau's decoder on given tokens: the logarithms of the probabilities of what may follow each.
+
+    Where: The tokens are the inputs of `decoder_step`; the first is usually the one that begins a sentence. Position i
+    predicts the token at position i + 1: inputs and targets are shifted against each other. The state is the one before
+    the first token, and the final one that after the last. Logarithms are natural ones.
+    Domain: No sum overflows.
+    Edges: Without tokens the final state is the state. Annotations at which `mask` is False have no effect on any step.
+    """
+
+    def __call__(
+        self,
+        tokens: Int[Array, "*#batch t"],
+        state: Float[Array, "*#batch d_s"],
+        annotations: Float[Array, "*#batch m d_h"],
+        parameters: AttentionDecoderParameters[Array],
+        *,
+        mask: Bool[Array, "*#batch #m"] | None = None,
+    ) -> tuple[Float[Array, "*batch t vocabulary"], Float[Array, "*batch d_s"]]: ...
+
+
 class Seq2SeqOperations(Generic[Array]):
     """The operations of sequence to sequence as methods of a backend class."""
 
@@ -308,6 +341,7 @@ class Seq2SeqOperations(Generic[Array]):
     output_distribution: OutputDistribution[Array]
     encoder_context: EncoderContext[Array]
     decoder_step: DecoderStep[Array]
+    teacher_forced_decode: TeacherForcedDecode[Array]
 
 
 class Seq2SeqTable(TypedDict, Generic[Array], total=False):
@@ -323,3 +357,4 @@ class Seq2SeqTable(TypedDict, Generic[Array], total=False):
     output_distribution: OutputDistribution[Array]
     encoder_context: EncoderContext[Array]
     decoder_step: DecoderStep[Array]
+    teacher_forced_decode: TeacherForcedDecode[Array]

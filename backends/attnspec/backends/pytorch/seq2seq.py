@@ -25,6 +25,7 @@ from attnspec.spec import (
     LuongContextLocation,
     OutputDistribution,
     ShapeError,
+    TeacherForcedDecode,
     implements,
 )
 from attnspec.spec.contract.tree import mapped
@@ -40,6 +41,7 @@ __all__ = [
     "luong_context_general",
     "luong_context_location",
     "output_distribution",
+    "teacher_forced_decode",
 ]
 
 _attentional = Check("attentional_state")
@@ -52,6 +54,7 @@ _location = Check("luong_context_location")
 _bahdanau = Check("bahdanau_context")
 _encoder = Check("encoder_context")
 _step = Check("decoder_step")
+_forced = Check("teacher_forced_decode")
 
 
 @implements(BahdanauContext[Tensor])
@@ -253,3 +256,24 @@ def decoder_step(
     decoder = Decoder(annotations, parameters, mask)
     following = decoder.following(decoder.token_terms(token), widened(state))
     return decoder.scores(following).softmax(-1).to(state.dtype), following.to(state.dtype)
+
+
+@implements(TeacherForcedDecode[Tensor])
+@lowers
+def teacher_forced_decode(
+    tokens: Int[Tensor, "*#batch t"],
+    state: Float[Tensor, "*#batch d_s"],
+    annotations: Float[Tensor, "*#batch m d_h"],
+    parameters: AttentionDecoderParameters[Tensor],
+    *,
+    mask: Bool[Tensor, "*#batch #m"] | None = None,
+) -> tuple[Float[Tensor, "*batch t vocabulary"], Float[Tensor, "*batch d_s"]]:
+    """Only states wait for each other: tokens are embedded before, and scored after, all steps at once."""
+    (*batch, _, vocabulary) = _forced(tokens, state, annotations, parameters, mask)
+    refuse_outside("teacher_forced_decode", "tokens", tokens, vocabulary - 1)
+    decoder = Decoder(annotations, parameters, mask)
+    states = [widened(state).expand(*batch, state.shape[-1])]
+    for terms in decoder.token_terms(tokens).unbind(-2):
+        states.append(decoder.following(terms, states[-1]))
+    scores = decoder.scores(torch.stack(states, -2)[..., 1:, :])
+    return scores.log_softmax(-1).to(state.dtype), states[-1].to(state.dtype, copy=True)

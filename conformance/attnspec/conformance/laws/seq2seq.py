@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
+from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     bounded,
@@ -14,10 +15,11 @@ from attnspec.conformance.laws.common import (
     random_like,
     refuses_outside,
     together,
+    twice,
     wide,
 )
 from attnspec.conformance.laws.registry import checks
-from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.laws import seq2seq as law
 from attnspec.spec.seq2seq import AttentionDecoderParameters
 
@@ -157,4 +159,64 @@ def one_annotation(subject: Subject, arguments: Arguments, rng: np.random.Genera
         return False
     expected, budgets = doubles(subject.results(one)), together(subject.budgets(one), subject.budgets(changed))
     subject.all_match(subject.results(changed), expected, budgets, changed, "with other weights of the scores,")
+    return True
+
+
+@checks(law.SHARED_SOURCE)
+def shared_source(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Three sentences from three states with the annotations of one source, in one call and one by one."""
+    if not subject.limits.broadcasting or subject.limits.max_batch_dims < 1 or 0 in arguments.batch:
+        return False
+    alone = arguments.element((0,) * len(arguments.batch))
+    (state,), (path, last) = subject.operation.queries, _tokens(alone)
+    several = {
+        state.path: subject.exact(rng.standard_normal((3, *alone.array(state.path).shape))),
+        path: rng.integers(0, last, (3, *alone.array(path).shape), endpoint=True),
+    }
+    given = alone.replaced(several)
+    if not subject.in_domain(given):
+        return False
+    together_, budgets = doubles(subject.results(given)), twice(subject.budgets(given))
+    for i in range(3):
+        one = given.replaced({name: np.asarray(x[i]) for name, x in several.items()})
+        expected, budget = ({name: x[i] for name, x in each.items()} for each in (together_, budgets))
+        subject.all_match(subject.results(one), expected, budget, given, f"for sentence {i} of the source, alone,")
+    return True
+
+
+@checks(law.LOG_DISTRIBUTION)
+def log_distribution(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The greatest logarithm, and the sums of the probabilities."""
+    got, budget = wide(subject.call(arguments)), subject.budget(arguments)
+    if not got.size:
+        return False
+    slack = np.where(np.isfinite(budget), budget, np.inf)
+    subject.holds(bool((got <= slack).all()), f"a logarithm is {got.max():.9g}", arguments, got=got)
+    with np.errstate(over="ignore"):
+        sums = np.exp(got).sum(-1)
+        slack = (np.exp(got) * np.expm1(np.minimum(slack, 100.0))).sum(-1)
+    slack = slack + got.shape[-1] * np.finfo(np.float64).eps
+    subject.matches(sums, np.ones(sums.shape), slack, arguments, "the sum of the probabilities")
+    return True
+
+
+@checks(law.STEP_BY_STEP)
+def step_by_step(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Cut the tokens in two. Half dtypes round the state in between, so that there the two ways differ by more."""
+    (size,) = subject.operation.sizes_of(Axis.TIME)
+    t = arguments.size(size)
+    if t < 2 or subject.dtype in NARROW or 0 in arguments.batch:
+        return False
+    cut = int(rng.integers(1, t))
+    (state,) = subject.operation.queries
+    first, second = (arguments.along(size, take(part)) for part in (np.arange(cut), np.arange(cut, t)))
+    of_time, of_end = subject.operation.outputs
+    before = subject.results(first)
+    after = subject.results(second.replaced({state.path: before[of_end.path]}))
+    got = {
+        of_time.path: np.concatenate([x[of_time.path] for x in (before, after)], axis=-2),
+        of_end.path: after[of_end.path],
+    }
+    expected, budgets = doubles(subject.results(arguments)), twice(subject.budgets(arguments))
+    subject.all_match(got, expected, budgets, arguments, f"decoded up to {cut} and from there on,")
     return True

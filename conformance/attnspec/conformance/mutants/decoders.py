@@ -5,9 +5,10 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.seq2seq import AttentionDecoderParameters, DecoderStep, EncoderContext
+from attnspec.spec.seq2seq import AttentionDecoderParameters, DecoderStep, EncoderContext, TeacherForcedDecode
 
 Parameters = AttentionDecoderParameters[Numbers]
+STEPS = (DecoderStep, TeacherForcedDecode)
 
 # The encoder's context ------------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ def gradient_to_all(correct: Formulas, states: Numbers, count: Numbers) -> Numbe
 @mutant(
     "the next state is the query",
     replaces="next_state",
-    operations=(DecoderStep,),
+    operations=STEPS,
     breaks=("operation.oracle", "operation.gradient"),
     source="S0(16) and S3 against S2: s_{t'−1} or s_{t'}",
 )
@@ -110,7 +111,7 @@ def queried_late(
 @mutant(
     "context before the token",
     replaces="cell_input",
-    operations=(DecoderStep,),
+    operations=STEPS,
     breaks=("operation.oracle", "operation.gradient"),
     source="d2l's decoder concatenates (context, embedded), PyTorch's tutorial (embedded, context)",
 )
@@ -122,7 +123,7 @@ def context_first(correct: Formulas, token: Numbers, context: Numbers) -> Number
 @mutant(
     "context left out of the cell",
     replaces="cell_input",
-    operations=(DecoderStep,),
+    operations=STEPS,
     breaks=("operation.oracle", "operation.gradient"),
     source="a context that is computed and not concatenated",
 )
@@ -134,7 +135,7 @@ def without_context(correct: Formulas, token: Numbers, context: Numbers) -> Numb
 @mutant(
     "gradient cut through the context",
     replaces="cell_input",
-    operations=(DecoderStep,),
+    operations=STEPS,
     breaks=("operation.gradient",),
     source="context.detach()",
 )
@@ -146,7 +147,7 @@ def detached_context(correct: Formulas, token: Numbers, context: Numbers) -> Num
 @mutant(
     "gradient cut at the embedding",
     replaces="cell_input",
-    operations=(DecoderStep,),
+    operations=STEPS,
     breaks=("operation.gradient",),
     source="pretrained embeddings left frozen",
 )
@@ -158,7 +159,7 @@ def frozen_embedding(correct: Formulas, token: Numbers, context: Numbers) -> Num
 @mutant(
     "padding of the source is attended to",
     replaces="context_of",
-    operations=(DecoderStep,),
+    operations=STEPS,
     breaks=("masking.truncation", "masking.garbage"),
     source="the mask is given to the encoder alone",
 )
@@ -170,7 +171,7 @@ def unmasked_source(correct: Formulas, state: Numbers, annotations: Numbers, p: 
 @mutant(
     "weights of the context by a logistic function",
     replaces="context_of",
-    operations=(DecoderStep,),
+    operations=STEPS,
     breaks=("seq2seq.one-annotation", "operation.oracle"),
     source="alignments that need not sum to 1",
 )
@@ -206,11 +207,123 @@ def early_distribution(
 
 
 @mutant(
-    "step with tokens that are not checked",
+    "tokens of a decoder not checked",
     replaces="check_tokens",
-    operations=(DecoderStep,),
+    operations=STEPS,
     breaks=("seq2seq.vocabulary-range",),
     source="an index of −1 for padding, which NumPy reads from the end",
 )
 def unchecked_token(correct: Formulas, tokens: Numbers, count: int) -> None:
     """Indices wrap."""
+
+
+# Steps on given tokens ------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "teacher forcing one token ahead",
+    replaces="fed",
+    operations=(TeacherForcedDecode,),
+    breaks=("masking.future-invariance", "masking.prefix", "operation.oracle"),
+    source="inputs and targets not shifted against each other: the decoder is fed what it is to predict",
+)
+def fed_ahead(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
+    """Step i takes token i + 1, the last step the last token."""
+    return tokens[..., min(i + 1, tokens.shape[-1] - 1)]
+
+
+@mutant(
+    "teacher forcing one token late",
+    replaces="fed",
+    operations=(TeacherForcedDecode,),
+    breaks=("operation.oracle", "seq2seq.step-by-step"),
+    source="inputs shifted twice, in the data and in the model",
+)
+def fed_late(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
+    """Step i takes token i − 1, the first step the first token."""
+    return tokens[..., max(i - 1, 0)]
+
+
+@mutant(
+    "every step from the first state",
+    replaces="carried",
+    operations=(TeacherForcedDecode,),
+    breaks=("operation.oracle", "seq2seq.step-by-step"),
+    source="a state that is not assigned in the loop",
+)
+def not_carried(correct: Formulas, states: list[Numbers]) -> Numbers:
+    """s₀."""
+    return states[0]
+
+
+@mutant(
+    "gradient cut between steps",
+    replaces="carried",
+    operations=(TeacherForcedDecode,),
+    breaks=("operation.gradient",),
+    source="state.detach() in the loop, for backpropagation that is truncated",
+)
+def detached_state(correct: Formulas, states: list[Numbers]) -> Numbers:
+    """States after the first are constants for the next step."""
+    return states[0] if len(states) == 1 else value_of(states[-1])
+
+
+@mutant(
+    "final state before the last token",
+    replaces="teacher_forced_decode",
+    operations=(TeacherForcedDecode,),
+    breaks=("operation.oracle", "seq2seq.step-by-step"),
+    source="the state that the last step was given is kept",
+)
+def early_final(
+    correct: Formulas,
+    tokens: Numbers,
+    state: Numbers,
+    annotations: Numbers,
+    parameters: Parameters,
+    *,
+    mask: Numbers = None,
+) -> tuple[Numbers, Numbers]:
+    """Of the tokens but the last."""
+    every, final = Formulas.teacher_forced_decode(correct, tokens, state, annotations, parameters, mask=mask)
+    if tokens.shape[-1] > 0:
+        _, final = Formulas.teacher_forced_decode(correct, tokens[..., :-1], state, annotations, parameters, mask=mask)
+    return every, final
+
+
+@mutant(
+    "probabilities for their logarithms",
+    replaces="log_probabilities",
+    operations=(TeacherForcedDecode,),
+    breaks=("seq2seq.log-distribution", "operation.oracle"),
+    source="nn.NLLLoss, which takes logarithms, given a softmax",
+)
+def no_logarithms(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
+    """softmax(W s + b)."""
+    return np.exp(Formulas.log_probabilities(correct, states, w, b))
+
+
+@mutant(
+    "scores not normalized",
+    replaces="log_probabilities",
+    operations=(TeacherForcedDecode,),
+    breaks=("seq2seq.log-distribution", "operation.gradient"),
+    source="logits where a loss takes log-probabilities",
+)
+def not_normalized(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
+    """Scores minus the greatest of each row."""
+    scores = correct.logits(states, w, b)
+    return scores - np.max(scores, axis=-1, keepdims=True)
+
+
+@mutant(
+    "all sentences of a batch fed the first",
+    replaces="fed",
+    operations=(TeacherForcedDecode,),
+    breaks=("seq2seq.shared-source",),
+    source="decoder inputs that are read once and not at each step",
+)
+def first_sentence(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
+    """The tokens of the first element of the batch, for all."""
+    taken = tokens[..., i]
+    return np.broadcast_to(taken[:1], taken.shape) if taken.ndim and len(taken) else taken

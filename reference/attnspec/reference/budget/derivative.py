@@ -141,6 +141,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return function(args[0].result.value)
         if getattr(function, "__name__", "") == "softmax":
             return args[0]._softmax(kwargs.get("mask"))
+        if getattr(function, "__name__", "") == "log_softmax":
+            return args[0]._log_softmax()
         return NotImplemented
 
     def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
@@ -197,6 +199,13 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return [_unbroadcast(back, self.shape)]
 
         return Traced(weights, [self], backward)
+
+    def _log_softmax(self) -> "Traced":
+        logarithms, weights = self.result._log_softmax(), self.result._softmax(None)
+        # Kernels take the weights as exp of the logarithms, as these were stored.
+        error = np.hypot(weights.error, (weights.value * logarithms.error).astype(np.float64))
+        weights = Statistical(weights.value, error, weights.precision)
+        return Traced(logarithms, [self], lambda g: [g - weights * g.sum(-1, keepdims=True)])
 
 
 def _unbroadcast(g: Statistical, shape: tuple[int, ...]) -> Statistical:

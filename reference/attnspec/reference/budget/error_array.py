@@ -258,6 +258,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return function(args[0].value)
         if getattr(function, "__name__", "") == "softmax":
             return args[0]._softmax(kwargs.get("mask"))
+        if getattr(function, "__name__", "") == "log_softmax":
+            return args[0]._log_softmax()
         return NotImplemented
 
     # Where the two kinds of error differ --------------------------------------------------------------------------
@@ -267,6 +269,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _softmax(self, mask: Numbers | None) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for softmax")
+
+    def _log_softmax(self) -> Self:
+        raise TypeError(f"{type(self).__name__} has no rule for the logarithms of softmax")
 
     def _maximum(self, a: Self, b: Self) -> Self:
         # Where the errors can change which is the larger one, the result may be either.

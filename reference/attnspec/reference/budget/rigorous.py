@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.error_array import Approximate, Numbers
-from attnspec.reference.budget.softmax import LARGEST_EXPONENT, WeightErrors, rigorous_weights
+from attnspec.reference.budget.softmax import LARGEST_EXPONENT, WeightErrors, rigorous_logarithms, rigorous_weights
 
 _EXP = 4.0
 """The error of an exponential, in units in the last place."""
@@ -153,3 +153,6 @@ class Rigorous(Approximate):
     def _softmax(self, mask: Numbers | None) -> Self:
         weights, error, errors = rigorous_weights(self.value, self.error, mask, self.precision)
         return self._computed(weights, error, weights=errors)
+
+    def _log_softmax(self) -> Self:
+        return self._rounded(*rigorous_logarithms(self.value, self.error, self.precision))

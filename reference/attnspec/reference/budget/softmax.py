@@ -85,6 +85,37 @@ def rigorous_weights(
     return alpha, np.where(attendable, error, 0.0), WeightErrors(relative, least_sum, attendable, common)
 
 
+def statistical_logarithms(scores: Numbers, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
+    """Logarithms of softmax weights and their variances, from the errors of the scores, each of shape (..., m).
+
+    A score moves its own logarithm, and that of the sum by its weight. Errors that scores have in common, from the
+    vector that all of them were computed from, add linearly in the sum.
+    """
+    u = precision.accumulation
+    value, alpha, drop, logarithm = _logarithms(scores)
+    own = errors**2 + u**2 * (1 + drop**2)
+    of_sum = (alpha * np.sqrt(own)).sum(-1, keepdims=True)
+    repeats = _largest_multiplicity(drop, np.ones(drop.shape, bool))
+    summing = u**2 * (1 + drop.shape[-1] / 4 + 0.25 * repeats**2) + (0.6 * u * logarithm) ** 2
+    return value, own + of_sum**2 + summing
+
+
+def rigorous_logarithms(scores: Numbers, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
+    """The same with bounds of the errors in place of variances."""
+    u = precision.accumulation
+    value, alpha, drop, logarithm = _logarithms(scores)
+    own = np.minimum(errors + 3 * u * np.abs(drop) + 6 * u, LARGEST_EXPONENT)
+    of_sum = np.log1p((alpha * np.expm1(own)).sum(-1, keepdims=True))
+    return value, own + of_sum + (drop.shape[-1] + 2) * u + 2 * u * logarithm
+
+
+def _logarithms(scores: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Logarithms of weights, weights, scores minus the greatest of their row, and |log Σ exp| of every row."""
+    alpha, shifted, _, logarithm = attendable_softmax(scores, None)
+    value = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return value, as_double(alpha), as_double(shifted), logarithm
+
+
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Weights, scores minus the maximum of their row, the mask in full, and |log Σ exp|; masked scores are left out.
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.error_array import Approximate, Numbers, as_double
-from attnspec.reference.budget.softmax import longest_runs, statistical_weights
+from attnspec.reference.budget.softmax import longest_runs, statistical_logarithms, statistical_weights
 
 
 class Statistical(Approximate):
@@ -134,6 +134,9 @@ class Statistical(Approximate):
         weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         return self._computed(weights, sigma, weights=repeats, level=level)
+
+    def _log_softmax(self) -> Self:
+        return self._rounded(*statistical_logarithms(self.value, self.error, self.precision))
 
 
 def _equal_errors(x: Statistical) -> float:

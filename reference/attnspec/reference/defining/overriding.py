@@ -19,7 +19,8 @@ def overridable(formula: F) -> F:
     """Let arguments that are not NumPy arrays override a formula through ``__array_function__``.
 
     Every such argument is asked, subclasses before their bases and otherwise from the left, with the public function
-    (the one in :data:`REFERENCE` of this name) as ``func``. ``TypeError`` if all of them answer ``NotImplemented``.
+    (the one in :data:`REFERENCE` of this name, if it is there) as ``func``. ``TypeError`` if all of them answer
+    ``NotImplemented``.
     """
 
     @wraps(formula)
@@ -29,7 +30,8 @@ def overridable(formula: F) -> F:
             return formula(*args, **kwargs)
         types = tuple(type(argument) for argument in overriding)
         for argument in overriding:
-            result = argument.__array_function__(REFERENCE[formula.__name__], types, args, kwargs)
+            public = REFERENCE.get(formula.__name__, dispatched)
+            result = argument.__array_function__(public, types, args, kwargs)
             if result is not NotImplemented:
                 return result
         raise TypeError(f"{formula.__name__}: no implementation for {', '.join(t.__name__ for t in types)}")

@@ -14,6 +14,7 @@ from attnspec.spec.seq2seq import (
     LuongContextGeneral,
     LuongContextLocation,
     OutputDistribution,
+    TeacherForcedDecode,
 )
 
 
@@ -80,6 +81,28 @@ ONE_ANNOTATION = law(
     "seq2seq.one-annotation",
     "Where a source has one annotation, it is the context: the weights of the scores change nothing.",
     formula=r"T = 1 \Rightarrow c = h_1",
-    governs=of(DecoderStep),
+    governs=of(DecoderStep, TeacherForcedDecode),
     sources=[S0.equation(16)],
+)
+SHARED_SOURCE = law(
+    "seq2seq.shared-source",
+    "Of several sentences that are decoded from one source, each is decoded as it is alone: annotations depend on no "
+    "token.",
+    formula=r"f(y^1, \dots, y^n; h)_i = f(y^i; h)",
+    governs=of(DecoderStep, TeacherForcedDecode),
+    sources=[S2.passage("Machine Translation, solution 4")],
+)
+LOG_DISTRIBUTION = law(
+    "seq2seq.log-distribution",
+    "Logarithms of probabilities are not positive, and the probabilities sum to 1.",
+    formula=r"\log P_w \le 0,\quad \sum_w \exp \log P_w = 1",
+    governs=of(TeacherForcedDecode),
+    sources=[S0.equation(14)],
+)
+STEP_BY_STEP = law(
+    "seq2seq.step-by-step",
+    "Decoding in two parts, the second from the final state of the first, is decoding at once.",
+    formula=r"f(y_1, \dots, y_{T'}; s_0) = [f(y_1, \dots, y_i; s_0);\ f(y_{i+1}, \dots, y_{T'}; s_i)]",
+    governs=of(TeacherForcedDecode),
+    sources=[S0.equation(15)],
 )

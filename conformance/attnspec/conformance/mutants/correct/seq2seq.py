@@ -95,6 +95,40 @@ class Seq2Seq(Recurrent, Attention):
         following = self.next_state(token, state, annotations, p, mask)
         return self.output_distribution(following, p.w_o, p.b_o), following
 
+    def teacher_forced_decode(
+        self,
+        tokens: Numbers,
+        state: Numbers,
+        annotations: Numbers,
+        parameters: AttentionDecoderParameters[Numbers],
+        *,
+        mask: Numbers = None,
+    ) -> tuple[Numbers, Numbers]:
+        """The logarithms of the distributions from all states but the first, and the last state."""
+        p = parameters
+        self.check_tokens(tokens, p.embedding.shape[0])
+        batches = [tokens.shape[:-1], state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
+        states = [np.broadcast_to(state, (*np.broadcast_shapes(*batches), state.shape[-1]))]
+        for i in range(tokens.shape[-1]):
+            before = self.carried(states)
+            states.append(self.next_state(self.fed(tokens, i), before, annotations, p, mask))
+        every = np.concatenate([x[..., None, :] for x in states], axis=-2)
+        return self.log_probabilities(every[..., 1:, :], p.w_o, p.b_o), states[-1]
+
+    def fed(self, tokens: Numbers, i: int) -> Numbers:
+        """The token that step i takes."""
+        return tokens[..., i]
+
+    def carried(self, states: list[Numbers]) -> Numbers:
+        """The state that the next step takes, of all before."""
+        return states[-1]
+
+    def log_probabilities(self, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
+        """Logarithms of softmax."""
+        scores = self.logits(states, w, b)
+        shifted = scores - np.max(scores, axis=-1, keepdims=True)
+        return shifted - np.log(self.total(np.exp(shifted)))
+
     def next_state(
         self,
         token: Numbers,
