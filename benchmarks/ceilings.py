@@ -21,6 +21,7 @@ CEILING_NOTES = {
     "that a subject that skips them exceeds 100%; faster products than that one do so by a little.",
     "multihead": "the rate of one large matrix product, for every pair of query and key; pairs that a causal mask "
     "excludes count as work, so that a subject that skips them can exceed 100%.",
+    "layers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
     "scorers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
 }
 """Which rate is the ceiling of each suite, and what can exceed 100% of it."""

@@ -95,7 +95,7 @@ def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) ->
 
 def test_the_examples_of_the_pytorch_backend_print_what_their_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
     examples = re.findall(r"```python\n(.*?)```", read("docs/pytorch.md"), re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for code in examples:
         exec(code, {})
         assert capsys.readouterr().out.splitlines() == re.findall(r"  # (.*)", code)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from benchmarks.case import Case
-from benchmarks.suites import additive, multihead, scaled_dot_product, scorers, step
+from benchmarks.suites import additive, layers, multihead, scaled_dot_product, scorers, step
 from benchmarks.suites.settings import Settings
 
 SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
@@ -11,6 +11,7 @@ SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
     "step": step.cases,
     "sdpa": scaled_dot_product.cases,
     "multihead": multihead.cases,
+    "layers": layers.cases,
     "scorers": scorers.cases,
 }
 

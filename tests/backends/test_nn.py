@@ -5,9 +5,11 @@ import doctest
 import io
 import math
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import nn
-from attnspec.spec import CHAPTERS, ShapeError
+from attnspec.spec import CHAPTERS, OPERATIONS, ShapeError
 from attnspec.spec.contract.tree import flatten
 
 torch.set_num_threads(1)
@@ -166,6 +168,20 @@ def test_every_module_is_tried() -> None:
 def test_modules_stand_in_the_package() -> None:
     assert all(getattr(nn, c.__name__) is c for c in PUBLIC)
     assert pytorch.nn is nn
+
+
+def test_the_documentation_lists_every_module_with_its_operations() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE)
+    rows = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in table}
+    assert rows == {c.__name__: sources(c) for c in PUBLIC}
+    assert set().union(*rows.values()) <= set(OPERATIONS)
+
+
+def sources(kind: type) -> set[str]:
+    """The operations that a docstring cites."""
+    (cited,) = re.findall(r"Source: (.*?)\.\n", kind.__doc__ or "", re.DOTALL)
+    return set(re.findall(r"``(\w+)``", cited))
 
 
 @pytest.mark.parametrize("module", [nn, *CHAPTER_FILES], ids=lambda m: m.__name__)

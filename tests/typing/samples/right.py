@@ -9,6 +9,7 @@ from torch import Tensor
 from attnspec.backends.bases.contract import Operations, Table
 from attnspec.backends.bases.numpy import NumPyBackend
 from attnspec.backends.bases.torch import TorchBackend
+from attnspec.backends.pytorch import nn
 from attnspec.conformance import ConformanceSuite
 from attnspec.reference import dot_scores as reference_dot_scores
 from attnspec.spec import (
@@ -120,3 +121,11 @@ as_protocol: DotScores[Tensor] = more
 of_method: ScaledDotProductAttention[Tensor] = Mine().scaled_dot_product_attention
 backends: list[Backend] = [Mine(), Plain(), Strange()]
 converts: Converts[Tensor] = Mine()
+
+layer = nn.TransformerEncoderLayer(8, 2, norm_first=True)
+features: Tensor = nn.TransformerEncoder(layer, 2)(Tensor(3, 8), mask=None)
+of_layer: EncoderLayerParameters[Tensor] = layer.record()
+again: nn.TransformerEncoderLayer = nn.TransformerEncoderLayer.from_record(of_layer)
+attended: Tensor = nn.MultiHeadAttention(8, 2)(features, features, features, causal=True)
+hidden, memory = nn.LSTMCell(8, 4)(attended)
+loaded: nn.LSTMCell = nn.LSTMCell.from_record(nn.LSTMCell(8, 4).record())

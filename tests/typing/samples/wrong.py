@@ -8,6 +8,7 @@ from torch import Tensor
 from attnspec.backends.bases.contract import Operations, Table
 from attnspec.backends.bases.numpy import NumPyBackend
 from attnspec.backends.bases.torch import TorchBackend
+from attnspec.backends.pytorch import nn
 from attnspec.reference import dot_scores as reference_dot_scores
 from attnspec.spec import (
     Converts,
@@ -139,3 +140,7 @@ unknown_limit = Limits(dtype=("float32",))  # E: call-arg "dtype"
 unknown_choice = Semantics(fully_masked="zeros")  # E: arg-type "fully_masked"
 unknown_question = Semantics(fully_maskd="zero")  # E: call-arg "fully_maskd"
 called_wrongly = reference_dot_scores(query=np.zeros((1, 1)), keys=np.zeros((1, 1)))  # E: call-arg "keys"
+without_heads = nn.MultiHeadAttention(8)  # E: call-arg "num_heads"
+unknown_argument = nn.LayerNorm(8)(Tensor(3, 8), mask=None)  # E: call-arg "mask"
+another_kind: int = nn.LayerNorm(8)(Tensor(3, 8))  # E: assignment "Tensor"
+another_record = nn.LSTMCell.from_record(nn.LayerNorm(8).record())  # E: arg-type "LSTMParameters[Tensor]"

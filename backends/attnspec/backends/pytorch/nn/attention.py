@@ -21,11 +21,11 @@ class DotProductAttention(nn.Module):
     """Attention whose scores are dot products, divided by √d unless ``scaled`` is False.
 
     Args:
-        scaled: ``scaled_dot_product_attention``; otherwise ``dot_product_attention``.
+        scaled: whether scores are divided.
 
     Shape: query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v); result (*batch, n, d_v). The mask is
         boolean, True = may attend, and broadcasts to (*batch, n, m).
-    Source: the operations named above.
+    Source: operations ``scaled_dot_product_attention`` and ``dot_product_attention``.
 
     >>> attention = DotProductAttention()
     >>> attention(torch.randn(2, 5, 16), torch.randn(2, 7, 16), torch.randn(2, 7, 8)).shape

@@ -1,0 +1,134 @@
+"""Layers with all their weights, as modules, against those of ``torch.nn``."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnspec.backends.pytorch import nn
+from benchmarks import exact
+from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Call, Case, Subject, forward, forward_backward
+from benchmarks.suites.multihead import heads
+from benchmarks.suites.settings import Inputs, Settings
+
+BATCH, HEADS, WIDTH, HIDDEN = 4, 8, 256, 1024
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module with its equivalent, and the formula of both on the module's weights."""
+
+    ours: Any
+    theirs: torch.nn.Module
+    call: Callable[[Tensor], Tensor]
+    """The equivalent's result."""
+    rearrange: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    """Gradients of the equivalent's parameters as those of the module's."""
+    formula: Callable[..., Tensor]
+    """Of the input and the module's weights, in order."""
+    work: Callable[[int], float]
+    """Floating-point operations of one forward pass over n positions."""
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """n positions, with the layer's own names."""
+    for n in settings.chosen((64, 256, 1024), (64,)):
+        for name, make in LAYERS.items():
+            for mode in (FORWARD, WITH_BACKWARD):
+                yield case(settings, n, name, make(settings.device), mode)
+
+
+def attention(device: str) -> Layer:
+    """Multi-head attention of x to itself."""
+    torch.manual_seed(0)
+    ours = nn.MultiHeadAttention(WIDTH, HEADS, device=device)
+    theirs = ours.to_torch()
+    alone = Alone(ours)
+
+    def rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [*gradients[0].view(3, HEADS, WIDTH // HEADS, WIDTH), gradients[1]]
+
+    return Layer(
+        alone, theirs, lambda x: theirs(x, x, x, need_weights=False)[0], rearrange, attended,
+        lambda n: 8.0 * BATCH * n * WIDTH**2 + 4.0 * BATCH * n * n * WIDTH,
+    )  # fmt: skip
+
+
+class Alone(torch.nn.Module):
+    """Attention of x to itself."""
+
+    def __init__(self, attention: nn.MultiHeadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The result."""
+        return self.attention(x, x, x)
+
+
+def encoder_layer(device: str) -> Layer:
+    """A layer of an encoder."""
+    torch.manual_seed(0)
+    ours = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, device=device)
+    theirs = ours.to_torch()
+    for bias in (theirs.self_attn.in_proj_bias, theirs.self_attn.out_proj.bias):
+        bias.requires_grad_(False)
+
+    def rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        joined, w_o, w_1, b_1, w_2, b_2, *norms = gradients
+        return [*joined.view(3, HEADS, WIDTH // HEADS, WIDTH), w_o, *norms[:2], w_1, b_1, w_2, b_2, *norms[2:]]
+
+    return Layer(
+        ours, theirs, lambda x: theirs(x), rearrange, encoded,
+        lambda n: BATCH * n * (8.0 * WIDTH**2 + 4.0 * WIDTH * HIDDEN) + 4.0 * BATCH * n * n * WIDTH,
+    )  # fmt: skip
+
+
+LAYERS = {"multi-head attention": attention, "encoder layer": encoder_layer}
+
+
+def attended(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
+    """Multi-head attention of x to itself, by its formula."""
+    query, key, value = (heads(x, w) for w in (w_q, w_k, w_v))
+    pooled = torch.softmax(query @ key.mT * w_q.shape[1] ** -0.5, -1) @ value
+    return F.linear(pooled.transpose(1, 2).flatten(-2), w_o)
+
+
+def encoded(x: Tensor, *weights: Tensor) -> Tensor:
+    """A layer of an encoder, by its formula."""
+    gain, bias, w_1, b_1, w_2, b_2, last_gain, last_bias = weights[4:]
+    y = F.layer_norm(x + attended(x, *weights[:4]), (WIDTH,), gain, bias)
+    return F.layer_norm(y + F.linear(F.linear(y, w_1, b_1).relu(), w_2, b_2), (WIDTH,), last_gain, last_bias)
+
+
+def case(settings: Settings, n: int, name: str, layer: Layer, mode: str) -> Case:
+    """One layer at one size."""
+    draw = Inputs(settings.device)
+    x, rows = draw.normal(BATCH, n, WIDTH), draw.rows(n)
+    weights = [p.detach() for p in layer.ours.parameters()]
+
+    def made(call: Callable[[Tensor], Tensor], module: torch.nn.Module, rearrange: Any) -> Call:
+        if mode == FORWARD:
+            return forward(call, (x,))
+        trained = [p for p in module.parameters() if p.requires_grad]
+        return forward_backward(call, (x,), trained, rearrange)
+
+    def formula(dtype: torch.dtype) -> Sequence[Tensor]:
+        def of(some: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
+            return layer.formula(x, *weights)[:, some]
+
+        inputs = (x, *weights)
+        return exact.expected(of, inputs, 1, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=n)
+
+    return Case(
+        "layers", name, mode, {"B": BATCH, "n": n, "d": WIDTH}, n,
+        layer.work(n) * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
+        [
+            Subject("torch.nn", lambda: made(layer.call, layer.theirs, layer.rearrange)),
+            Subject(OURS, lambda: made(layer.ours, layer.ours, lambda gradients: gradients)),
+        ],
+        formula, lambda found: exact.comparable(found, 1, rows), baseline="torch.nn", shared=len(weights),
+    )  # fmt: skip
