@@ -51,6 +51,7 @@ SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p
 SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4}
 SIZES |= {"slices": 4, "rows": 2, "columns": 3, "patch": 2, "channels": 3, "d_g": 5}
 SIZES |= {"slices_from": 2, "rows_from": 3, "columns_from": 5}
+SIZES |= {"taps": 4}
 
 
 def named(operation: Operation) -> str:
@@ -293,6 +294,18 @@ def spatial(state: Tensor, features: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tens
     return (alpha[..., None] * features).sum((-3, -2)), alpha
 
 
+def tap(x: Tensor, w: Tensor, i: int) -> Tensor:
+    """What all taps see of the i-th token's range."""
+    before = (len(w) - 1) // 2
+    inside = [(r, i + r - before) for r in range(len(w)) if 0 <= i + r - before < x.shape[-2]]
+    return torch.stack([x[..., j, :] @ w[r].mT for r, j in inside]).sum(0)
+
+
+def neighbours(x: Tensor, mask: Tensor | None) -> Tensor:
+    n = x.shape[-2]
+    return torch.ones(n, n) if mask is None else mask.expand(*mask.shape[:-2], n, n)
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
     "dot_scores": lambda query, key: query @ key.mT,
     "scaled_dot_scores": lambda query, key: query @ key.mT / math.sqrt(query.shape[-1]),
@@ -355,6 +368,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         gate(x, gating, parameters)[0], interpolated(gating, *x.shape[-4:-1])
     ),
     "spatial_attention": spatial,
+    "convolution": lambda x, w: torch.stack([tap(x, w, i) for i in range(x.shape[-2])], -2),
+    "graph_layer": lambda x, w, mask=None: neighbours(x, mask).to(x.dtype) @ x @ w.mT,
 }
 
 

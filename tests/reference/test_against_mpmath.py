@@ -1,6 +1,7 @@
 """The reference against the formulas written once more, element by element, at 50 digits."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import mpmath
@@ -315,6 +316,115 @@ def spatial(a: dict[str, Any]) -> list[Any]:
     return [pool(alpha, places)[0], [alpha[0][i : i + width] for i in range(0, len(places), width)]]
 
 
+def convolved(a: dict[str, Any]) -> list[list[Any]]:
+    x, w = a["x"], a["w"]
+    before, zeros = (len(w) - 1) // 2, [0] * len(x[0])
+
+    def token(j: int) -> Row:
+        return x[j] if 0 <= j < len(x) else zeros
+
+    return [
+        [mp.fsum(dot(w[r][o], token(i + r - before)) for r in range(len(w))) for o in range(len(w[0]))]
+        for i in range(len(x))
+    ]
+
+
+def received(a: dict[str, Any]) -> list[list[Any]]:
+    sent = linear(a["x"], a["w"])
+    return pool([[int(edge) for edge in row] for row in a["mask"]], sent)
+
+
+def terms(*sizes: int) -> int:
+    """How many terms a sum over all of these indices has, one by one."""
+    return sum(1 for _ in product(*map(range, sizes)))
+
+
+def layers_until_ranges_meet(t: int, taps: int) -> int:
+    layers, covered = 0, 1
+    while covered < t:
+        layers, covered = layers + 1, covered + taps - 1
+    return layers
+
+
+def cell(d: int, h: int) -> int:
+    return terms(d, h) + terms(h, h)
+
+
+def attention_terms(n: int, m: int, d_k: int, d_v: int) -> int:
+    return terms(n, m, d_k) + terms(n, m, d_v)
+
+
+def prefixes(n: int, d: int) -> int:
+    return sum(attention_terms(1, i + 1, d, d) for i in range(n))
+
+
+def decoder_terms(m: int, n: int, d: int) -> int:
+    return prefixes(n, d) + attention_terms(n, m, d, d) + terms(6, n, d, d) + terms(2, m, d, d)
+
+
+def of_heads(a: dict[str, Any]) -> list[int]:
+    n, m, heads, p_o, p_v = (a[name] for name in ("n", "m", "heads", "p_o", "p_v"))
+    each = ((n, a["p_q"], a["d_q"]), (m, a["p_q"], a["d_k"]), (m, p_v, a["d_v"]), (n, p_o, p_v))
+    weights = sum(terms(heads, *sizes[1:]) for sizes in each)
+    total = sum(terms(heads, *sizes) for sizes in each) + heads * attention_terms(n, m, a["p_q"], p_v)
+    return [total, weights, 4, 1]
+
+
+def with_attention(a: dict[str, Any]) -> list[int]:
+    m, n, d, h, s = (a[name] for name in "mndhs")
+    context = terms(s, h) + terms(m, s, h) + terms(m, s) + terms(m, h)
+    parameters = cell(d, h) + h + cell(d + h, h) + h + terms(2, s, h) + s
+    return [m * cell(d, h) + n * (context + cell(d + h, h)), parameters, m + 4 * n, 3]
+
+
+COUNTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "convolution_complexity": lambda a: [
+        terms(a["t"], a["taps"], a["d_x"], a["p_o"]),
+        terms(a["taps"], a["d_x"], a["p_o"]),
+        1,
+        layers_until_ranges_meet(a["t"], a["taps"]),
+    ],
+    "rnn_complexity": lambda a: [
+        a["t"] * cell(a["d"], a["h"]),
+        cell(a["d"], a["h"]) + a["h"],
+        a["t"],
+        a["t"],
+    ],
+    "self_attention_complexity": lambda a: [attention_terms(a["n"], a["n"], a["d"], a["d"]), 0, 2, 1],
+    "projected_self_attention_complexity": lambda a: [
+        terms(a["n"], a["d_x"], 2 * a["d_k"] + a["d_v"]) + attention_terms(a["n"], a["n"], a["d_k"], a["d_v"]),
+        terms(a["d_x"], 2 * a["d_k"] + a["d_v"]),
+        3,
+        1,
+    ],
+    "cross_attention_complexity": lambda a: [
+        terms(a["n"], a["d_x"], a["d_k"])
+        + terms(a["m"], a["d_m"], a["d_k"] + a["d_v"])
+        + attention_terms(a["n"], a["m"], a["d_k"], a["d_v"]),
+        terms(a["d_x"], a["d_k"]) + terms(a["d_m"], a["d_k"] + a["d_v"]),
+        3,
+        1,
+    ],
+    "multi_head_attention_complexity": of_heads,
+    "seq2seq_complexity": lambda a: [
+        (a["m"] + a["n"]) * cell(a["d"], a["h"]),
+        2 * (cell(a["d"], a["h"]) + a["h"]),
+        a["m"] + a["n"],
+        a["m"] + a["n"],
+    ],
+    "seq2seq_attention_complexity": with_attention,
+    "decoder_attention_complexity": lambda a: [decoder_terms(a["m"], a["n"], a["d"]), terms(8, a["d"], a["d"]), 8, 1],
+    "encoder_decoder_attention_complexity": lambda a: [
+        decoder_terms(a["m"], a["n"], a["d"])
+        + terms(4, a["m"], a["d"], a["d"])
+        + attention_terms(a["m"], a["m"], a["d"], a["d"]),
+        terms(12, a["d"], a["d"]),
+        8,
+        2,
+    ],
+}
+"""What layers cost, for sizes of at least 2."""
+
 FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dot_scores": every_pair(lambda q, k, a: dot(q, k)),
     "scaled_dot_scores": every_pair(lambda q, k, a: scaled(q, k)),
@@ -378,6 +488,9 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "attention_gate": gate,
     "attention_skip": skip,
     "spatial_attention": spatial,
+    **COUNTS,
+    "convolution": convolved,
+    "graph_layer": received,
     "dot_product_mean": lambda a: dot(a["mean"], a["mean"]),
     "dot_product_variance": lambda a: (
         2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4

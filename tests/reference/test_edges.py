@@ -48,14 +48,15 @@ def assert_shapes(operation: Operation, arguments: dict[str, Any], result: Any) 
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (0,), (2, 1, 3)])
-@pytest.mark.parametrize("empty", [(), ("n",), ("m",), ("n", "m")])
+@pytest.mark.parametrize("empty", [(), ("n",), ("m",), ("n", "m"), ("t",)])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_empty_sizes(name: str, empty: tuple[str, ...], batch: tuple[int, ...], draw: Any) -> None:
     operation = OPERATIONS[name]
     if name == "padding_mask" and "m" in empty:
         arguments = {"lengths": np.zeros(batch, int), "m": 0}
     else:
-        arguments = draw(name, batch=batch, **dict.fromkeys(empty, 0))
+        nothing = [size for size in empty if size in operation.sizes and not operation.least(size)]
+        arguments = draw(name, batch=batch, **dict.fromkeys(nothing, 0))
     result = REFERENCE[name](**arguments)
     assert_shapes(operation, arguments, result)
     if "m" in empty and "m" in operation.sizes and (name in POOLING or name == "attention_pooling"):

@@ -30,7 +30,6 @@ AWAITED: tuple[str, ...] = (
     "bidirectional_lstm",
     "bidirectional_rnn",
     "cached_decoder_step",
-    "complexity",
     "decoder_layer",
     "decoder_only",
     "decoder_stack",

@@ -1,6 +1,7 @@
 """What attention computes, plainly: one NumPy function for each formula. The module is itself a backend."""
 
 from attnspec.reference.attention import *
+from attnspec.reference.complexity import *
 from attnspec.reference.defining.arithmetic import arithmetic as arithmetic
 from attnspec.reference.defining.choices import choice as choice
 from attnspec.reference.defining.choices import choosing as choosing

@@ -4,6 +4,7 @@ Every chapter exports its Protocols, the records of their parameters, and the ty
 """
 
 from attnspec.spec.attention import *
+from attnspec.spec.complexity import *
 from attnspec.spec.contract.annotations import Array as Array
 from attnspec.spec.contract.axes import Axis as Axis
 from attnspec.spec.contract.axes import Role as Role

@@ -10,6 +10,8 @@ from attnspec.spec import (
     Array,
     AttentionOperations,
     AttentionTable,
+    ComplexityOperations,
+    ComplexityTable,
     MaskingOperations,
     MaskingTable,
     MultiHeadOperations,
@@ -45,6 +47,7 @@ class Operations(
     Seq2SeqOperations[Array],
     TransformerOperations[Array],
     VisionOperations[Array],
+    ComplexityOperations[Array],
     Generic[Array],
 ):
     """Base of a backend class: a method with the name of an operation is checked against its Protocol."""
@@ -62,6 +65,7 @@ class Table(
     Seq2SeqTable[Array],
     TransformerTable[Array],
     VisionTable[Array],
+    ComplexityTable[Array],
     Generic[Array],
     total=False,
 ):

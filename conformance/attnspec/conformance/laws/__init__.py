@@ -2,6 +2,7 @@
 
 from attnspec.conformance.laws import (
     attention,
+    complexity,
     masking,
     moments,
     multihead,
@@ -23,6 +24,7 @@ __all__ = [
     "Check",
     "attention",
     "checks",
+    "complexity",
     "masking",
     "moments",
     "multihead",

@@ -3,6 +3,7 @@
 from attnspec.conformance.mutants import (
     attention,
     calling,
+    complexity,
     decoders,
     gradients,
     masking,
@@ -25,6 +26,7 @@ __all__ = [
     "Mutant",
     "attention",
     "calling",
+    "complexity",
     "decoders",
     "gradients",
     "masking",

@@ -31,6 +31,11 @@ class Axis(Flag):
     """Rows of a table that a call does not use."""
     GRID = auto()
     """Places along one dimension of an image, a volume or a feature map."""
+    LENGTH = auto()
+    """Tokens of a sequence that is counted and not given. Their number is at least 1, as that of everything but
+    positions and layers."""
+    TAP = auto()
+    """Taps of a filter: neighbouring positions, of which each has a weight of its own."""
     SELF = QUERY | KEY
     """Positions in self-attention, each a query and a key."""
     POSITION = QUERY | KEY | TIME
@@ -53,6 +58,7 @@ GLOSSARY: Mapping[str, Axis] = {
     "spare": Axis.SPARE,
     **dict.fromkeys(("slices", "rows", "columns", "patch"), Axis.GRID),
     **dict.fromkeys(("slices_from", "rows_from", "columns_from"), Axis.GRID),
+    "taps": Axis.TAP,
 }
 """What each size name counts, in every operation that does not declare otherwise (``axes=``)."""
 

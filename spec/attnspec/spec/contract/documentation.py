@@ -2,9 +2,9 @@
 
 A Protocol's docstring holds the statement and, under the headings :data:`WRITTEN`, what neither annotations nor
 decorator can say. What the operations of a chapter share stands under the same headings in the docstring of the
-chapter; a sentence there that names arguments or sizes in backticks is about the operations that have them. The
-where-list and most errors are read from the annotations. ``help()``, ``attnspec show`` and ``attnspec spec`` print what
-is composed here.
+chapter; a sentence there that names arguments, sizes or fields of results in backticks is about the operations that
+have them. The where-list and most errors are read from the annotations. ``help()``, ``attnspec show`` and
+``attnspec spec`` print what is composed here.
 """
 
 import inspect
@@ -41,6 +41,8 @@ MEANINGS = {
     Axis.LAYER: "layers",
     Axis.SPARE: "rows that are not used",
     Axis.GRID: "places of a grid",
+    Axis.LENGTH: "tokens",
+    Axis.TAP: "taps of a filter",
 }
 """What sizes count, in words; the first that apply are joined."""
 
@@ -227,7 +229,8 @@ def _edges_of(chapter: str) -> str:
 
 
 def _names(operation: Operation) -> set[str]:
-    return {*operation.call.names, *operation.sizes}
+    fields = (leaf.path.rpartition(".")[2] for leaf in operation.outputs if "." in leaf.path)
+    return {*operation.call.names, *operation.sizes, *fields}
 
 
 def _misfits(operation: Operation) -> list[str]:

@@ -2,6 +2,7 @@
 
 from attnspec.spec.laws import (
     attention,
+    complexity,
     masking,
     moments,
     multihead,
@@ -19,6 +20,7 @@ from attnspec.spec.laws import (
 
 __all__ = [
     "attention",
+    "complexity",
     "masking",
     "moments",
     "multihead",

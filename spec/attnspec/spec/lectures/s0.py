@@ -6,6 +6,7 @@ from attnspec.spec.lectures.registry import Lecture, formula, line, page, passag
 _SECTION = "the title of a section"
 _WITHOUT_WORDS = "a picture without words, which the text of the lecture does not have"
 _ILLUSTRATION = "an illustration of what the page says"
+_COMPARED = ("convolution_complexity", "rnn_complexity", "self_attention_complexity")
 
 LECTURE = Lecture(
     S0,
@@ -294,16 +295,25 @@ LECTURE = Lecture(
                 )
             ],
         ),
-        page("COMPUTATIONAL COMPLEXITY: COMPARISON I", "complexity", items=[picture("complexity")]),
-        page("COMPUTATIONAL COMPLEXITY: COMPARISON II", "complexity", items=[picture("complexity")]),
-        page("COMPUTATIONAL COMPLEXITY: COMPARISON III", "complexity", items=[picture("complexity")]),
-        page("COMPUTATIONAL COMPLEXITY: CNN'S", "complexity", items=[picture("complexity")]),
-        page("COMPUTATIONAL COMPLEXITY: RNN'S", "complexity", items=[picture("complexity")]),
+        *[
+            page(f"COMPUTATIONAL COMPLEXITY: COMPARISON {number}", *_COMPARED, items=[picture(*_COMPARED)])
+            for number in ("I", "II", "III")
+        ],
+        page(
+            "COMPUTATIONAL COMPLEXITY: CNN'S",
+            "convolution",
+            "convolution_complexity",
+            "S0-path-of-convolutions",
+            items=[picture("convolution_complexity")],
+        ),
+        page("COMPUTATIONAL COMPLEXITY: RNN'S", "rnn_complexity", items=[picture("rnn_complexity")]),
         page(
             "COMPUTATIONAL COMPLEXITY: SELF-ATTENTION",
-            "complexity",
+            "self_attention_complexity",
             "scaled_dot_product_attention",
-            items=[picture("complexity")],
+            "S0-projections",
+            "S0-sequential-operations",
+            items=[picture("self_attention_complexity")],
         ),
     ),
 )

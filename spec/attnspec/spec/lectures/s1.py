@@ -62,6 +62,7 @@ _COMPARISON = passage(
     "comparison with convolution and fully-connected layer",
     "Comparison with convolution",
     "attention.input-dependence",
+    "convolution",
 )
 
 LECTURE = Lecture(
@@ -111,7 +112,8 @@ LECTURE = Lecture(
         *[_projections()] * 3,
         _projections(_WITHOUT_VALUES),
         page("Self-Attention", "attention.input-dependence", items=[_WITHOUT_VALUES, _COMPARISON]),
-        *[page("Self-Attention", "attention.input-dependence", "complexity", items=[_WITHOUT_VALUES, _COMPARISON])] * 2,
+        *[page("Self-Attention", "attention.input-dependence", "convolution", items=[_WITHOUT_VALUES, _COMPARISON])]
+        * 2,
         page("Multi-Head Self-Attention", "concat_heads_attention", "projected_self_attention"),
     ),
 )

@@ -193,7 +193,7 @@ LECTURE = Lecture(
             ],
         ),
         page("Multi-Layer RNNs", "stacked_rnn", items=[picture("stacked_rnn")]),
-        page("RNN Disadvantage", "complexity"),
+        page("RNN Disadvantage", "rnn_complexity", "seq2seq_complexity"),
         page("Section 2", reason=_SECTION, items=[line("Transformer", reason=_SECTION)]),
         page(
             "Transformer",
@@ -287,9 +287,14 @@ LECTURE = Lecture(
         ),
         page(
             "Backprop",
-            "complexity",
+            "seq2seq_complexity",
+            "seq2seq_attention_complexity",
             items=[
-                figure("Figure 7: backprop paths in RNNs vs transformers", "complexity"),
+                figure(
+                    "Figure 7: backprop paths in RNNs vs transformers",
+                    "seq2seq_complexity",
+                    "seq2seq_attention_complexity",
+                ),
             ],
         ),
         page("Transformer Tutorial", reason="a link to a film on the web"),

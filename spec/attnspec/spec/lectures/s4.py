@@ -154,10 +154,16 @@ LECTURE = Lecture(
         page("Attention Unet", "attention_gate", "attention_skip", "interpolate", items=[picture("attention_gate")]),
         page(
             "Inductive Bias",
-            "complexity",
+            "convolution",
+            "graph_layer",
             "S4-invariance",
             items=[
-                table("Component Entities Relations Rel. inductive bias Invariance", "complexity", "S4-invariance"),
+                table(
+                    "Component Entities Relations Rel. inductive bias Invariance",
+                    "convolution",
+                    "graph_layer",
+                    "S4-invariance",
+                ),
             ],
         ),
     ),

@@ -6,6 +6,7 @@ from the chapters whose steps it uses.
 """
 
 from attnspec.conformance.mutants.correct.attention import Attention
+from attnspec.conformance.mutants.correct.complexity import Comparators
 from attnspec.conformance.mutants.correct.masking import Masking
 from attnspec.conformance.mutants.correct.multihead import MultiHead
 from attnspec.conformance.mutants.correct.normalization import Normalization
@@ -19,6 +20,17 @@ from attnspec.conformance.mutants.correct.vision import Vision
 
 
 class Formulas(
-    Vision, Transformer, Seq2Seq, Recurrent, Positional, MultiHead, Attention, Pooling, Masking, Normalization, Scoring
+    Comparators,
+    Vision,
+    Transformer,
+    Seq2Seq,
+    Recurrent,
+    Positional,
+    MultiHead,
+    Attention,
+    Pooling,
+    Masking,
+    Normalization,
+    Scoring,
 ):
     """The correct formulas of all chapters, the last one first: a chapter comes before those that it builds on."""

@@ -1,0 +1,102 @@
+"""Checks of the laws of the layers that attention is compared with."""
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
+from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import additive_in, random_like, wide
+from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.laws import complexity as law
+
+
+def _tokens(arguments: Arguments) -> tuple[str, Numbers]:
+    """The path and the numbers of the sequence."""
+    ((leaf, x),) = arguments.batched
+    return leaf.path, x
+
+
+FEW = 4
+"""Taps that leave tokens out of reach in a short sequence."""
+
+
+def _with_few_taps(arguments: Arguments, rng: np.random.Generator) -> tuple[Arguments, int]:
+    """A copy with the first few taps, and their number."""
+    (taps,) = arguments.operation.sizes_of(Axis.TAP)
+    kept = min(arguments.size(taps), int(rng.integers(2, FEW + 1)))
+    return arguments.along(taps, take(range(kept))), kept
+
+
+@checks(law.TRANSLATION)
+def translation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Put tokens that are 0 before the others, and compare from the first one that was there."""
+    path, x = _tokens(arguments)
+    t = x.shape[-2]
+    moved_to = subject.limits.length_from(t + int(rng.integers(1, 4)))
+    longest = subject.limits.max_length
+    if not x.size or (longest is not None and moved_to > longest):
+        return False
+    zeros = np.zeros((*x.shape[:-2], moved_to - t, x.shape[-1]), x.dtype)
+    moved = arguments.replaced({path: np.concatenate([zeros, x], axis=-2)})
+    got, ahead = subject.call(moved)[..., moved_to - t :, :], subject.budget(moved)[..., moved_to - t :, :]
+    budget = subject.budget(arguments) + ahead
+    subject.matches(got, wide(subject.call(arguments)), budget, moved, f"after {moved_to - t} zeros, the result")
+    return True
+
+
+@checks(law.LOCALITY)
+def locality(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Exchange all tokens that one result cannot see: the first one, the last one, and another."""
+    path, x = _tokens(arguments)
+    given, taps = _with_few_taps(arguments, rng)
+    t = x.shape[-2]
+    if not x.size or t <= taps:
+        return False
+    for i in (0, t - 1, int(rng.integers(t))):
+        first = i - (taps - 1) // 2
+        unseen = (np.arange(t) < first) | (np.arange(t) >= first + taps)
+        changed = given.replaced({path: np.where(unseen[:, None], random_like(x, rng, subject), x)})
+        got, expected = subject.call(changed)[..., i, :], wide(subject.call(given))[..., i, :]
+        budget = 2 * subject.budget(given)[..., i, :]
+        subject.matches(got, expected, budget, changed, f"with other tokens out of reach, the result of token {i}")
+    return True
+
+
+@checks(law.LINEARITY)
+def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Add two sequences."""
+    path, _ = _tokens(arguments)
+    return additive_in(subject, arguments, rng, path, "the result")
+
+
+@checks(law.EDGES)
+def edges(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Divide the edges at random."""
+    given = arguments.plain()
+    whole = attendable(given)
+    if not whole.any():
+        return False
+    chosen = rng.random(whole.shape) < 0.5
+    both = given.with_mask(whole)
+    parts = [given.with_mask(whole & chosen), given.with_mask(whole & ~chosen)]
+    expected = sum((wide(subject.call(part)) for part in parts), np.zeros(()))
+    budget = sum((subject.budget(part) for part in (both, *parts)), np.zeros(()))
+    subject.matches(subject.call(both), expected, budget, both, "of the edges of two graphs, the result")
+    return True
+
+
+@checks(law.ONE_EDGE)
+def one_edge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Give every node one neighbour, and compare with the graph in which each node is its own."""
+    n = mask_shape(arguments)[-1]
+    if not n or 0 in arguments.batch:
+        return False
+    given = arguments.plain()
+    sender = rng.integers(n, size=n)
+    alone, received = given.with_mask(np.eye(n, dtype=bool)), given.with_mask(np.arange(n) == sender[:, None])
+    expected, budget = (np.take(y, sender, axis=-2) for y in (wide(subject.call(alone)), subject.budget(alone)))
+    subject.matches(
+        subject.call(received), expected, budget + subject.budget(received), received, "along one edge, the result"
+    )
+    return True

@@ -1,0 +1,197 @@
+"""Mutants of the layers that attention is compared with."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.complexity import Convolution, GraphLayer
+
+
+@mutant(
+    "taps reversed",
+    replaces="convolution",
+    operations=(Convolution,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="numpy.convolve reverses the kernel, the layers of learning do not",
+)
+def reversed_taps(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
+    """The last tap first."""
+    return Formulas.convolution(correct, x, w[::-1])
+
+
+@mutant(
+    "circular sequence",
+    replaces="padded",
+    operations=(Convolution,),
+    breaks=("complexity.translation", "complexity.locality", "operation.oracle"),
+    source='padding_mode="circular"; a product of Fourier transforms without zeros',
+)
+def circular(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
+    """Behind the last token comes the first one."""
+    t = x.shape[-2]
+    return x[..., np.arange(-before, t + after) % t, :] if t else Formulas.padded(correct, x, before, after)
+
+
+@mutant(
+    "tokens at the ends repeated",
+    replaces="padded",
+    operations=(Convolution,),
+    breaks=("complexity.translation", "operation.gradient"),
+    source='padding_mode="replicate"',
+)
+def repeated_ends(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
+    """The first and the last token stand for those beyond."""
+    t = x.shape[-2]
+    if not t:
+        return Formulas.padded(correct, x, before, after)
+    return x[..., np.clip(np.arange(-before, t + after), 0, t - 1), :]
+
+
+@mutant(
+    "mean of the taps within the sequence",
+    replaces="convolution",
+    operations=(Convolution,),
+    breaks=("complexity.translation", "operation.oracle"),
+    source="partial convolutions, which weigh what they see by how much it is",
+)
+def partial(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
+    """Near the ends, results are enlarged."""
+    inside = np.ones((x.shape[-2], 1), x.dtype)
+    seen = Formulas.convolution(correct, inside, np.ones((w.shape[0], 1, 1), x.dtype))
+    return Formulas.convolution(correct, x, w) * (x.dtype.type(w.shape[0]) / seen)
+
+
+@mutant(
+    "taps over the past",
+    replaces="reach",
+    operations=(Convolution,),
+    breaks=("complexity.locality", "operation.oracle"),
+    source="a causal convolution, as in WaveNet",
+)
+def causal_taps(correct: Formulas, taps: int) -> tuple[int, int]:
+    """All taps but the last one see what came before."""
+    return taps - 1, 0
+
+
+@mutant(
+    "even taps reach back",
+    replaces="reach",
+    operations=(Convolution,),
+    breaks=("operation.oracle", "complexity.locality"),
+    source="padding of half the taps, and the last result cut off",
+)
+def back_first(correct: Formulas, taps: int) -> tuple[int, int]:
+    """One token further back than ahead."""
+    return taps // 2, (taps - 1) // 2
+
+
+@mutant(
+    "convolution with ReLU",
+    replaces="convolution",
+    operations=(Convolution,),
+    breaks=("complexity.linearity", "operation.oracle"),
+    source="an activation fused into the layer",
+)
+def rectified_convolution(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
+    """Negative results are 0."""
+    return np.maximum(Formulas.convolution(correct, x, w), x.dtype.type(0))
+
+
+@mutant(
+    "no gradient of the last tap",
+    replaces="convolution",
+    operations=(Convolution,),
+    breaks=("operation.gradient",),
+    source="a loop over the taps that ends one too early, in the backward pass",
+)
+def constant_tap(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
+    """The weights of the last tap are constants."""
+    return Formulas.convolution(correct, x, np.concatenate([w[:-1], value_of(w)[-1:]], axis=0))
+
+
+@mutant(
+    "no gradient across a sequence",
+    replaces="padded",
+    operations=(Convolution,),
+    breaks=("operation.gradient",),
+    source="tokens of the neighbouring tile are read, and get nothing back",
+)
+def constant_neighbours(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
+    """The first token is a constant."""
+    return Formulas.padded(correct, np.concatenate([value_of(x)[..., :1, :], x[..., 1:, :]], axis=-2), before, after)
+
+
+@mutant(
+    "edges against their direction",
+    replaces="neighbours",
+    operations=(GraphLayer,),
+    breaks=("complexity.one-edge", "operation.oracle"),
+    source="PyTorch Geometric's flow: source_to_target or target_to_source",
+)
+def backwards(correct: Formulas, mask: Numbers, n: int) -> Numbers:
+    """The adjacency matrix transposed."""
+    return np.swapaxes(Formulas.neighbours(correct, mask, n), -1, -2)
+
+
+@mutant(
+    "mean of the neighbours",
+    replaces="shares",
+    operations=(GraphLayer,),
+    breaks=("complexity.edges", "operation.oracle"),
+    source='aggr="mean"',
+)
+def averaged(correct: Formulas, neighbours: Numbers) -> Numbers:
+    """Divided by their number."""
+    return neighbours / np.maximum(neighbours.sum(-1, keepdims=True), 1)
+
+
+@mutant(
+    "edges divided by both degrees",
+    replaces="shares",
+    operations=(GraphLayer,),
+    breaks=("complexity.edges", "operation.gradient"),
+    source="the normalization of graph convolutional networks",
+)
+def symmetric(correct: Formulas, neighbours: Numbers) -> Numbers:
+    """Divided by the root of the product of the degrees."""
+    degrees = (np.maximum(neighbours.sum(axis, keepdims=True), 1) for axis in (-1, -2))
+    return neighbours / np.sqrt(np.prod(np.broadcast_arrays(*degrees), axis=0))
+
+
+@mutant(
+    "loops at every node",
+    replaces="neighbours",
+    operations=(GraphLayer,),
+    breaks=("complexity.one-edge", "complexity.edges", "operation.oracle"),
+    source="add_self_loops=True is a default",
+)
+def loops(correct: Formulas, mask: Numbers, n: int) -> Numbers:
+    """Every node hears itself."""
+    return Formulas.neighbours(correct, mask, n) | np.eye(n, dtype=bool)
+
+
+@mutant(
+    "later neighbours count less",
+    replaces="shares",
+    operations=(GraphLayer,),
+    breaks=("attention.self-equivariance", "operation.oracle"),
+    source="a list of neighbours that is cut at a fixed number",
+)
+def ranked(correct: Formulas, neighbours: Numbers) -> Numbers:
+    """Each node weighs 5 % less than the one before."""
+    return neighbours * 0.95 ** np.arange(neighbours.shape[-1])
+
+
+@mutant(
+    "no gradient of one's own message",
+    replaces="graph_layer",
+    operations=(GraphLayer,),
+    breaks=("operation.gradient",),
+    source="a loop over other nodes, in the backward pass",
+)
+def constant_loop(correct: Formulas, x: Numbers, w: Numbers, *, mask: Numbers = None) -> Numbers:
+    """What a node sends to itself is a constant."""
+    whole, own = Formulas.neighbours(correct, mask, x.shape[-2]), np.eye(x.shape[-2], dtype=bool)
+    others = Formulas.graph_layer(correct, x, w, mask=whole & ~own)
+    return others + Formulas.graph_layer(correct, value_of(x), value_of(w), mask=whole & own)

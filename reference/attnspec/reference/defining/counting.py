@@ -1,0 +1,93 @@
+"""Arrays that count what is done with them, by NumPy's own dispatch protocols.
+
+A formula of the reference, called with such arrays, computes what it always does; afterwards their :class:`Tally` holds
+how many multiply-adds its matrix products took, and how long the longest chain of products was of which each needed the
+one before it:
+
+    tally = Tally()
+    x = Counted(np.ones((5, 3)), tally)
+    self_attention(x)
+    tally.multiply_adds, tally.longest_chain     # 150, 2
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Tally:
+    """What was counted, by all arrays of one computation together."""
+
+    multiply_adds: int = 0
+    longest_chain: int = 0
+
+
+class Counted(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that is counted; ``chain`` is the number of matrix products, one after another, that it took."""
+
+    __array_priority__ = 1000
+
+    def __init__(self, value: Any, tally: Tally, chain: int = 0) -> None:
+        self.value = np.asarray(value)
+        self.tally = tally
+        self.chain = chain
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers."""
+        return self.value.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.value.ndim
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the numbers."""
+        return self.value.dtype
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __getitem__(self, index: Any) -> "Counted":
+        return Counted(self.value[index], self.tally, self.chain)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        apply = getattr(ufunc, method)
+        result = self._applied(apply, inputs, kwargs)
+        if ufunc is np.matmul and method == "__call__":
+            self.tally.multiply_adds += result.value.size * inputs[0].shape[-1]
+            result.chain += 1
+            self.tally.longest_chain = max(self.tally.longest_chain, result.chain)
+        return result
+
+    def __array_function__(
+        self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        return self._applied(function, args, kwargs)
+
+    def _applied(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a function does with the numbers; its result waits for all of them."""
+        chain = max(x.chain for x in _counted((*args, *kwargs.values())))
+        result = function(*map(_plain, args), **{name: _plain(x) for name, x in kwargs.items()})
+        floats = isinstance(result, np.ndarray | np.generic) and result.dtype.kind == "f"
+        return Counted(result, self.tally, chain) if floats else result
+
+
+def _counted(arguments: Iterable[Any]) -> Iterator[Counted]:
+    for x in arguments:
+        if isinstance(x, Counted):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from _counted(x)
+
+
+def _plain(x: Any) -> Any:
+    """An argument with the numbers of counted arrays in their place."""
+    if isinstance(x, list | tuple):
+        return type(x)(map(_plain, x))
+    return x.value if isinstance(x, Counted) else x

@@ -1,0 +1,306 @@
+"""Complexity: what layers cost, how far apart they leave their tokens, and what attention is compared with.
+
+Where: The formula gives `multiply_adds`, `parameters`, `sequential_operations`, `maximum_path_length`, in this order.
+`multiply_adds` counts the terms of all matrix products, each one multiplication and one addition, and neither scale nor
+softmax, bias and activation. `parameters` are the numbers in weights and biases. The `sequential_operations` are the
+matrix products in the longest chain of which each needs the one before it. The `maximum_path_length` is the most, over
+pairs of tokens, of the fewest edges by which both reach one state, and 0 where there is but one token. Results are in
+units of `x` × `w`.
+Errors: A count of `multiply_adds` or `parameters` above 2⁶³ − 1 raises.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypedDict
+
+from jaxtyping import Bool, Float, Int
+
+from attnspec.spec.contract.annotations import Array
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.registration import operation
+from attnspec.spec.contract.sources import S0, S1, S2, S3, S4, VASWANI
+
+__all__ = [
+    "Complexity",
+    "ComplexityOperations",
+    "ComplexityTable",
+    "Convolution",
+    "ConvolutionComplexity",
+    "CrossAttentionComplexity",
+    "DecoderAttentionComplexity",
+    "EncoderDecoderAttentionComplexity",
+    "GraphLayer",
+    "MultiHeadAttentionComplexity",
+    "ProjectedSelfAttentionComplexity",
+    "RNNComplexity",
+    "SelfAttentionComplexity",
+    "Seq2SeqAttentionComplexity",
+    "Seq2SeqComplexity",
+]
+
+_COUNTED = dict.fromkeys(("n", "m", "t"), Axis.LENGTH)
+_COMPARISON = S4.passage("Inductive Bias")
+
+
+@operation(
+    "convolution",
+    chapter="complexity",
+    formula=r"y_i = \sum_{r=0}^{k-1} W_r\, x_{i + r - \lfloor (k-1)/2 \rfloor},\quad"
+    r" x_j = 0 \text{ outside of the sequence}",
+    sources=[
+        S0.passage("Computational Complexity: CNN's"),
+        S1.passage("Self-Attention: comparison with convolution and fully-connected layer"),
+        _COMPARISON,
+    ],
+    linear="x w",
+)
+class Convolution(Protocol[Array]):
+    """Convolution of a sequence: each result is a linear map of the tokens within a local range.
+
+    Where: k is the number of taps. The range is centred; an even number of taps reaches one token further ahead than
+    back. The matrices of the taps, first one first, are (out, in).
+    Domain: Numbers are finite, and no sum overflows.
+    Edges: Beyond both ends of the sequence there are zeros. Without tokens the result is empty.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*batch t d_x"], w: Float[Array, "taps p_o d_x"]
+    ) -> Float[Array, "*batch t p_o"]: ...
+
+
+@operation(
+    "graph_layer",
+    chapter="complexity",
+    formula=r"y_i = \sum_{j \in A_i} W x_j",
+    sources=[_COMPARISON],
+    axes={"n": Axis.SELF},
+    linear="x w",
+)
+class GraphLayer(Protocol[Array]):
+    """Layer of a graph network: each node is given the sum of what its neighbours send.
+
+    Where: A_i are the nodes j that have an edge to i: `mask` is the adjacency matrix, with edges to itself where a node
+    is to hear itself. Without it the graph is complete. The matrix of the weights is (out, in).
+    Domain: No sum overflows.
+    Edges: A node without neighbours gets 0 (semantics `fully_masked`, `no_keys`). Whatever is not finite reaches the
+    neighbours alone.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch n d_x"],
+        w: Float[Array, "p_o d_x"],
+        *,
+        mask: Bool[Array, "*#batch #n #n"] | None = None,
+    ) -> Float[Array, "*batch n p_o"]: ...
+
+
+@dataclass(frozen=True)
+class Complexity(Generic[Array]):
+    """What a layer costs, and how far apart it leaves its tokens; None for tokens that never meet."""
+
+    multiply_adds: Int[Array, ""]
+    parameters: Int[Array, ""]
+    sequential_operations: Int[Array, ""]
+    maximum_path_length: Int[Array, ""] | None
+
+
+@operation(
+    "convolution_complexity",
+    chapter="complexity",
+    formula=r"t k d_x p_o;\ k d_x p_o;\ 1;\ \lceil (t - 1)/(k - 1) \rceil",
+    sources=[S0.passage("Computational Complexity: CNN's"), VASWANI.passage("4")],
+    reference_only=True,
+    axes=_COUNTED,
+)
+class ConvolutionComplexity(Protocol[Array]):
+    """Complexity of `convolution`.
+
+    Where: k is the number of taps. Products with the zeros beyond both ends are counted. The path leads through as many
+    layers, of the same number of taps, as it takes until the ranges of both tokens overlap.
+    Edges: With one tap, two tokens never meet: there is no length.
+    """
+
+    def __call__(self, t: int, d_x: int, p_o: int, taps: int) -> Complexity[Array]: ...
+
+
+@operation(
+    "rnn_complexity",
+    chapter="complexity",
+    formula=r"t(dh + h^2);\ dh + h^2 + h;\ t;\ t",
+    sources=[S0.passage("Computational Complexity: RNN's"), S3.passage("RNN Disadvantage")],
+    reference_only=True,
+    axes=_COUNTED | {"d": Axis.WIDTH},
+)
+class RNNComplexity(Protocol[Array]):
+    """Complexity of t steps of `rnn_cell`.
+
+    Where: The path of the first token leads through t states to that of the last one.
+    """
+
+    def __call__(self, t: int, d: int, h: int) -> Complexity[Array]: ...
+
+
+@operation(
+    "self_attention_complexity",
+    chapter="complexity",
+    formula=r"2n^2 d;\ 0;\ 2;\ 1;\quad \text{autoregressive: } n(n + 1)d;\ \dots",
+    sources=[
+        S0.passage("Computational Complexity: self-attention"),
+        S2.passage("Machine Translation, solution 3"),
+        S2.passage("Why Transformers"),
+    ],
+    reference_only=True,
+    axes=_COUNTED,
+)
+class SelfAttentionComplexity(Protocol[Array]):
+    """Complexity of `self_attention`, which has no projections.
+
+    Where: Autoregressive attention is that of a decoder, to no later token: of its pairs only the n(n + 1)/2 that
+    attend are counted, as where each token is computed from its prefix. On whole matrices, all n² are computed.
+    """
+
+    def __call__(self, n: int, d: int, *, autoregressive: bool = False) -> Complexity[Array]: ...
+
+
+@operation(
+    "projected_self_attention_complexity",
+    chapter="complexity",
+    formula=r"n d_x(2d_k + d_v) + n^2(d_k + d_v);\ d_x(2d_k + d_v);\ 3;\ 1;\quad"
+    r" \text{autoregressive: } \tfrac12 n(n + 1) \text{ for } n^2",
+    sources=[S2.passage("Machine Translation, solution 3")],
+    reference_only=True,
+    axes=_COUNTED,
+)
+class ProjectedSelfAttentionComplexity(Protocol[Array]):
+    """Complexity of `projected_self_attention`.
+
+    Where: Autoregressive attention is counted as in `self_attention_complexity`.
+    """
+
+    def __call__(self, n: int, d_x: int, d_k: int, d_v: int, *, autoregressive: bool = False) -> Complexity[Array]: ...
+
+
+@operation(
+    "cross_attention_complexity",
+    chapter="complexity",
+    formula=r"n d_x d_k + m d_m(d_k + d_v) + nm(d_k + d_v);\ d_x d_k + d_m(d_k + d_v);\ 3;\ 1",
+    sources=[S2.passage("Machine Translation, solution 3")],
+    reference_only=True,
+    axes=_COUNTED,
+)
+class CrossAttentionComplexity(Protocol[Array]):
+    """Complexity of `cross_attention`.
+
+    Where: The path is that of any token and any row of the memory.
+    """
+
+    def __call__(self, n: int, m: int, d_x: int, d_m: int, d_k: int, d_v: int) -> Complexity[Array]: ...
+
+
+@operation(
+    "multi_head_attention_complexity",
+    chapter="complexity",
+    formula=r"h\,[n p_q d_q + m p_q d_k + m p_v d_v + nm(p_q + p_v) + n p_o p_v];\ "
+    r"h\,[p_q d_q + p_q d_k + p_v d_v + p_o p_v];\ 4;\ 1",
+    sources=[S2.passage("Machine Translation, solution 3"), VASWANI.passage("4")],
+    reference_only=True,
+    axes=_COUNTED,
+)
+class MultiHeadAttentionComplexity(Protocol[Array]):
+    """Complexity of `multi_head_attention`.
+
+    Where: h is the number of heads. Where heads are given d/h features each, their number changes no count. The path is
+    that of a query and a key.
+    """
+
+    def __call__(
+        self, n: int, m: int, heads: int, d_q: int, d_k: int, d_v: int, p_q: int, p_v: int, p_o: int
+    ) -> Complexity[Array]: ...
+
+
+@operation(
+    "seq2seq_complexity",
+    chapter="complexity",
+    formula=r"(m + n)(dh + h^2);\ 2(dh + h^2 + h);\ m + n;\ m + n",
+    sources=[S3.passage("Backprop"), S3.passage("RNN Disadvantage")],
+    reference_only=True,
+    axes=_COUNTED | {"d": Axis.WIDTH},
+)
+class Seq2SeqComplexity(Protocol[Array]):
+    """Complexity of a recurrent encoder and a recurrent decoder, which begins from the encoder's last state.
+
+    Where: m tokens are read and n written. The path is that of a token of the source and one of the target.
+    """
+
+    def __call__(self, m: int, n: int, d: int, h: int) -> Complexity[Array]: ...
+
+
+@operation(
+    "seq2seq_attention_complexity",
+    chapter="complexity",
+    formula=r"m(dh + h^2) + n(dh + 2h^2) + n[hs + m(hs + s + h)];\ "
+    r"2(dh + h^2 + h) + h^2 + s(2h + 1);\ m + 4n;\ \min(m + n, 3)",
+    sources=[S3.passage("Backprop")],
+    reference_only=True,
+    axes=_COUNTED | {"d": Axis.WIDTH, "s": Axis.HIDDEN},
+)
+class Seq2SeqAttentionComplexity(Protocol[Array]):
+    """Complexity of the same with attention: at every step the decoder takes a `bahdanau_context` beside its token.
+
+    Where: s is the number of hidden units of the additive score. The keys are projected at every step, as (16) with (4)
+    is written; projecting them once takes mhs in place of nmhs. The path leads from a token of the source through its
+    annotation and the context to a state of the decoder; for one token each, there is no need of the context.
+    """
+
+    def __call__(self, m: int, n: int, d: int, h: int, s: int) -> Complexity[Array]: ...
+
+
+@operation(
+    "decoder_attention_complexity",
+    chapter="complexity",
+    formula=r"6nd^2 + 2md^2 + n(n + 1)d + 2mnd;\ 8d^2;\ 8;\ 1;\quad \text{generating: } 8n \text{ for } 8",
+    sources=[S2.passage("Machine Translation, solution 3"), S2.passage("Machine Translation, solution 4")],
+    reference_only=True,
+    axes=_COUNTED | {"d": Axis.WIDTH},
+)
+class DecoderAttentionComplexity(Protocol[Array]):
+    """Complexity of the attention in one decoder layer: to the n tokens before, and to the m rows of the encoder.
+
+    Where: All d features of a token are divided among the heads. It is what decoding into another language adds to the
+    encoder. Generating, a token is known only after the one before it has passed through the layer, so that what is
+    counted once per sequence in training is counted once per token. The path is that of two tokens of the target.
+    """
+
+    def __call__(self, m: int, n: int, d: int, *, generating: bool = False) -> Complexity[Array]: ...
+
+
+@operation(
+    "encoder_decoder_attention_complexity",
+    chapter="complexity",
+    formula=r"(6m + 6n)d^2 + [2m^2 + 2mn + n(n + 1)]d;\ 12d^2;\ 8;\ 2;\quad \text{generating: } 8n \text{ for } 8",
+    sources=[S2.passage("Machine Translation, solution 3"), S2.passage("Machine Translation, solution 4")],
+    reference_only=True,
+    axes=_COUNTED | {"d": Axis.WIDTH},
+)
+class EncoderDecoderAttentionComplexity(Protocol[Array]):
+    """Complexity of the attention in an encoder layer and a decoder layer together.
+
+    Where: The encoder attends to itself, the decoder as in `decoder_attention_complexity`. The path leads from a token
+    of the source through its row of the encoder to the decoder.
+    """
+
+    def __call__(self, m: int, n: int, d: int, *, generating: bool = False) -> Complexity[Array]: ...
+
+
+class ComplexityOperations(Generic[Array]):
+    """The layers that attention is compared with, as methods of a backend class."""
+
+    convolution: Convolution[Array]
+    graph_layer: GraphLayer[Array]
+
+
+class ComplexityTable(TypedDict, Generic[Array], total=False):
+    """The layers that attention is compared with, by name."""
+
+    convolution: Convolution[Array]
+    graph_layer: GraphLayer[Array]

@@ -1,0 +1,44 @@
+"""Laws of the layers that attention is compared with: what each of them is invariant to."""
+
+from attnspec.spec.complexity import Convolution, GraphLayer
+from attnspec.spec.contract.law import law, of
+from attnspec.spec.contract.sources import S1, S4
+
+TRANSLATION = law(
+    "complexity.translation",
+    "A convolution is equivariant to translations: zeros before the tokens move the results with them.",
+    formula=r"f([0_s; X])_{i+s} = f(X)_i",
+    governs=of(Convolution),
+    sources=[S4.passage("Inductive Bias")],
+)
+LOCALITY = law(
+    "complexity.locality",
+    "The result for a token does not depend on tokens beyond the reach of the taps.",
+    formula=r"j - i \notin [-\lfloor (k-1)/2 \rfloor, \lfloor k/2 \rfloor]:\ \partial y_i / \partial x_j = 0",
+    governs=of(Convolution),
+    sources=[
+        S1.passage("Self-Attention: comparison with convolution and fully-connected layer"),
+        S4.passage("Inductive Bias"),
+    ],
+)
+LINEARITY = law(
+    "complexity.linearity",
+    "A convolution is additive in its tokens.",
+    formula=r"f(X + X') = f(X) + f(X')",
+    governs=of(Convolution),
+    sources=[S1.passage("Self-Attention: comparison with convolution and fully-connected layer")],
+)
+EDGES = law(
+    "complexity.edges",
+    "Where two graphs divide the edges of a third between them, their results add up.",
+    formula=r"A \cap B = \emptyset:\ f(X; A \cup B) = f(X; A) + f(X; B)",
+    governs=of(GraphLayer),
+    sources=[S4.passage("Inductive Bias")],
+)
+ONE_EDGE = law(
+    "complexity.one-edge",
+    "What comes along a single edge is what the node at its beginning would send to itself.",
+    formula=r"A_i = \{j\} \Rightarrow y_i = f(X; I)_j",
+    governs=of(GraphLayer),
+    sources=[S4.passage("Inductive Bias")],
+)
