@@ -230,7 +230,7 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
             poisoned = masked.replaced({leaf.path: x})
             got = wide(subject.call(poisoned))
             rows = mask[..., chosen].copy()
-            if subject.operation.attends_to_itself:
+            if subject.operation.attends_to_itself and leaf.path not in subject.operation.linear:  # it is a query too
                 rows[..., chosen] = True
             found = np.isnan(got[np.broadcast_to(rows[..., None], got.shape)])
             if found.size:
