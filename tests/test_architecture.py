@@ -239,8 +239,9 @@ ROOMS = {
     "conformance/attnspec/conformance/laws": {"operation.py", "semantics.py", "common.py", "registry.py"},
     "conformance/attnspec/conformance/mutants": {
         "calling.py",
-        "decoders.py",
+        "transformer_decoders.py",
         "gradients.py",
+        "decoders.py",
         "semantics.py",
         "registry.py",
         "roles.py",
@@ -347,6 +348,7 @@ LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
+    "attnspec.conformance.mutants.transformer_decoders": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.vision": "a catalogue: one short function for each mutant",
 }
 """Modules of more than 400 lines, with the reason."""

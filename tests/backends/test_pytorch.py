@@ -21,6 +21,7 @@ from attnspec.spec import (
     QUESTIONS,
     AttentionDecoderParameters,
     AttentionGateParameters,
+    DecoderLayerParameters,
     DotScores,
     EncoderLayerParameters,
     FeedForwardParameters,
@@ -29,6 +30,7 @@ from attnspec.spec import (
     LayerNormParameters,
     Leaf,
     LSTMParameters,
+    MultiHeadParameters,
     Operation,
     Option,
     PatchEmbeddingParameters,
@@ -230,9 +232,31 @@ def perceptron(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
     return (x @ p.w_1.mT + p.b_1).relu() @ p.w_2.mT + p.b_2
 
 
+def attended(x: Tensor, memory: Tensor, w: MultiHeadParameters[Tensor], **how: Any) -> Tensor:
+    return heads(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, **how)
+
+
+def decoder(
+    x: Tensor,
+    memory: Tensor,
+    parameters: DecoderLayerParameters[Tensor],
+    mask: Tensor | None = None,
+    memory_mask: Tensor | None = None,
+) -> Tensor:
+    p = parameters
+    y = normalized(x + attended(x, x, p.attention, mask=mask, causal=True), p.attention_norm)
+    y = normalized(y + attended(y, memory, p.cross_attention, mask=memory_mask), p.cross_attention_norm)
+    return normalized(y + perceptron(y, p.feed_forward), p.feed_forward_norm)
+
+
+def decoders(x: Tensor, memory: Tensor, layers: tuple[DecoderLayerParameters[Tensor], ...], **how: Any) -> Tensor:
+    for parameters in layers:
+        x = decoder(x, memory, parameters, **how)
+    return x
+
+
 def layer(x: Tensor, parameters: EncoderLayerParameters[Tensor], mask: Tensor | None = None) -> Tensor:
-    a = parameters.attention
-    y = normalized(x + heads(x, x, x, a.w_q, a.w_k, a.w_v, a.w_o, mask=mask), parameters.attention_norm)
+    y = normalized(x + attended(x, x, parameters.attention, mask=mask), parameters.attention_norm)
     return normalized(y + perceptron(y, parameters.feed_forward), parameters.feed_forward_norm)
 
 
@@ -370,6 +394,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "spatial_attention": spatial,
     "convolution": lambda x, w: torch.stack([tap(x, w, i) for i in range(x.shape[-2])], -2),
     "graph_layer": lambda x, w, mask=None: neighbours(x, mask).to(x.dtype) @ x @ w.mT,
+    "decoder_layer": decoder,
+    "decoder_stack": decoders,
 }
 
 
@@ -426,7 +452,7 @@ each_case = pytest.mark.parametrize(
 def of_case(operation: Operation, masked: bool, causal: bool, **how: Any) -> dict[str, Any]:
     given: dict[str, Any] = arguments(operation, **how)
     if not masked:
-        given.pop("mask", None)
+        given = {name: x for name, x in given.items() if name not in {leaf.path for leaf in operation.masks.values()}}
     return {**given, "causal": True} if causal else given
 
 

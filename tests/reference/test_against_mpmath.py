@@ -214,31 +214,43 @@ def normalized(rows: Rows, p: Any) -> list[list[Any]]:
     return result
 
 
-def encoder(a: dict[str, Any]) -> Any:
-    p = a["parameters"]
-    w = vars(p.attention)
+def attend_in_heads(x: Rows, memory: Rows, p: Any, a: dict[str, Any]) -> Any:
+    return heads({**vars(p), "query": x, "key": memory, "value": memory, **a})
 
-    def attend_to_itself(x: Rows) -> Any:
-        return heads({**w, "query": x, "key": x, "value": x, "mask": a["mask"]})
 
-    def feed_forward(x: Rows) -> Any:
-        return [perceptron(row, p.feed_forward) for row in x]
-
-    def add(x: Rows, y: Rows) -> list[list[Any]]:
-        return [[u + v for u, v in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)]
-
-    x = a["x"]
-    before = a.get("norm") == "pre"
-    for sublayer, norm in ((attend_to_itself, p.attention_norm), (feed_forward, p.feed_forward_norm)):
-        added = add(x, sublayer(normalized(x, norm) if before else x))
+def residuals(x: Rows, a: dict[str, Any], *sublayers: tuple[Callable[[Rows], Any], Any]) -> Any:
+    p, before = a["parameters"], a.get("norm") == "pre"
+    last = (lambda x: [perceptron(row, p.feed_forward) for row in x]), p.feed_forward_norm
+    for sublayer, norm in (*sublayers, last):
+        added = [
+            [u + v for u, v in zip(r, s, strict=True)]
+            for r, s in zip(x, sublayer(normalized(x, norm) if before else x), strict=True)
+        ]
         x = added if before else normalized(added, norm)
     return x
 
 
-def stack(a: dict[str, Any]) -> Any:
+def encoder(a: dict[str, Any]) -> Any:
+    p = a["parameters"]
+    own = {"mask": a["mask"]}
+    return residuals(a["x"], a, (lambda x: attend_in_heads(x, x, p.attention, own), p.attention_norm))
+
+
+def masked_decoder(a: dict[str, Any]) -> Any:
+    p, z = a["parameters"], a["memory"]
+    own, of_memory = {"mask": a["mask"], "causal": True}, {"mask": a["memory_mask"]}
+    return residuals(
+        a["x"],
+        a,
+        (lambda x: attend_in_heads(x, x, p.attention, own), p.attention_norm),
+        (lambda x: attend_in_heads(x, z, p.cross_attention, of_memory), p.cross_attention_norm),
+    )
+
+
+def stack(layer: Callable[[dict[str, Any]], Any], a: dict[str, Any]) -> Any:
     x = a["x"]
-    for layer in a["layers"]:
-        x = encoder({**a, "x": x, "parameters": layer})
+    for parameters in a["layers"]:
+        x = layer({**a, "x": x, "parameters": parameters})
     return x
 
 
@@ -258,7 +270,9 @@ def embedded(image: Any, p: Any) -> list[list[Any]]:
 def vit(a: dict[str, Any]) -> Any:
     x = embedded(a["image"], a["embedding"])
     allowed = [[True] * len(x)] * len(x)
-    return normalized(stack({"x": x, "layers": a["layers"], "mask": allowed, "norm": "pre"}), a["final_norm"])[0]
+    return normalized(stack(encoder, {"x": x, "layers": a["layers"], "mask": allowed, "norm": "pre"}), a["final_norm"])[
+        0
+    ]
 
 
 def hats(a: int, b: int) -> list[list[Any]]:
@@ -480,7 +494,9 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "gru_cell": gru,
     "lstm_cell": lstm,
     "encoder_layer": encoder,
-    "encoder_stack": stack,
+    "encoder_stack": lambda a: stack(encoder, a),
+    "decoder_layer": masked_decoder,
+    "decoder_stack": lambda a: stack(masked_decoder, a),
     "patchify": lambda a: flattened_patches(a["image"], a["patch"]),
     "patch_embedding": lambda a: embedded(a["image"], a["parameters"]),
     "vit_encoder": vit,

@@ -63,7 +63,7 @@ def test_empty_sizes(name: str, empty: tuple[str, ...], batch: tuple[int, ...], 
         assert not result.any()
 
 
-ADDING = ("encoder_layer", "encoder_stack", "decoder_step", "teacher_forced_decode")
+ADDING = [o.name for o in OPERATIONS.values() if o.chapter == "transformer"] + ["decoder_step", "teacher_forced_decode"]
 """What adds something to attention."""
 
 

@@ -9,9 +9,12 @@ import scipy.special
 from attnspec.reference import (
     additive_scores,
     choosing,
+    decoder_layer,
+    decoder_stack,
     decoder_step,
     dot_scores,
     encoder_layer,
+    encoder_stack,
     gru_cell,
     lstm_cell,
     multi_head_attention,
@@ -19,8 +22,10 @@ from attnspec.reference import (
     softmax,
     teacher_forced_decode,
 )
+from attnspec.reference.budget import judged
 from attnspec.spec import (
     AttentionDecoderParameters,
+    DecoderLayerParameters,
     EncoderLayerParameters,
     FeedForwardParameters,
     GRUParameters,
@@ -28,6 +33,7 @@ from attnspec.spec import (
     LSTMParameters,
     MultiHeadParameters,
     RNNParameters,
+    precision,
 )
 
 torch = pytest.importorskip("torch", reason="the optional dependency torch is not installed")
@@ -186,34 +192,104 @@ def test_teacher_forced_decode() -> None:
     np.testing.assert_allclose(final, s.detach().numpy(), **NEAR)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_encoder_layer(norm: Literal["post", "pre"], masked: bool) -> None:
-    d, heads, f, n = 8, 2, 5, 6
-    theirs = torch.nn.TransformerEncoderLayer(
-        d, heads, f, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
-    )
-    for parameter in theirs.parameters():
-        parameter.data = torch.from_numpy(RNG.normal(size=parameter.shape) / 2)
-    attention = theirs.self_attn
-    attention.in_proj_bias.data.zero_()
-    attention.out_proj.bias.data.zero_()
+def numbers(x: Any) -> np.ndarray[Any, Any]:
+    """The numbers of a parameter."""
+    found: np.ndarray[Any, Any] = x.detach().numpy()
+    return found
 
-    def numbers(x: Any) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = x.detach().numpy()
-        return found
 
-    w_q, w_k, w_v = (w.reshape(heads, d // heads, d) for w in np.split(numbers(attention.in_proj_weight), 3))
-    parameters = EncoderLayerParameters(
-        attention=MultiHeadParameters(w_q, w_k, w_v, numbers(attention.out_proj.weight)),
-        attention_norm=LayerNormParameters(numbers(theirs.norm1.weight), numbers(theirs.norm1.bias)),
-        feed_forward=FeedForwardParameters(
-            *map(numbers, (theirs.linear1.weight, theirs.linear1.bias, theirs.linear2.weight, theirs.linear2.bias))
-        ),
-        feed_forward_norm=LayerNormParameters(numbers(theirs.norm2.weight), numbers(theirs.norm2.bias)),
+def with_random_weights(module: Any) -> Any:
+    """The module with normal weights, attention without biases, which ours has none of."""
+    for name, parameter in module.named_parameters():
+        bias = name.endswith(("in_proj_bias", "out_proj.bias"))
+        parameter.data = torch.from_numpy(RNG.normal(size=parameter.shape) * (0 if bias else 0.5))
+    return module.eval()
+
+
+def attention_of(theirs: Any) -> MultiHeadParameters[Any]:
+    d, heads = theirs.embed_dim, theirs.num_heads
+    w_q, w_k, w_v = (w.reshape(heads, d // heads, d) for w in np.split(numbers(theirs.in_proj_weight), 3))
+    return MultiHeadParameters(w_q, w_k, w_v, numbers(theirs.out_proj.weight))
+
+
+def norm_of(theirs: Any) -> LayerNormParameters[Any]:
+    return LayerNormParameters(numbers(theirs.weight), numbers(theirs.bias))
+
+
+def feed_forward_of(theirs: Any) -> FeedForwardParameters[Any]:
+    first, second = theirs.linear1, theirs.linear2
+    return FeedForwardParameters(*map(numbers, (first.weight, first.bias, second.weight, second.bias)))
+
+
+def encoder_of(theirs: Any) -> EncoderLayerParameters[Any]:
+    return EncoderLayerParameters(
+        attention_of(theirs.self_attn), norm_of(theirs.norm1), feed_forward_of(theirs), norm_of(theirs.norm2)
     )
-    x, mask = RNG.normal(size=(3, n, d)), np.tri(n, dtype=bool) if masked else None
-    got = encoder_layer(x, parameters, mask=mask, norm=norm)
+
+
+def decoder_of(theirs: Any) -> DecoderLayerParameters[Any]:
+    return DecoderLayerParameters(
+        attention_of(theirs.self_attn),
+        norm_of(theirs.norm1),
+        attention_of(theirs.multihead_attn),
+        norm_of(theirs.norm2),
+        feed_forward_of(theirs),
+        norm_of(theirs.norm3),
+    )
+
+
+WAYS = pytest.mark.parametrize(("norm", "masked"), [(n, m) for n in ("post", "pre") for m in (False, True)])
+"""Norms, with and without masks."""
+D, N, M, HEADS = 8, 6, 5, 2
+
+
+def within_budget(got: Any, expected: Any, reference: Any, **arguments: Any) -> None:
+    """Theirs are ours, and both are what the budget of doubles allows."""
+    found = judged(reference, arguments, precision("ieee64"))
+    theirs = numbers(expected)
+    np.testing.assert_allclose(got, theirs, rtol=1e-12, atol=1e-12)
+    assert (np.abs(theirs - found.value) <= found.budget).all()
+
+
+@WAYS
+def test_encoder_layers_and_stacks(norm: Literal["post", "pre"], masked: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(
+        D, HEADS, 5, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    theirs = with_random_weights(torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
+    layers = tuple(map(encoder_of, theirs.layers))
+    x, mask = RNG.normal(size=(3, N, D)), np.tri(N, dtype=bool) if masked else None
     hidden = None if mask is None else torch.from_numpy(~mask)
-    expected = theirs(torch.from_numpy(x), src_mask=hidden)
-    np.testing.assert_allclose(got, expected.detach().numpy(), rtol=1e-12, atol=1e-12)
+    one = theirs.layers[0](torch.from_numpy(x), src_mask=hidden)
+    how = {"mask": mask, "norm": norm}
+    within_budget(
+        encoder_layer(x, layers[0], mask=mask, norm=norm), one, encoder_layer, x=x, parameters=layers[0], **how
+    )
+    every = theirs(torch.from_numpy(x), mask=hidden)
+    within_budget(encoder_stack(x, layers, mask=mask, norm=norm), every, encoder_stack, x=x, layers=layers, **how)
+
+
+@WAYS
+def test_decoder_layers_and_stacks(norm: Literal["post", "pre"], masked: bool) -> None:
+    layer = torch.nn.TransformerDecoderLayer(
+        D, HEADS, 5, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    theirs = with_random_weights(torch.nn.TransformerDecoder(layer, 3))
+    layers = tuple(map(decoder_of, theirs.layers))
+    x, memory = RNG.normal(size=(3, N, D)), RNG.normal(size=(3, M, D))
+    mask, memory_mask = (RNG.random((N, N)) < 0.7, RNG.random((N, M)) < 0.7) if masked else (None, None)
+    for allowed in (mask, memory_mask):
+        if allowed is not None:
+            allowed[:, 0] = True
+    hidden = torch.from_numpy(~(np.tri(N, dtype=bool) & (True if mask is None else mask)))
+    memory_hidden = None if memory_mask is None else torch.from_numpy(~memory_mask)
+    given = torch.from_numpy(x), torch.from_numpy(memory)
+    how: Any = {"mask": mask, "memory_mask": memory_mask, "norm": norm}
+    one = theirs.layers[0](*given, tgt_mask=hidden, memory_mask=memory_hidden)
+    within_budget(
+        decoder_layer(x, memory, layers[0], **how), one, decoder_layer, x=x, memory=memory, parameters=layers[0], **how
+    )
+    every = theirs(*given, tgt_mask=hidden, memory_mask=memory_hidden)
+    within_budget(
+        decoder_stack(x, memory, layers, **how), every, decoder_stack, x=x, memory=memory, layers=layers, **how
+    )

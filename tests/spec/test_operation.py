@@ -291,6 +291,17 @@ def test_keys_are_weighed_where_no_result_has_a_number_for_each() -> None:
     assert [o.name for o in OPERATIONS.values() if o.weighs_keys and o.mask is None] == []
 
 
+def test_every_kind_of_keys_has_a_mask_of_its_own() -> None:
+    decoder = OPERATIONS["decoder_layer"]
+    assert {keys: leaf.path for keys, leaf in decoder.masks.items()} == {"n": "mask", "m": "memory_mask"}
+    assert decoder.mask is decoder.masks["n"]
+    assert decoder.separate_keys == ("m",)
+    assert paths(decoder.rows("m")) == ["memory"]
+    assert paths(decoder.weighed("n")) == paths(decoder.weighed("m")) == ["result"]
+    assert paths(weights.weighed("m")) == ["pooled"]
+    assert (reflect.separate_keys, attend.separate_keys) == ((), ("m",))
+
+
 def test_a_flag_makes_results_causal() -> None:
     assert attend.flag == "causal"
     assert attend.causal == ("n", "m")

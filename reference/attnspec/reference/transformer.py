@@ -9,7 +9,11 @@ from jaxtyping import Bool, Float
 from attnspec.reference.attention import project
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.multihead import multi_head_attention
+from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
+    DecoderLayer,
+    DecoderLayerParameters,
+    DecoderStack,
     EncoderLayer,
     EncoderLayerParameters,
     EncoderStack,
@@ -19,7 +23,7 @@ from attnspec.spec.transformer import (
     LayerNormParameters,
 )
 
-__all__ = ["encoder_layer", "encoder_stack", "feed_forward", "layer_norm"]
+__all__ = ["decoder_layer", "decoder_stack", "encoder_layer", "encoder_stack", "feed_forward", "layer_norm"]
 
 EPSILON = 1e-5
 """What layer normalization adds to the variance."""
@@ -35,12 +39,7 @@ def encoder_layer(
 ) -> Float[np.ndarray, "*batch n d"]:
     """Y = LN(X' + FF(X')) with X' = LN(X + MHA(X)); pre-norm Y = X' + FF(LN(X')) with X' = X + MHA(LN(X))."""
     p = parameters
-    w = p.attention
-
-    def attend(y: np.ndarray) -> np.ndarray:
-        return multi_head_attention(y, y, y, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask)
-
-    x = residual(x, attend, p.attention_norm, norm)
+    x = residual(x, lambda y: attend_in_heads(y, y, p.attention, mask), p.attention_norm, norm)
     return residual(x, lambda y: feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
 
 
@@ -55,7 +54,58 @@ def encoder_stack(
     """Y = f_N(… f₂(f₁(X)) …)."""
     for layer in layers:
         x = encoder_layer(x, layer, mask=mask, norm=norm)
-    batch = x.shape[:-2] if mask is None else np.broadcast_shapes(x.shape[:-2], mask.shape[:-2])
+    return in_batch_of(x, mask)
+
+
+@defines(DecoderLayer[np.ndarray])
+def decoder_layer(
+    x: Float[np.ndarray, "*#batch n d"],
+    memory: Float[np.ndarray, "*#batch m d_m"],
+    parameters: DecoderLayerParameters[np.ndarray],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
+    memory_mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> Float[np.ndarray, "*batch n d"]:
+    """Y = LN(X'' + FF(X'')) with X'' = LN(X' + MHA(X', Z, Z)) and X' = LN(X + MHA(X)), the last one causal."""
+    p = parameters
+    x = residual(x, lambda y: attend_in_heads(y, y, p.attention, mask, causal=True), p.attention_norm, norm)
+    x = residual(x, lambda y: attend_in_heads(y, memory, p.cross_attention, memory_mask), p.cross_attention_norm, norm)
+    return residual(x, lambda y: feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
+
+
+@defines(DecoderStack[np.ndarray])
+def decoder_stack(
+    x: Float[np.ndarray, "*#batch n d"],
+    memory: Float[np.ndarray, "*#batch m d_m"],
+    layers: tuple[DecoderLayerParameters[np.ndarray], ...],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
+    memory_mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> Float[np.ndarray, "*batch n d"]:
+    """Y = f_N(… f₂(f₁(X, Z), Z) …, Z)."""
+    for layer in layers:
+        x = decoder_layer(x, memory, layer, mask=mask, memory_mask=memory_mask, norm=norm)
+    return in_batch_of(x, memory, mask, memory_mask)
+
+
+def attend_in_heads(
+    x: np.ndarray,
+    memory: np.ndarray,
+    parameters: MultiHeadParameters[np.ndarray],
+    mask: np.ndarray | None,
+    *,
+    causal: bool = False,
+) -> np.ndarray:
+    """Multi-head attention of x (*batch, n, d) to the rows of a memory (*batch, m, d_m), which may be x."""
+    w = parameters
+    return multi_head_attention(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask, causal=causal)
+
+
+def in_batch_of(x: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
+    """x (*batch, n, d) repeated for the batches of other arrays with two more dimensions each."""
+    batch = np.broadcast_shapes(x.shape[:-2], *(other.shape[:-2] for other in others if other is not None))
     return np.broadcast_to(x, (*batch, *x.shape[-2:]))
 
 

@@ -15,6 +15,9 @@ from attnspec.spec.contract.sources import BA, S2, S3, S4, VASWANI
 from attnspec.spec.multihead import MultiHeadParameters
 
 __all__ = [
+    "DecoderLayer",
+    "DecoderLayerParameters",
+    "DecoderStack",
     "EncoderLayer",
     "EncoderLayerParameters",
     "EncoderStack",
@@ -164,6 +167,97 @@ class EncoderStack(Protocol[Array]):
     ) -> Float[Array, "*batch n d"]: ...
 
 
+@dataclass(frozen=True)
+class DecoderLayerParameters(Generic[Array]):
+    """Self-attention, attention to a memory and a feed-forward network, each with its normalization."""
+
+    attention: Annotated[MultiHeadParameters[Array], sizes(d_q="d", d_k="d", d_v="d", p_o="d")]
+    attention_norm: LayerNormParameters[Array]
+    cross_attention: Annotated[MultiHeadParameters[Array], sizes(d_q="d", d_k="d_m", d_v="d_m", p_o="d")]
+    cross_attention_norm: LayerNormParameters[Array]
+    feed_forward: FeedForwardParameters[Array]
+    feed_forward_norm: LayerNormParameters[Array]
+
+
+@operation(
+    "decoder_layer",
+    chapter="transformer",
+    formula=r"Y = \operatorname{LN}(X'' + \operatorname{FF}(X'')),\quad"
+    r" X'' = \operatorname{LN}(X' + \operatorname{MHA}(X', Z, Z)),\quad"
+    r" X' = \operatorname{LN}(X + \operatorname{MHA}_{j \le i}(X, X, X));\quad \text{pre-norm: }"
+    r" X' = X + \operatorname{MHA}_{j \le i}(\operatorname{LN}(X), \dots),"
+    r"\ X'' = X' + \operatorname{MHA}(\operatorname{LN}(X'), Z, Z),"
+    r"\ Y = X'' + \operatorname{FF}(\operatorname{LN}(X''))",
+    sources=[
+        S2.passage("Transformer Decoder"),
+        S3.passage("Self-attention"),
+        S4.passage("Architecture: Decoder"),
+        VASWANI.passage("3.1"),
+    ],
+    axes={"n": Axis.SELF, "d": Axis.WIDTH},
+    sharpened={"parameters.attention.w_q": 1.0, "parameters.cross_attention.w_q": 1.0},
+    causal="n",
+    features="norm=pre",
+)
+class DecoderLayer(Protocol[Array]):
+    """One layer of a transformer's decoder: causal self-attention, attention to a memory, a feed-forward network.
+
+    Where: x holds the n targets, the memory Z what the encoder gives for the m sources. Self-attention is causal by
+    definition: position i attends to j ≤ i for which `mask` is True as well. `memory_mask` says which sources each
+    target may attend to. With norm "pre", the memory itself is not normalized. Units are those of `encoder_layer`.
+    Domain: None of the intermediates overflows.
+    Edges: What a mask hides is left out, NaN and ∞ included. Where no target or no source is attendable, as with m = 0,
+    that attention adds 0 (semantics `fully_masked`).
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch n d"],
+        memory: Float[Array, "*#batch m d_m"],
+        parameters: DecoderLayerParameters[Array],
+        *,
+        mask: Bool[Array, "*#batch #n #n"] | None = None,
+        memory_mask: Bool[Array, "*#batch #n #m"] | None = None,
+        norm: Literal["post", "pre"] = "post",
+    ) -> Float[Array, "*batch n d"]: ...
+
+
+@operation(
+    "decoder_stack",
+    chapter="transformer",
+    formula=r"Y = f_N(\dots f_2(f_1(X, Z), Z) \dots, Z),"
+    r"\quad f_i \text{ the decoder layer with the parameters of layer } i",
+    sources=[
+        S2.passage("Transformer Decoder"),
+        S3.passage("Self-attention"),
+        S4.passage("Architecture: Decoder"),
+        VASWANI.passage("3.1"),
+    ],
+    axes={"n": Axis.SELF, "d": Axis.WIDTH},
+    causal="n",
+    features="norm=pre",
+)
+class DecoderStack(Protocol[Array]):
+    """The decoder of a transformer: layers one after another, with the same memory, masks and norm in each.
+
+    Where: Every layer attends to the memory Z as it is. Layers may differ in their heads and hidden units. Units are
+    those of `encoder_stack`.
+    Domain: The domain is that of `decoder_layer`, in each layer.
+    Edges: Without layers the result is x, repeated for the whole batch. Masks hide what they hide in `decoder_layer`.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch n d"],
+        memory: Float[Array, "*#batch m d_m"],
+        layers: tuple[DecoderLayerParameters[Array], ...],
+        *,
+        mask: Bool[Array, "*#batch #n #n"] | None = None,
+        memory_mask: Bool[Array, "*#batch #n #m"] | None = None,
+        norm: Literal["post", "pre"] = "post",
+    ) -> Float[Array, "*batch n d"]: ...
+
+
 class TransformerOperations(Generic[Array]):
     """The operations of transformers as methods of a backend class."""
 
@@ -171,6 +265,8 @@ class TransformerOperations(Generic[Array]):
     feed_forward: FeedForward[Array]
     encoder_layer: EncoderLayer[Array]
     encoder_stack: EncoderStack[Array]
+    decoder_layer: DecoderLayer[Array]
+    decoder_stack: DecoderStack[Array]
 
 
 class TransformerTable(TypedDict, Generic[Array], total=False):
@@ -180,3 +276,5 @@ class TransformerTable(TypedDict, Generic[Array], total=False):
     feed_forward: FeedForward[Array]
     encoder_layer: EncoderLayer[Array]
     encoder_stack: EncoderStack[Array]
+    decoder_layer: DecoderLayer[Array]
+    decoder_stack: DecoderStack[Array]

@@ -76,10 +76,12 @@ def multi_head_attention(
     return product(_in_heads(query, key, value, (w_q, w_k, w_v), mask, causal), w_o.mT)
 
 
-def attend_in_heads(x: Tensor, parameters: MultiHeadParameters[Tensor], mask: Tensor | None) -> Tensor:
-    """Self-attention of x (*batch, n, d) in heads, for layers, which have checked their arguments."""
+def attend_in_heads(
+    x: Tensor, memory: Tensor, parameters: MultiHeadParameters[Tensor], mask: Tensor | None, *, causal: bool = False
+) -> Tensor:
+    """Attention of x (*batch, n, d) to a memory, which may be x, for layers, which have checked their arguments."""
     p = parameters
-    return product(_in_heads(x, x, x, (p.w_q, p.w_k, p.w_v), mask, False), p.w_o.mT)
+    return product(_in_heads(x, memory, memory, (p.w_q, p.w_k, p.w_v), mask, causal), p.w_o.mT)
 
 
 def _in_heads(

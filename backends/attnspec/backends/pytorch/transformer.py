@@ -1,5 +1,6 @@
 """Transformers. Protocols: ``attnspec.spec.transformer``."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,6 +14,9 @@ from attnspec.backends.pytorch.multihead import attend_in_heads
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.spec import (
+    DecoderLayer,
+    DecoderLayerParameters,
+    DecoderStack,
     EncoderLayer,
     EncoderLayerParameters,
     EncoderStack,
@@ -23,12 +27,14 @@ from attnspec.spec import (
     implements,
 )
 
-__all__ = ["encoder_layer", "encoder_stack", "feed_forward", "layer_norm"]
+__all__ = ["decoder_layer", "decoder_stack", "encoder_layer", "encoder_stack", "feed_forward", "layer_norm"]
 
 _layer_norm = Check("layer_norm")
 _encoder_stack = Check("encoder_stack")
 _feed_forward = Check("feed_forward")
 _encoder_layer = Check("encoder_layer")
+_decoder_layer = Check("decoder_layer")
+_decoder_stack = Check("decoder_stack")
 
 EPSILON = 1e-5
 """What layer normalization adds to the variance."""
@@ -93,6 +99,43 @@ def encoder_stack(
     return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
 
 
+@implements(DecoderLayer[Tensor])
+@lowers
+def decoder_layer(
+    x: Float[Tensor, "*#batch n d"],
+    memory: Float[Tensor, "*#batch m d_m"],
+    parameters: DecoderLayerParameters[Tensor],
+    *,
+    mask: Bool[Tensor, "*#batch #n #n"] | None = None,
+    memory_mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> Float[Tensor, "*batch n d"]:
+    """Both attentions in the dtype of x; sums and normalizations of half dtypes in float32."""
+    _check_norm("decoder_layer", norm)
+    _decoder_layer(x, memory, parameters, mask, memory_mask)
+    return _decode(widened(x), memory, parameters, mask, memory_mask, norm).to(x.dtype)
+
+
+@implements(DecoderStack[Tensor])
+@lowers
+def decoder_stack(
+    x: Float[Tensor, "*#batch n d"],
+    memory: Float[Tensor, "*#batch m d_m"],
+    layers: tuple[DecoderLayerParameters[Tensor], ...],
+    *,
+    mask: Bool[Tensor, "*#batch #n #n"] | None = None,
+    memory_mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> Float[Tensor, "*batch n d"]:
+    """Layer after layer; half dtypes are kept in float32 between them."""
+    _check_norm("decoder_stack", norm)
+    shape = _decoder_stack(x, memory, layers, mask, memory_mask)
+    y = widened(x)
+    for layer in layers:
+        y = _decode(y, memory, layer, mask, memory_mask, norm)
+    return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
+
+
 def _check_norm(operation: str, norm: str) -> None:
     if norm not in ("post", "pre"):
         raise TypeError(f"{operation}: norm: expected 'post' or 'pre'; got {norm!r}")
@@ -115,9 +158,43 @@ def _layer(
     y: Tensor, parameters: EncoderLayerParameters[Tensor], mask: Tensor | None, norm: str, dtype: torch.dtype
 ) -> Tensor:
     """One layer on y in float32 or wider, with attention in a dtype."""
-    p, f, pre = parameters, parameters.feed_forward, norm == "pre"
-    query = normalized(y, p.attention_norm) if pre else y
-    y = y + widened(attend_in_heads(query.to(dtype), p.attention, mask))
-    y = y if pre else normalized(y, p.attention_norm)
-    y = y + _two_layers(normalized(y, p.feed_forward_norm) if pre else y, f)
-    return y if pre else normalized(y, p.feed_forward_norm)
+    p = parameters
+
+    def attend(x: Tensor) -> Tensor:
+        x = x.to(dtype)
+        return widened(attend_in_heads(x, x, p.attention, mask))
+
+    y = _added(y, attend, p.attention_norm, norm)
+    return _added(y, lambda x: _two_layers(x, p.feed_forward), p.feed_forward_norm, norm)
+
+
+def _decode(
+    y: Tensor,
+    memory: Tensor,
+    parameters: DecoderLayerParameters[Tensor],
+    mask: Tensor | None,
+    memory_mask: Tensor | None,
+    norm: str,
+) -> Tensor:
+    """One layer on y in float32 or wider, with attention in the dtype of the memory."""
+    p, dtype = parameters, memory.dtype
+
+    def attend(x: Tensor) -> Tensor:
+        x = x.to(dtype)
+        return widened(attend_in_heads(x, x, p.attention, mask, causal=True))
+
+    def look_up(x: Tensor) -> Tensor:
+        return widened(attend_in_heads(x.to(dtype), memory, p.cross_attention, memory_mask))
+
+    y = _added(y, attend, p.attention_norm, norm)
+    y = _added(y, look_up, p.cross_attention_norm, norm)
+    return _added(y, lambda x: _two_layers(x, p.feed_forward), p.feed_forward_norm, norm)
+
+
+def _added(
+    y: Tensor, sublayer: Callable[[Tensor], Tensor], parameters: LayerNormParameters[Tensor], norm: str
+) -> Tensor:
+    """A sublayer added to y, and the sum normalized, or what the sublayer takes."""
+    if norm == "pre":
+        return y + sublayer(normalized(y, parameters))
+    return normalized(y + sublayer(y), parameters)

@@ -101,9 +101,9 @@ class Arguments(Mapping[str, Any]):
 
     @property
     def causal(self) -> bool:
-        """Whether the causal flag is set."""
+        """Whether results are causal: always, or because the flag is set."""
         flag = self.operation.flag
-        return flag is not None and bool(self._flat[flag])
+        return bool(self.operation.causal) if flag is None else bool(self._flat[flag])
 
     @cached_property
     def binding(self) -> Binding:
@@ -142,10 +142,13 @@ class Arguments(Mapping[str, Any]):
             raise KeyError(f"{self.operation.name} takes no {', '.join(sorted(unknown))}")
         return self._copy(changes)
 
-    def with_mask(self, mask: Numbers | None) -> "Arguments":
-        """A copy with this mask of the keys, or without one."""
-        assert self.operation.mask is not None
-        return self._copy({self.operation.mask.path: mask})
+    def with_mask(self, mask: Numbers | None, keys: str | None = None) -> "Arguments":
+        """A copy with this mask of the keys along an axis, if not given of those that are asked; or without one."""
+        return self._copy({self.operation.masks[keys or self.operation.asked or ""].path: mask})
+
+    def without_masks(self) -> "Arguments":
+        """A copy without any mask."""
+        return self._copy({leaf.path: None for leaf in self.operation.masks.values()})
 
     def plain(self) -> "Arguments":
         """A copy with defaults for all options that make results depend on the order of positions."""

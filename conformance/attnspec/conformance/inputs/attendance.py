@@ -11,41 +11,53 @@ SQUARE = 16
 """Queries and keys of a square mask: an example may have many keys because it has one query."""
 
 
-def mask_shape(arguments: Arguments) -> tuple[int, ...]:
-    """The full shape of the mask: (*batch, n, m), or (*batch, m) for operations without a query axis."""
-    leaf = arguments.operation.mask
-    assert leaf is not None
-    return arguments.binding.shape(leaf)
+def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]:
+    """The full shape of the mask of the keys along an axis, if not given of those that are asked.
+
+    It is (*batch, n, m), or (*batch, m) for a mask that is the same for every query.
+    """
+    operation = arguments.operation
+    return arguments.binding.shape(operation.masks[keys or operation.asked or ""])
 
 
-def attendable(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
-    """The keys that every query may attend to, as a boolean array of the full shape."""
-    shape = mask_shape(arguments)
-    allowed: Numbers = np.ones(shape, bool) if arguments.mask is None else np.broadcast_to(arguments.mask, shape)
-    if arguments.causal:
-        n, m = shape[-2:]
+def attendable(arguments: Arguments, keys: str | None = None, *, bottom_right: bool = False) -> Numbers:
+    """The keys along an axis that every query may attend to: booleans (*batch, n, m), without n (*batch, m)."""
+    operation, shape = arguments.operation, mask_shape(arguments, keys)
+    keys = keys or operation.asked or ""
+    mask = arguments[operation.masks[keys].path]
+    allowed: Numbers = np.broadcast_to(True if mask is None else mask, shape)
+    if operation.asking is not None and operation.asking not in operation.masks[keys].sizes:
+        allowed = allowed[..., None, :]
+    if arguments.causal and keys == operation.causal[-1]:
+        n, m = arguments.queries or 0, shape[-1]
         allowed = allowed & np.tri(n, m, m - n if bottom_right else 0).astype(bool)
     return np.array(allowed)
 
 
+def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
+    """Queries that have an attendable key of every kind, (*batch, n); without n (*batch)."""
+    live: Numbers = np.ones((), bool)
+    for keys in arguments.operation.masks:
+        live = np.asarray(live & np.any(attendable(arguments, keys, bottom_right=bottom_right), axis=-1))
+    return live
+
+
 def collapsed_masks(
-    arguments: Arguments, limits: Limits, rng: np.random.Generator
+    arguments: Arguments, keys: str, limits: Limits, rng: np.random.Generator
 ) -> Iterator[tuple[Arguments, tuple[int, ...]]]:
     """Shapes of masks with axes of size 1, each with arguments for which the wrong broadcast would not raise either."""
     operation = arguments.operation
-    assert operation.mask is not None
-    core = len(operation.mask.core)
-    shape = mask_shape(arguments)
+    core = len(operation.masks[keys].core)
+    shape = mask_shape(arguments, keys)
     batch = len(shape) - core
     broadcasts = limits.broadcasting
     some = [size if rng.random() < 0.5 or (i < batch and not broadcasts) else 1 for i, size in enumerate(shape)]
     yield arguments, tuple(some[int(rng.integers(batch + 1)) if broadcasts else 0 :])
-    asking, asked, n, m = operation.asking, operation.asked, arguments.queries, arguments.keys_count
-    alone = core < 2 or operation.attends_to_itself
-    if alone or asking is None or asked is None or limits.multiple_of > 1 or not n or not m:
+    asking, n, m = operation.asking, arguments.queries, arguments.size(keys)
+    if core < 2 or asking is None or asking == keys or limits.multiple_of > 1 or not n or not m:
         return
     count = min(m, SQUARE)
-    square = arguments.along(asked, keep(count)).along(asking, take(np.arange(count) % n))
+    square = arguments.along(keys, keep(count)).along(asking, take(np.arange(count) % n))
     yield square, (*shape[:batch], 1, count)
     yield square, (*shape[:batch], count, 1)
     if not batch and broadcasts and limits.max_batch_dims:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.attendance import attendable, live_rows
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
@@ -273,11 +273,11 @@ class Subject(Comparisons):
         asking = self.operation.asking
         rows = asking is None or -2 in leaf.axes(asking)
         open_: Numbers = np.zeros(result.value.shape, bool)
-        if self.semantics.no_keys != "zero" and arguments.keys_count == 0:
+        if self.semantics.no_keys != "zero" and not all(map(arguments.size, self.operation.masks)):
             open_ = np.ones(result.value.shape, bool)
         elif self.semantics.fully_masked != "zero" and rows:
             behind = tuple(range(-(len(leaf.core) if asking is None else 1), 0))
-            open_ = np.broadcast_to(np.expand_dims(~attendable(arguments).any(-1), behind), result.value.shape)
+            open_ = np.broadcast_to(np.expand_dims(~live_rows(arguments), behind), result.value.shape)
         if not open_.any():
             return result
         return replace(

@@ -10,6 +10,7 @@ from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     average_tolerance,
+    doubles,
     filtered_error,
     live_rows,
     normal_like,
@@ -17,6 +18,7 @@ from attnspec.conformance.laws.common import (
     pooled,
     sample,
     smallest_normal,
+    together,
     wide,
 )
 from attnspec.conformance.laws.registry import checks
@@ -66,16 +68,17 @@ def single_key(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 @checks(law.DUPLICATION)
 def duplication(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat every key and value."""
-    keys = subject.operation.asked
-    assert keys is not None
-    m = arguments.size(keys)
-    if subject.limits.max_length is not None and 2 * m > subject.limits.max_length:
-        return False
+    most, operation = subject.limits.max_length, subject.operation
+    free = [keys for keys in operation.separate_keys if not operation.axis(keys) & Axis.TIME]
+    sizes = [keys for keys in free if most is None or 2 * arguments.size(keys) <= most]
     given = arguments.plain()
-    twice = given.along(keys, lambda x, axis: np.concatenate([x, x], axis=axis))
-    budget = subject.budget(given) + subject.budget(twice)
-    subject.matches(subject.call(twice), wide(subject.call(given)), budget, twice, "of duplicated pairs, the result")
-    return True
+    for keys in sizes:
+        twice = given.along(keys, lambda x, axis: np.concatenate([x, x], axis=axis))
+        got, expected = subject.results(twice), doubles(subject.results(given))
+        budgets = together(subject.budgets(given), subject.budgets(twice))
+        for path in (leaf.path for leaf in operation.weighed(keys)):
+            subject.matches(got[path], expected[path], budgets[path], twice, f"of duplicated pairs, the {path}")
+    return bool(sizes)
 
 
 @checks(law.SPLIT_AND_MERGE)

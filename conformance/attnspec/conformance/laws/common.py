@@ -7,6 +7,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
 from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.attendance import live_rows as live
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.comparison import INFORMATIVE
@@ -15,7 +16,7 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference.budget import WIDTH, Judged
 from attnspec.spec.contract.axes import Axis, Role
-from attnspec.spec.contract.tree import Kind, Leaf, flatten
+from attnspec.spec.contract.tree import Leaf, flatten, schematic
 
 R = TypeVar("R")
 
@@ -24,7 +25,8 @@ R = TypeVar("R")
 
 def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
     """Rows that have an attendable key, with axes of size 1 behind them to broadcast against the result."""
-    return before_features(subject, np.any(allowed(subject, arguments), axis=-1, keepdims=True)[..., 0])
+    bottom_right = subject.semantics.causal_alignment == "bottom-right"
+    return before_features(subject, live(arguments, bottom_right=bottom_right))
 
 
 def before_features(subject: Subject, rows: Numbers) -> Numbers:
@@ -104,9 +106,8 @@ def permuted_alike(
     """Permute inputs along the axes of a kind and expect permuted results; False if there is no such axis."""
     given, operation = arguments.plain(), arguments.operation
     judged = False
-    for size in given.sizes:
-        axis = operation.axis(size)
-        if kind not in axis or axis & but or not any(size in x.sizes and x.kind is Kind.FLOAT for x, _ in given.given):
+    for size in _instances(operation.order_free(kind), given.sizes):
+        if operation.axis(size) & but:
             continue
         order = rng.permutation(given.size(size))
         permuted = given.along(size, take(order))
@@ -115,6 +116,11 @@ def permuted_alike(
         subject.all_match(subject.results(permuted), expected, twice(budgets), permuted, what)
         judged = True
     return judged
+
+
+def _instances(described: Collection[str], sizes: Collection[str]) -> list[str]:
+    """The sizes of a call that are among those of the Protocol, or an item's."""
+    return [size for size in sizes if schematic(size) in described]
 
 
 # Samples --------------------------------------------------------------------------------------------------------------

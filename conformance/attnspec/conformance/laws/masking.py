@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,7 @@ def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gener
     if found is None:
         return False
     given, i = found
-    masked = subject.operation.mask is not None and subject.semantics.fully_masked != "zero"
-    if masked and not live_rows(subject, given).all():
+    if subject.semantics.fully_masked != "zero" and not live_rows(subject, given).all():
         return False
     rows, columns = causal_sizes(subject)
     cotangents = subject.cotangents(given, rng)
@@ -148,31 +148,35 @@ def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Gene
 @checks(law.GARBAGE)
 def garbage(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Store large numbers at keys that no query may attend to."""
-    size = subject.operation.asked
-    keys = arguments.keys_count
-    if not keys or size is None:
-        return False
+    weighed = [keys for keys in subject.operation.masks if subject.operation.weighed(keys) and arguments.size(keys)]
+    for keys in weighed:
+        _hidden_garbage(subject, arguments, rng, keys)
+    return bool(weighed)
+
+
+def _hidden_garbage(subject: Subject, arguments: Arguments, rng: np.random.Generator, size: str) -> None:
+    """Hide some keys along an axis, and store large numbers there."""
+    keys, own = arguments.size(size), size == subject.operation.asking
     hidden = rng.random(keys) < 0.4
     hidden[int(rng.integers(keys))] = True
-    given_mask = True if arguments.mask is None else arguments.mask
-    given = arguments.with_mask(np.array(np.broadcast_to(given_mask & ~hidden, mask_shape(arguments))))
+    mask = arguments[subject.operation.masks[size].path]
+    shown_mask = (True if mask is None else mask) & ~hidden
+    given = arguments.with_mask(np.array(np.broadcast_to(shown_mask, mask_shape(arguments, size))), size)
     scale = 100.0 if subject.dtype == "float16" else 1e6
     changed = with_other_rows(given, size, hidden, _normal(subject, rng, scale))
     # In self-attention hidden rows are queries too: only the results of those that stayed the same are compared.
     shown = np.flatnonzero(~hidden)
     before, after, what = subject.results(given), subject.results(changed), "with other numbers under the mask,"
-    if subject.operation.attends_to_itself:
+    if own:
         before, after = (picked(x, size, shown, subject, given) for x in (before, after))
 
     def budget(path: str) -> Numbers:
         budgets = subject.budgets(given)
-        own = subject.operation.attends_to_itself
         return (picked(budgets, size, shown, subject, given) if own else budgets)[path]
 
-    for leaf in subject.operation.outputs:
+    for leaf in subject.operation.weighed(size):
         path = leaf.path
         subject.same(after[path], before[path], partial(budget, path), changed, f"{what} {subject.titled(leaf)}")
-    return True
 
 
 @checks(law.NONFINITE_GRADIENT, once=True)
@@ -180,7 +184,17 @@ def nonfinite_gradient(subject: Subject, arguments: Arguments, rng: np.random.Ge
     """Store NaN and infinities at keys that no query may attend to, and in queries without attendable keys."""
     if subject.semantics.masked_nonfinite != "excluded":
         return False
-    for given, left_out in _left_out(subject, rng):
+    judged = False
+    for keys in subject.operation.separate_keys:
+        if subject.operation.rows(keys):
+            _poisoned_gradients(subject, rng, keys)
+            judged = True
+    return judged
+
+
+def _poisoned_gradients(subject: Subject, rng: np.random.Generator, keys: str) -> None:
+    """Poison the rows of keys along an axis."""
+    for given, left_out in _left_out(subject, rng, keys):
         cotangents = subject.cotangents(given, rng)
         expected = subject.gradients(given, cotangents)
         for path, rows in left_out.items():
@@ -191,57 +205,57 @@ def nonfinite_gradient(subject: Subject, arguments: Arguments, rng: np.random.Ge
             for other in (leaf.path for leaf, _ in given.batched if leaf.path in expected):
                 what = f"with NaN or infinities in rows of {path} that are left out, the gradient of {other}"
                 subject.matches(found[other], *expected[other], poisoned, what)
-    return True
 
 
-def _left_out(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[Arguments, dict[str, Numbers]]]:
+def _left_out(subject: Subject, rng: np.random.Generator, size: str) -> Iterator[tuple[Arguments, dict[str, Numbers]]]:
     """Inputs of several sizes, since kernels differ by size, with parts that must not have an effect.
 
     Each is given as the arguments and, for some of the arrays, the rows on which nothing may depend.
     """
-    attended = [leaf.path for leaf in subject.operation.attended]
-    asking = [leaf.path for leaf in subject.operation.queries]
-    small, hidden, idle = _masked(subject, rng, queries=3, keys=5)
+    attended = [leaf.path for leaf in subject.operation.rows(size)]
+    # What adds something to the attention depends on queries without keys too.
+    alone = subject.operation.only_weighs_keys
+    asking = [leaf.path for leaf in subject.operation.queries if alone]
+    small, hidden, idle = _masked(subject, rng, size, queries=3, keys=5)
     yield small, dict.fromkeys(attended, hidden) | dict.fromkeys(asking, idle)
     if subject.dtype in NARROW:
         return
-    few, hidden, idle = _masked(subject, rng, queries=2, keys=420, features=16)
+    few, hidden, idle = _masked(subject, rng, size, queries=2, keys=420, features=16)
     yield few, {attended[0]: hidden} | dict.fromkeys(asking, idle)
     if few.operation.flag is not None and aligned(subject, few):
-        more, _, _ = _masked(subject, rng, queries=17, keys=33)
+        more, _, _ = _masked(subject, rng, size, queries=17, keys=33)
         behind = np.arange(more.keys_count or 0) >= (more.queries or 0)
         yield more.with_mask(None).under_causal(), {attended[0]: behind}
 
 
 def _masked(
-    subject: Subject, rng: np.random.Generator, *, queries: int, keys: int, features: int = 4
+    subject: Subject, rng: np.random.Generator, size: str, /, *, queries: int, keys: int, features: int = 4
 ) -> tuple[Arguments, Numbers, Numbers]:
     """The arguments under a mask, the keys that no query may attend to, and the queries without attendable keys."""
     batch = (2,) if subject.limits.max_batch_dims else ()
     given = sample(subject, rng, batch, queries=queries, keys=keys, features=features)
-    *rows, m = mask_shape(given)
+    *rows, m = mask_shape(given, size)
     hidden = rng.random(m) < 0.4
     hidden[[0, -1]] = False, True
     idle = np.arange(np.prod(rows, dtype=int)).reshape(rows) % 5 == 1
     idle &= subject.semantics.fully_masked == "zero" and subject.operation.only_weighs_keys
     mask = (rng.random((*rows, m)) < 0.7) | (np.arange(m) == 0)
-    return given.with_mask(mask & ~hidden & ~idle[..., None]), hidden, idle
+    return given.with_mask(mask & ~hidden & ~idle[..., None], size), hidden, idle
 
 
 @checks(law.TRUNCATION)
 def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare masking the positions from a length on with cutting them off, on every axis with a mask or lengths."""
+    sizes = (size for kind in (Axis.KEY, Axis.TIME) for size in subject.operation.sizes_of(kind))
     judged = False
-    for kind in (Axis.KEY, Axis.TIME):
-        for size in subject.operation.sizes_of(kind):
-            if subject.operation.hides(size):
-                judged |= _truncated(subject, arguments, rng, size)
+    for size in filter(subject.operation.hides, dict.fromkeys(sizes)):
+        judged |= _truncated(subject, arguments, rng, size)
     return judged
 
 
 def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator, size: str) -> bool:
     m = arguments.size(size)
-    own = subject.operation.attends_to_itself
+    own = size == subject.operation.asking
     if m < 2 or (arguments.causal and not own and subject.semantics.causal_alignment == "bottom-right"):
         return False
     length = subject.limits.length_from(int(rng.integers(1, m)))
@@ -261,12 +275,13 @@ def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator,
 def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass masks with some dimensions of size 1, and the same masks repeated."""
     judged = False
-    for given, collapsed in collapsed_masks(arguments, subject.limits, rng):
+    every = ((keys, collapsed_masks(arguments, keys, subject.limits, rng)) for keys in subject.operation.masks)
+    for keys, given, collapsed in ((keys, *one) for keys, some in every for one in some):
         small = rng.random(collapsed) < 0.6
-        full = np.array(np.broadcast_to(small, np.broadcast_shapes(collapsed, mask_shape(given))))
+        full = np.array(np.broadcast_to(small, np.broadcast_shapes(collapsed, mask_shape(given, keys))))
         if small.shape == full.shape or not small.size:
             continue
-        narrow, wide_mask = given.with_mask(small), given.with_mask(full)
+        narrow, wide_mask = given.with_mask(small, keys), given.with_mask(full, keys)
         budgets = subject.budgets(narrow)
         expected = doubles(subject.results(wide_mask))
         subject.all_match(subject.results(narrow), expected, twice(budgets), narrow, "under a mask that broadcasts,")
@@ -281,15 +296,15 @@ def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Gener
     There are as many elements as queries, so that confusing the two does not raise.
     """
     judged = False
-    for batch in ((3,), (2, 3)):
+    for batch, keys in product(((3,), (2, 3)), subject.operation.masks):
         if len(batch) > subject.limits.max_batch_dims:
             continue
         given = sample(subject, rng, batch, queries=3, keys=6, heads=2)
-        full = mask_shape(given)
+        full = mask_shape(given, keys)
         for shape in dict.fromkeys((full, (*batch, *(1,) * (len(full) - len(batch) - 1), full[-1]))):
             mask = rng.random(shape) < 0.6
             mask[..., 0] = True
-            masked = given.with_mask(mask)
+            masked = given.with_mask(mask, keys)
             whole, budgets = subject.results(masked), subject.budgets(masked)
             for index in np.ndindex(*batch):
                 alone = subject.results(masked.element(index))
@@ -306,8 +321,9 @@ def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Gener
 @checks(law.ALL_TRUE)
 def all_true(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass no mask, and a mask that is True everywhere."""
-    none = arguments.with_mask(None)
-    full = arguments.with_mask(np.ones(mask_shape(arguments), bool))
+    none = arguments.without_masks()
+    masks = subject.operation.masks
+    full = none.replaced({leaf.path: np.ones(mask_shape(none, keys), bool) for keys, leaf in masks.items()})
     budgets = subject.budgets(none)
     expected = doubles(subject.results(none))
     subject.all_match(subject.results(full), expected, twice(budgets), full, "under a mask that allows everything,")

@@ -116,8 +116,8 @@ def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator
         if len(batch) <= subject.limits.max_batch_dims:
             given = sample(subject, rng, batch)
             subject.results(given)
-            if subject.operation.mask is not None:
-                subject.results(given.with_mask(np.ones(mask_shape(given), bool)))
+            if subject.operation.masks:
+                subject.results(_masked(given))
             tried = True
     return tried
 
@@ -251,10 +251,8 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
 @checks(law.REJECTION)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Make the shape of every argument wrong in turn, including that of the mask."""
-    if subject.operation.mask is not None and arguments.mask is None:
-        arguments = arguments.with_mask(np.ones(mask_shape(arguments), bool))
     tried = False
-    for path, broken in violations(arguments):
+    for path, broken in violations(_masked(arguments)):
         expected = _complaint(broken)
         if expected is None:
             continue
@@ -269,6 +267,13 @@ def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
                 arguments=broken,
             )
     return tried
+
+
+def _masked(arguments: Arguments) -> Arguments:
+    """The arguments with a mask that allows everything where none is given."""
+    masks = arguments.operation.masks
+    lacking = {keys: leaf.path for keys, leaf in masks.items() if arguments[leaf.path] is None}
+    return arguments.replaced({path: np.ones(mask_shape(arguments, keys), bool) for keys, path in lacking.items()})
 
 
 def _complaint(broken: Arguments) -> str | None:
@@ -315,7 +320,7 @@ def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     if not any(x.size for x in subject.results(arguments).values()):
         return False
     cotangents = subject.cotangents(arguments, rng)
-    if subject.operation.mask is not None:
+    if subject.operation.masks:
         live = live_rows(subject, arguments)
         if subject.semantics.fully_masked == "nan" and not live.all():
             return False

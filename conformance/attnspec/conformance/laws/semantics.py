@@ -1,6 +1,7 @@
 """Probes: which choice a backend makes where the specification leaves one, and whether it is the declared one."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 
@@ -66,12 +67,12 @@ def probes(question: str) -> Callable[[Probe], Probe]:
 def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
     """Rows without attendable keys, among other rows and alone."""
     seen: Seen = []
-    for given in _samples(subject, rng):
-        shape = mask_shape(given)
+    for given, keys in product(_samples(subject, rng), subject.operation.masks):
+        shape = mask_shape(given, keys)
         some = rng.random(shape) < 0.6
         some[(..., 0, slice(None)) if some.ndim > 1 else ...] = False
         for mask in (some, np.zeros(shape, bool)):
-            masked = given.with_mask(mask)
+            masked = given.with_mask(mask, keys)
             got = wide(subject.call(masked))
             dead = np.broadcast_to(~live_rows(subject, masked), got.shape)
             seen.append((_classified(got, dead, masked, subject), masked))
@@ -102,7 +103,7 @@ def _even(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers
         return np.broadcast_to(wide(pooled(given)).mean(-2, keepdims=True), shape)
     exponents = operation.sharpened
     doubles = {leaf.path: wide(x) * (0.0 if leaf.path in exponents else 1.0) for leaf, x in given.floats}
-    changed = given.replaced(doubles).with_mask(None)
+    changed = given.replaced(doubles).without_masks()
     result = subject.formula()(**changed.values_by_name)
     return np.broadcast_to(result[0] if isinstance(result, tuple) else result, shape)
 
@@ -162,36 +163,36 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
 def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
     """Store NaN and infinities at keys that no query may attend to, and at keys that some may."""
     seen: Seen = []
-    for given in _samples(subject, rng):
-        shape = mask_shape(given)
+    for given, (keys, of) in product(_samples(subject, rng), subject.operation.masks.items()):
+        shape = mask_shape(given, keys)
         if not shape[-1]:
             continue
         for everybody in (True, False):
             mask = np.ones(shape, bool)
             mask[..., -1] = False
-            if not everybody and subject.operation.asking is not None:
+            if not everybody and len(of.core) > 1:
                 mask[..., -1, -1] = True
-            masked = given.plain().with_mask(mask)
+            masked = given.plain().with_mask(mask, keys)
             clean = subject.call(masked)
             budget = subject.budget(masked)
-            for i, leaf in enumerate(_of_keys(subject)):
+            for i, leaf in enumerate(_of_keys(subject, keys)):
                 poison = np.nan if (i + everybody) % 2 else np.inf
-                seen.append(_leak(subject, masked, mask, clean, budget, leaf, poison))
+                seen.append(_leak(subject, masked, keys, mask, clean, budget, leaf, poison))
     return [found for found in seen if found[0] == "propagates"] or seen
 
 
-def _of_keys(subject: Subject) -> list[Leaf]:
-    """The arrays that have a row or a column for every key."""
-    size = subject.operation.asked
-    return [leaf for leaf in subject.operation.floats if leaf.batched and size is not None and size in leaf.sizes]
+def _of_keys(subject: Subject, keys: str | None) -> list[Leaf]:
+    """The arrays that have a row or a column for every key along an axis."""
+    return [leaf for leaf in subject.operation.floats if leaf.batched and keys is not None and keys in leaf.sizes]
 
 
 def _leak(
-    subject: Subject, masked: Arguments, mask: Numbers, clean: Numbers, budget: Numbers, leaf: Leaf, poison: float
-) -> tuple[str, Arguments]:
+    subject: Subject, masked: Arguments, keys: str, mask: Numbers, clean: Numbers, budget: Numbers, leaf: Leaf,
+    poison: float,
+) -> tuple[str, Arguments]:  # fmt: skip
     """Whether NaN or an infinity at the last key reaches a row that may not attend to it."""
     x = masked.array(leaf.path).copy()
-    if leaf in subject.operation.attended:
+    if leaf in subject.operation.rows(keys):
         x[..., -1, :] = poison
     else:
         x = np.array(np.broadcast_to(x, mask.shape))
@@ -199,7 +200,7 @@ def _leak(
     poisoned = masked.replaced({leaf.path: x})
     got = np.asarray(subject.call(poisoned))
     rows = before_features(subject, ~mask[..., -1])
-    if subject.operation.attends_to_itself:
+    if keys == subject.operation.asking:
         rows = rows & (np.arange(mask.shape[-2])[:, None] < mask.shape[-2] - 1)
     rows = np.broadcast_to(rows, got.shape)
     with np.errstate(invalid="ignore"):
@@ -219,7 +220,7 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
         mask = rng.random(shape) < 0.6
         mask[..., chosen] |= ~mask.any(-1)
         masked = given.plain().with_mask(mask)
-        for leaf in _of_keys(subject):
+        for leaf in _of_keys(subject, subject.operation.asked):
             x = masked.array(leaf.path)
             if leaf in subject.operation.attended:
                 x = x.copy()

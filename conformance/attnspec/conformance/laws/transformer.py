@@ -1,14 +1,39 @@
 """Checks of the laws of transformers."""
 
+from typing import TypeAlias
+
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, take
+from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import coarse, filled, record, wide
 from attnspec.conformance.laws.registry import checks
-from attnspec.reference.transformer import EPSILON
+from attnspec.reference.transformer import EPSILON, encoder_layer
+from attnspec.spec.contract.tree import mapped
 from attnspec.spec.laws import transformer as law
-from attnspec.spec.transformer import EncoderLayerParameters, FeedForwardParameters, LayerNormParameters
+from attnspec.spec.multihead import MultiHeadParameters
+from attnspec.spec.transformer import (
+    DecoderLayerParameters,
+    EncoderLayerParameters,
+    FeedForwardParameters,
+    LayerNormParameters,
+)
+
+Layer: TypeAlias = EncoderLayerParameters[np.ndarray] | DecoderLayerParameters[np.ndarray]
+
+
+def _layer(arguments: Arguments) -> Layer:
+    """The parameters of the layer."""
+    values = arguments.values_by_name.values()
+    (found,) = (x for x in values if isinstance(x, EncoderLayerParameters | DecoderLayerParameters))
+    return found
+
+
+def _attentions(layer: Layer) -> list[MultiHeadParameters[np.ndarray]]:
+    """The attentions of a layer."""
+    return [x for x in vars(layer).values() if isinstance(x, MultiHeadParameters)]
 
 
 def _rows(arguments: Arguments) -> tuple[str, np.ndarray]:
@@ -27,11 +52,12 @@ def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
 
 @checks(law.ZERO_SUBLAYERS)
 def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set the last weights of both sublayers to 0: the result is x."""
+    """Set the last weights of all sublayers to 0: the result is x."""
     if not all(subject.limits.has(feature) for feature in subject.operation.features):
         return False
-    p = record(arguments, EncoderLayerParameters)
-    zeros = filled(arguments, [(p.attention.w_o, 0), (p.feed_forward.w_2, 0), (p.feed_forward.b_2, 0)])
+    p = _layer(arguments)
+    last = [*(attention.w_o for attention in _attentions(p)), p.feed_forward.w_2, p.feed_forward.b_2]
+    zeros = filled(arguments, [(x, 0) for x in last])
     given = _with_norm(zeros, default=False)
     (rows,) = subject.operation.queries
     got = subject.call(given)
@@ -43,8 +69,7 @@ def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Genera
 @checks(law.NORMALIZED)
 def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The mean and the mean square of every row."""
-    p = record(arguments, EncoderLayerParameters)
-    norm = p.feed_forward_norm
+    norm = _layer(arguments).feed_forward_norm
     given = _with_norm(filled(arguments, [(norm.gain, 1), (norm.bias, 0)]), default=True)
     got, budget = wide(subject.call(given)), subject.budget(given)
     if not got.size:
@@ -71,8 +96,7 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
     size, n = subject.operation.asked, arguments.queries or 0
     if n < 2 or size is None or subject.limits.multiple_of > 1:
         return False
-    p = record(arguments, EncoderLayerParameters)
-    given = filled(arguments, [(p.attention.w_v, 0)])
+    given = filled(arguments, [(attention.w_v, 0) for attention in _attentions(_layer(arguments))])
     i = int(rng.integers(n))
     alone = given.along(size, take([i]))
     expected, budget = (np.take(x, [i], axis=-2) for x in (wide(subject.call(given)), subject.budget(given)))
@@ -135,4 +159,43 @@ def no_layers(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     got = subject.call(given)
     expected = np.broadcast_to(given.array(rows.path), got.shape)
     subject.same(got, expected, lambda: subject.budget(given), given, "without layers, the result")
+    return True
+
+
+@checks(law.LAYER_BY_LAYER)
+def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The first layers, and the others on what these give; in half dtypes it would be rounded in between."""
+    layers = max((x for x in arguments.values_by_name.values() if isinstance(x, tuple)), key=len)
+    if len(layers) < 2 or subject.dtype in NARROW or not subject.limits.broadcasting:
+        return False
+    (rows,) = subject.operation.queries
+    (count,) = subject.operation.counts
+    first = int(rng.integers(1, len(layers)))
+    lower = arguments.along(count, take(np.arange(first)))
+    middle = subject.call(lower)
+    upper = arguments.along(count, take(np.arange(first, len(layers)))).replaced({rows.path: middle})
+    if not np.isfinite(wide(middle)).all() or not subject.in_domain(upper):
+        return False
+    budget = 2 * subject.budget(arguments) + subject.budget(upper)
+    subject.matches(
+        subject.call(upper), wide(subject.call(arguments)), budget, upper, f"of the layers from {first} on, the result"
+    )
+    return True
+
+
+@checks(law.WITHOUT_MEMORY)
+def without_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The reference's encoder layer, with the causal mask."""
+    if not all(subject.limits.has(feature) for feature in subject.operation.features):
+        return False
+    p = record(arguments, DecoderLayerParameters)
+    given = _with_norm(filled(arguments, [(p.cross_attention.w_o, 0)]), default=False)
+    encoder = EncoderLayerParameters(p.attention, p.attention_norm, p.feed_forward, p.feed_forward_norm)
+    (rows,), (option,) = subject.operation.queries, subject.operation.options
+    x, layer = wide(given.array(rows.path)), mapped(encoder, lambda _, w: wide(w))
+    oracle = subject.oracle(given)
+    expected = encoder_layer(x, layer, mask=attendable(given, subject.operation.asking), norm=given[option.path])
+    expected = np.broadcast_to(expected, oracle.value.shape)
+    expected = np.where(np.isfinite(oracle.value), expected, oracle.value)
+    subject.matches(subject.call(given), expected, oracle.budget, given, "without its memory, the result")
     return True

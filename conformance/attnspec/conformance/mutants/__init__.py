@@ -17,6 +17,7 @@ from attnspec.conformance.mutants import (
     semantics,
     seq2seq,
     transformer,
+    transformer_decoders,
     vision,
 )
 from attnspec.conformance.mutants.registry import MUTANTS, Mutant, mutant
@@ -41,5 +42,6 @@ __all__ = [
     "semantics",
     "seq2seq",
     "transformer",
+    "transformer_decoders",
     "vision",
 ]

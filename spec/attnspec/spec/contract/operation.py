@@ -187,16 +187,17 @@ class Operation:
     @cached_property
     def attended(self) -> tuple[Leaf, ...]:
         """The arguments with a row for every key: keys, values, memories."""
-        return self._rows(self.asked)
+        return self.rows(self.asked)
 
     @cached_property
     def queries(self) -> tuple[Leaf, ...]:
         """The arguments with a row for every query; without a query axis, the states that query."""
         if self.asking is None and self.asked is not None:
             return tuple(x for x in self.leaves if self.role(x) is Role.STATE)
-        return self._rows(self.asking)
+        return self.rows(self.asking)
 
-    def _rows(self, size: str | None) -> tuple[Leaf, ...]:
+    def rows(self, size: str | None) -> tuple[Leaf, ...]:
+        """The arguments with a vector for every position along an axis."""
         return tuple(x for x in self.leaves if x.batched and x.kind is Kind.FLOAT and size and -2 in x.axes(size))
 
     def hides(self, size: str | None) -> Leaf | None:
@@ -206,18 +207,33 @@ class Operation:
         return next(iter(lengths + masks), None)
 
     @cached_property
+    def masks(self) -> dict[str, Leaf]:
+        """The mask of each size that counts keys and has one; a decoder's are those of targets and memory."""
+        found = {keys: self.hides(keys) for keys in self.sizes_of(Axis.KEY)}
+        return {keys: leaf for keys, leaf in found.items() if leaf is not None and leaf.kind is Kind.BOOL}
+
+    @property
     def mask(self) -> Leaf | None:
-        """The mask of the keys."""
-        found = self.hides(self.asked)
-        return found if found is not None and found.kind is Kind.BOOL else None
+        """The mask of the keys that are asked; of the first ones, where there are several kinds."""
+        return self.masks.get(self.asked or "")
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
+    def weighed(self, keys: str) -> tuple[Leaf, ...]:
+        """The results that are summed over the keys that a mask allows, rather than having an entry for each key."""
+        if keys not in self.masks:
+            return ()
+        itself = keys == self.asking
+        return tuple(x for x in self.outputs if -1 not in x.axes(keys) and (keys not in x.sizes or itself))
+
+    @property
+    def weighs_keys(self) -> bool:
+        """Whether all results are summed over the keys that are asked."""
+        return self.weighed(self.asked or "") == self.outputs
 
     @cached_property
-    def weighs_keys(self) -> bool:
-        """Whether the result is summed over the keys that the mask allows, rather than having an entry for each key."""
-        keys = self.asked
-        if self.mask is None or keys is None:
-            return False
-        return not any(-1 in x.axes(keys) or (keys in x.sizes and not self.attends_to_itself) for x in self.outputs)
+    def separate_keys(self) -> tuple[str, ...]:
+        """The sizes of keys that are weighed and are no queries: masked ones have no effect on any result."""
+        return tuple(keys for keys in self.masks if keys != self.asking and self.weighed(keys))
 
     @property
     def only_weighs_keys(self) -> bool:

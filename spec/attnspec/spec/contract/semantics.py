@@ -61,7 +61,7 @@ def asked_by_formula(operation: Operation) -> tuple[str, ...]:
 
 
 def _masked(operation: Operation) -> bool:
-    return operation.mask is not None
+    return bool(operation.masks)
 
 
 def _weighs_keys(operation: Operation) -> bool:

@@ -13,7 +13,7 @@ _inner_products = of(DotProductAttention, ScaledDotProductAttention)
 
 def _separate_keys(operation: Operation) -> bool:
     """Whether the values of several keys are summed, and keys are not also queries."""
-    return operation.weighs_keys and not operation.attends_to_itself
+    return bool(operation.separate_keys)
 
 
 QUERY_PERMUTATION = law(

@@ -13,12 +13,11 @@ def _causal(operation: Operation) -> bool:
 
 
 def _masked(operation: Operation) -> bool:
-    return operation.mask is not None
+    return bool(operation.masks)
 
 
 def _separate_keys(operation: Operation) -> bool:
-    """Whether keys are summed over and are not also queries, so that masked ones have no effect at all."""
-    return operation.weighs_keys and not operation.attends_to_itself
+    return bool(operation.separate_keys)
 
 
 FUTURE_INVARIANCE = law(
@@ -54,7 +53,7 @@ GARBAGE = law(
     "masking.garbage",
     "Finite numbers stored at masked keys and values never reach the result.",
     formula=r"j \notin A_i\ \forall i \Rightarrow f \text{ does not depend on } (k_j, v_j)",
-    governs=lambda operation: operation.weighs_keys,
+    governs=lambda operation: any(map(operation.weighed, operation.masks)),
 )
 NONFINITE_GRADIENT = law(
     "masking.nonfinite-gradient",

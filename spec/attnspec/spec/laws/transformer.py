@@ -1,28 +1,38 @@
 """Laws of transformers."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import BA, S3, VASWANI
-from attnspec.spec.transformer import EncoderLayer, EncoderStack, FeedForward, LayerNorm
+from attnspec.spec.contract.sources import BA, S2, S3, VASWANI
+from attnspec.spec.transformer import (
+    DecoderLayer,
+    DecoderStack,
+    EncoderLayer,
+    EncoderStack,
+    FeedForward,
+    LayerNorm,
+)
+
+_layers = of(EncoderLayer, DecoderLayer)
+_stacks = of(EncoderStack, DecoderStack)
 
 ZERO_SUBLAYERS = law(
     "transformer.zero-sublayers",
     "Where attention and feed-forward network give 0, a pre-norm layer is the identity.",
     formula=r"W_o = 0,\ W_2 = 0,\ b_2 = 0 \Rightarrow f(X) = X",
-    governs=of(EncoderLayer),
+    governs=_layers,
     sources=[S3.passage("Transformer Machine Translation")],
 )
 NORMALIZED = law(
     "transformer.normalized",
     "With gain 1 and bias 0, every result of a post-norm layer has mean 0 and variance v/(v + ε) < 1.",
     formula=r"\tfrac1d \sum_i y_i = 0,\quad \tfrac1d \sum_i y_i^2 \le 1",
-    governs=of(EncoderLayer),
+    governs=_layers,
     sources=[VASWANI.passage("3.1")],
 )
 POSITION_WISE = law(
     "transformer.position-wise",
     "Without attention to others, every position is computed as if it were alone.",
     formula=r"W_v = 0 \Rightarrow f(X)_i = f(X_i)",
-    governs=of(EncoderLayer),
+    governs=_layers,
     sources=[VASWANI.passage("3.3")],
 )
 LAYER_NORM_MOMENTS = law(
@@ -50,6 +60,20 @@ NO_LAYERS = law(
     "transformer.no-layers",
     "A stack without layers is the identity, bit for bit.",
     formula=r"N = 0 \Rightarrow Y = X",
-    governs=of(EncoderStack),
+    governs=_stacks,
     sources=[VASWANI.passage("3.1")],
+)
+LAYER_BY_LAYER = law(
+    "transformer.layer-by-layer",
+    "A stack gives what its first layers give, passed through the others.",
+    formula=r"f_{1 \dots N}(X) = f_{k+1 \dots N}(f_{1 \dots k}(X))",
+    governs=_stacks,
+    sources=[VASWANI.passage("3.1")],
+)
+WITHOUT_MEMORY = law(
+    "transformer.without-memory",
+    "A pre-norm decoder layer whose attention to the memory gives 0 is an encoder layer under the causal mask.",
+    formula=r"W_o = 0 \Rightarrow f(X, Z; M) = \operatorname{Encoder}(X; M \wedge [j \le i])",
+    governs=of(DecoderLayer),
+    sources=[S2.passage("Masked Decoder Self-Attention"), VASWANI.passage("3.1")],
 )

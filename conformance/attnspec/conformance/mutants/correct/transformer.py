@@ -6,7 +6,13 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.multihead import MultiHead
-from attnspec.spec.transformer import EncoderLayerParameters, FeedForwardParameters, LayerNormParameters
+from attnspec.spec.multihead import MultiHeadParameters
+from attnspec.spec.transformer import (
+    DecoderLayerParameters,
+    EncoderLayerParameters,
+    FeedForwardParameters,
+    LayerNormParameters,
+)
 
 
 class Transformer(MultiHead):
@@ -50,6 +56,64 @@ class Transformer(MultiHead):
     ) -> Numbers:
         """One layer of a stack."""
         return self.encoder_layer(x, parameters, mask=mask, norm=norm)
+
+    def decoder_layer(
+        self,
+        x: Numbers,
+        memory: Numbers,
+        parameters: DecoderLayerParameters[Numbers],
+        *,
+        mask: Numbers = None,
+        memory_mask: Numbers = None,
+        norm: str = "post",
+    ) -> Numbers:
+        """Causal self-attention, attention to the memory, then the feed-forward network."""
+        p = parameters
+        x = self.residual(x, lambda y: self.attend_to_targets(y, p.attention, mask), p.attention_norm, norm)
+        x = self.residual(
+            x, lambda y: self.attend_to_memory(y, memory, p.cross_attention, memory_mask), p.cross_attention_norm, norm
+        )
+        return self.residual(x, lambda y: self.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
+
+    def attend_to_targets(self, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+        """Causal self-attention."""
+        return self.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask, causal=True)
+
+    def attend_to_memory(
+        self, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
+    ) -> Numbers:
+        """Queries from x, keys and values from the memory."""
+        return self.multi_head_attention(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, mask=memory_mask)
+
+    def decoder_stack(
+        self,
+        x: Numbers,
+        memory: Numbers,
+        layers: tuple[DecoderLayerParameters[Numbers], ...],
+        *,
+        mask: Numbers = None,
+        memory_mask: Numbers = None,
+        norm: str = "post",
+    ) -> Numbers:
+        """Layer after layer, in the common batch."""
+        others = [y.shape[:-2] for y in (memory, mask, memory_mask) if y is not None]
+        x = np.broadcast_to(x, (*np.broadcast_shapes(x.shape[:-2], *others), *x.shape[-2:]))
+        for number, layer in enumerate(layers):
+            x = self.decoder_layer_of_stack(number, x, memory, layer, mask, memory_mask, norm)
+        return x
+
+    def decoder_layer_of_stack(
+        self,
+        number: int,
+        x: Numbers,
+        memory: Numbers,
+        parameters: DecoderLayerParameters[Numbers],
+        mask: Numbers,
+        memory_mask: Numbers,
+        norm: str,
+    ) -> Numbers:
+        """One layer of a stack."""
+        return self.decoder_layer(x, memory, parameters, mask=mask, memory_mask=memory_mask, norm=norm)
 
     def residual(
         self, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str

@@ -1,0 +1,423 @@
+"""Mutants of the decoders of transformers."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import Tape, value_of
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.multihead import MultiHeadParameters
+from attnspec.spec.transformer import DecoderLayer, DecoderLayerParameters, DecoderStack, LayerNormParameters
+
+
+def _attended(
+    correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], allowed: Numbers, mask: Numbers
+) -> Numbers:
+    """Self-attention under both masks, of which the second may be None."""
+    both = allowed if mask is None else allowed & mask
+    return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=both)
+
+
+def _everywhere(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+    """Self-attention that is not causal."""
+    return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask)
+
+
+@mutant(
+    "causal mask without the position itself",
+    replaces="attend_to_targets",
+    operations=(DecoderLayer,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="tril(diagonal=-1)",
+)
+def strictly_before(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+    """j < i."""
+    n = x.shape[-2]
+    return _attended(correct, x, w, np.tri(n, k=-1, dtype=bool), mask)
+
+
+@mutant(
+    "causal mask that shows the next position",
+    replaces="attend_to_targets",
+    operations=(DecoderLayer, DecoderStack),
+    breaks=("masking.future-invariance", "masking.prefix"),
+    source="triu(diagonal=2), off by one",
+)
+def one_ahead(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+    """j ≤ i + 1."""
+    n = x.shape[-2]
+    return _attended(correct, x, w, np.tri(n, k=1, dtype=bool), mask)
+
+
+@mutant(
+    "decoder that sees the future",
+    replaces="attend_to_targets",
+    operations=(DecoderLayer, DecoderStack),
+    breaks=("masking.future-invariance", "masking.future-gradient"),
+    source="torch.nn.TransformerDecoderLayer without tgt_mask",
+)
+def not_causal(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+    """The encoder's self-attention."""
+    return _everywhere(correct, x, w, mask)
+
+
+@mutant(
+    "printed mask of the decoder",
+    replaces="attend_to_targets",
+    operations=(DecoderLayer,),
+    breaks=("masking.future-invariance", "transformer.without-memory"),
+    source="S2, whose formula keeps the scores with i ≤ j",
+)
+def only_the_future(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+    """j ≥ i."""
+    n = x.shape[-2]
+    return _attended(correct, x, w, np.tri(n, dtype=bool).T, mask)
+
+
+@mutant(
+    "mask in place of the causal mask",
+    replaces="attend_to_targets",
+    operations=(DecoderLayer,),
+    breaks=("masking.future-invariance", "operation.oracle"),
+    source="attn_mask set by whichever mask comes last",
+)
+def one_of_two(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+    """The causal mask only where no other mask is given."""
+    return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask, causal=mask is None)
+
+
+@mutant(
+    "mask of the targets not passed on",
+    replaces="attend_to_targets",
+    operations=(DecoderLayer,),
+    breaks=("masking.garbage", "operation.oracle"),
+    source="tgt_key_padding_mask forgotten",
+)
+def targets_unmasked(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+    """Only causal."""
+    return Formulas.attend_to_targets(correct, x, w, None)
+
+
+@mutant(
+    "mask of the memory not passed on",
+    replaces="attend_to_memory",
+    operations=(DecoderLayer, DecoderStack),
+    breaks=("masking.truncation", "masking.garbage"),
+    source="huggingface/transformers: encoder_attention_mask forgotten in generate",
+)
+def memory_unmasked(
+    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
+) -> Numbers:
+    """Padding of the sources is attended to."""
+    return Formulas.attend_to_memory(correct, x, memory, w, None)
+
+
+@mutant(
+    "causal attention to the memory",
+    replaces="attend_to_memory",
+    operations=(DecoderLayer,),
+    breaks=("attention.key-permutation", "operation.oracle"),
+    source="one is_causal for both attentions",
+)
+def causal_memory(
+    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
+) -> Numbers:
+    """Target i sees the sources up to i."""
+    return correct.multi_head_attention(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, mask=memory_mask, causal=True)
+
+
+@mutant(
+    "masks exchanged",
+    replaces="decoder_layer",
+    operations=(DecoderLayer,),
+    breaks=("masking.garbage", "operation.oracle"),
+    source="tgt_mask and memory_mask by position in another order",
+)
+def masks_exchanged(
+    correct: Formulas,
+    x: Numbers,
+    memory: Numbers,
+    parameters: DecoderLayerParameters[Numbers],
+    *,
+    mask: Numbers = None,
+    memory_mask: Numbers = None,
+    norm: str = "post",
+) -> Numbers:
+    """Each mask for the other attention, where both fit."""
+    if x.shape[-2] == memory.shape[-2]:
+        mask, memory_mask = memory_mask, mask
+    return Formulas.decoder_layer(correct, x, memory, parameters, mask=mask, memory_mask=memory_mask, norm=norm)
+
+
+@mutant(
+    "keys and values of the targets",
+    replaces="attend_to_memory",
+    operations=(DecoderLayer,),
+    breaks=("operation.oracle",),
+    source="attn(x, x, x) copied from the self-attention",
+)
+def targets_for_memory(
+    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
+) -> Numbers:
+    """The targets take the place of the memory, where it is as wide."""
+    if x.shape[-1] != memory.shape[-1]:
+        return Formulas.attend_to_memory(correct, x, memory, w, memory_mask)
+    return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o)
+
+
+@mutant(
+    "memory normalized with the targets",
+    replaces="attend_to_memory",
+    operations=(DecoderLayer,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="pre-norm of queries, keys and values alike",
+)
+def memory_normalized(
+    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
+) -> Numbers:
+    """The memory with mean 0 and variance 1."""
+    centred = memory - np.mean(memory, axis=-1, keepdims=True)
+    normalized = centred / np.sqrt(correct.variance(centred) + memory.dtype.type(correct.epsilon()))
+    return Formulas.attend_to_memory(correct, x, normalized, w, memory_mask)
+
+
+@mutant(
+    "normalization of the wrong sublayer",
+    replaces="decoder_layer",
+    operations=(DecoderLayer,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="norm2 and norm3 exchanged when weights are converted",
+)
+def norms_exchanged(
+    correct: Formulas,
+    x: Numbers,
+    memory: Numbers,
+    parameters: DecoderLayerParameters[Numbers],
+    *,
+    mask: Numbers = None,
+    memory_mask: Numbers = None,
+    norm: str = "post",
+) -> Numbers:
+    """The attention to the memory has the normalization of the self-attention, and the other way around."""
+    p = parameters
+    wrong = DecoderLayerParameters(
+        p.attention, p.cross_attention_norm, p.cross_attention, p.attention_norm, p.feed_forward, p.feed_forward_norm
+    )
+    return Formulas.decoder_layer(correct, x, memory, wrong, mask=mask, memory_mask=memory_mask, norm=norm)
+
+
+@mutant(
+    "memory before the targets",
+    replaces="decoder_layer",
+    operations=(DecoderLayer,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="the order of the two attentions",
+)
+def memory_first(
+    correct: Formulas,
+    x: Numbers,
+    memory: Numbers,
+    parameters: DecoderLayerParameters[Numbers],
+    *,
+    mask: Numbers = None,
+    memory_mask: Numbers = None,
+    norm: str = "post",
+) -> Numbers:
+    """Attention to the memory, then self-attention."""
+    p = parameters
+    x = correct.residual(
+        x, lambda y: correct.attend_to_memory(y, memory, p.cross_attention, memory_mask), p.cross_attention_norm, norm
+    )
+    x = correct.residual(x, lambda y: correct.attend_to_targets(y, p.attention, mask), p.attention_norm, norm)
+    return correct.residual(x, lambda y: correct.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
+
+
+@mutant(
+    "memory added without its residual connection",
+    replaces="decoder_layer",
+    operations=(DecoderLayer,),
+    breaks=("transformer.zero-sublayers", "transformer.without-memory", "operation.oracle"),
+    source="x = cross(x) for x = x + cross(x)",
+)
+def no_residual(
+    correct: Formulas,
+    x: Numbers,
+    memory: Numbers,
+    parameters: DecoderLayerParameters[Numbers],
+    *,
+    mask: Numbers = None,
+    memory_mask: Numbers = None,
+    norm: str = "post",
+) -> Numbers:
+    """What the memory gives takes the place of x."""
+    p = parameters
+    x = correct.residual(x, lambda y: correct.attend_to_targets(y, p.attention, mask), p.attention_norm, norm)
+    y = x if norm == "post" else correct.layer_norm(x, p.cross_attention_norm)
+    found = correct.attend_to_memory(y, memory, p.cross_attention, memory_mask)
+    x = correct.layer_norm(found, p.cross_attention_norm) if norm == "post" else found
+    return correct.residual(x, lambda y: correct.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
+
+
+@mutant(
+    "norms mixed in the decoder",
+    replaces="residual",
+    operations=(DecoderLayer,),
+    breaks=("transformer.zero-sublayers", "operation.option-effect"),
+    source="norm_first read by the encoder only",
+)
+def post_and_pre(
+    correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
+) -> Numbers:
+    """With pre-norm the sum is normalized as well."""
+    result = Formulas.residual(correct, x, sublayer, p, norm)
+    return correct.layer_norm(result, p) if norm == "pre" else result
+
+
+@mutant(
+    "normalization left out before the decoder's sublayers",
+    replaces="residual",
+    operations=(DecoderLayer,),
+    breaks=("operation.option-effect", "operation.oracle"),
+    source="pre-norm of the branch that nobody takes",
+)
+def unnormalized_input(
+    correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
+) -> Numbers:
+    """With pre-norm nothing is normalized."""
+    return x + sublayer(x) if norm == "pre" else Formulas.residual(correct, x, sublayer, p, norm)
+
+
+@mutant(
+    "no gradient for the memory",
+    replaces="attend_to_memory",
+    operations=(DecoderLayer, DecoderStack),
+    breaks=("operation.gradient",),
+    source="an encoder that is run under no_grad",
+)
+def memory_detached(
+    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
+) -> Numbers:
+    """The memory is a constant."""
+    return Formulas.attend_to_memory(correct, x, value_of(memory), w, memory_mask)
+
+
+@mutant(
+    "gradient of the memory without its values",
+    replaces="attend_to_memory",
+    operations=(DecoderLayer,),
+    breaks=("operation.gradient",),
+    source="a gradient written to the same buffer twice: dK over dV",
+)
+def keys_only(
+    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
+) -> Numbers:
+    """The memory as values is a constant."""
+    values = value_of(memory)
+    return correct.multi_head_attention(x, memory, values, w.w_q, w.w_k, w.w_v, w.w_o, mask=memory_mask)
+
+
+@mutant(
+    "gradient from the future",
+    replaces="attend_to_targets",
+    operations=(DecoderLayer,),
+    breaks=("masking.future-gradient", "operation.gradient"),
+    source="the causal mask not saved for the backward pass",
+)
+def gradient_of_everything(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+    """Results are causal, gradients are not."""
+    result = Formulas.attend_to_targets(correct, x, w, mask)
+    if not isinstance(x, Tape):
+        return result
+    return Tape(result.value, [_everywhere(correct, x, w, mask)], lambda g: [g])
+
+
+@mutant(
+    "mask of the memory in the first layer only",
+    replaces="decoder_layer_of_stack",
+    operations=(DecoderStack,),
+    breaks=("masking.garbage", "operation.oracle"),
+    source="a mask that is not passed on",
+)
+def memory_masked_once(
+    correct: Formulas,
+    number: int,
+    x: Numbers,
+    memory: Numbers,
+    parameters: DecoderLayerParameters[Numbers],
+    mask: Numbers,
+    memory_mask: Numbers,
+    norm: str,
+) -> Numbers:
+    """Later layers look at all of the memory."""
+    seen = None if number else memory_mask
+    return Formulas.decoder_layer_of_stack(correct, number, x, memory, parameters, mask, seen, norm)
+
+
+@mutant(
+    "memory from the layer before",
+    replaces="decoder_layer_of_stack",
+    operations=(DecoderStack,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="for layer in layers: memory = x = layer(x, memory)",
+)
+def memory_replaced(
+    correct: Formulas,
+    number: int,
+    x: Numbers,
+    memory: Numbers,
+    parameters: DecoderLayerParameters[Numbers],
+    mask: Numbers,
+    memory_mask: Numbers,
+    norm: str,
+) -> Numbers:
+    """Later layers attend to what the layer before gave, where it fits."""
+    fits = number and x.shape[-1] == memory.shape[-1]
+    z, seen = (x, None) if fits else (memory, memory_mask)
+    return Formulas.decoder_layer_of_stack(correct, number, x, z, parameters, mask, seen, norm)
+
+
+@mutant(
+    "decoder layers share their parameters",
+    replaces="decoder_stack",
+    operations=(DecoderStack,),
+    breaks=("operation.oracle", "operation.gradient", "transformer.layer-by-layer"),
+    source="[layer] * N, which is one layer N times",
+)
+def one_decoder_layer(
+    correct: Formulas,
+    x: Numbers,
+    memory: Numbers,
+    layers: tuple[DecoderLayerParameters[Numbers], ...],
+    *,
+    mask: Numbers = None,
+    memory_mask: Numbers = None,
+    norm: str = "post",
+) -> Numbers:
+    """The weights of the first layer everywhere."""
+    return Formulas.decoder_stack(
+        correct, x, memory, layers[:1] * len(layers), mask=mask, memory_mask=memory_mask, norm=norm
+    )
+
+
+@mutant(
+    "normalization before the first decoder layer",
+    replaces="decoder_stack",
+    operations=(DecoderStack,),
+    breaks=("transformer.no-layers", "operation.oracle"),
+    source="an embedding norm, in a stack that has none",
+)
+def normalized_without_layers(
+    correct: Formulas,
+    x: Numbers,
+    memory: Numbers,
+    layers: tuple[DecoderLayerParameters[Numbers], ...],
+    *,
+    mask: Numbers = None,
+    memory_mask: Numbers = None,
+    norm: str = "post",
+) -> Numbers:
+    """What goes in is normalized first."""
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    y = centred / np.sqrt(correct.variance(centred) + x.dtype.type(correct.epsilon()))
+    return Formulas.decoder_stack(correct, y, memory, layers, mask=mask, memory_mask=memory_mask, norm=norm)
