@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from attnspec.conformance.cli import app
 from attnspec.conformance.reporting.catalogue import described
-from attnspec.conformance.reporting.page import as_page, mathml
+from attnspec.conformance.reporting.page import LABELS, as_page, mathml
 from attnspec.conformance.reporting.specification import Section, as_markdown, specification, walked
 from attnspec.spec import ERRATA, LAWS, OPERATIONS, QUESTIONS
 from attnspec.spec.contract.precision import CLASSES, MODIFIERS
@@ -163,6 +163,15 @@ def test_formulas_are_no_text(page: str) -> None:
     shown = re.sub(r"<annotation.*?</annotation>|<script>.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
     assert re.findall(r"\$|\\[a-z]+|@\w+@|```", shown) == []
     assert page.count('<div class="formula"') == len(OPERATIONS) + len(LAWS)
+
+
+def test_labels_are_bold_and_nothing_else(sections: list[Section], page: str) -> None:
+    paragraphs = [p for _, s in walked(sections) for p in s.text.split("\n\n")]
+    for label in LABELS:
+        labelled = [p for p in paragraphs if p.startswith(f"{label}:")]
+        assert labelled, label
+        assert page.count(f"<b>{label}:</b>") == len(labelled), label
+    assert page.count("<b>") == sum(p.startswith(tuple(f"{label}:" for label in LABELS)) for p in paragraphs)
 
 
 def test_the_page_adapts_to_its_reader(page: str) -> None:

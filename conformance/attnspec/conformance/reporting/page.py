@@ -11,6 +11,7 @@ from markdown_it.token import Token
 from math_core import LatexToMathML
 
 from attnspec.conformance.reporting.specification import TITLE, Section, walked
+from attnspec.spec.contract.documentation import HEADINGS
 from attnspec.spec.lectures import LECTURES
 from attnspec.spec.lectures.registry import Lecture, Page
 
@@ -118,16 +119,23 @@ def _formulas(state: StateCore) -> None:
                 token.type = "formula"
 
 
-_LABEL = re.compile(r"[A-Z][a-z ]+(?: \([a-z ]+\))?: ?")
+LABELS = (
+    *(*HEADINGS, "Domain", "Call", "Laws", "Open questions (normative choice)", "Errata of its sources"),
+    *("In the lectures", "Governs", "Choices", "Concerns", "Printed", "Right", "Shown by an example of"),
+    *("Owned by", "No owner"),
+)
+"""What begins a paragraph and says what it is about."""
+
+_LABEL = re.compile(rf"(?:{'|'.join(map(re.escape, LABELS))}):")
 
 
 def _labels(state: StateCore) -> None:
-    """The heading that begins a paragraph is bold."""
+    """The label that begins a paragraph is bold."""
     for opened, block in zip(state.tokens, state.tokens[1:], strict=False):
         first = block.children[0] if opened.type == "paragraph_open" and opened.level == 0 and block.children else None
         found = _LABEL.match(first.content) if first is not None else None
         if first is None or found is None or block.children is None:
             continue
-        label = Token("text", "", 0, content=found[0].strip())
-        rest = Token("text", "", 0, content=" " + first.content[found.end() :])
+        label = Token("text", "", 0, content=found[0])
+        rest = Token("text", "", 0, content=first.content[found.end() :])
         block.children[:1] = [Token("strong_open", "b", 1), label, Token("strong_close", "b", -1), rest]
