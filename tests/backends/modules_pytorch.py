@@ -119,6 +119,32 @@ def encoder_stack(x: Tensor, layers: Any, *, norm: str = "post", **how: Any) -> 
     return through_record(make, layers, x, **how)
 
 
+def teacher_forced_decode(tokens: Tensor, state: Tensor, annotations: Tensor, parameters: Any, **how: Any) -> Any:
+    return through_record(nn.BahdanauDecoder.from_record, parameters, tokens, state, annotations, **how)
+
+
+def patch_embedding(image: Tensor, parameters: Any) -> Any:
+    return through_record(nn.PatchEmbedding.from_record, parameters, image)
+
+
+def vit_encoder(image: Tensor, embedding: Any, layers: Any, final_norm: Any) -> Any:
+    weights = {"embedding": embedding, "layers": layers, "final_norm": final_norm}
+    return through(nn.VisionTransformer.from_record(**weights), weights, image)
+
+
+def attention_gate(x: Tensor, gating: Tensor, parameters: Any) -> Any:
+    return through_record(nn.AttentionGate.from_record, parameters, x, gating)
+
+
+def attention_skip(x: Tensor, gating: Tensor, parameters: Any) -> Any:
+    return through_record(nn.AttentionSkip.from_record, parameters, x, gating)
+
+
+def spatial_attention(state: Tensor, features: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Any:
+    module = nn.SpatialAttention(w_q.shape[1], w_k.shape[1], len(w_q))
+    return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, state, features)
+
+
 def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
     """Gradients through modules, for weights and inputs alike."""
     return gradients(globals()[operation], arguments, cotangent)

@@ -40,11 +40,14 @@ class Case:
     causal: bool = False
     keeps: bool = False
     """Whether the result keeps its dtype under autocast."""
+    tokens: tuple[int, ...] = ()
+    """The shape of the first input where that one is of tokens, of which there are 9."""
 
     def inputs(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
         """Normal random tensors."""
         generator = torch.Generator().manual_seed(1)
-        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in self.shapes)
+        numbers = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in self.shapes]
+        return (*([torch.randint(9, self.tokens, generator=generator)] if self.tokens else []), *numbers)
 
     def options(self) -> dict[str, Any]:
         """A mask that excludes half of the pairs, and the causal flag, where there are such."""
@@ -128,6 +131,11 @@ CASES = {
         lambda **how: nn.LuongAttention(6, score="location", num_positions=M, **how), ((B, 6), (B, M, 4)),
         each_weight(pytorch.luong_context_location, "w"), "score='location', w=(7, 6)", (M,),
     ),
+    "BahdanauDecoder": Case(
+        lambda **how: nn.BahdanauDecoder(9, 3, 6, 4, 8, **how), ((B, 6), (B, M, 4)),
+        as_record(pytorch.teacher_forced_decode),
+        "num_embeddings=9, embedding_dim=3, hidden_size=6, annotation_dim=4, attention_dim=8", (M,), tokens=(B, N),
+    ),
     "LayerNorm": Case(
         lambda **how: nn.LayerNorm(6, **how), ((B, N, 6),), as_record(pytorch.layer_norm), "6", keeps=True
     ),
@@ -146,6 +154,28 @@ CASES = {
     "TransformerEncoder": Case(
         lambda **how: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, **how), 2),
         ((B, N, 6),), as_record(pytorch.encoder_stack, norm="pre"), "norm_first=True", (N, N),
+    ),
+    "PatchEmbedding": Case(
+        lambda **how: nn.PatchEmbedding((4, 6), 2, 8, 3, **how), ((B, 4, 6, 3),), as_record(pytorch.patch_embedding),
+        "patches=6, patch_size=2, embed_dim=8, in_channels=3",
+    ),
+    "VisionTransformer": Case(
+        lambda **how: nn.VisionTransformer(4, 2, 8, 2, 2, 16, 3, **how), ((B, 4, 4, 3),),
+        lambda module, image: pytorch.vit_encoder(
+            image, module.embedding.record(), tuple(x.record() for x in module.layers), module.final_norm.record()
+        ), "",
+    ),
+    "AttentionGate": Case(
+        lambda **how: nn.AttentionGate(6, 4, 8, **how), ((B, 1, 4, 6, 6), (B, 1, 2, 3, 4)),
+        as_record(pytorch.attention_gate), "in_channels=6, gating_channels=4, hidden_dim=8",
+    ),
+    "AttentionSkip": Case(
+        lambda **how: nn.AttentionSkip(6, 4, 8, **how), ((B, 1, 4, 6, 6), (B, 1, 2, 3, 4)),
+        as_record(pytorch.attention_skip), "in_channels=6, gating_channels=4, hidden_dim=8",
+    ),
+    "SpatialAttention": Case(
+        lambda **how: nn.SpatialAttention(6, 4, 8, **how), ((B, 6), (B, 2, 3, 4)),
+        each_weight(pytorch.spatial_attention, "w_q", "w_k", "w_v"), "state_dim=6, in_channels=4, hidden_dim=8",
     ),
 }  # fmt: skip
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -253,7 +283,7 @@ def test_dtypes(case: Case, dtype: torch.dtype) -> None:
 @each_case
 def test_devices(case: Case) -> None:
     module = case.make(device="meta")
-    inputs = tuple(x.to("meta") for x in case.inputs())
+    inputs = [x.to("meta") for x in case.inputs()]
     assert {x.device.type for x in tensors(module(*inputs))} == {"meta"}
     real = module.to_empty(device="cpu")
     parts: list[Any] = [part for part in real.modules() if hasattr(part, "reset_parameters")]
@@ -277,7 +307,7 @@ def test_autocast(case: Case) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = module(*inputs)
     low = torch.float32 if case.keeps else torch.bfloat16
-    assert equal(found, module.to(low)(*[x.to(low) for x in inputs]))
+    assert equal(found, module.to(low)(*[x.to(low) if x.is_floating_point() else x for x in inputs]))
 
 
 @each_case
@@ -294,6 +324,7 @@ def test_drawing_anew_draws_what_the_constructor_does(case: Case) -> None:
         return
     before = copy.deepcopy(module.state_dict())
     if isinstance(module, nn.TransformerEncoder):
+        # Its layers begin as copies of one.
         module.reset_parameters()
         first, second = module.record()
         assert not torch.equal(first.attention.w_q, second.attention.w_q)
@@ -331,6 +362,16 @@ BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] 
     ),
     "LuongAttention, general": (lambda: nn.LuongAttention(64, 81), {"w": 1 / 8}),
     "LuongAttention, location": (lambda: nn.LuongAttention(64, score="location", num_positions=50), {"w": 1 / 8}),
+    "BahdanauDecoder": (
+        lambda: nn.BahdanauDecoder(30, 36, 64, 64, 49),
+        {"w_q": 1 / 8, "w_v": 1 / 7, "w_o": 1 / 8, "b_o": 1 / 8, "cell.w_xh": 1 / 8},
+    ),
+    "PatchEmbedding": (lambda: nn.PatchEmbedding(16, 4, 64, 4), {"w": 1 / 8}),
+    "AttentionGate": (
+        lambda: nn.AttentionGate(64, 81, 100),
+        {"w_x": 1 / 8, "w_g": 1 / 9, "b_g": 1 / 9, "psi": 1 / 10},
+    ),
+    "SpatialAttention": (lambda: nn.SpatialAttention(64, 81, 100), {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10}),
     "FeedForward": (lambda: nn.FeedForward(64, 100), {"w_1": 1 / 8, "b_1": 1 / 8, "w_2": 1 / 10, "b_2": 1 / 10}),
 }
 
@@ -389,6 +430,22 @@ def test_positions_begin_normal() -> None:
     assert abs(float(table.std()) - 1) < 6 / math.sqrt(2e4)
 
 
+def test_positions_of_patches_begin_small() -> None:
+    torch.manual_seed(7)
+    embedding = nn.PatchEmbedding(80, 8, 100)
+    assert not embedding.class_token.any()
+    assert abs(float(embedding.positions.detach().std()) / 0.02 - 1) < 6 / math.sqrt(2e4)
+
+
+def test_a_decoder_takes_one_step() -> None:
+    case = CASES["BahdanauDecoder"]
+    decoder: Any = case.make()
+    tokens, state, annotations = case.inputs()
+    mask = case.options()["mask"]
+    expected = pytorch.decoder_step(tokens[:, 0], state, annotations, decoder.record(), mask=mask)
+    assert equal(decoder.step(tokens[:, 0], state, annotations, mask=mask), expected)
+
+
 def test_norms_begin_as_the_identity_map() -> None:
     norm = nn.LayerNorm(6)
     assert norm.gain.tolist() == [1.0] * 6
@@ -406,15 +463,16 @@ def test_a_table_of_sines_is_exact_in_every_dtype() -> None:
 @each_case
 def test_a_record_goes_around(case: Case) -> None:
     module: Any = case.make()
-    if not hasattr(module, "record"):
+    if not isinstance(module, nn.records.Recorded | nn.TransformerEncoder):
         return
     options = {"norm_first": module.norm_first} if hasattr(module, "norm_first") else {}
     twin = type(module).from_record(module.record(), **options)
     assert equal(module(*case.inputs()), twin(*case.inputs()))
     root = "layers" if isinstance(module, nn.TransformerEncoder) else ""
     paths = [f"{root}{path}".replace("[", ".").replace("]", "") for path in flatten(module.record())]
-    assert paths == list(module.state_dict())
-    assert all(given is kept for given, kept in zip(tensors(module.record()), module.parameters(), strict=True))
+    given = dict(zip(paths, tensors(module.record()), strict=True))
+    assert sorted(given) == sorted(module.state_dict())
+    assert all(given[name] is p for name, p in module.named_parameters())
 
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
@@ -445,6 +503,11 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: nn.LuongAttention(4, 5, score="dot"), "LuongAttention: annotation_dim: expected state_dim = 4; got 5"),
     (lambda: nn.LayerNorm(0), "LayerNorm: normalized_shape: expected at least 1; got 0"),
+    (
+        lambda: nn.PatchEmbedding((4, 5), 2, 8),
+        "PatchEmbedding: width: expected a multiple of patch_size = 2; got 5",
+    ),
+    (lambda: nn.AttentionGate(4, 0, 2), "AttentionGate: gating_channels: expected at least 1; got 0"),
     (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), -1),
         "TransformerEncoder: num_layers: expected at least 0; got -1",

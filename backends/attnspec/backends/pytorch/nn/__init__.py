@@ -12,3 +12,4 @@ from attnspec.backends.pytorch.nn.positional import *
 from attnspec.backends.pytorch.nn.recurrent import *
 from attnspec.backends.pytorch.nn.seq2seq import *
 from attnspec.backends.pytorch.nn.transformer import *
+from attnspec.backends.pytorch.nn.vision import *

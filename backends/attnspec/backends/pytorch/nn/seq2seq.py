@@ -1,20 +1,25 @@
 """Sequence to sequence: what a decoder takes from the encoder's annotations at one step."""
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import check_sizes, parameter
+from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter
+from attnspec.backends.pytorch.nn.recurrent import RNNCell
 from attnspec.backends.pytorch.seq2seq import (
     bahdanau_context,
+    decoder_step,
     luong_context_dot,
     luong_context_general,
     luong_context_location,
+    teacher_forced_decode,
 )
+from attnspec.spec import AttentionDecoderParameters
 
-__all__ = ["BahdanauAttention", "LuongAttention"]
+__all__ = ["BahdanauAttention", "BahdanauDecoder", "LuongAttention"]
 
 
 class BahdanauAttention(nn.Module):
@@ -68,6 +73,94 @@ class BahdanauAttention(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+
+class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
+    """A recurrent decoder with Bahdanau's attention.
+
+    Args:
+        num_embeddings: tokens of the vocabulary.
+        embedding_dim: features of a token, d_y.
+        hidden_size: features of a state, d_s.
+        annotation_dim: features of an annotation, d_h.
+        attention_dim: hidden units of the scorer, h.
+
+    Shape: tokens (*batch, t), of an integer dtype, state (*batch, d_s), annotations (*batch, m, d_h); the result is a
+        pair, log-probabilities (*batch, t, vocabulary) and the last state. The mask is boolean, True = may attend, and
+        broadcasts to (*batch, m). Weights are embedding (vocabulary, d_y), w_q (h, d_s), w_k (h, d_h),
+        w_v (h), w_o (vocabulary, d_s), b_o (vocabulary) and those of ``cell``, whose inputs have d_y + d_h features.
+    Initialisation: the embedding as ``nn.Embedding``'s weight, standard normal; the scorer as in
+        :class:`BahdanauAttention`, the cell as :class:`RNNCell`; w_o and b_o as in ``nn.Linear``, within 1/√d_s.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operations ``teacher_forced_decode`` and ``decoder_step``.
+
+    >>> decoder = BahdanauDecoder(9, 4, 16, annotation_dim=32, attention_dim=8)
+    >>> annotations, tokens = torch.randn(3, 7, 32), torch.randint(9, (3, 5))
+    >>> log_probabilities, state = decoder(tokens[:, :-1], torch.zeros(3, 16), annotations)
+    >>> loss = nn.functional.nll_loss(log_probabilities.flatten(0, 1), tokens[:, 1:].flatten())
+    >>> probabilities, state = decoder.step(tokens[:, -1], state, annotations)
+    >>> probabilities.shape
+    torch.Size([3, 9])
+    """
+
+    kind = AttentionDecoderParameters
+    parts: ClassVar[Mapping[str, Any]] = {"cell": RNNCell}
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        hidden_size: int,
+        annotation_dim: int,
+        attention_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim, "hidden_size": hidden_size}
+        sizes |= {"annotation_dim": annotation_dim, "attention_dim": attention_dim}
+        check_sizes("BahdanauDecoder", **sizes)
+        self.embedding = parameter(num_embeddings, embedding_dim, device=device, dtype=dtype)
+        self.w_q = parameter(attention_dim, hidden_size, device=device, dtype=dtype)
+        self.w_k = parameter(attention_dim, annotation_dim, device=device, dtype=dtype)
+        self.w_v = parameter(attention_dim, device=device, dtype=dtype)
+        self.cell = RNNCell(embedding_dim + annotation_dim, hidden_size, device=device, dtype=dtype)
+        self.w_o = parameter(num_embeddings, hidden_size, device=device, dtype=dtype)
+        self.b_o = parameter(num_embeddings, device=device, dtype=dtype)
+        self._draw()
+
+    def _draw(self) -> None:
+        nn.init.normal_(self.embedding)
+        for w in (self.w_q, self.w_k, self.w_v):
+            draw(linear_bound(w.shape[-1]), w)
+        draw(linear_bound(self.w_o.shape[-1]), self.w_o, self.b_o)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        super().reset_parameters()
+        self._draw()
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        (tokens, d_y), (hidden, d_s), d_h = self.embedding.shape, self.w_q.shape, self.w_k.shape[1]
+        sizes = f"num_embeddings={tokens}, embedding_dim={d_y}, hidden_size={d_s}"
+        return f"{sizes}, annotation_dim={d_h}, attention_dim={hidden}"
+
+    def forward(
+        self, tokens: Tensor, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of what follows each token, and the last state: teacher forcing."""
+        return teacher_forced_decode(tokens, state, annotations, self.record(), mask=mask)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def step(
+        self, token: Tensor, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Probabilities (*batch, vocabulary) of the next tokens, and the next state, after tokens (*batch)."""
+        return decoder_step(token, state, annotations, self.record(), mask=mask)
 
 
 class LuongAttention(nn.Module):
