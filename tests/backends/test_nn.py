@@ -465,7 +465,7 @@ def test_a_record_goes_around(case: Case) -> None:
     module: Any = case.make()
     if not isinstance(module, nn.records.Recorded | nn.TransformerEncoder):
         return
-    options = {"norm_first": module.norm_first} if hasattr(module, "norm_first") else {}
+    options: dict[str, Any] = {"norm_first": module.norm_first} if hasattr(module, "norm_first") else {}
     twin = type(module).from_record(module.record(), **options)
     assert equal(module(*case.inputs()), twin(*case.inputs()))
     root = "layers" if isinstance(module, nn.TransformerEncoder) else ""
