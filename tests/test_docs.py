@@ -27,6 +27,10 @@ def test_the_table_of_errata_is_up_to_date() -> None:
     assert runpy.run_path(str(ROOT / "docs" / "errata.py"))["table"]() == read("docs/errata.md")
 
 
+def test_the_page_of_complexity_is_up_to_date() -> None:
+    assert runpy.run_path(str(ROOT / "docs" / "complexity.py"))["table"]() == read("docs/complexity.md")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):

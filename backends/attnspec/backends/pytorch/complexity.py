@@ -31,7 +31,7 @@ def _convolved(x: Tensor, w: Tensor) -> Tensor:
     rows = x.reshape(-1, t, x.shape[-1]).mT
     # With an even number of taps, one result too many is computed, before the first one.
     found = functional.conv1d(rows, w.permute(1, 2, 0), padding=taps // 2)[..., -t:]
-    return found.mT.reshape(*x.shape[:-1], w.shape[1]).contiguous()
+    return found.mT.reshape(*x.shape[:-1], w.shape[1])
 
 
 def _multiplied(x: Tensor, w: Tensor) -> Tensor:

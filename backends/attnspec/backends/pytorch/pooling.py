@@ -24,9 +24,10 @@ def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
     """Σ αv over the attendable keys: 0·NaN of a masked value is left out, that of an attendable one is not."""
     if mask is None:
         return weights @ value
-    finite = torch.isfinite(value)
-    if not intercepted() and value.device.type == "cpu" and bool(finite.all()):
+    # A sum is finite only where all of its terms are, and takes a tenth of the time of asking each.
+    if not intercepted() and value.device.type == "cpu" and bool(value.detach().sum().isfinite()):
         return weights @ value
+    finite = torch.isfinite(value)
     # The rest runs without looking at the numbers, so that nothing waits for a GPU.
     allowed = mask.expand(*mask.shape[:-1], value.shape[-2])
     return weights @ torch.where(finite, value, 0.0) + nonfinite_terms(weights.detach(), value.detach(), allowed)
