@@ -145,6 +145,16 @@ def spatial_attention(state: Tensor, features: Tensor, w_q: Tensor, w_k: Tensor,
     return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, state, features)
 
 
+def decoder_layer(x: Tensor, memory: Tensor, parameters: Any, *, norm: str = "post", **how: Any) -> Any:
+    make = partial(nn.TransformerDecoderLayer.from_record, norm_first=norm == "pre")
+    return through_record(make, parameters, x, memory, **how)
+
+
+def decoder_stack(x: Tensor, memory: Tensor, layers: Any, *, norm: str = "post", **how: Any) -> Any:
+    make = partial(nn.TransformerDecoder.from_record, norm_first=norm == "pre")
+    return through_record(make, layers, x, memory, **how)
+
+
 def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
     """Gradients through modules, for weights and inputs alike."""
     return gradients(globals()[operation], arguments, cotangent)

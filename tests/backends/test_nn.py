@@ -5,6 +5,7 @@ import doctest
 import io
 import math
 import pickle
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -155,6 +156,18 @@ CASES = {
         lambda **how: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, **how), 2),
         ((B, N, 6),), as_record(pytorch.encoder_stack, norm="pre"), "norm_first=True", (N, N),
     ),
+    "TransformerDecoderLayer": Case(
+        lambda **how: nn.TransformerDecoderLayer(6, 2, 8, memory_dim=4, **how), ((B, N, 6), (B, M, 4)),
+        as_record(pytorch.decoder_layer), "norm_first=False", (N, N),
+    ),
+    "TransformerDecoderLayer, norm first": Case(
+        lambda **how: nn.TransformerDecoderLayer(6, 2, 8, norm_first=True, **how), ((B, N, 6), (B, M, 6)),
+        as_record(pytorch.decoder_layer, norm="pre"), "norm_first=True", (N, N),
+    ),
+    "TransformerDecoder": Case(
+        lambda **how: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2, 8, **how), 2),
+        ((B, N, 6), (B, M, 6)), as_record(pytorch.decoder_stack), "norm_first=False", (N, N),
+    ),
     "PatchEmbedding": Case(
         lambda **how: nn.PatchEmbedding((4, 6), 2, 8, 3, **how), ((B, 4, 6, 3),), as_record(pytorch.patch_embedding),
         "patches=6, patch_size=2, embed_dim=8, in_channels=3",
@@ -179,8 +192,8 @@ CASES = {
     ),
 }  # fmt: skip
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-CHAPTER_FILES = [import_module(f"attnspec.backends.pytorch.nn.{c}") for c in CHAPTERS if hasattr(nn, c)]
-PUBLIC = [getattr(module, name) for module in CHAPTER_FILES for name in module.__all__]
+CHAPTER_MODULES = [import_module(f"attnspec.backends.pytorch.nn.{c}") for c in CHAPTERS if hasattr(nn, c)]
+PUBLIC = [getattr(module, name) for module in CHAPTER_MODULES for name in module.__all__]
 
 
 def tensors(result: Any) -> tuple[Tensor, ...]:
@@ -214,11 +227,15 @@ def sources(kind: type) -> set[str]:
     return set(re.findall(r"``(\w+)``", cited))
 
 
-@pytest.mark.parametrize("module", [nn, *CHAPTER_FILES], ids=lambda m: m.__name__)
+FILES = [import_module(found.name) for found in pkgutil.walk_packages(nn.__path__, f"{nn.__name__}.")]
+
+
+@pytest.mark.parametrize("module", FILES, ids=lambda m: m.__name__)
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
-    found = doctest.testmod(module)
+    found = doctest.testmod(module, extraglobs={"torch": torch})
     assert found.failed == 0
-    assert found.attempted >= (1 if module is not nn else 0)
+    public = [c for c in PUBLIC if c.__module__ == module.__name__]
+    assert found.attempted >= len(public)
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=lambda c: c.__name__)
@@ -323,7 +340,7 @@ def test_drawing_anew_draws_what_the_constructor_does(case: Case) -> None:
     if not list(module.parameters()):
         return
     before = copy.deepcopy(module.state_dict())
-    if isinstance(module, nn.TransformerEncoder):
+    if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
         # Its layers begin as copies of one.
         module.reset_parameters()
         first, second = module.record()
@@ -463,12 +480,13 @@ def test_a_table_of_sines_is_exact_in_every_dtype() -> None:
 @each_case
 def test_a_record_goes_around(case: Case) -> None:
     module: Any = case.make()
-    if not isinstance(module, nn.records.Recorded | nn.TransformerEncoder):
+    stack = isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder)
+    if not stack and not isinstance(module, nn.records.Recorded):
         return
     options: dict[str, Any] = {"norm_first": module.norm_first} if hasattr(module, "norm_first") else {}
     twin = type(module).from_record(module.record(), **options)
     assert equal(module(*case.inputs()), twin(*case.inputs()))
-    root = "layers" if isinstance(module, nn.TransformerEncoder) else ""
+    root = "layers" if stack else ""
     paths = [f"{root}{path}".replace("[", ".").replace("]", "") for path in flatten(module.record())]
     given = dict(zip(paths, tensors(module.record()), strict=True))
     assert sorted(given) == sorted(module.state_dict())
@@ -530,6 +548,15 @@ def test_wrong_inputs_are_named_by_the_operation() -> None:
         nn.LearnedPositions(4, 3)(torch.zeros(5, 4))
     with pytest.raises(TypeError, match=r"^encoder_layer: mask: expected torch.bool, True = may attend"):
         layer(torch.zeros(5, 6), mask=torch.zeros(5, 5))
+
+
+def test_a_decoder_looks_only_at_the_memory_that_it_may() -> None:
+    layer = nn.TransformerDecoderLayer(6, 2, 8)
+    x, memory = torch.randn(N, 6), torch.randn(M, 6)
+    seen = torch.arange(M) < 3
+    expected = layer(x, memory[:3])
+    torch.testing.assert_close(layer(x, memory, memory_mask=seen.expand(N, M)), expected)
+    torch.testing.assert_close(nn.TransformerDecoder(layer, 1)(x, memory, memory_mask=seen.expand(N, M)), expected)
 
 
 def test_an_encoder_without_layers_is_the_identity_map() -> None:

@@ -94,6 +94,23 @@ def test_encoder(layers: int | None, norm_first: bool, evaluated: bool) -> None:
     same_state(ours.to_torch(), theirs)
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("layers", [None, 2])
+def test_decoder(layers: int | None, norm_first: bool) -> None:
+    one = torch.nn.TransformerDecoderLayer(6, 2, 8, 0.0, batch_first=True, norm_first=norm_first, **DOUBLE)
+    theirs = filled(one if layers is None else torch.nn.TransformerDecoder(one, layers), *ATTENTION_BIASES)
+    kind: Any = nn.TransformerDecoderLayer if layers is None else nn.TransformerDecoder
+    ours, x, memory = kind.from_torch(theirs), drawn(B, N, 6), drawn(B, M, 6)
+    memory_mask = torch.rand(N, M, generator=torch.Generator().manual_seed(3)) < 0.6
+    memory_mask[:, 0] = True
+    name, weights = ("decoder_layer", "parameters") if layers is None else ("decoder_stack", "layers")
+    masks = {"mask": MASK, "memory_mask": memory_mask}
+    budget = oracle(name, x=x, memory=memory, norm="pre" if norm_first else "post", **{weights: ours.record()}, **masks)
+    causal = MASK & torch.ones(N, N, dtype=torch.bool).tril()
+    within(budget, ours(x, memory, **masks), theirs(x, memory, ~causal, ~memory_mask))
+    same_state(ours.to_torch(), theirs)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_recurrent_cells(bias: bool) -> None:
     x, h, c = drawn(B, 6), drawn(B, 4) / 2, drawn(B, 4)
@@ -183,6 +200,14 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
             )
         ),
         "TransformerEncoder.from_torch: norm: expected None, since nothing follows the last layer; got LayerNorm",
+    ),
+    (
+        lambda: nn.TransformerDecoderLayer.from_torch(Torch.TransformerDecoderLayer(6, 2, 8, batch_first=True)),
+        "TransformerDecoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; ",
+    ),
+    (
+        lambda: nn.TransformerDecoderLayer(6, 2, 8, memory_dim=4).to_torch(),
+        "TransformerDecoderLayer.to_torch: d_m: expected 6, since torch.nn has one d_model; got 4",
     ),
     (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8), 0).to_torch(),

@@ -1,0 +1,14 @@
+"""Transformers: layers of attention and feed-forward networks, and what is built of them. No layer has dropout."""
+
+from attnspec.backends.pytorch.nn.transformer.layers import TransformerDecoderLayer, TransformerEncoderLayer
+from attnspec.backends.pytorch.nn.transformer.stacks import TransformerDecoder, TransformerEncoder
+from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
+
+__all__ = [
+    "FeedForward",
+    "LayerNorm",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+]

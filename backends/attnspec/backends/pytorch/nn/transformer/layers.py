@@ -1,0 +1,245 @@
+"""One layer of an encoder, and one of a decoder."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnspec.backends.pytorch.nn.conversion import check_no_dropout, check_same, refuse
+from attnspec.backends.pytorch.nn.multihead import MultiHeadAttention
+from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes
+from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
+from attnspec.backends.pytorch.transformer import decoder_layer, encoder_layer
+from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters
+
+
+class Layer(Recorded[Record]):
+    """A layer whose normalizations stand before its sublayers ("pre") or after their sums ("post")."""
+
+    attention: MultiHeadAttention
+    attention_norm: LayerNorm
+    feed_forward: FeedForward
+    feed_forward_norm: LayerNorm
+    norm_first: bool
+
+    @classmethod
+    def from_record(cls, record: Record, *, norm_first: bool = False) -> Self:
+        """A layer with a copy of a record's weights, of any sizes that the record has."""
+        layer = super().from_record(record)
+        layer.norm_first = norm_first
+        return layer
+
+    def extra_repr(self) -> str:
+        """Where the normalizations stand."""
+        return f"norm_first={self.norm_first}"
+
+    def fill(self, d_model: int, nhead: int, dim_feedforward: int, **factory: Any) -> None:
+        """Make the parts that both layers have."""
+        check_sizes(type(self).__name__, d_model=d_model, nhead=nhead, dim_feedforward=dim_feedforward)
+        self.attention = MultiHeadAttention(d_model, nhead, **factory)
+        self.attention_norm = LayerNorm(d_model, **factory)
+        self.feed_forward = FeedForward(d_model, dim_feedforward, **factory)
+        self.feed_forward_norm = LayerNorm(d_model, **factory)
+
+    def like(self, kind: Any) -> Any:
+        """One of PyTorch's layers with the sizes of this one, and its weights for the feed-forward network."""
+        some, network = self.attention.w_q, self.feed_forward
+        how = {"batch_first": True, "norm_first": self.norm_first, "device": some.device, "dtype": some.dtype}
+        made = kind(network.w_1.shape[1], some.shape[0], network.w_1.shape[0], 0.0, **how)
+        with torch.no_grad():
+            for linear, w, b in ((made.linear1, network.w_1, network.b_1), (made.linear2, network.w_2, network.b_2)):
+                linear.weight.copy_(w)
+                linear.bias.copy_(b)
+        made.self_attn = self.attention.to_torch(bias=True)
+        return made.train(self.training)
+
+
+def word(norm_first: bool) -> Literal["post", "pre"]:
+    """The operations' word for the place of normalizations."""
+    return "pre" if norm_first else "post"
+
+
+def check_layer(who: str, module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, dropouts: int) -> None:
+    """Refuse what the formulas of both layers do not have."""
+    for name in ("dropout", *(f"dropout{number}" for number in range(1, dropouts + 1))):
+        check_no_dropout(who, module, getattr(module, name).p)
+    activation = module.activation
+    if activation not in (functional.relu, torch.relu) and not isinstance(activation, nn.ReLU):
+        name = getattr(activation, "__name__", type(activation).__name__)
+        refuse(who, "activation", "ReLU, since that is the formula's", name)
+
+
+class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
+    """Self-attention and a feed-forward network, each with a residual connection and a normalization.
+
+    Args:
+        d_model: features, d.
+        nhead: heads, which divide ``d_model``.
+        dim_feedforward: hidden units, f.
+        norm_first: whether the input of each sublayer is normalized ("pre"); otherwise the sum is ("post").
+
+    Shape: x (*batch, n, d), and so is the result. The mask is boolean, True = may attend, and broadcasts to
+        (*batch, n, n). Weights are those of ``attention``, ``attention_norm``, ``feed_forward`` and
+        ``feed_forward_norm``. ``from_record`` takes any sizes.
+    Initialisation: that of :class:`MultiHeadAttention`, :class:`FeedForward` and :class:`LayerNorm`, as in
+        ``nn.TransformerEncoderLayer``.
+    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``d_model``.
+    Source: operation ``encoder_layer``.
+
+    >>> layer = TransformerEncoderLayer(16, 4, 64)
+    >>> causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    >>> layer(torch.randn(2, 5, 16), mask=causal).shape
+    torch.Size([2, 5, 16])
+    """
+
+    kind = EncoderLayerParameters
+    parts: ClassVar[Mapping[str, Any]] = {
+        "attention": MultiHeadAttention,
+        "attention_norm": LayerNorm,
+        "feed_forward": FeedForward,
+        "feed_forward_norm": LayerNorm,
+    }
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        *,
+        norm_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.norm_first = norm_first
+        self.fill(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The features that the layer makes of x."""
+        return encoder_layer(x, self.record(), mask=mask, norm=word(self.norm_first))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.TransformerEncoderLayer) -> Self:
+        """A layer with a copy of PyTorch's weights, in the same mode.
+
+        ``ValueError`` for an activation other than ReLU, another ε, dropout in training, and for what
+        :meth:`MultiHeadAttention.from_torch` refuses: biases of attention that are not zero, ``batch_first=False``.
+        """
+        check_layer("TransformerEncoderLayer.from_torch", module, 2)
+        record = EncoderLayerParameters(
+            attention=MultiHeadAttention.from_torch(module.self_attn).record(),
+            attention_norm=LayerNorm.from_torch(module.norm1).record(),
+            feed_forward=FeedForward.from_torch(module.linear1, module.linear2).record(),
+            feed_forward_norm=LayerNorm.from_torch(module.norm2).record(),
+        )
+        return cls.from_record(record, norm_first=module.norm_first).train(module.training)
+
+    def to_torch(self) -> nn.TransformerEncoderLayer:
+        """PyTorch's layer with a copy of the weights, batch first, without dropout, in the same mode.
+
+        Its attention has biases, of 0, since it has them wherever the feed-forward network does. ``ValueError`` for
+        sizes that PyTorch does not have.
+        """
+        made: nn.TransformerEncoderLayer = self.like(nn.TransformerEncoderLayer)
+        made.norm1, made.norm2 = self.attention_norm.to_torch(), self.feed_forward_norm.to_torch()
+        return made
+
+
+class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
+    """Causal self-attention, attention to a memory and a feed-forward network, each with residual and normalization.
+
+    Unlike ``nn.TransformerDecoderLayer`` it is causal without a mask: position i attends to none after it.
+
+    Args:
+        d_model: features, d.
+        nhead: heads of each attention, which divide ``d_model``.
+        dim_feedforward: hidden units, f.
+        memory_dim: features of the memory, d_m; ``d_model`` unless given.
+        norm_first: whether the input of each sublayer is normalized ("pre"); otherwise the sum is ("post").
+
+    Shape: x (*batch, n, d), and so is the result; memory (*batch, m, d_m). Masks are boolean, True = may attend:
+        ``mask`` broadcasts to (*batch, n, n), ``memory_mask`` to (*batch, n, m). Weights are those of ``attention``,
+        ``cross_attention``, ``feed_forward`` and of their normalizations. ``from_record`` takes any sizes.
+    Initialisation: that of :class:`MultiHeadAttention`, :class:`FeedForward` and :class:`LayerNorm`, as in
+        ``nn.TransformerDecoderLayer``.
+    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``d_model``.
+    Source: operation ``decoder_layer``.
+
+    >>> layer = TransformerDecoderLayer(16, 4, 64)
+    >>> layer(torch.randn(2, 5, 16), torch.randn(2, 7, 16)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    kind = DecoderLayerParameters
+    parts: ClassVar[Mapping[str, Any]] = {
+        **TransformerEncoderLayer.parts,
+        "cross_attention": MultiHeadAttention,
+        "cross_attention_norm": LayerNorm,
+    }
+    cross_attention: MultiHeadAttention
+    cross_attention_norm: LayerNorm
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        *,
+        memory_dim: int | None = None,
+        norm_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.norm_first = norm_first
+        self.fill(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
+        self.cross_attention = MultiHeadAttention(
+            d_model, nhead, kdim=memory_dim, vdim=memory_dim, device=device, dtype=dtype
+        )
+        self.cross_attention_norm = LayerNorm(d_model, device=device, dtype=dtype)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> Tensor:
+        """The features that the layer makes of x and the memory."""
+        norm = word(self.norm_first)
+        return decoder_layer(x, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.TransformerDecoderLayer) -> Self:
+        """A layer with a copy of PyTorch's weights, in the same mode; PyTorch's computes the same with a causal mask.
+
+        ``ValueError`` for what :meth:`TransformerEncoderLayer.from_torch` refuses.
+        """
+        check_layer("TransformerDecoderLayer.from_torch", module, 3)
+        record = DecoderLayerParameters(
+            attention=MultiHeadAttention.from_torch(module.self_attn).record(),
+            attention_norm=LayerNorm.from_torch(module.norm1).record(),
+            cross_attention=MultiHeadAttention.from_torch(module.multihead_attn).record(),
+            cross_attention_norm=LayerNorm.from_torch(module.norm2).record(),
+            feed_forward=FeedForward.from_torch(module.linear1, module.linear2).record(),
+            feed_forward_norm=LayerNorm.from_torch(module.norm3).record(),
+        )
+        return cls.from_record(record, norm_first=module.norm_first).train(module.training)
+
+    def to_torch(self) -> nn.TransformerDecoderLayer:
+        """PyTorch's layer with a copy of the weights, batch first, without dropout, in the same mode.
+
+        It is causal only if it is called so. Its attention has biases, of 0. ``ValueError`` for sizes that PyTorch does
+        not have, among them a memory with features of its own number.
+        """
+        d_model, memory_dim = self.cross_attention.w_q.shape[-1], self.cross_attention.w_k.shape[-1]
+        check_same("TransformerDecoderLayer.to_torch", "d_m", d_model, memory_dim, "torch.nn has one d_model")
+        made: nn.TransformerDecoderLayer = self.like(nn.TransformerDecoderLayer)
+        made.multihead_attn = self.cross_attention.to_torch(bias=True)
+        made.norm1, made.norm2 = self.attention_norm.to_torch(), self.cross_attention_norm.to_torch()
+        made.norm3 = self.feed_forward_norm.to_torch()
+        return made

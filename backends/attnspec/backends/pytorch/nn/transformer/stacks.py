@@ -1,0 +1,168 @@
+"""Layers one after another."""
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
+
+from torch import Tensor, nn
+
+from attnspec.backends.pytorch.nn.conversion import check_same, refuse
+from attnspec.backends.pytorch.nn.records import Record, each, records, reset
+from attnspec.backends.pytorch.nn.transformer.layers import (
+    Layer,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+    word,
+)
+from attnspec.backends.pytorch.transformer import decoder_stack, encoder_stack
+from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters
+
+
+class Stack(nn.Module, Generic[Record]):
+    """Layers with one place of their normalizations, and nothing after the last."""
+
+    layer: ClassVar[Any]
+    """The class of the layers."""
+
+    def __init__(self, layer: Layer[Record], num_layers: int) -> None:
+        super().__init__()
+        if num_layers < 0:
+            raise ValueError(f"{type(self).__name__}: num_layers: expected at least 0; got {num_layers}")
+        self.norm_first = layer.norm_first
+        self.layers = nn.ModuleList([deepcopy(layer) for _ in range(num_layers)])
+
+    @classmethod
+    def from_record(cls, layers: tuple[Record, ...], *, norm_first: bool = False) -> Self:
+        """A stack with a copy of the weights of every layer."""
+        stack = cls.__new__(cls)
+        nn.Module.__init__(stack)
+        stack.norm_first = norm_first
+        stack.layers = nn.ModuleList([cls.layer.from_record(x, norm_first=norm_first) for x in layers])
+        return stack
+
+    def record(self) -> tuple[Record, ...]:
+        """The weights of every layer."""
+        return records(self.layers)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights of every layer anew."""
+        reset(self.layers)
+
+    def extra_repr(self) -> str:
+        """Where the normalizations stand."""
+        return f"norm_first={self.norm_first}"
+
+    @classmethod
+    def converted(cls, module: nn.TransformerEncoder | nn.TransformerDecoder) -> Self:
+        """A stack with a copy of PyTorch's weights, in the same mode."""
+        who = f"{cls.__name__}.from_torch"
+        if module.norm is not None:
+            refuse(who, "norm", "None, since nothing follows the last layer", type(module.norm).__name__)
+        layers = [cls.layer.from_torch(layer) for layer in module.layers]
+        for layer in layers:
+            check_same(who, "norm_first", layers[0].norm_first, layer.norm_first, "all layers have one")
+        norm_first = any(layer.norm_first for layer in layers)
+        return cls.from_record(tuple(layer.record() for layer in layers), norm_first=norm_first).train(module.training)
+
+    def like(self, kind: Any, **how: Any) -> Any:
+        """One of PyTorch's stacks with a copy of every layer, in the same mode."""
+        if not self.layers:
+            refuse(f"{type(self).__name__}.to_torch", "num_layers", "at least 1, since torch.nn copies a layer", 0)
+        layers = [layer.to_torch() for layer in each(self.layers)]
+        made = kind(layers[0], 0, **how)
+        made.layers, made.num_layers = nn.ModuleList(layers), len(layers)
+        return made.train(self.training)
+
+
+class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
+    """Encoder layers one after another, with the same mask in each and no normalization after the last.
+
+    Args:
+        encoder_layer: the first layer; all are copies of it and, as in ``nn.TransformerEncoder``, begin with the same
+            numbers. ``reset_parameters`` draws those of each layer by itself.
+        num_layers: how many layers there are; without any the result is x.
+
+    Shape: x (*batch, n, d), and so is the result. The mask is boolean, True = may attend, and broadcasts to
+        (*batch, n, n).
+    Initialisation: that of the layer.
+    Errors: ``ValueError`` for fewer layers than 0.
+    Source: operation ``encoder_stack``.
+
+    >>> encoder = TransformerEncoder(TransformerEncoderLayer(16, 4, 64, norm_first=True), num_layers=2)
+    >>> encoder(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    layer = TransformerEncoderLayer
+
+    def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int) -> None:
+        super().__init__(encoder_layer, num_layers)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The features after the last layer."""
+        return encoder_stack(x, self.record(), mask=mask, norm=word(self.norm_first))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.TransformerEncoder) -> Self:
+        """An encoder with a copy of PyTorch's weights, in the same mode.
+
+        ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and for what
+        :meth:`TransformerEncoderLayer.from_torch` refuses.
+        """
+        return cls.converted(module)
+
+    def to_torch(self) -> nn.TransformerEncoder:
+        """PyTorch's encoder with a copy of the weights; its layers are those of ``to_torch``. It needs a layer."""
+        made: nn.TransformerEncoder = self.like(nn.TransformerEncoder, enable_nested_tensor=False)
+        return made
+
+
+class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
+    """Decoder layers one after another, with the same memory and masks in each and no normalization after the last.
+
+    Args:
+        decoder_layer: the first layer; all are copies of it and, as in ``nn.TransformerDecoder``, begin with the same
+            numbers. ``reset_parameters`` draws those of each layer by itself.
+        num_layers: how many layers there are; without any the result is x.
+
+    Shape: x (*batch, n, d), and so is the result; memory (*batch, m, d_m). Masks are boolean, True = may attend:
+        ``mask`` broadcasts to (*batch, n, n), ``memory_mask`` to (*batch, n, m).
+    Initialisation: that of the layer.
+    Errors: ``ValueError`` for fewer layers than 0.
+    Source: operation ``decoder_stack``.
+
+    >>> decoder = TransformerDecoder(TransformerDecoderLayer(16, 4, 64), num_layers=2)
+    >>> decoder(torch.randn(2, 5, 16), torch.randn(2, 7, 16)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    layer = TransformerDecoderLayer
+
+    def __init__(self, decoder_layer: TransformerDecoderLayer, num_layers: int) -> None:
+        super().__init__(decoder_layer, num_layers)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> Tensor:
+        """The features after the last layer."""
+        norm = word(self.norm_first)
+        return decoder_stack(x, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.TransformerDecoder) -> Self:
+        """A decoder with a copy of PyTorch's weights, in the same mode; PyTorch's computes the same with a causal mask.
+
+        ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and for what
+        :meth:`TransformerDecoderLayer.from_torch` refuses.
+        """
+        return cls.converted(module)
+
+    def to_torch(self) -> nn.TransformerDecoder:
+        """PyTorch's decoder with a copy of the weights; its layers are those of ``to_torch``. It needs a layer."""
+        made: nn.TransformerDecoder = self.like(nn.TransformerDecoder)
+        return made

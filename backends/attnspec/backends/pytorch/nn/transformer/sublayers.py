@@ -1,0 +1,137 @@
+"""What layers of transformers are made of, beside attention."""
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor, nn
+
+from attnspec.backends.pytorch.nn.conversion import bias_of, check, refuse
+from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
+from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter
+from attnspec.backends.pytorch.transformer import EPSILON, feed_forward, layer_norm
+from attnspec.spec import FeedForwardParameters, LayerNormParameters
+
+
+class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
+    """Layer normalization of the last dimension, with ε = 10⁻⁵.
+
+    Args:
+        normalized_shape: features, d.
+
+    Shape: x (*batch, d), and so is the result. Weights gain (d) and bias (d).
+    Initialisation: gains are 1 and biases 0, as in ``nn.LayerNorm``.
+    Errors: ``ValueError`` for a size below 1.
+    Source: operation ``layer_norm``.
+
+    >>> LayerNorm(4)(torch.tensor([1.0, 1.0, 3.0, 3.0])).round(decimals=3).tolist()
+    [-1.0, -1.0, 1.0, 1.0]
+    """
+
+    kind = LayerNormParameters
+
+    def __init__(
+        self,
+        normalized_shape: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes("LayerNorm", normalized_shape=normalized_shape)
+        self.gain = parameter(normalized_shape, device=device, dtype=dtype)
+        self.bias = parameter(normalized_shape, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Gains of 1 and biases of 0."""
+        nn.init.ones_(self.gain)
+        nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        """The size."""
+        return f"{self.gain.shape[0]}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x, normalized."""
+        return layer_norm(x, self.record())
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.LayerNorm) -> Self:
+        """A module with a copy of PyTorch's weights, and biases of 0 if it has none.
+
+        ``ValueError`` for another ε, for more than one normalized dimension and for a module without weights.
+        """
+        check("LayerNorm.from_torch", "eps", module.eps, EPSILON, "that is ε of the formula")
+        if len(module.normalized_shape) != 1:
+            refuse("LayerNorm.from_torch", "normalized_shape", "one dimension", module.normalized_shape)
+        check("LayerNorm.from_torch", "elementwise_affine", module.elementwise_affine, True, "the formula has a gain")
+        record = LayerNormParameters(module.weight, bias_of(module, module.weight))
+        return cls.from_record(record).train(module.training)
+
+    def to_torch(self) -> nn.LayerNorm:
+        """PyTorch's module with a copy of the weights."""
+        made = nn.LayerNorm(self.gain.shape[0], EPSILON, device=self.gain.device, dtype=self.gain.dtype)
+        with torch.no_grad():
+            made.weight.copy_(self.gain)
+            made.bias.copy_(self.bias)
+        return made.train(self.training)
+
+
+class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
+    """The feed-forward network of a layer: d features, f ReLUs, d features, on every position by itself.
+
+    Args:
+        d_model: features, d.
+        dim_feedforward: hidden units, f.
+
+    Shape: x (*batch, d), and so is the result. Weights w_1 (f, d), b_1 (f), w_2 (d, f), b_2 (d).
+    Initialisation: as two ``nn.Linear``: w_1 and b_1 uniform within 1/√d, w_2 and b_2 within 1/√f.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operation ``feed_forward``.
+
+    >>> FeedForward(16, 64)(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    kind = FeedForwardParameters
+
+    def __init__(
+        self,
+        d_model: int,
+        dim_feedforward: int = 2048,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes("FeedForward", d_model=d_model, dim_feedforward=dim_feedforward)
+        self.w_1 = parameter(dim_feedforward, d_model, device=device, dtype=dtype)
+        self.b_1 = parameter(dim_feedforward, device=device, dtype=dtype)
+        self.w_2 = parameter(d_model, dim_feedforward, device=device, dtype=dtype)
+        self.b_2 = parameter(d_model, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        draw(linear_bound(self.w_1.shape[1]), self.w_1, self.b_1)
+        draw(linear_bound(self.w_2.shape[1]), self.w_2, self.b_2)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"d_model={self.w_1.shape[1]}, dim_feedforward={self.w_1.shape[0]}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's output for every position."""
+        return feed_forward(x, self.record())
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, first: nn.Linear, second: nn.Linear) -> Self:
+        """A module with a copy of the weights of two linear layers; biases of 0 where they have none."""
+        weights = [(layer.weight, bias_of(layer, layer.weight[:, 0])) for layer in (first, second)]
+        return cls.from_record(FeedForwardParameters(*weights[0], *weights[1]))
