@@ -18,7 +18,8 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Option, number_of, schematic
 
 LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 255, 256, 257)
-"""Numbers of queries and keys: multiples of the tile sizes of kernels, and numbers just below and above them."""
+"""Numbers of queries, keys and tokens under a filter: multiples of the tile sizes of kernels, and numbers just below
+and above them."""
 
 STEPS = (1, 2, 3, 0, 4, 6)
 """Numbers of time steps, of which each takes a call of a cell: few, and none on the border of a tile."""
@@ -27,6 +28,7 @@ FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
 SPARE = (0, 1, 3)
 DEPTHS = (2, 1, 3, 0)
+TAPS = (3, 2, 1, 4, 5, 7, 16)
 GRIDS = (2, 3, 1, 4, 5, 7, 8, 16, 17)
 BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 
@@ -55,11 +57,12 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     """The levels of a size, within the limits of the backend."""
     axis = operation.axis(size)
     if axis & Axis.POSITION:
-        lengths = set(map(limits.length_from, LENGTHS if axis & Axis.SELF else STEPS))
+        stepwise = not axis & Axis.SELF and not operation.sizes_of(Axis.TAP)
+        lengths = set(map(limits.length_from, STEPS if stepwise else LENGTHS))
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
-    few = {Axis.LAYER: DEPTHS, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.GRID: GRIDS}
+    few = {Axis.LAYER: DEPTHS, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS}
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 
