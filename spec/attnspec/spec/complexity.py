@@ -245,7 +245,7 @@ class Seq2SeqComplexity(Protocol[Array]):
     axes=_COUNTED | {"d": Axis.WIDTH, "s": Axis.HIDDEN},
 )
 class Seq2SeqAttentionComplexity(Protocol[Array]):
-    """Complexity of the same with attention: at every step the decoder takes a `bahdanau_context` beside its token.
+    """Complexity of a recurrent encoder and a decoder that takes a `bahdanau_context` beside every token.
 
     Where: s is the number of hidden units of the additive score. The keys are projected at every step, as (16) with (4)
     is written; projecting them once takes mhs in place of nmhs. The path leads from a token of the source through its
