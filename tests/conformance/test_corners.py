@@ -42,6 +42,14 @@ def test_examples_stay_within_the_bound_on_work(work: float) -> None:
     assert max(multiply_adds(dict(e.sizes), e.batch, OPERATION) for e in examples[4:]) <= max(work, small)
 
 
+@pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if o.chapter == "vision"])
+def test_grids_stay_small(name: str) -> None:
+    operation = OPERATIONS[name]
+    for example in corners(operation, Limits(), seed=3, most=40, work=2.0**14):
+        given = example.arguments(operation, "float32")
+        assert sum(x.size for x in given.arrays.values()) < 2**17
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_first_examples_reach_beyond_the_tiles_of_kernels(seed: int) -> None:
     keys, queries, both, wide, *_ = corners(OPERATION, Limits(), seed=seed, most=5, work=2.0**12)

@@ -115,6 +115,17 @@ def test_trees_are_reduced_by_path() -> None:
     assert not given & {"parameters.w_hi", "parameters.w_hf", "parameters.w_ho", "parameters.w_hc", "state[0]"}
 
 
+def test_places_of_a_grid_are_cut_from_all_that_counts_them() -> None:
+    def patch_embedding(image: Any, parameters: Any) -> Any:
+        result = reference.patch_embedding(image, parameters)
+        result[..., 5:, :] += 1.0
+        return result
+
+    found = smallest(subject_of("patch_embedding", patch_embedding))
+    assert sorted((found.size("rows"), found.size("columns"))) in ([1, 5], [2, 3])
+    assert (found.size("patch"), found.size("channels"), found.size("d")) == (1, 1, 1)
+
+
 def test_an_option_that_matters_stays() -> None:
     def encoder_layer(x: Any, parameters: Any, *, mask: Any = None, norm: str = "post") -> Any:
         return reference.encoder_layer(x, parameters, mask=mask, norm="post")

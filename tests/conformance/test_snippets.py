@@ -73,7 +73,7 @@ def test_what_json_lacks_is_text() -> None:
     assert readable("post") == "post"
 
 
-@pytest.mark.parametrize("name", ["lstm_cell", "encoder_layer"])
+@pytest.mark.parametrize("name", ["lstm_cell", "encoder_layer", "vit_encoder"])
 def test_a_tree_is_printed_as_python_builds_it(name: str) -> None:
     operation = OPERATIONS[name]
     (example,) = corners(operation, Limits(), seed=3, most=1, work=2.0**10)

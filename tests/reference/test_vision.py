@@ -16,6 +16,7 @@ from attnspec.reference import (
     vit_encoder,
 )
 from attnspec.reference.budget import judged
+from attnspec.reference.budget.derivative import gradients
 from attnspec.spec import (
     AttentionGateParameters,
     EncoderLayerParameters,
@@ -189,6 +190,18 @@ def test_positions_are_not_rounded_to_half_precision() -> None:
     given = {"x": x, "slices": 1, "rows": 1, "columns": 32}
     oracle = judged(interpolate, given, precision("mixed-bfloat16"))
     assert oracle.budget[0, 0, 15, 0] < 2.0**-5
+
+
+def test_gradients_of_long_doubles_take_positions_in_long_doubles() -> None:
+    """Of ⟨1, y⟩, whose gradient is how often each place is taken; in doubles a third would be off by 10⁻¹⁷."""
+    if np.finfo(np.longdouble).nmant < 63:
+        pytest.skip("np.longdouble has no more bits than float64 here")
+    given = {"x": normal(1, 1, 4, 1), "slices": 1, "rows": 1, "columns": 7, "align_corners": True}
+    found = gradients(interpolate, given, np.ones((1, 1, 7, 1)), precision("ieee64"), np.longdouble)
+    value, budget = found["x"]
+    assert value.dtype == np.longdouble
+    assert abs(value[0, 0, :, 0] - np.array([1.5, 2, 2, 1.5])).max() < 8 * np.finfo(np.longdouble).eps
+    assert (budget > 0).all()
 
 
 # Against PyTorch ------------------------------------------------------------------------------------------------------

@@ -311,6 +311,7 @@ def test_items_are_filled_in_from_the_left() -> None:
     assert with_items("a[:].b[:].c", (1, 2)) == "a[1].b[2].c"
     assert with_items("a[:].b[:].c", (1,)) == "a[1].b[:].c"
     assert with_items("a", (1,)) == "a"
+    assert with_items("1+a[:].h*a[:].d", (2,)) == "1+a[2].h*a[2].d"
     assert schematic("a[12].b[0].c") == "a[:].b[:].c"
 
 
@@ -320,6 +321,8 @@ def test_the_number_of_a_dimension() -> None:
     assert number_of(("2", "h", "d"), {"h": 3, "d": 5}) == 30
     assert number_of(("h",), {}) is number_of(("2", "h"), {}) is number_of(("h+d",), {"h": 3}) is None
     assert number_of(("h+d",), {"h": 3, "d": 5}) == 8
+    assert number_of(("1+h*d",), {"h": 3, "d": 5}) == 16
+    assert number_of(("1+h*d",), {"h": 3}) is None
     assert number_of(("2", "h+d"), {"h": 3, "d": 5}) == 16
 
 

@@ -5,8 +5,8 @@ from math import prod
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import conv2d, linear
 from torch.nn.functional import interpolate as resample
-from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import additive
@@ -49,12 +49,42 @@ _skip = Check("attention_skip")
 _spatial = Check("spatial_attention")
 
 
+CONVOLVED, CONVOLVED_BACK = 2**23, 2**26
+"""From so many multiply-adds on, the CPU convolves faster than it copies and multiplies; the latter with gradients."""
+LARGEST_CONVOLVED = 16
+"""The largest patch of which PyTorch's convolution has a fast gradient on the CPU."""
+WRITTEN_OUT = 2**16
+"""Up to so many hidden units, the formula takes less time than the call of a kernel for additive scores."""
+
+
 def _patches(image: Tensor, patch: int) -> Tensor:
-    """Patches (*batch, rows·columns, patch, patch·channels) of an image, in memory of their own."""
+    """Patches (*batch, rows·columns, patch·patch·channels) of an image, in memory of their own."""
     *batch, height, width, channels = image.shape
     rows, columns = height // patch, width // patch
     pixels = image.reshape(*batch, rows, patch, columns, patch * channels).transpose(-3, -2)
-    return pixels.clone(memory_format=torch.contiguous_format).flatten(-4, -3)
+    copied = pixels.clone(memory_format=torch.contiguous_format)
+    return copied.view(*batch, rows * columns, patch * patch * channels)
+
+
+def _projected(image: Tensor, w: Tensor) -> Tensor:
+    """Patches of an image in float32 or float64, times w (d, patch, patch, channels)."""
+    *batch, height, width, channels = image.shape
+    d, patch = w.shape[:2]
+    if not _convolves(image, w):
+        return linear(_patches(image, patch), w.reshape(d, -1))
+    images = image.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
+    convolved = conv2d(images, w.permute(0, 3, 1, 2), stride=patch)
+    return convolved.permute(0, 2, 3, 1).reshape(*batch, -1, d)
+
+
+def _convolves(image: Tensor, w: Tensor) -> bool:
+    """Whether a convolution is faster. On GPUs it would round to TensorFloat-32, unless that is switched off."""
+    if not image.is_cpu or image.dtype is not torch.float32:
+        return False
+    multiply_adds = image.numel() * w.shape[0]
+    if torch.is_grad_enabled() and (image.requires_grad or w.requires_grad):
+        return w.shape[1] <= LARGEST_CONVOLVED and multiply_adds >= CONVOLVED_BACK
+    return multiply_adds >= CONVOLVED
 
 
 @implements(Patchify[Tensor])
@@ -64,16 +94,15 @@ def patchify(
 ) -> Float[Tensor, "*batch patches features"]:
     """One copy, in the order of patches."""
     _patchify(image, patch)
-    return _patches(image, patch).flatten(-2)
+    return _patches(image, patch)
 
 
 def _embedded(image: Tensor, parameters: PatchEmbeddingParameters[Tensor]) -> Tensor:
     """Patch embeddings, in float32 for half dtypes."""
     p, positions = parameters, widened(parameters.positions)
-    d, patch, *_ = p.w.shape
-    projected = linear(widened(_patches(image, patch).flatten(-2)), widened(p.w).reshape(d, -1))
+    projected = _projected(widened(image), widened(p.w))
     token = widened(p.class_token) + positions[0]
-    return torch.cat((token.expand(*projected.shape[:-2], 1, d), projected + positions[1:]), -2)
+    return torch.cat((token.expand(*projected.shape[:-2], 1, -1), projected + positions[1:]), -2)
 
 
 @implements(PatchEmbedding[Tensor])
@@ -81,7 +110,7 @@ def _embedded(image: Tensor, parameters: PatchEmbeddingParameters[Tensor]) -> Te
 def patch_embedding(
     image: Float[Tensor, "*batch height width channels"], parameters: PatchEmbeddingParameters[Tensor]
 ) -> Float[Tensor, "*batch tokens d"]:
-    """One product with all patches; half dtypes in float32."""
+    """One product with all patches, or a convolution; half dtypes in float32."""
     _patch_embedding(image, parameters)
     return _embedded(image, parameters).to(image.dtype)
 
@@ -191,7 +220,9 @@ def spatial_attention(
     _spatial(state, features, w_q, w_k, w_v)
     places = features.flatten(-3, -2)
     a, b = projections(state.unsqueeze(-2), places, w_q, w_k)
-    weights = additive.scores(a, b, widened(w_v)).softmax(-1)
+    v = widened(w_v)
+    scores = additive.scores(a, b, v) if b.numel() > WRITTEN_OUT else (((a + b).tanh()) @ v).unsqueeze(-2)
+    weights = scores.softmax(-1)
     context = (weights @ widened(places)).squeeze(-2)
     of_places = weights.reshape(*weights.shape[:-2], *features.shape[-3:-1])
     return context.to(state.dtype), of_places.to(state.dtype)
