@@ -335,3 +335,12 @@ def test_gradients_come_by_path() -> None:
     alone = gradients(total, arguments, State(None, torch.ones(2)))
     assert alone["gates[1].w"].tolist() == [1.0, 1.0]
     assert not alone["gates[0].w"].any()
+
+
+@pytest.mark.parametrize("wrong", [2.0, True, "2", None, torch.tensor(2)], ids=repr)
+def test_check_names_a_size_that_is_no_integer(wrong: Any) -> None:
+    check, x = Check("split_heads"), torch.zeros(3, 4)
+    with pytest.raises(TypeError) as raised:
+        check(x, wrong)
+    assert str(raised.value) == f"split_heads: heads: expected an integer; got {wrong!r}"
+    assert check(x, np.int64(2)) == check(x, 2) == (2, 3, 2)

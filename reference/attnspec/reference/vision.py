@@ -88,8 +88,8 @@ def interpolate(
 def along_rows(x: np.ndarray, size: int, align_corners: bool) -> np.ndarray:
     """Linear interpolation of x (*batch, a, d) to (*batch, size, d)."""
     a = x.shape[-2]
-    if a in (1, size):
-        return np.broadcast_to(x, (*x.shape[:-2], size, x.shape[-1]))
+    if a == size:
+        return x
     i, half = np.asarray(np.arange(size), dtype=x.dtype, like=x), x.dtype.type(0.5)
     position = i * (a - 1) / max(size - 1, 1) if align_corners else (i + half) * a / size - half
     lower, exact, within = _floor(a, size, align_corners)

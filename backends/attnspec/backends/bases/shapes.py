@@ -28,6 +28,7 @@ class Check:
         self.names = tuple(name for name, _ in nodes)
         self._nodes = tuple(n for _, n in nodes)
         self._readers = tuple(None if isinstance(n, Option) else reader(n) for n in self._nodes)
+        self._options = tuple((i, n) for i, n in enumerate(self._nodes) if isinstance(n, Option))
         varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walked(self.operation.call))
         self._leaves: list[_Place] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
         # Read now: torch.compile cannot enter the lock of a property that is computed once.
@@ -38,11 +39,14 @@ class Check:
         """Take the arguments in the Protocol's order, flags and words left out: tensors, trees of them, sizes.
 
         ``ShapeError`` names the first shape that does not fit; ``TypeError`` what is no tensor or no such tree, floats
-        that are not of one dtype (outside of autocast) and a mask that is not boolean; ``ValueError`` a tensor on
-        another device.
+        that are not of one dtype (outside of autocast), a mask that is not boolean and a size that is no integer;
+        ``ValueError`` a tensor on another device.
         """
         if torch.compiler.is_compiling():
             return self._traced(arguments)
+        for place, option in self._options:
+            if type(arguments[place]) is not int:
+                self._check_number(option, arguments[place])
         found: list[Any] = []
         numbers: list[Any] = []
         try:
@@ -68,6 +72,12 @@ class Check:
         taken = list(zip(self._nodes, self.names, arguments, strict=True))
         found = [place for n, name, x in taken for place in placed(n, x, name)]
         return [((leaf, items), x) for leaf, items, x in found if isinstance(leaf, Leaf)]
+
+    def _check_number(self, option: Option, value: Any) -> None:
+        """Refuse what is no number of the kind of an option: a tensor and a flag are none, integers of NumPy are."""
+        integer = hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
+        if not integer and not option.takes(value):
+            raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {value!r}")
 
     def _refuse_structure(self, arguments: Sequence[Any]) -> NoReturn:
         try:
