@@ -168,15 +168,14 @@ def interpolate(
 
 
 def _gated(x: Tensor, gating: Tensor, parameters: AttentionGateParameters[Tensor]) -> tuple[Tensor, Tensor]:
-    """Gated features and coefficients, in float32 for half dtypes; the signal is projected on its own grid."""
+    """Gated features and coefficients of x and a signal in float32 or wider; it is projected on its own grid."""
     w_x, w_g, b_g, psi, b_psi = (
         widened(w) for w in (parameters.w_x, parameters.w_g, parameters.b_g, parameters.psi, parameters.b_psi)
     )
-    wide = widened(x)
-    signal = _resampled(linear(widened(gating), w_g), tuple(x.shape[-4:-1]))
-    hidden = (linear(wide, w_x, b_g) + signal).relu()
+    signal = _resampled(linear(gating, w_g), tuple(x.shape[-4:-1]))
+    hidden = (linear(x, w_x, b_g) + signal).relu()
     coefficients = (hidden @ psi + b_psi).sigmoid()
-    return coefficients.unsqueeze(-1) * wide, coefficients
+    return coefficients.unsqueeze(-1) * x, coefficients
 
 
 @implements(AttentionGate[Tensor])
@@ -188,7 +187,7 @@ def attention_gate(
 ) -> tuple[Float[Tensor, "*batch slices rows columns d_x"], Float[Tensor, "*batch slices rows columns"]]:
     """Linear layers of x and of the signal, which is interpolated in between; half dtypes in float32."""
     _gate(x, gating, parameters)
-    gated, coefficients = _gated(x, gating, parameters)
+    gated, coefficients = _gated(widened(x), widened(gating), parameters)
     return gated.to(x.dtype), coefficients.to(x.dtype)
 
 
@@ -201,10 +200,11 @@ def attention_skip(
 ) -> Float[Tensor, "*batch slices rows columns d_x+d_g"]:
     """The gated features, then the interpolated signal."""
     _skip(x, gating, parameters)
-    gated, _ = _gated(x, gating, parameters)
-    signal = _resampled(widened(gating), tuple(x.shape[-4:-1]))
+    wide = widened(gating)  # once: in a half dtype, both parts of its gradient would be rounded before they are added
+    gated, _ = _gated(widened(x), wide, parameters)
+    signal = _resampled(wide, tuple(x.shape[-4:-1]))
     batch = broadcast(gated.shape[:-1], signal.shape[:-1])
-    return torch.cat([y.to(x.dtype).expand(*batch, y.shape[-1]) for y in (gated, signal)], -1)
+    return torch.cat([y.expand(*batch, y.shape[-1]).to(x.dtype) for y in (gated, signal)], -1)
 
 
 @implements(SpatialAttention[Tensor])
