@@ -318,6 +318,29 @@ def test_a_module_compiles_as_one_graph(case: Case) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_model_has_gradients(dynamic: bool) -> None:
+    module = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8), 2)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for n in (5, 7):
+        x = torch.randn(B, n, 6)
+        found, expected = (
+            torch.autograd.grad(f(x).square().sum(), list(module.parameters())) for f in (compiled, module)
+        )
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_weights_may_be_parametrized() -> None:
+    module = nn.RNNCell(6, 4)
+    torch.nn.utils.parametrizations.orthogonal(module, "w_hh")
+    x, state = torch.randn(B, 6), torch.randn(B, 4)
+    torch.testing.assert_close(module.w_hh @ module.w_hh.T, torch.eye(4))
+    assert equal(module(x, state), pytorch.rnn_cell(x, state, module.record()))
+    assert module.record().w_hh.requires_grad
+
+
 @each_case
 def test_autocast(case: Case) -> None:
     module, inputs = case.make(), case.inputs()

@@ -70,7 +70,7 @@ def records(layers: nn.ModuleList) -> tuple[Any, ...]:
 
 def _kept(value: Any, part: Any) -> nn.Module | nn.Parameter:
     if part is None:
-        return nn.Parameter(value.detach().clone())
+        return nn.Parameter(copied(value))
     if isinstance(value, tuple):
         return nn.ModuleList([part.from_record(layer) for layer in value])
     kept: nn.Module = part.from_record(value)
