@@ -348,8 +348,10 @@ LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
+    "attnspec.conformance.mutants.recurrent": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.transformer_decoders": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.vision": "a catalogue: one short function for each mutant",
+    "attnspec.spec.recurrent": "a catalogue: one Protocol for each of fourteen operations",
 }
 """Modules of more than 400 lines, with the reason."""
 

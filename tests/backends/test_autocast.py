@@ -12,7 +12,7 @@ from attnspec.backends.pytorch import additive
 from attnspec.spec import OPERATIONS, Kind, Leaf, Option
 from attnspec.spec.contract.tree import built, flatten, mapped, number_of, short
 
-SIZES = {"n": 3, "m": 5, "h": 2, "heads": 2}
+SIZES = {"n": 3, "m": 5, "h": 3, "heads": 2, "depth": 2}
 """Every other size is 4."""
 KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
 KEPT |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor
 
 import attnspec.backends.pytorch as backend
 from attnspec.reference import REFERENCE
-from attnspec.reference.budget import judged
+from attnspec.reference.budget import Judged, judged
 from attnspec.spec import (
     OPERATIONS,
     QUESTIONS,
@@ -50,7 +50,7 @@ MASKED = [o for o in DIFFERENTIABLE if o.mask]
 WEIGHING = [o for o in MASKED if not o.attended or o.pooled or o.linear]
 SIZES = {"n": 5, "m": 7, "d": 6, "d_q": 6, "d_k": 4, "d_v": 3, "h": 2, "heads": 2, "p_q": 4, "p_k": 8, "p_v": 5}
 SIZES |= {"p_o": 3, "d_x": 6, "d_m": 4, "d_s": 6, "d_h": 4, "f": 5, "q": 3, "d_p": 2, "vocabulary": 9}
-SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4}
+SIZES |= {"p": 4, "spare": 2, "d_y": 5, "t": 4, "depth": 2}
 SIZES |= {"slices": 4, "rows": 2, "columns": 3, "patch": 2, "channels": 3, "d_g": 5}
 SIZES |= {"slices_from": 2, "rows_from": 3, "columns_from": 5}
 SIZES |= {"taps": 4}
@@ -76,12 +76,14 @@ def arguments(
     def draw(node: Leaf | Option) -> Tensor | int | None:
         if isinstance(node, Option) and node.kind is Kind.SIZE:
             return chosen[node.path]
-        if isinstance(node, Option) or node.path in operation.lengths:
+        if isinstance(node, Option) or (node.path in operation.lengths and not operation.differentiable):
             return None
         core = (number_of(d.factors, {s: chosen[short(s)] for s in d.sizes}) or 0 for d in node.core)
         shape = (*(batch if node.batched else ()), *core)
         if node.kind is Kind.INT:
-            return torch.randint(chosen[operation.indices[node.path]], tuple(shape), generator=drawn)
+            counts = node.path in operation.lengths
+            bound = chosen[(operation.lengths if counts else operation.indices)[node.path]] + counts
+            return torch.randint(bound, tuple(shape), generator=drawn)
         if node.kind is Kind.FLOAT:
             return torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype)
         mask = torch.rand(shape, generator=drawn) < 0.6
@@ -184,6 +186,14 @@ def step(
     return (following @ p.w_o.mT + p.b_o).softmax(-1), following
 
 
+def last_state(states: Tensor, lengths: Tensor | None = None) -> Tensor:
+    if lengths is None:
+        return states[..., -1, :]
+    batch = torch.broadcast_shapes(states.shape[:-2], lengths.shape)  # type: ignore[no-untyped-call]
+    behind = torch.cat([torch.zeros_like(states[..., :1, :]), states], -2).expand(*batch, -1, -1)
+    return behind.take_along_dim(lengths.expand(batch)[..., None, None], -2).squeeze(-2)
+
+
 def teacher_forced(tokens: Tensor, state: Tensor, *given: Any, **how: Any) -> tuple[Tensor, Tensor]:
     found = []
     for i in range(tokens.shape[-1]):
@@ -220,6 +230,81 @@ def lstm(x: Tensor, state: tuple[Tensor, Tensor], parameters: LSTMParameters[Ten
 
     cell = gate("f").sigmoid() * c + gate("i").sigmoid() * gate("c").tanh()
     return gate("o").sigmoid() * cell.tanh(), cell
+
+
+def by_steps(
+    step: Callable[..., Any], x: Tensor, state: tuple[Tensor, ...], parameters: Any, lengths: Tensor | None = None,
+    backward: bool = False,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Hidden states, and the state at the length; states are tuples."""
+    steps = x.shape[-2]
+    shapes = [x.shape[:-2], *(s.shape[:-1] for s in state), () if lengths is None else lengths.shape]
+    batch = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    state = tuple(s.expand(*batch, -1) for s in state)
+    hidden = x.new_zeros(*batch, steps, state[0].shape[-1]).unbind(-2)
+    found = dict(enumerate(hidden))
+    for t in reversed(range(steps)) if backward else range(steps):
+        inside = torch.tensor(True) if lengths is None else (t < lengths)[..., None]
+        new = step(x[..., t, :], state, parameters)
+        state = tuple(torch.where(inside, n, s) for n, s in zip(new, state, strict=True))
+        found[t] = torch.where(inside, state[0], 0.0)
+    return torch.stack([found[t] for t in range(steps)], -2), state
+
+
+STEPS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "rnn": lambda x, state, p: ((x @ p.w_xh + state[0] @ p.w_hh + p.b_h).tanh(),),
+    "gru": lambda x, state, p: (gru(x, state[0], p),),
+    "lstm": lambda x, state, p: lstm(x, state, p),
+}
+
+
+def packed(state: Any) -> tuple[Tensor, ...]:
+    return state if isinstance(state, tuple) else (state,)
+
+
+def alone(state: tuple[Tensor, ...]) -> Any:
+    return state if len(state) > 1 else state[0]
+
+
+def sequence(kind: str) -> Callable[..., Any]:
+    def computed(x: Tensor, state: Any, parameters: Any, lengths: Tensor | None = None) -> Any:
+        states, final = by_steps(STEPS[kind], x, packed(state), parameters, lengths)
+        return states, alone(final)
+
+    return computed
+
+
+def both_ways(kind: str) -> Callable[..., Any]:
+    def computed(x: Tensor, state: Any, parameters: Any, lengths: Tensor | None = None) -> Any:
+        runs = [
+            by_steps(STEPS[kind], x, packed(s), p, lengths, backward)
+            for s, p, backward in zip(state, parameters, (False, True), strict=True)
+        ]
+        batch = torch.broadcast_shapes(*(states.shape[:-2] for states, _ in runs))  # type: ignore[no-untyped-call]
+        states = torch.cat([states.expand(*batch, -1, -1) for states, _ in runs], -1)
+        return states, tuple(alone(tuple(part.expand(*batch, -1) for part in final)) for _, final in runs)
+
+    return computed
+
+
+def stacked(kind: str) -> Callable[..., Any]:
+    def computed(x: Tensor, state: Any, layers: Any, lengths: Tensor | None = None) -> Any:
+        finals = []
+        for i, p in enumerate(layers):
+            x, final = by_steps(STEPS[kind], x, tuple(part[..., i, :] for part in packed(state)), p, lengths)
+            finals.append(final)
+        return x, alone(tuple(torch.stack(parts, -2) for parts in zip(*finals, strict=True)))
+
+    return computed
+
+
+def earlier_states(x: Tensor, state: Tensor, parameters: Any, lengths: Tensor | None = None) -> Any:
+    states, (final,) = by_steps(STEPS["rnn"], x, (state,), parameters, lengths)
+    steps = x.shape[-2]
+    mask = torch.ones(steps, steps, dtype=torch.bool).tril(-1)
+    if lengths is not None:
+        mask = mask & (torch.arange(steps) < lengths[..., None])[..., None]
+    return weights(states @ states.mT, mask) @ states, states, final
 
 
 def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
@@ -372,7 +457,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "output_distribution": lambda state, w, b: (state @ w.mT + b).softmax(-1),
     "concat_output": lambda context, state: beside(context, state),
     "concat_positions": lambda x, p: torch.cat((x, p.expand(*x.shape[:-1], -1)), -1),
-    "encoder_context": lambda states: states[..., -1, :],
+    "encoder_context": last_state,
     "decoder_step": step,
     "teacher_forced_decode": teacher_forced,
     "rnn_cell": rnn,
@@ -381,6 +466,10 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "feed_forward": perceptron,
     "gru_cell": gru,
     "lstm_cell": lstm,
+    **{kind: sequence(kind) for kind in STEPS},
+    **{f"bidirectional_{kind}": both_ways(kind) for kind in STEPS},
+    **{f"stacked_{kind}": stacked(kind) for kind in STEPS},
+    "rnn_self_attention": earlier_states,
     "encoder_layer": layer,
     "encoder_stack": stack,
     "patchify": patches,
@@ -411,6 +500,8 @@ def test_signatures_are_those_of_the_protocols(operation: Operation) -> None:
     ]
 
     def shape(annotation: Any) -> Any:
+        if get_origin(annotation) is Annotated:
+            return shape(get_args(annotation)[0])
         if hasattr(annotation, "dim_str"):
             return annotation.dtypes, annotation.dim_str
         origin = get_origin(annotation)
@@ -462,6 +553,13 @@ def test_results_are_those_of_the_formula(operation: Operation, masked: bool, ca
     torch.testing.assert_close(call(operation, given), FORMULAS[operation.name](**given))
 
 
+def flatten_judged(oracle: Any, path: str = "") -> dict[str, Judged]:
+    """Verdicts by the paths of the results."""
+    if not isinstance(oracle, tuple):
+        return {path: oracle}
+    return {p: x for i, part in enumerate(oracle) for p, x in flatten_judged(part, f"{path}[{i}]").items()}
+
+
 @pytest.mark.parametrize("sizes", [{}, {"n": 33, "m": 65}, {"n": 130, "m": 20, "d": 40}], ids=["small", "odd", "large"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @each_case
@@ -472,7 +570,9 @@ def test_errors_stay_within_the_budget(
     found = call(operation, given)
     plain = mapped(given, lambda _, a: backend.to_numpy(a) if isinstance(a, Tensor) else a)
     oracle = judged(REFERENCE[operation.name], plain, precision(backend.precision[str(dtype).removeprefix("torch.")]))
-    for result, verdict in zip(found, oracle, strict=True) if isinstance(found, tuple) else [(found, oracle)]:
+    verdicts = flatten_judged(oracle)
+    for path, result in flatten(found).items():
+        verdict = verdicts[path]
         assert result.dtype is dtype
         error = np.abs(backend.to_numpy(result).astype(verdict.value.dtype) - verdict.value)
         assert (error <= verdict.budget).all(), np.nanmax(error / verdict.budget)

@@ -205,6 +205,67 @@ def lstm(a: dict[str, Any]) -> list[list[Any]]:
     return [[o[k] * mp.tanh(x) for k, x in enumerate(cell)], cell]
 
 
+def by_steps(
+    cell: Callable[[dict[str, Any]], Any], x: Rows, state: Any, p: Any, length: int, backward: bool = False
+) -> tuple[list[Row], Any]:
+    """The hidden states, 0 from the length on, and the final state; of an LSTM's state (h, c) the first part."""
+    hidden: list[Row] = [[mp.mpf(0)] * len(state[0] if isinstance(state, tuple) else state) for _ in x]
+    for t in reversed(range(length)) if backward else range(length):
+        following = cell({"x": x[t], "state": state, "parameters": p})
+        pair = isinstance(state, tuple)
+        state, hidden[t] = (tuple(following), following[0]) if pair else (following, following)
+    return hidden, state
+
+
+def sequence(cell: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    def computed(a: dict[str, Any]) -> Any:
+        states, final = by_steps(cell, a["x"], a["state"], a["parameters"], a["lengths"])
+        return [states, *(final if isinstance(final, tuple) else (final,))]
+
+    return computed
+
+
+def both_ways(cell: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    def computed(a: dict[str, Any]) -> Any:
+        runs = [
+            by_steps(cell, a["x"], s, p, a["lengths"], backward)
+            for s, p, backward in zip(a["state"], a["parameters"], (False, True), strict=True)
+        ]
+        parts = [part for _, final in runs for part in (final if isinstance(final, tuple) else (final,))]
+        return [side_by_side([states for states, _ in runs]), *parts]
+
+    return computed
+
+
+def stacked(cell: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    def computed(a: dict[str, Any]) -> Any:
+        x, finals = a["x"], []
+        for i, p in enumerate(a["layers"]):
+            pair = isinstance(a["state"], tuple)
+            first = tuple(part[i] for part in a["state"]) if pair else a["state"][i]
+            x, final = by_steps(cell, x, first, p, a["lengths"])
+            finals.append(final if pair else (final,))
+        return [x, *map(list, zip(*finals, strict=True))]
+
+    return computed
+
+
+def rnn_cell(a: dict[str, Any]) -> list[Any]:
+    p = a["parameters"]
+    sums = affine(a["x"], p.w_xh, p.b_h), affine(a["state"], p.w_hh, [0] * len(a["state"]))
+    return [mp.tanh(u + v) for u, v in zip(*sums, strict=True)]
+
+
+def earlier_states(a: dict[str, Any]) -> Any:
+    states, final = by_steps(rnn_cell, a["x"], a["state"], a["parameters"], a["lengths"])
+    steps = range(len(states))
+    mask = [[j < i < a["lengths"] for j in steps] for i in steps]
+    return [attend(dot, states, states, states, {"mask": mask}), states, final]
+
+
+CELLS = {"rnn": rnn_cell, "gru": gru, "lstm": lstm}
+
+
 def normalized(rows: Rows, p: Any) -> list[list[Any]]:
     result = []
     for row in rows:
@@ -487,12 +548,16 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "teacher_forced_decode": teacher_forced,
     "concat_output": lambda a: [*a["context"], *a["state"]],
     "concat_positions": lambda a: [[*r, *s] for r, s in zip(a["x"], a["p"], strict=True)],
-    "rnn_cell": lambda a: squashed(a["x"], a["state"], a["parameters"]),
+    "rnn_cell": rnn_cell,
     "rnn_output": lambda a: affine(a["state"], a["w_hq"], a["b_q"]),
     "layer_norm": lambda a: normalized([a["x"]], a["parameters"])[0],
     "feed_forward": lambda a: perceptron(a["x"], a["parameters"]),
     "gru_cell": gru,
     "lstm_cell": lstm,
+    **{kind: sequence(cell) for kind, cell in CELLS.items()},
+    **{f"bidirectional_{kind}": both_ways(cell) for kind, cell in CELLS.items()},
+    **{f"stacked_{kind}": stacked(cell) for kind, cell in CELLS.items()},
+    "rnn_self_attention": earlier_states,
     "encoder_layer": encoder,
     "encoder_stack": lambda a: stack(encoder, a),
     "decoder_layer": masked_decoder,

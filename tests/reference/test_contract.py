@@ -25,7 +25,8 @@ def annotation(of: Any) -> Any:
         return (of.dim_str, *of.dtypes)
     origin, parts = get_origin(of), get_args(of)
     if origin in (Literal, Annotated):
-        return (annotation(parts[0]), *parts[1:]) if origin is Annotated else parts
+        # What renames sizes says nothing of the function.
+        return annotation(parts[0]) if origin is Annotated else parts
     if origin in (Union, UnionType):
         return frozenset(map(annotation, parts))
     return (origin, *map(annotation, parts)) if origin is tuple else origin or of

@@ -26,17 +26,11 @@ FILES = {
 
 AWAITED: tuple[str, ...] = (
     "beam_decode",
-    "bidirectional_gru",
-    "bidirectional_lstm",
-    "bidirectional_rnn",
     "cached_decoder_step",
     "decoder_only",
     "encoder_decoder",
     "encoder_only",
     "greedy_decode",
-    "rnn",
-    "rnn_self_attention",
-    "stacked_rnn",
 )
 """Owners that are being written."""
 

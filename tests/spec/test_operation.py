@@ -197,6 +197,11 @@ def test_what_sizes_count() -> None:
         attend.axis("z")
 
 
+def test_an_operation_may_say_that_there_are_some() -> None:
+    assert [attend.least(size) for size in ("n", "m", "h")] == [0, 0, 1]
+    assert [declared(Attend, nonempty="m").least(size) for size in ("n", "m", "h")] == [0, 1, 1]
+
+
 def test_an_operation_may_say_what_its_sizes_count() -> None:
     assert attend.axis("n") is Axis.QUERY
     assert reflect.axis("n") == Axis.QUERY | Axis.KEY
@@ -427,6 +432,7 @@ def test_a_chapter_exists() -> None:
         ({"sharpened": {"w": 1.0}}, f"sharpened: expected among {', '.join(paths(attend.leaves))}; got w"),
         ({"ordered": "window"}, f"ordered: expected among {', '.join(attend.call.names)}; got window"),
         ({"causal": "n t"}, "causal: expected among n, d_q, m, d_k, d_v, h; got t"),
+        ({"nonempty": "t"}, "nonempty: expected among n, d_q, m, d_k, d_v, h; got t"),
         (
             {"features": "scale"},
             "features: expected among allowed, causal, causal=False, causal=True, result; got scale",

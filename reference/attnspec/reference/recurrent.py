@@ -1,11 +1,23 @@
 """The formulas of recurrent networks."""
 
-import numpy as np
-from jaxtyping import Float
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
+from jaxtyping import Float, Int
+
+from attnspec.reference.attention import dot_product_attention
 from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
+from attnspec.reference.masking import causal_mask, padding_mask
+from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.recurrent import (
+    GRU,
+    LSTM,
+    RNN,
+    BidirectionalGRU,
+    BidirectionalLSTM,
+    BidirectionalRNN,
     GRUCell,
     GRUParameters,
     LSTMCell,
@@ -13,9 +25,34 @@ from attnspec.spec.recurrent import (
     RNNCell,
     RNNOutput,
     RNNParameters,
+    RNNSelfAttention,
+    StackedGRU,
+    StackedLSTM,
+    StackedRNN,
 )
 
-__all__ = ["gru_cell", "lstm_cell", "rnn_cell", "rnn_output"]
+__all__ = [
+    "bidirectional_gru",
+    "bidirectional_lstm",
+    "bidirectional_rnn",
+    "gru",
+    "gru_cell",
+    "lstm",
+    "lstm_cell",
+    "rnn",
+    "rnn_cell",
+    "rnn_output",
+    "rnn_self_attention",
+    "stacked_gru",
+    "stacked_lstm",
+    "stacked_rnn",
+]
+
+State: TypeAlias = tuple[np.ndarray, ...]
+"""The state of any network, as a tuple: (h,), of an LSTM (h, c)."""
+
+Step: TypeAlias = Callable[[np.ndarray, Any, Any], State]
+"""From an input, a state and parameters to the next state."""
 
 
 @defines(RNNCell[np.ndarray])
@@ -78,6 +115,229 @@ def lstm_cell(
     candidate = np.tanh(x @ p.w_xc + h @ p.w_hc + p.b_c)
     cell = forget_gate * c + input_gate * candidate
     return output_gate * np.tanh(cell), cell
+
+
+@defines(RNN[np.ndarray])
+def rnn(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: Float[np.ndarray, "*#batch h"],
+    parameters: RNNParameters[np.ndarray],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
+    """H_t is the cell's next state of X_t and H_{t−1}, from H₀ on."""
+    states, (final,) = sequence("rnn", rnn_step, x, (state,), parameters, lengths)
+    return states, final
+
+
+@defines(GRU[np.ndarray])
+def gru(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: Float[np.ndarray, "*#batch h"],
+    parameters: GRUParameters[np.ndarray],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
+    """H_t is the next state of X_t and H_{t−1}."""
+    states, (final,) = sequence("gru", gru_step, x, (state,), parameters, lengths)
+    return states, final
+
+
+@defines(LSTM[np.ndarray])
+def lstm(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: tuple[Float[np.ndarray, "*#batch h"], Float[np.ndarray, "*#batch h"]],
+    parameters: LSTMParameters[np.ndarray],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
+    """(H_t, C_t) is the next state of X_t and (H_{t−1}, C_{t−1}); the result has all H_t and the last C_t."""
+    states, (h, c) = sequence("lstm", lstm_cell, x, state, parameters, lengths)
+    return states, (h, c)
+
+
+@defines(BidirectionalRNN[np.ndarray])
+def bidirectional_rnn(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: tuple[Float[np.ndarray, "*#batch h"], Float[np.ndarray, "*#batch h"]],
+    parameters: tuple[RNNParameters[np.ndarray], RNNParameters[np.ndarray]],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t 2*h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
+    """A_t = [→H_t; ←H_t], the backward states from the last step that counts to the first."""
+    there, ((forward,), (backward,)) = both_ways(
+        "bidirectional_rnn", rnn_step, x, [(h,) for h in state], parameters, lengths
+    )
+    return there, (forward, backward)
+
+
+@defines(BidirectionalGRU[np.ndarray])
+def bidirectional_gru(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: tuple[Float[np.ndarray, "*#batch h"], Float[np.ndarray, "*#batch h"]],
+    parameters: tuple[GRUParameters[np.ndarray], GRUParameters[np.ndarray]],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t 2*h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
+    """A_t = [→H_t; ←H_t], each direction with parameters of its own."""
+    there, ((forward,), (backward,)) = both_ways(
+        "bidirectional_gru", gru_step, x, [(h,) for h in state], parameters, lengths
+    )
+    return there, (forward, backward)
+
+
+@defines(BidirectionalLSTM[np.ndarray])
+def bidirectional_lstm(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: tuple[
+        tuple[Float[np.ndarray, "*#batch h"], Float[np.ndarray, "*#batch h"]],
+        tuple[Float[np.ndarray, "*#batch h"], Float[np.ndarray, "*#batch h"]],
+    ],
+    parameters: tuple[LSTMParameters[np.ndarray], LSTMParameters[np.ndarray]],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[
+    Float[np.ndarray, "*batch t 2*h"],
+    tuple[
+        tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]],
+        tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]],
+    ],
+]:
+    """A_t = [→H_t; ←H_t] of two LSTMs."""
+    states, ((h, c), (back_h, back_c)) = both_ways("bidirectional_lstm", lstm_cell, x, state, parameters, lengths)
+    return states, ((h, c), (back_h, back_c))
+
+
+@defines(StackedRNN[np.ndarray])
+def stacked_rnn(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: Float[np.ndarray, "*#batch depth h"],
+    layers: tuple[RNNParameters[np.ndarray], ...],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch depth h"]]:
+    """H^(l) are the states of layer l on H^(l−1), from H^(0) = X on."""
+    states, (final,) = one_on_another("stacked_rnn", rnn_step, x, (state,), layers, lengths)
+    return states, final
+
+
+@defines(StackedGRU[np.ndarray])
+def stacked_gru(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: Float[np.ndarray, "*#batch depth h"],
+    layers: tuple[GRUParameters[np.ndarray], ...],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch depth h"]]:
+    """One GRU after another, from the inputs on."""
+    states, (final,) = one_on_another("stacked_gru", gru_step, x, (state,), layers, lengths)
+    return states, final
+
+
+@defines(StackedLSTM[np.ndarray])
+def stacked_lstm(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: tuple[Float[np.ndarray, "*#batch depth h"], Float[np.ndarray, "*#batch depth h"]],
+    layers: tuple[LSTMParameters[np.ndarray], ...],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[
+    Float[np.ndarray, "*batch t h"], tuple[Float[np.ndarray, "*batch depth h"], Float[np.ndarray, "*batch depth h"]]
+]:
+    """One LSTM after another, each on the hidden states of the one before."""
+    states, (h, c) = one_on_another("stacked_lstm", lstm_cell, x, state, layers, lengths)
+    return states, (h, c)
+
+
+@defines(RNNSelfAttention[np.ndarray])
+def rnn_self_attention(
+    x: Float[np.ndarray, "*#batch t d"],
+    state: Float[np.ndarray, "*#batch h"],
+    parameters: RNNParameters[np.ndarray],
+    *,
+    lengths: Int[np.ndarray, "*#batch"] | None = None,
+) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
+    """a_t = Σ_{j<t} softmax_j(h_tᵀ h_j) h_j."""
+    states, (final,) = sequence("rnn_self_attention", rnn_step, x, (state,), parameters, lengths)
+    steps = x.shape[-2]
+    earlier = causal_mask(steps, steps, include_self=False)
+    if lengths is not None:
+        earlier = earlier & padding_mask(lengths, steps)[..., :, None]
+    return dot_product_attention(states, states, states, mask=earlier), states, final
+
+
+def rnn_step(x: np.ndarray, state: State, parameters: RNNParameters[np.ndarray]) -> State:
+    """`rnn_cell`, with its state as a tuple."""
+    return (rnn_cell(x, state[0], parameters),)
+
+
+def gru_step(x: np.ndarray, state: State, parameters: GRUParameters[np.ndarray]) -> State:
+    """`gru_cell` likewise."""
+    return (gru_cell(x, state[0], parameters),)
+
+
+def sequence(
+    operation: str,
+    step: Step,
+    x: np.ndarray,
+    initial: State,
+    parameters: Any,
+    lengths: np.ndarray | None,
+    *,
+    backward: bool = False,
+) -> tuple[np.ndarray, State]:
+    """The hidden states (*batch, t, h) and the final state of a network that starts from the initial one.
+
+    From the length on, inputs do not count: the state stays as it is, and its place among the states is 0. ``backward``
+    begins with the last step.
+    """
+    steps = x.shape[-2]
+    shapes = [x.shape[:-2], *(part.shape[:-1] for part in initial)]
+    if lengths is not None:
+        outside = lengths[(lengths < 0) | (lengths > steps)]
+        if outside.size:
+            raise ShapeError(operation, "lengths", f"lengths in 0..{steps}", outside.flat[0])
+        x = np.where((np.arange(steps) < lengths[..., None])[..., None], x, 0)
+        shapes.append(lengths.shape)
+    batch = np.broadcast_shapes(*shapes)
+    state = tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in initial)
+    none = state[0][..., None, :][..., :0, :]
+    states = []
+    for t in reversed(range(steps)) if backward else range(steps):
+        following = step(x[..., t, :], state, parameters)
+        if lengths is None:
+            state, hidden = following, following[0]
+        else:
+            counts = (t < lengths)[..., None]
+            state = tuple(np.where(counts, new, old) for new, old in zip(following, state, strict=True))
+            hidden = np.where(counts, state[0], 0)
+        states.append(hidden[..., None, :])
+    return np.concatenate([none, *(states[::-1] if backward else states)], axis=-2), state
+
+
+def both_ways(
+    operation: str, step: Step, x: np.ndarray, initial: Sequence[State], parameters: Sequence[Any], lengths: Any
+) -> tuple[np.ndarray, list[State]]:
+    """The states of a forward and a backward network side by side, and the final states of both."""
+    batch = np.broadcast_shapes(x.shape[:-2], *(part.shape[:-1] for first in initial for part in first))
+    initial = [tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in first) for first in initial]
+    runs = [
+        sequence(operation, step, x, first, p, lengths, backward=backward)
+        for first, p, backward in zip(initial, parameters, (False, True), strict=True)
+    ]
+    return np.concatenate([states for states, _ in runs], axis=-1), [final for _, final in runs]
+
+
+def one_on_another(
+    operation: str, step: Step, x: np.ndarray, initial: State, layers: Sequence[Any], lengths: Any
+) -> tuple[np.ndarray, State]:
+    """The states of the last of several layers, and the final states (*batch, depth, h) of all."""
+    finals = []
+    for i, p in enumerate(layers):
+        first = tuple(part[..., i, :] for part in initial)
+        x, final = sequence(operation, step, x, first, p, lengths)
+        finals.append([part[..., None, :] for part in final])
+    return x, tuple(np.concatenate(parts, axis=-2) for parts in zip(*finals, strict=True))
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

@@ -1,21 +1,29 @@
-"""Recurrent networks: cells, which compute the next state from an input and the previous state.
+"""Recurrent networks: cells, which compute the next state from an input and the previous state, and sequences of them.
 
 Where: Weights are (in, out), as S4 prints them: a row vector is multiplied from the left.
-Edges: An empty batch gives an empty result.
+Edges: An empty batch gives an empty result. Steps from `lengths` on are padding: whatever x holds there, NaN included,
+states are 0, and the final state is that of the last step before. With `lengths` = 0, as with `t` = 0, it is the
+initial one.
 """
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypedDict
+from typing import Annotated, Generic, Protocol, TypedDict
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from attnspec.spec.contract.annotations import Array
+from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.semantics import depends_on
-from attnspec.spec.contract.sources import S0, S4
+from attnspec.spec.contract.sources import S0, S2, S3, S4
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "BidirectionalGRU",
+    "BidirectionalLSTM",
+    "BidirectionalRNN",
     "GRUCell",
     "GRUParameters",
     "LSTMCell",
@@ -23,8 +31,12 @@ __all__ = [
     "RNNCell",
     "RNNOutput",
     "RNNParameters",
+    "RNNSelfAttention",
     "RecurrentOperations",
     "RecurrentTable",
+    "StackedGRU",
+    "StackedLSTM",
+    "StackedRNN",
 ]
 
 
@@ -165,6 +177,301 @@ class LSTMCell(Protocol[Array]):
     ) -> tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]: ...
 
 
+@operation(
+    "rnn",
+    chapter="recurrent",
+    formula=r"H_t = \operatorname{cell}(X_t, H_{t-1}),\quad t = 1, \dots, \ell",
+    sources=[S0.equation(12), S4.passage("RNN")],
+    axes={"d": Axis.WIDTH},
+    causal="t",
+    results="states final",
+    lengths={"lengths": "t"},
+)
+class RNN(Protocol[Array]):
+    """A recurrent network over a sequence: the state after every step, and the last one.
+
+    Where: The cell is `rnn_cell`, H₀ is `state`, ℓ the length of a sequence. States have no unit.
+    Domain: That of the cell, at every step.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: Float[Array, "*#batch h"],
+        parameters: RNNParameters[Array],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t h"], Float[Array, "*batch h"]]: ...
+
+
+@operation(
+    "gru",
+    chapter="recurrent",
+    formula=r"H_t = \operatorname{GRU}(X_t, H_{t-1}),\quad t = 1, \dots, \ell",
+    sources=[S3.passage("Encoder: Bidirectional RNN"), S4.passage("GRU Gated Recurrent Unit")],
+    axes={"d": Axis.WIDTH},
+    causal="t",
+    results="states final",
+    lengths={"lengths": "t"},
+)
+class GRU(Protocol[Array]):
+    """A GRU over a sequence: what `gru_cell` makes of every input and the state before it.
+
+    Where: H₀ is `state`, ℓ the length. The reset gate is applied as in the cell (semantics `gru_reset`).
+    Domain: No step overflows.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: Float[Array, "*#batch h"],
+        parameters: GRUParameters[Array],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t h"], Float[Array, "*batch h"]]: ...
+
+
+@operation(
+    "lstm",
+    chapter="recurrent",
+    formula=r"(H_t, C_t) = \operatorname{LSTM}(X_t, (H_{t-1}, C_{t-1})),\quad t = 1, \dots, \ell",
+    sources=[S3.passage("Encoder: Bidirectional RNN"), S4.passage("LSTM")],
+    axes={"d": Axis.WIDTH},
+    causal="t",
+    results="states h c",
+    lengths={"lengths": "t"},
+)
+class LSTM(Protocol[Array]):
+    """An LSTM over a sequence: `lstm_cell` at every step; the states are the hidden ones, without the cells.
+
+    Where: The state is (h₀, c₀), the final one (h_ℓ, c_ℓ) with the length ℓ. |c_t| ≤ |c₀| + t.
+    Domain: No gate overflows at any step.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: tuple[Float[Array, "*#batch h"], Float[Array, "*#batch h"]],
+        parameters: LSTMParameters[Array],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t h"], tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]]: ...
+
+
+@operation(
+    "bidirectional_rnn",
+    chapter="recurrent",
+    formula=r"A_t = [\overrightarrow H_t; \overleftarrow H_t],\quad"
+    r" \overrightarrow H_t = \operatorname{cell}(X_t, \overrightarrow H_{t-1}),\quad"
+    r" \overleftarrow H_t = \operatorname{cell}'(X_t, \overleftarrow H_{t+1})",
+    sources=[S3.passage("Encoder: Bidirectional RNN")],
+    axes={"d": Axis.WIDTH},
+    results="states forward backward",
+    lengths={"lengths": "t"},
+)
+class BidirectionalRNN(Protocol[Array]):
+    """Two recurrent networks over a sequence, one forwards and one backwards: a word's annotation has both states.
+
+    Where: `state` and `parameters` are pairs, of the forward and of the backward network. The backward one starts at
+    the last step that counts, and its final state is that of the first step.
+    Domain: That of both networks.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: tuple[Float[Array, "*#batch h"], Float[Array, "*#batch h"]],
+        parameters: tuple[RNNParameters[Array], RNNParameters[Array]],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t 2*h"], tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]]: ...
+
+
+@operation(
+    "bidirectional_gru",
+    chapter="recurrent",
+    formula=r"A_t = [\overrightarrow H_t; \overleftarrow H_t],\quad"
+    r" \overrightarrow H_t = \operatorname{GRU}(X_t, \overrightarrow H_{t-1}),\quad"
+    r" \overleftarrow H_t = \operatorname{GRU}'(X_t, \overleftarrow H_{t+1})",
+    sources=[S3.passage("Encoder: Bidirectional RNN")],
+    axes={"d": Axis.WIDTH},
+    results="states forward backward",
+    lengths={"lengths": "t"},
+)
+class BidirectionalGRU(Protocol[Array]):
+    """Two GRUs over a sequence, forwards and backwards, with their states side by side.
+
+    Where: `state` and `parameters` are pairs, forward and backward (semantics `gru_reset` for both).
+    Domain: That of both GRUs.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: tuple[Float[Array, "*#batch h"], Float[Array, "*#batch h"]],
+        parameters: tuple[GRUParameters[Array], GRUParameters[Array]],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t 2*h"], tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]]: ...
+
+
+@operation(
+    "bidirectional_lstm",
+    chapter="recurrent",
+    formula=r"A_t = [\overrightarrow H_t; \overleftarrow H_t],\quad"
+    r" (\overrightarrow H_t, \overrightarrow C_t) ="
+    r" \operatorname{LSTM}(X_t, (\overrightarrow H_{t-1}, \overrightarrow C_{t-1})),\quad"
+    r" (\overleftarrow H_t, \overleftarrow C_t) ="
+    r" \operatorname{LSTM}'(X_t, (\overleftarrow H_{t+1}, \overleftarrow C_{t+1}))",
+    sources=[S3.passage("Encoder: Bidirectional RNN")],
+    axes={"d": Axis.WIDTH},
+    results="states forward_h forward_c backward_h backward_c",
+    lengths={"lengths": "t"},
+)
+class BidirectionalLSTM(Protocol[Array]):
+    """Two LSTMs over a sequence, forwards and backwards, with their hidden states side by side.
+
+    Where: `state` and `parameters` are pairs, forward and backward, each state a pair (h, c). So are the final states.
+    Domain: That of both LSTMs.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: tuple[
+            tuple[Float[Array, "*#batch h"], Float[Array, "*#batch h"]],
+            tuple[Float[Array, "*#batch h"], Float[Array, "*#batch h"]],
+        ],
+        parameters: tuple[LSTMParameters[Array], LSTMParameters[Array]],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[
+        Float[Array, "*batch t 2*h"],
+        tuple[
+            tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]],
+            tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]],
+        ],
+    ]: ...
+
+
+@operation(
+    "stacked_rnn",
+    chapter="recurrent",
+    formula=r"H^{(0)} = X,\quad H^{(l)}_t = \operatorname{cell}^{(l)}(H^{(l-1)}_t, H^{(l)}_{t-1})",
+    sources=[S3.passage("Multi-Layer RNNs")],
+    axes={"d": Axis.WIDTH},
+    causal="t",
+    nonempty="depth",
+    results="states final",
+    lengths={"lengths": "t"},
+)
+class StackedRNN(Protocol[Array]):
+    """Recurrent networks one on another: the states of each are the inputs of the next, those of the last the result.
+
+    Where: The first layer takes inputs of width d, the others of width h. `state` and the final state have a row for
+    every layer, the first one first.
+    Domain: That of every layer.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: Float[Array, "*#batch depth h"],
+        layers: Annotated[tuple[RNNParameters[Array], ...], sizes(count="depth", d=("d", "h"))],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t h"], Float[Array, "*batch depth h"]]: ...
+
+
+@operation(
+    "stacked_gru",
+    chapter="recurrent",
+    formula=r"H^{(0)} = X,\quad H^{(l)}_t = \operatorname{GRU}^{(l)}(H^{(l-1)}_t, H^{(l)}_{t-1})",
+    sources=[S3.passage("Multi-Layer RNNs")],
+    axes={"d": Axis.WIDTH},
+    causal="t",
+    nonempty="depth",
+    results="states final",
+    lengths={"lengths": "t"},
+)
+class StackedGRU(Protocol[Array]):
+    """GRUs one on another, the first on inputs of width d, the others on states.
+
+    Where: A layer is `gru`; `state` and the final state have a row for each (semantics `gru_reset` for all).
+    Domain: That of every GRU.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: Float[Array, "*#batch depth h"],
+        layers: Annotated[tuple[GRUParameters[Array], ...], sizes(count="depth", d=("d", "h"))],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t h"], Float[Array, "*batch depth h"]]: ...
+
+
+@operation(
+    "stacked_lstm",
+    chapter="recurrent",
+    formula=r"H^{(0)} = X,\quad"
+    r" (H^{(l)}_t, C^{(l)}_t) = \operatorname{LSTM}^{(l)}(H^{(l-1)}_t, (H^{(l)}_{t-1}, C^{(l)}_{t-1}))",
+    sources=[S3.passage("Multi-Layer RNNs")],
+    axes={"d": Axis.WIDTH},
+    causal="t",
+    nonempty="depth",
+    results="states h c",
+    lengths={"lengths": "t"},
+)
+class StackedLSTM(Protocol[Array]):
+    """LSTMs one on another: a layer passes its hidden states on, and keeps its cells to itself.
+
+    Where: A layer is `lstm`; h and c, at first and finally, have a row for each.
+    Domain: That of every LSTM.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: tuple[Float[Array, "*#batch depth h"], Float[Array, "*#batch depth h"]],
+        layers: Annotated[tuple[LSTMParameters[Array], ...], sizes(count="depth", d=("d", "h"))],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t h"], tuple[Float[Array, "*batch depth h"], Float[Array, "*batch depth h"]]]: ...
+
+
+@operation(
+    "rnn_self_attention",
+    chapter="recurrent",
+    formula=r"a_t = \sum_{j=1}^{t-1} \alpha_{tj} h_j,\quad"
+    r" \alpha_{tj} = \frac{\exp(h_t^\top h_j)}{\sum_{i<t} \exp(h_t^\top h_i)},\quad"
+    r" h_t = \operatorname{cell}(x_t, h_{t-1})",
+    sources=[S2.passage("Attention in RNNs")],
+    axes={"d": Axis.WIDTH},
+    causal="t",
+    results="contexts states final",
+    lengths={"lengths": "t"},
+)
+class RNNSelfAttention(Protocol[Array]):
+    """Self-attention in a recurrent network: every state attends to the states before it.
+
+    Where: S2 leaves the score open; here it is the dot product. The states h_t are those of `rnn`, h₀ is `state`, which
+    nothing attends to: the contexts a_t do not enter the states.
+    Domain: Neither a step nor a score overflows.
+    Edges: The first state has none before it, and its context is 0. The context of the second is the first state.
+    Contexts of padding are 0.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch t d"],
+        state: Float[Array, "*#batch h"],
+        parameters: RNNParameters[Array],
+        *,
+        lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[Float[Array, "*batch t h"], Float[Array, "*batch t h"], Float[Array, "*batch h"]]: ...
+
+
 class RecurrentOperations(Generic[Array]):
     """The operations of recurrent networks as methods of a backend class."""
 
@@ -172,6 +479,16 @@ class RecurrentOperations(Generic[Array]):
     rnn_output: RNNOutput[Array]
     gru_cell: GRUCell[Array]
     lstm_cell: LSTMCell[Array]
+    rnn: RNN[Array]
+    gru: GRU[Array]
+    lstm: LSTM[Array]
+    bidirectional_rnn: BidirectionalRNN[Array]
+    bidirectional_gru: BidirectionalGRU[Array]
+    bidirectional_lstm: BidirectionalLSTM[Array]
+    stacked_rnn: StackedRNN[Array]
+    stacked_gru: StackedGRU[Array]
+    stacked_lstm: StackedLSTM[Array]
+    rnn_self_attention: RNNSelfAttention[Array]
 
 
 class RecurrentTable(TypedDict, Generic[Array], total=False):
@@ -181,3 +498,13 @@ class RecurrentTable(TypedDict, Generic[Array], total=False):
     rnn_output: RNNOutput[Array]
     gru_cell: GRUCell[Array]
     lstm_cell: LSTMCell[Array]
+    rnn: RNN[Array]
+    gru: GRU[Array]
+    lstm: LSTM[Array]
+    bidirectional_rnn: BidirectionalRNN[Array]
+    bidirectional_gru: BidirectionalGRU[Array]
+    bidirectional_lstm: BidirectionalLSTM[Array]
+    stacked_rnn: StackedRNN[Array]
+    stacked_gru: StackedGRU[Array]
+    stacked_lstm: StackedLSTM[Array]
+    rnn_self_attention: RNNSelfAttention[Array]

@@ -1,14 +1,23 @@
-"""Recurrent cells. Protocols: ``attnspec.spec.recurrent``."""
+"""Recurrent cells and sequences. Protocols: ``attnspec.spec.recurrent``."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
+from attnspec.backends.pytorch.attention import dot_product_attention
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import lowers
+from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.recurrence import Network, State, checked_lengths, recurrence
 from attnspec.spec import (
+    GRU,
+    LSTM,
+    RNN,
+    BidirectionalGRU,
+    BidirectionalLSTM,
+    BidirectionalRNN,
     GRUCell,
     GRUParameters,
     LSTMCell,
@@ -16,15 +25,45 @@ from attnspec.spec import (
     RNNCell,
     RNNOutput,
     RNNParameters,
+    RNNSelfAttention,
+    StackedGRU,
+    StackedLSTM,
+    StackedRNN,
     implements,
 )
+from attnspec.spec.contract.tree import mapped
 
-__all__ = ["gru_cell", "lstm_cell", "rnn_cell", "rnn_output"]
+__all__ = [
+    "bidirectional_gru",
+    "bidirectional_lstm",
+    "bidirectional_rnn",
+    "gru",
+    "gru_cell",
+    "lstm",
+    "lstm_cell",
+    "rnn",
+    "rnn_cell",
+    "rnn_output",
+    "rnn_self_attention",
+    "stacked_gru",
+    "stacked_lstm",
+    "stacked_rnn",
+]
 
-_rnn = Check("rnn_cell")
-_gru = Check("gru_cell")
+_rnn_cell = Check("rnn_cell")
+_gru_cell = Check("gru_cell")
 _output = Check("rnn_output")
-_lstm = Check("lstm_cell")
+_lstm_cell = Check("lstm_cell")
+_rnn = Check("rnn")
+_gru = Check("gru")
+_lstm = Check("lstm")
+_bidirectional_rnn = Check("bidirectional_rnn")
+_bidirectional_gru = Check("bidirectional_gru")
+_bidirectional_lstm = Check("bidirectional_lstm")
+_stacked_rnn = Check("stacked_rnn")
+_stacked_gru = Check("stacked_gru")
+_stacked_lstm = Check("stacked_lstm")
+_self_attention = Check("rnn_self_attention")
 
 
 @implements(RNNCell[Tensor])
@@ -33,7 +72,7 @@ def rnn_cell(
     x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: RNNParameters[Tensor]
 ) -> Float[Tensor, "*batch h"]:
     """tanh of an affine map of input and state."""
-    _rnn(x, state, parameters)
+    _rnn_cell(x, state, parameters)
     p = parameters
     summed = widened(x) @ widened(p.w_xh) + widened(state) @ widened(p.w_hh) + widened(p.b_h)
     return summed.tanh().to(x.dtype)
@@ -58,7 +97,7 @@ def gru_cell(
 
     torch.gru_cell multiplies by the reset gate after the product.
     """
-    _gru(x, state, parameters)
+    _gru_cell(x, state, parameters)
     p, h = parameters, widened(state)
     of_input = widened(x) @ widened(torch.cat([p.w_xr, p.w_xz, p.w_xh], -1)) + widened(torch.cat([p.b_r, p.b_z, p.b_h]))
     width = h.shape[-1]
@@ -76,7 +115,7 @@ def lstm_cell(
     parameters: LSTMParameters[Tensor],
 ) -> tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]:
     """All four gates in one product for the input and one for the state."""
-    _lstm(x, state, parameters)
+    _lstm_cell(x, state, parameters)
     p, (h, c) = parameters, state
     of_input = torch.cat([p.w_xi, p.w_xf, p.w_xo, p.w_xc], -1)
     of_state = torch.cat([p.w_hi, p.w_hf, p.w_ho, p.w_hc], -1)
@@ -86,3 +125,225 @@ def lstm_cell(
     input_gate, forget_gate, output_gate = sigmoids.chunk(3, -1)
     cell = forget_gate * widened(c) + input_gate * candidate
     return (output_gate * cell.tanh()).to(x.dtype), cell.to(x.dtype)
+
+
+def _rnn_weights(p: RNNParameters[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return p.w_xh, p.w_hh, p.b_h
+
+
+def _rnn_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
+    return (torch.addmm(of_input, state[0], w_h).tanh(),)
+
+
+def _gru_weights(p: GRUParameters[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.cat([p.w_xr, p.w_xz, p.w_xh], -1),
+        torch.cat([p.w_hr, p.w_hz, p.w_hh], -1),
+        torch.cat([p.b_r, p.b_z, p.b_h]),
+    )
+
+
+def _gru_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
+    (h,) = state
+    gates = 2 * h.shape[-1]
+    reset, update = torch.addmm(of_input[:, :gates], h, w_h[:, :gates]).sigmoid().chunk(2, -1)
+    candidate = torch.addmm(of_input[:, gates:], reset * h, w_h[:, gates:]).tanh()
+    return (torch.lerp(candidate, h, update),)
+
+
+def _lstm_weights(p: LSTMParameters[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.cat([p.w_xi, p.w_xf, p.w_xc, p.w_xo], -1),
+        torch.cat([p.w_hi, p.w_hf, p.w_hc, p.w_ho], -1),
+        torch.cat([p.b_i, p.b_f, p.b_c, p.b_o]),
+    )
+
+
+def _lstm_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
+    h, c = state
+    input_gate, forget_gate, candidate, output_gate = torch.addmm(of_input, h, w_h).chunk(4, -1)
+    cell = forget_gate.sigmoid() * c + input_gate.sigmoid() * candidate.tanh()
+    return output_gate.sigmoid() * cell.tanh(), cell
+
+
+_RNN = Network(_rnn_weights, _rnn_step, torch.rnn_tanh)
+_GRU = Network(_gru_weights, _gru_step)  # torch.gru multiplies by the reset gate after the product
+_LSTM = Network(_lstm_weights, _lstm_step, torch.lstm)
+
+
+@implements(RNN[Tensor])
+@lowers
+def rnn(
+    x: Float[Tensor, "*#batch t d"],
+    state: Float[Tensor, "*#batch h"],
+    parameters: RNNParameters[Tensor],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
+    """torch.rnn_tanh, of packed sequences where lengths differ."""
+    *batch, steps, _ = _rnn(x, state, parameters, lengths)
+    lengths = checked_lengths("rnn", lengths, steps)
+    states, ((final,),) = recurrence(_RNN, x, [(state,)], [parameters], lengths, batch)
+    return states, final
+
+
+@implements(GRU[Tensor])
+@lowers
+def gru(
+    x: Float[Tensor, "*#batch t d"],
+    state: Float[Tensor, "*#batch h"],
+    parameters: GRUParameters[Tensor],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
+    """Step by step, after one product with all inputs."""
+    *batch, steps, _ = _gru(x, state, parameters, lengths)
+    lengths = checked_lengths("gru", lengths, steps)
+    states, ((final,),) = recurrence(_GRU, x, [(state,)], [parameters], lengths, batch)
+    return states, final
+
+
+@implements(LSTM[Tensor])
+@lowers
+def lstm(
+    x: Float[Tensor, "*#batch t d"],
+    state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
+    parameters: LSTMParameters[Tensor],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
+    """torch.lstm, of packed sequences where lengths differ."""
+    *batch, steps, _ = _lstm(x, state, parameters, lengths)
+    lengths = checked_lengths("lstm", lengths, steps)
+    states, ((h, c),) = recurrence(_LSTM, x, [state], [parameters], lengths, batch)
+    return states, (h, c)
+
+
+@implements(BidirectionalRNN[Tensor])
+@lowers
+def bidirectional_rnn(
+    x: Float[Tensor, "*#batch t d"],
+    state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
+    parameters: tuple[RNNParameters[Tensor], RNNParameters[Tensor]],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
+    """Both directions in one call of torch.rnn_tanh."""
+    *batch, steps, _ = _bidirectional_rnn(x, state, parameters, lengths)
+    lengths = checked_lengths("bidirectional_rnn", lengths, steps)
+    initial = [(h,) for h in state]
+    states, ((forward,), (backward,)) = recurrence(_RNN, x, initial, parameters, lengths, batch, directions=2)
+    return states, (forward, backward)
+
+
+@implements(BidirectionalGRU[Tensor])
+@lowers
+def bidirectional_gru(
+    x: Float[Tensor, "*#batch t d"],
+    state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
+    parameters: tuple[GRUParameters[Tensor], GRUParameters[Tensor]],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
+    """Step by step, in each direction."""
+    *batch, steps, _ = _bidirectional_gru(x, state, parameters, lengths)
+    lengths = checked_lengths("bidirectional_gru", lengths, steps)
+    initial = [(h,) for h in state]
+    states, ((forward,), (backward,)) = recurrence(_GRU, x, initial, parameters, lengths, batch, directions=2)
+    return states, (forward, backward)
+
+
+@implements(BidirectionalLSTM[Tensor])
+@lowers
+def bidirectional_lstm(
+    x: Float[Tensor, "*#batch t d"],
+    state: tuple[
+        tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
+        tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
+    ],
+    parameters: tuple[LSTMParameters[Tensor], LSTMParameters[Tensor]],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[
+    Float[Tensor, "*batch t 2*h"],
+    tuple[
+        tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]],
+        tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]],
+    ],
+]:
+    """Both directions in one call of torch.lstm."""
+    *batch, steps, _ = _bidirectional_lstm(x, state, parameters, lengths)
+    lengths = checked_lengths("bidirectional_lstm", lengths, steps)
+    states, ((h, c), (back_h, back_c)) = recurrence(_LSTM, x, state, parameters, lengths, batch, directions=2)
+    return states, ((h, c), (back_h, back_c))
+
+
+@implements(StackedRNN[Tensor])
+@lowers
+def stacked_rnn(
+    x: Float[Tensor, "*#batch t d"],
+    state: Float[Tensor, "*#batch depth h"],
+    layers: tuple[RNNParameters[Tensor], ...],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
+    """All layers in one call of torch.rnn_tanh."""
+    *batch, steps, _ = _stacked_rnn(x, state, layers, lengths)
+    lengths = checked_lengths("stacked_rnn", lengths, steps)
+    states, finals = recurrence(_RNN, x, [(h,) for h in state.unbind(-2)], layers, lengths, batch)
+    return states, torch.stack([h for (h,) in finals], -2)
+
+
+@implements(StackedGRU[Tensor])
+@lowers
+def stacked_gru(
+    x: Float[Tensor, "*#batch t d"],
+    state: Float[Tensor, "*#batch depth h"],
+    layers: tuple[GRUParameters[Tensor], ...],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
+    """Layer by layer, each step by step."""
+    *batch, steps, _ = _stacked_gru(x, state, layers, lengths)
+    lengths = checked_lengths("stacked_gru", lengths, steps)
+    states, finals = recurrence(_GRU, x, [(h,) for h in state.unbind(-2)], layers, lengths, batch)
+    return states, torch.stack([h for (h,) in finals], -2)
+
+
+@implements(StackedLSTM[Tensor])
+@lowers
+def stacked_lstm(
+    x: Float[Tensor, "*#batch t d"],
+    state: tuple[Float[Tensor, "*#batch depth h"], Float[Tensor, "*#batch depth h"]],
+    layers: tuple[LSTMParameters[Tensor], ...],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch depth h"], Float[Tensor, "*batch depth h"]]]:
+    """All layers in one call of torch.lstm."""
+    *batch, steps, _ = _stacked_lstm(x, state, layers, lengths)
+    lengths = checked_lengths("stacked_lstm", lengths, steps)
+    initial = list(zip(*(part.unbind(-2) for part in state), strict=True))
+    states, finals = recurrence(_LSTM, x, initial, layers, lengths, batch)
+    h, c = (torch.stack(part, -2) for part in zip(*finals, strict=True))
+    return states, (h, c)
+
+
+@implements(RNNSelfAttention[Tensor])
+@lowers
+def rnn_self_attention(
+    x: Float[Tensor, "*#batch t d"],
+    state: Float[Tensor, "*#batch h"],
+    parameters: RNNParameters[Tensor],
+    *,
+    lengths: Int[Tensor, "*#batch"] | None = None,
+) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
+    """torch.rnn_tanh, and attention of its states under a strict causal mask."""
+    *batch, steps, _ = _self_attention(x, state, parameters, lengths)
+    lengths = checked_lengths("rnn_self_attention", lengths, steps)
+    parts = (widened(state),), mapped(parameters, lambda _, w: widened(w))
+    states, ((final,),) = recurrence(_RNN, widened(x), [parts[0]], [parts[1]], lengths, batch)
+    earlier = causal_triangle(steps, steps, x.device, include_self=False)
+    if lengths is not None:
+        earlier = earlier & (torch.arange(steps, device=x.device) < lengths[..., None])[..., None]
+    contexts = dot_product_attention(states, states, states, mask=earlier)
+    return contexts.to(x.dtype), states.to(x.dtype), final.to(x.dtype)

@@ -165,17 +165,18 @@ class Arguments(Mapping[str, Any]):
 
         ``change`` is called with an array and an axis. An axis of size 1 that broadcasts is left as it is, unless the
         size itself is 1. Of a product of sizes, blocks are changed. If the size counts the items of a tuple, items are
-        selected.
+        selected. Lengths along an axis that becomes shorter are cut with it.
         """
-        if size in self.operation.counts:
-            return self._items(size, change)
         changed: dict[str, Any] = {}
         if size in self._flat:
             changed[size] = change(np.arange(cast(int, self._flat[size])), 0).shape[0]
         for leaf, x in self.given:
             if size in leaf.sizes and only & self.operation.role(leaf):
                 changed[leaf.path] = along(x, leaf, size, self.binding, change)
-        return self._copy(changed)
+            elif self.operation.lengths.get(leaf.path) == size:
+                changed[leaf.path] = np.asarray(np.minimum(x, change(np.arange(self.size(size)), 0).shape[0]))
+        copy = self._copy(changed)
+        return copy._items(size, change) if size in self.operation.counts else copy
 
     def _items(self, size: str, change: Change) -> "Arguments":
         """A copy whose tuples of this length have the items that ``change`` selects from 0, 1, …."""

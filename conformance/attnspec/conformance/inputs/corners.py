@@ -21,8 +21,8 @@ LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 25
 """Numbers of queries, keys and tokens under a filter: multiples of the tile sizes of kernels, and numbers just below
 and above them."""
 
-STEPS = (1, 2, 3, 0, 4, 6)
-"""Numbers of time steps, of which each takes a call of a cell: few, and none on the border of a tile."""
+STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33, 65)
+"""Numbers of time steps: each follows from the one before it, so that a long sequence shows what a short one does."""
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
@@ -34,6 +34,15 @@ BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 
 TILE = 128
 """The largest tile of common kernels, in queries or keys."""
+
+LONG_TIME = 8
+"""Time steps that a kernel may unroll."""
+
+FEW_STEPS = 3
+"""No bound on work leaves fewer time steps."""
+
+STEP = 2.0**7
+"""The multiply-adds that a time step costs at least, for every array: those are small, and computed with one by one."""
 
 FAR_BEYOND = 256
 """An example that exceeds the bound on work by this factor loses its batch."""
@@ -62,7 +71,8 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
-    few = {Axis.LAYER: DEPTHS, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS}
+    depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
+    few = {Axis.LAYER: depths, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS}
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 
@@ -171,6 +181,8 @@ def _lengthened(
     if not names:
         return row
     tile = TILE if len(names) == 1 else TILE // 2
+    if names == operation.sizes_of(Axis.TIME):
+        tile = LONG_TIME
     changed: Row = {f"size:{name}": _beyond(tile, levels[f"size:{name}"], rng) for name in names}
     if len(names) > 1 and any(operation.axis(name) & Axis.QUERY for name in names):
         changed |= {"batch": ()} if "batch" in levels else {}
@@ -230,7 +242,8 @@ def tamed(
     and one at random is lowered only when nothing else can be.
     """
     sizes = dict(sizes)
-    least = {name: 2 if operation.axis(name) & Axis.GRID else 8 for name in sizes}
+    few = {Axis.GRID: 2, Axis.TIME: FEW_STEPS}
+    least = {name: few.get(operation.axis(name), 8) for name in sizes}
     large = [name for name, size in sizes.items() if size > least[name]]
     last = rng.choice(large) if large else ""
     while multiply_adds(sizes, batch, operation) > work:
@@ -249,20 +262,22 @@ def tamed(
 
 @lru_cache(maxsize=1024)
 def _repeating_sizes(operation: Operation) -> frozenset[str]:
-    """The sizes that count heads and layers."""
-    return frozenset(name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD))
+    """The sizes that count heads, layers and time steps."""
+    kinds = Axis.LAYER | Axis.HEAD | Axis.TIME
+    return frozenset(name for name in operation.sizes if operation.axis(name) in kinds)
 
 
 def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
-    """An estimate of the multiply-adds of a call: products of three sizes, in every head and layer."""
+    """An estimate of the multiply-adds of a call: products of three sizes, in every head, layer and time step."""
     repeats = _repeating_sizes(operation)
     itself = [sizes[operation.asking]] if operation.attends_to_itself and operation.asking else []
     repeated = [size for name, size in sizes.items() if name in repeats]
     others = [size for name, size in sizes.items() if name not in repeats]
     product = 1.0
-    for size in (*sorted([*others, *itself])[-3:], *repeated, *batch):
+    for size in (*sorted([*others, *itself])[-3:], *batch):
         product *= max(size, 1)
-    return max(product, _grid_work(sizes, batch, operation))
+    least = STEP * len(operation.floats) if Axis.TIME in map(operation.axis, sizes) else 1.0
+    return max(max(product, least) * prod(max(size, 1) for size in repeated), _grid_work(sizes, batch, operation))
 
 
 @lru_cache(maxsize=1024)

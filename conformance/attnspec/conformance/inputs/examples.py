@@ -68,7 +68,7 @@ class Example:
         if leaf.kind is Kind.INT:
             counts = leaf.path in operation.lengths
             bound = self.sizes[(operation.lengths if counts else operation.indices)[leaf.path]]
-            return None if leaf.path in self.absent else rng.integers(0, bound + counts, shape)
+            return None if leaf.path in self.absent else np.asarray(rng.integers(0, bound + counts, shape))
         if leaf.kind is Kind.BOOL:
             mask = self.masks.get(leaf.path, ABSENT)
             return None if mask == ABSENT and leaf.optional else boolean_mask(mask, shape, rng)

@@ -63,7 +63,7 @@ class _Search:
             self.subject.oracle(candidate)
             return self.violation.reason != Reason.VALUE or self.subject.in_domain(candidate)
         except ValueError:
-            return False  # cutting sizes has left a length that is too long
+            return False  # cutting sizes has left an index that is too large
         except Violation:
             return True
 

@@ -1,17 +1,33 @@
-"""Checks of the laws of recurrent cells."""
+"""Checks of the laws of recurrent cells and sequences."""
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import bounded, odd_in, random_like, record, wide
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
+from attnspec.conformance.inputs.changes import with_other_rows
+from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws.common import (
+    bounded,
+    doubles,
+    odd_in,
+    picked,
+    random_like,
+    record,
+    sample,
+    twice,
+    wide,
+)
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import oracle_dtype
-from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.documentation import operation_of
+from attnspec.spec.contract.tree import Branch
 from attnspec.spec.laws import recurrent as law
-from attnspec.spec.recurrent import GRUParameters, LSTMParameters
+from attnspec.spec.recurrent import GRU, LSTM, RNN, GRUCell, GRUParameters, LSTMCell, LSTMParameters, RNNCell
 
 SATURATED = 1024.0
 """A bias at which a sigmoid is 0 or 1 in every dtype, whatever else is added."""
@@ -40,8 +56,7 @@ def copied_state(subject: Subject, arguments: Arguments, rng: np.random.Generato
     p = record(arguments, GRUParameters)
     given = _saturated(subject, arguments, {id(p.b_z): SATURATED})
     got = subject.call(given)
-    (path,) = _cell_states(subject)
-    kept = np.broadcast_to(wide(given.array(path)), got.shape)
+    kept = np.broadcast_to(wide(given.array(_cell_states(subject)[0])), got.shape)
     subject.matches(got, kept, subject.budget(given), given, "of a state that is kept, the result")
     return bool(got.size)
 
@@ -76,8 +91,7 @@ def gru_is_an_rnn(subject: Subject, arguments: Arguments, rng: np.random.Generat
 @checks(law.MIXED_STATE)
 def mixed_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The magnitude of every unit of the next state."""
-    (path,) = _cell_states(subject)
-    bound = np.maximum(np.abs(wide(arguments.array(path))), 1)
+    bound = np.maximum(np.abs(wide(arguments.array(_cell_states(subject)[0]))), 1)
     bounded(subject, arguments, subject.operation.outputs[0].path, bound, "the result")
     return bool(subject.call(arguments).size)
 
@@ -97,14 +111,11 @@ def kept_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 @checks(law.CELL_BOUND)
 def cell_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the magnitudes of both results with their bounds: 1, and 1 more than the previous cell."""
-    hidden, cell = subject.operation.outputs
-    bounds: dict[str, Numbers | float] = {
-        hidden.path: 1.0,
-        cell.path: np.abs(wide(arguments.array(_cell_states(subject)[-1]))) + 1,
-    }
-    for path, bound in bounds.items():
-        bounded(subject, arguments, path, bound, f"the result {path}")
-    return bool(subject.results(arguments)[cell.path].size)
+    hidden, cell = (leaf.path for leaf in subject.operation.outputs)
+    bounded(subject, arguments, hidden, 1.0, f"the result {hidden}")
+    most = np.abs(wide(arguments.array(_cell_states(subject)[-1]))) + 1
+    bounded(subject, arguments, cell, most, f"the result {cell}")
+    return bool(subject.call(arguments).size)
 
 
 @checks(law.STATE_BOUND)
@@ -131,3 +142,253 @@ def output_bias(subject: Subject, arguments: Arguments, rng: np.random.Generator
     expected = np.broadcast_to(wide(bias), got.shape)
     subject.matches(got, expected, subject.budget(given), given, "of a state of 0, the result")
     return bool(got.size)
+
+
+# Sequences ------------------------------------------------------------------------------------------------------------
+
+CELLS: Mapping[object, object] = {RNN: RNNCell, GRU: GRUCell, LSTM: LSTMCell}
+"""What a network computes at every step."""
+
+
+def _time(subject: Subject) -> str:
+    """The size that counts steps."""
+    return subject.operation.sizes_of(Axis.TIME)[0]
+
+
+def _steps(subject: Subject, arguments: Arguments) -> int:
+    return arguments.size(_time(subject))
+
+
+def _inputs(subject: Subject) -> str:
+    """The path of the inputs, which have a row for every step."""
+    return subject.operation.along(_time(subject))[0].path
+
+
+def _lengths(subject: Subject) -> str:
+    return next(iter(subject.operation.lengths))
+
+
+def _finals(subject: Subject) -> dict[str, str]:
+    """The path of every part of the final state, with that of the initial one."""
+    initial = [leaf.path for leaf in subject.operation.leaves if subject.operation.role(leaf) is Role.STATE]
+    final = [leaf.path for leaf in subject.operation.outputs if _time(subject) not in leaf.sizes]
+    return dict(zip(final, initial, strict=True))
+
+
+def _shown(subject: Subject) -> list[str]:
+    """The results that have a row for every step."""
+    return [leaf.path for leaf in subject.operation.outputs if _time(subject) in leaf.sizes]
+
+
+def _budget(subject: Subject, arguments: Arguments, path: str, part: Any = ...) -> Numbers:
+    """The budget of an array of the result, or of part of it."""
+    budget: Numbers = subject.budgets(arguments)[path][part]
+    return budget
+
+
+@checks(law.FIRST_STEP)
+def first_step(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare a sequence of one step with the backend's own cell."""
+    cell = operation_of(CELLS[subject.operation.protocol])
+    assert cell is not None
+    if not _steps(subject, arguments) or cell.name not in subject.contract.operations:
+        return False
+    other = Subject(subject.backend, subject.contract, cell, subject.dtype, subject.device)
+    if other.choices != subject.choices:
+        return False
+    path = _inputs(subject)
+    one = arguments.along(_time(subject), keep(1)).replaced({_lengths(subject): None})
+    values = {name: one[name][..., 0, :] if name == path else one.values_by_name[name] for name in one.values_by_name}
+    alone = Arguments(cell, dict(zip(cell.call.names, values.values(), strict=False)))
+    expected, budgets = list(doubles(other.results(alone)).values()), list(other.budgets(alone).values())
+    got, own = subject.results(one), subject.budgets(one)
+    for final, x, budget in zip(_finals(subject), expected, budgets, strict=True):
+        subject.matches(got[final], x, own[final] + budget, one, f"after one step, against the cell, the {final}")
+    return bool(expected[0].size)
+
+
+@checks(law.CONTINUATION)
+def continuation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compute the rest of a sequence from the state in which its beginning ends; half dtypes would round that state."""
+    steps, size = _steps(subject, arguments), _time(subject)
+    if steps < 2 or subject.dtype in NARROW:
+        return False
+    cut = int(rng.integers(1, steps))
+    beginning = subject.results(arguments.along(size, keep(cut)))
+    rest = arguments.along(size, take(np.arange(cut, steps)))
+    changes = {initial: beginning[final] for final, initial in _finals(subject).items()}
+    lengths = arguments[_lengths(subject)]
+    if lengths is not None:
+        changes[_lengths(subject)] = np.asarray(np.maximum(lengths - cut, 0))
+    later = rest.replaced(changes)
+    expected, budgets = (
+        picked(x, size, np.arange(cut, steps), subject, arguments)
+        for x in (doubles(subject.results(arguments)), subject.budgets(arguments))
+    )
+    subject.all_match(subject.results(later), expected, twice(budgets), later, f"continued after {cut} steps,")
+    return True
+
+
+def _padded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> tuple[Arguments, Arguments, Numbers]:
+    """The arguments with lengths, the same with NaN and infinities at padding, and where that is."""
+    steps, batch, path = _steps(subject, arguments), arguments.batch, _inputs(subject)
+    lengths = np.asarray(rng.integers(0, steps + 1, batch))
+    lengths.reshape(-1)[:1] = steps - 1
+    x = arguments.array(path)
+    whole = np.array(np.broadcast_to(x, (*batch, *x.shape[-2:])))
+    padding = np.arange(steps) >= lengths[..., None]
+    given = arguments.replaced({_lengths(subject): lengths, path: whole})
+    poison = rng.choice([np.nan, np.inf, -np.inf], whole.shape)
+    spoilt = subject.exact(np.where(padding[..., None], poison, wide(whole)))
+    return given, given.replaced({path: spoilt}), padding
+
+
+@checks(law.PADDING)
+def padding(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Store NaN and infinities behind the lengths."""
+    if not _steps(subject, arguments):
+        return False
+    given, spoilt, behind = _padded(subject, arguments, rng)
+    before, after = subject.results(given), subject.results(spoilt)
+    for path, x in after.items():
+        what = f"with NaN or infinities behind the lengths, the {path}"
+        subject.same(x, before[path], partial(_budget, subject, given, path), spoilt, what)
+    for path in _shown(subject):
+        holds = not after[path][behind].any()
+        subject.holds(holds, f"behind the lengths, the {path} are not 0", spoilt, got=after[path])
+    return True
+
+
+@checks(law.PADDING_GRADIENT, once=True)
+def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The gradients with NaN and infinities behind the lengths."""
+    batches = [(2,), (3, 2)][: subject.limits.max_batch_dims]
+    for batch in batches:
+        given, spoilt, behind = _padded(subject, sample(subject, rng, batch), rng)
+        cotangents = subject.cotangents(given, rng)
+        found = subject.vjp(spoilt, cotangents)
+        for path, (value, budget) in subject.gradients(given, cotangents).items():
+            what = f"with NaN or infinities behind the lengths, the gradient of {path}"
+            subject.matches(found[path], value, budget, spoilt, what)
+        g = found[_inputs(subject)]
+        subject.holds(not g[behind].any(), "behind the lengths, the gradient of inputs is not 0", spoilt, got=g)
+    return bool(batches)
+
+
+@checks(law.NO_STEPS)
+def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Cut all steps off, and give lengths of 0."""
+    cut = arguments.along(_time(subject), keep(0))
+    ways = {"without a step": cut} if subject.limits.length_from(0) == 0 else {}
+    if _steps(subject, arguments):
+        none = np.zeros(arguments.batch, np.int64)
+        ways["with a length of 0"] = arguments.replaced({_lengths(subject): none})
+    for what, given in ways.items():
+        got = subject.results(given)
+        for final, initial in _finals(subject).items():
+            expected = np.broadcast_to(given.array(initial), got[final].shape)
+            subject.same(got[final], expected, partial(_budget, subject, given, final), given, f"{what}, the {final}")
+    return bool(ways)
+
+
+@checks(law.SEQUENCE_BOUND)
+def sequence_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The magnitudes of all states and of the final cell."""
+    (hidden, of_hidden), *cells = _finals(subject).items()
+    bound = np.maximum(np.abs(wide(arguments.array(of_hidden))), 1)
+    bounded(subject, arguments, hidden, bound, f"the {hidden}")
+    for path in _shown(subject):
+        bounded(subject, arguments, path, bound[..., None, :], f"one of the {path}")
+    for final, initial in cells:
+        most = np.abs(wide(arguments.array(initial))) + _steps(subject, arguments)
+        bounded(subject, arguments, final, most, f"the {final}")
+    return bool(subject.call(arguments).size)
+
+
+@checks(law.REVERSAL)
+def reversal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Reverse inputs within lengths, and exchange all pairs."""
+    steps, path = _steps(subject, arguments), _inputs(subject)
+    lengths = arguments[_lengths(subject)]
+    ends = np.asarray(steps if lengths is None else np.broadcast_to(lengths, arguments.batch))[..., None]
+    order = np.where(np.arange(steps) < ends, ends - 1 - np.arange(steps), np.arange(steps))
+
+    def turned(x: Numbers) -> Numbers:
+        places = np.broadcast_to(order, (*np.broadcast_shapes(x.shape[:-2], order.shape[:-1]), steps))
+        return np.take_along_axis(np.broadcast_to(x, (*places.shape, x.shape[-1])), places[..., None], -2)
+
+    values = dict(arguments.values_by_name)
+    for name, node in zip(subject.operation.call.names, subject.operation.call.nodes, strict=True):
+        if isinstance(node, Branch):
+            values[name] = tuple(reversed(values[name]))
+    values[path] = turned(values[path])
+    mirrored = Arguments(subject.operation, values)
+
+    def back(found: Results) -> Results:
+        (states,), finals = _shown(subject), list(_finals(subject))
+        half = len(finals) // 2
+        forward, backward = np.split(turned(found[states]), 2, axis=-1)
+        exchanged = zip(finals, finals[half:] + finals[:half], strict=True)
+        return {states: np.concatenate([backward, forward], -1), **{one: found[other] for one, other in exchanged}}
+
+    expected, budgets = back(doubles(subject.results(arguments))), back(subject.budgets(arguments))
+    subject.all_match(subject.results(mirrored), expected, twice(budgets), mirrored, "of reversed sequences,")
+    return bool(steps)
+
+
+@checks(law.HALVES)
+def halves(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Change the inputs after a step, and those up to it."""
+    steps = _steps(subject, arguments)
+    if steps < 2:
+        return False
+    cut = int(rng.integers(1, steps))
+    later = np.arange(steps) >= cut
+    (path,) = _shown(subject)
+    before = subject.results(arguments)[path]
+    width = before.shape[-1] // 2
+    for chosen, half, what in ((later, slice(width), "first"), (~later, slice(width, None), "second")):
+        changed = with_other_rows(arguments, _time(subject), chosen, lambda x: random_like(x, rng, subject))
+        kept = (..., np.flatnonzero(~chosen), half)
+        message = f"the {what} half of the {path}, of inputs that it has not seen,"
+        got = subject.results(changed)[path]
+        subject.same(got[kept], before[kept], partial(_budget, subject, arguments, path, kept), changed, message)
+    return True
+
+
+@checks(law.LAYER_BY_LAYER)
+def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compute the lower and the upper layers in two calls; half dtypes would round what is handed on."""
+    size = subject.operation.counts[0]
+    depth = arguments.size(size)
+    if depth < 2 or subject.dtype in NARROW:
+        return False
+    cut = int(rng.integers(1, depth))
+    (states,) = _shown(subject)
+    below = subject.results(arguments.along(size, keep(cut)))
+    above = arguments.along(size, take(np.arange(cut, depth))).replaced({_inputs(subject): below[states]})
+    expected, budgets = (
+        picked(x, size, np.arange(cut, depth), subject, arguments)
+        for x in (doubles(subject.results(arguments)), subject.budgets(arguments))
+    )
+    subject.all_match(subject.results(above), expected, twice(budgets), above, f"of the layers from {cut} on, alone,")
+    return True
+
+
+@checks(law.FIRST_CONTEXT)
+def first_context(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The first two contexts, and the magnitudes of all."""
+    given = arguments.replaced({_lengths(subject): None})
+    results, budgets = subject.results(given), subject.budgets(given)
+    contexts, states = (results[path] for path in _shown(subject))
+    of_contexts, of_states = (budgets[path] for path in _shown(subject))
+    first = contexts[..., :1, :]
+    subject.matches(first, np.zeros(first.shape), np.zeros(first.shape), given, "the first context")
+    if _steps(subject, given) < 2:
+        return bool(first.size)
+    budget = of_contexts[..., 1, :] + of_states[..., 0, :]
+    subject.matches(contexts[..., 1, :], wide(states[..., 0, :]), budget, given, "the second context")
+    reach = np.maximum.accumulate(np.abs(wide(states)) + of_states, axis=-2)[..., :-1, :]
+    late = np.abs(wide(contexts[..., 1:, :])) - of_contexts[..., 1:, :]
+    subject.holds(bool((late <= reach).all()), "a context exceeds the states before it", given, got=contexts)
+    return bool(contexts.size)

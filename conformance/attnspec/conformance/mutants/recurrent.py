@@ -1,11 +1,23 @@
-"""Mutants of recurrent cells."""
+"""Mutants of recurrent cells and sequences."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.recurrent import State, Step
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import flatten
 from attnspec.spec.recurrent import (
+    GRU,
+    LSTM,
+    RNN,
+    BidirectionalGRU,
+    BidirectionalLSTM,
+    BidirectionalRNN,
     GRUCell,
     GRUParameters,
     LSTMCell,
@@ -13,6 +25,10 @@ from attnspec.spec.recurrent import (
     RNNCell,
     RNNOutput,
     RNNParameters,
+    RNNSelfAttention,
+    StackedGRU,
+    StackedLSTM,
+    StackedRNN,
 )
 
 
@@ -236,3 +252,455 @@ def squashed_output(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbe
 def without_output_bias(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
     """H W."""
     return Formulas.rnn_output(correct, state, w_hq, b_q * b_q.dtype.type(0))
+
+
+# Lengths --------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "length off by one",
+    replaces="inside",
+    operations=(RNN, GRU, LSTM),
+    breaks=("recurrent.padding", "masking.truncation", "operation.oracle"),
+    source="t <= length in a loop that counts from 0",
+)
+def one_step_more(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
+    """The first step of the padding counts."""
+    return t <= lengths
+
+
+@mutant(
+    "final state after the padding",
+    replaces="kept_going",
+    operations=(LSTM, GRU, StackedRNN),
+    breaks=("recurrent.no-steps", "masking.truncation", "operation.oracle"),
+    source="h_n of a padded batch that was not packed",
+)
+def final_after_padding(correct: Formulas, new: State, old: State, inside: Numbers, backward: bool) -> State:
+    """The state goes on through the padding."""
+    return new
+
+
+@mutant(
+    "states behind the length not 0",
+    replaces="shown",
+    operations=(RNN, LSTM, BidirectionalGRU),
+    breaks=("recurrent.padding", "operation.oracle"),
+    source="keras repeats the last state, torch pads with 0",
+)
+def repeated_states(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
+    """The last state, again and again."""
+    return hidden
+
+
+@mutant(
+    "padding multiplied by 0",
+    replaces="without_padding",
+    operations=(RNN, BidirectionalLSTM, StackedGRU),
+    breaks=("recurrent.padding",),
+    source="x * mask",
+)
+def multiplied_padding(correct: Formulas, x: Numbers, lengths: Numbers) -> Numbers:
+    """0·NaN is NaN, and a step computes with it."""
+    clean = Formulas.without_padding(correct, x, lengths)
+    return clean + (np.sum(value_of(x) - value_of(clean), axis=-2, keepdims=True) * x.dtype.type(0))
+
+
+@mutant(
+    "NaN of padding in the gradient",
+    replaces="differentiated",
+    operations=(GRU, LSTM, RNNSelfAttention),
+    breaks=("recurrent.padding-gradient",),
+    source="pytorch/pytorch#15131: where() after the step, not before it",
+)
+def padding_in_the_gradient(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """0·NaN in the backward pass."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    given = flatten(dict(arguments))
+    return {path: g + 0 * given[path] for path, g in found.items()}
+
+
+@mutant(
+    "lengths taken on trust",
+    replaces="check_lengths",
+    operations=(LSTM, BidirectionalGRU, StackedRNN, RNNSelfAttention),
+    breaks=("masking.length-range",),
+    source="a length beyond the sequence counts as its whole",
+)
+def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
+    """Never raises."""
+
+
+@mutant(
+    "length of the first sequence for all",
+    replaces="inside",
+    operations=(LSTM, BidirectionalRNN),
+    breaks=("operation.batch-invariance", "operation.oracle"),
+    source="lengths[0], of a batch sorted by length",
+)
+def length_of_the_first(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
+    """The batch has one length."""
+    return t < (np.full_like(lengths, lengths.reshape(-1)[0]) if lengths.size else lengths)
+
+
+# States ---------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "final state one step too early",
+    replaces="sequence",
+    operations=(RNN, GRU, LSTM),
+    breaks=("recurrent.continuation", "recurrent.first-step", "operation.oracle"),
+    source="the state that entered the last step",
+)
+def final_too_early(
+    correct: Formulas, step: Callable[..., State], x: Numbers, initial: State, lengths: Numbers, backward: bool = False
+) -> tuple[Numbers, State]:
+    """h_{t−1}."""
+    states, _ = Formulas.sequence(correct, step, x, initial, lengths, backward)
+    fewer = None if lengths is None else np.maximum(lengths - 1, 0)
+    return states, Formulas.sequence(correct, step, x[..., : max(x.shape[-2] - 1, 0), :], initial, fewer, backward)[1]
+
+
+@mutant(
+    "sequences start from 0",
+    replaces="started",
+    operations=(RNN, GRU, BidirectionalLSTM, StackedLSTM),
+    breaks=("recurrent.no-steps", "operation.oracle", "operation.gradient"),
+    source="keras: the initial state is 0 unless it is passed on",
+)
+def started_from_zero(correct: Formulas, x: Numbers, initial: State, lengths: Numbers) -> State:
+    """The initial state has no effect."""
+    return tuple(part * part.dtype.type(0) for part in Formulas.started(correct, x, initial, lengths))
+
+
+@mutant(
+    "cell scaled at every step",
+    replaces="next_cell",
+    operations=(LSTM,),
+    breaks=("recurrent.sequence-bound",),
+    source="a candidate that reaches more than 1, step after step",
+)
+def growing_cell(
+    correct: Formulas, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers
+) -> Numbers:
+    """Grows by up to 4 a step."""
+    return Formulas.next_cell(correct, input_gate, forget_gate, candidate.dtype.type(4) * candidate, c)
+
+
+@mutant(
+    "last odd step dropped",
+    replaces="order",
+    operations=(RNN, LSTM),
+    breaks=("operation.shape",),
+    source="a loop unrolled by 2 without a tail",
+)
+def dropped_step(correct: Formulas, steps: int, backward: bool) -> Sequence[int]:
+    """Pairs of steps alone."""
+    return Formulas.order(correct, steps, backward)[: steps - (steps > 1 and steps % 2)]
+
+
+@mutant(
+    "a GRU in sequence resets after the product",
+    replaces="gru_candidate",
+    operations=(GRU, BidirectionalGRU, StackedGRU),
+    breaks=("semantics.gru_reset", "operation.oracle", "operation.gradient"),
+    source="torch.nn.GRU for a model that was trained with reset_after=False",
+)
+def sequence_resets_after(
+    correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]
+) -> Numbers:
+    """R ⊙ (H W_hh)."""
+    of_input, of_state = (correct.product(v[..., None, :], w)[..., 0, :] for v, w in ((x, p.w_xh), (h, p.w_hh)))
+    return correct.squashed(of_input + reset * of_state + p.b_h)
+
+
+@mutant(
+    "output and candidate exchanged in sequences",
+    replaces="lstm_gates",
+    operations=(LSTM, BidirectionalLSTM, StackedLSTM),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="PyTorch stacks i, f, g, o, ONNX i, o, f, c",
+)
+def onnx_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
+    """The forget gate is computed from the weights of the output gate, and the other way round."""
+    input_gate, forget_gate, output_gate, candidate = Formulas.lstm_gates(correct, x, h, p)
+    return input_gate, output_gate, forget_gate, candidate
+
+
+@mutant(
+    "state kept from the call before",
+    operations=(LSTM, GRU),
+    breaks=("operation.no-memory",),
+    source="keras: stateful=True without reset_states",
+)
+class Stateful(Formulas):
+    """Starts where the last call of the same shape ended."""
+
+    kept: tuple[Any, ...] = ()
+
+    def last(self, state: State) -> State:
+        """Remember it."""
+        self.kept = tuple(value_of(part) for part in state)
+        return state
+
+    def started(self, x: Numbers, initial: State, lengths: Numbers) -> State:
+        """What is remembered, if it fits."""
+        fresh, kept = Formulas.started(self, x, initial, lengths), self.kept
+        return kept if kept and [part.shape for part in kept] == [part.shape for part in fresh] else fresh
+
+
+# Both ways ------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "backward run begins with the padding",
+    replaces="kept_going",
+    operations=(BidirectionalRNN, BidirectionalGRU, BidirectionalLSTM),
+    breaks=("recurrent.reversal", "masking.truncation", "operation.oracle"),
+    source="keras-team/keras#4142: the padded batch reversed as a whole",
+)
+def backward_over_padding(correct: Formulas, new: State, old: State, inside: Numbers, backward: bool) -> State:
+    """The backward state has gone through the padding."""
+    return new if backward else Formulas.kept_going(correct, new, old, inside, backward)
+
+
+@mutant(
+    "halves exchanged",
+    replaces="side_by_side",
+    operations=(BidirectionalRNN, BidirectionalLSTM),
+    breaks=("recurrent.halves", "operation.oracle"),
+    source="[backward; forward]",
+)
+def exchanged_halves(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
+    """The backward states first."""
+    return Formulas.side_by_side(correct, backward, forward)
+
+
+@mutant(
+    "halves added",
+    replaces="side_by_side",
+    operations=(BidirectionalGRU,),
+    breaks=("recurrent.halves", "operation.oracle"),
+    source="keras: merge_mode='sum'",
+)
+def added_halves(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
+    """The sum, twice."""
+    return Formulas.side_by_side(correct, forward + backward, forward + backward)
+
+
+@mutant(
+    "backward states in the order of computation",
+    replaces="by_time",
+    operations=(BidirectionalRNN, BidirectionalGRU),
+    breaks=("recurrent.halves", "operation.oracle"),
+    source="tf.reverse_sequence forgotten after the backward run",
+)
+def not_turned_back(correct: Formulas, hidden: list[Numbers], backward: bool) -> list[Numbers]:
+    """The first of them is the last step's."""
+    return hidden
+
+
+@mutant(
+    "one network for both directions",
+    replaces="both_ways",
+    operations=(BidirectionalRNN, BidirectionalGRU, BidirectionalLSTM),
+    breaks=("recurrent.reversal", "operation.oracle", "operation.gradient"),
+    source="the parameters with suffix _reverse were not loaded",
+)
+def shared_network(
+    correct: Formulas, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
+) -> tuple[Numbers, tuple[State, ...]]:
+    """The forward parameters twice."""
+    return Formulas.both_ways(correct, step, x, initial, (parameters[0], parameters[0]), lengths)
+
+
+@mutant(
+    "final backward state of the last step",
+    replaces="both_ways",
+    operations=(BidirectionalRNN, BidirectionalGRU),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="output[:, -1] in place of h_n, of which the backward half has seen one input",
+)
+def last_row_is_final(
+    correct: Formulas, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
+) -> tuple[Numbers, tuple[State, ...]]:
+    """The backward state at the last step."""
+    states, (forward, backward) = Formulas.both_ways(correct, step, x, initial, parameters, lengths)
+    width = states.shape[-1] // 2
+    return states, (forward, (states[..., -1, width:],) if x.shape[-2] else backward)
+
+
+@mutant(
+    "no gradient through the backward run",
+    replaces="side_by_side",
+    operations=(BidirectionalLSTM, BidirectionalRNN),
+    breaks=("operation.gradient",),
+    source="a reversal that copied the numbers out of the graph",
+)
+def detached_backward(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
+    """Constants in the second half."""
+    return Formulas.side_by_side(correct, forward, value_of(backward))
+
+
+# Stacks ---------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "every layer starts from the first state",
+    replaces="row",
+    operations=(StackedRNN, StackedGRU, StackedLSTM),
+    breaks=("recurrent.layer-by-layer", "recurrent.no-steps", "operation.oracle"),
+    source="one initial state passed to all layers",
+)
+def first_row(correct: Formulas, layer: int) -> int:
+    """Row 0."""
+    return 0
+
+
+@mutant(
+    "residual connections between layers",
+    replaces="passed_on",
+    operations=(StackedRNN, StackedLSTM),
+    breaks=("recurrent.layer-by-layer", "operation.oracle"),
+    source="Wu et al. 2016 (GNMT), section 3.1",
+)
+def residual_layers(correct: Formulas, x: Numbers, states: Numbers, layer: int) -> Numbers:
+    """The inputs of a layer are added to its states, from the second layer on."""
+    return states + x if layer else states
+
+
+@mutant(
+    "last layer left out",
+    replaces="one_on_another",
+    operations=(StackedRNN, StackedGRU),
+    breaks=("recurrent.layer-by-layer", "operation.oracle", "operation.gradient"),
+    source="the states of all layers but one collected, and the last of these returned",
+)
+def without_last_layer(
+    correct: Formulas, step: Step, x: Numbers, initial: State, layers: Sequence[Any], lengths: Numbers
+) -> tuple[Numbers, State]:
+    """The states of the layer before, where there is one."""
+    states, finals = Formulas.one_on_another(correct, step, x, initial, layers, lengths)
+    if len(layers) < 2:
+        return states, finals
+    below = tuple(part[..., :-1, :] for part in initial)
+    return Formulas.one_on_another(correct, step, x, below, layers[:-1], lengths)[0] + states * 0, finals
+
+
+@mutant(
+    "final states of layers in reverse",
+    replaces="one_on_another",
+    operations=(StackedGRU, StackedLSTM),
+    breaks=("recurrent.continuation", "recurrent.no-steps", "operation.oracle"),
+    source="the top layer first",
+)
+def reversed_finals(
+    correct: Formulas, step: Step, x: Numbers, initial: State, layers: Sequence[Any], lengths: Numbers
+) -> tuple[Numbers, State]:
+    """The final states of the last layer first."""
+    states, finals = Formulas.one_on_another(correct, step, x, initial, layers, lengths)
+    return states, tuple(part[..., ::-1, :] for part in finals)
+
+
+# Self-attention -------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "a state attends to itself too",
+    replaces="earlier",
+    operations=(RNNSelfAttention,),
+    breaks=("recurrent.first-context", "operation.oracle"),
+    source="the causal mask of transformers, j ≤ i",
+)
+def itself_too(correct: Formulas, steps: int) -> Numbers:
+    """The diagonal is included."""
+    return correct.causal_mask(steps, steps)
+
+
+@mutant(
+    "states attend to later ones",
+    replaces="earlier",
+    operations=(RNNSelfAttention,),
+    breaks=("masking.future-invariance", "masking.prefix", "operation.oracle"),
+    source="S2's masked decoder, i ≤ j as printed",
+)
+def later_ones(correct: Formulas, steps: int) -> Numbers:
+    """The mask transposed."""
+    return correct.causal_mask(steps, steps, include_self=False).T
+
+
+@mutant(
+    "contexts divided by the number of steps",
+    replaces="rnn_self_attention",
+    operations=(RNNSelfAttention,),
+    breaks=("recurrent.first-context", "operation.oracle", "operation.gradient"),
+    source="a mean over time in place of the softmax",
+)
+def averaged_states(
+    correct: Formulas, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None
+) -> tuple[Numbers, Numbers, Numbers]:
+    """a_t/t."""
+    contexts, states, final = Formulas.rnn_self_attention(correct, x, state, parameters, lengths=lengths)
+    counts = np.maximum(np.arange(x.shape[-2]), 1).astype(x.dtype)[:, None]
+    return contexts / (counts + x.dtype.type(1)), states, final
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "truncated backpropagation through time",
+    replaces="sequence",
+    operations=(RNN, GRU, LSTM, StackedLSTM),
+    breaks=("operation.gradient",),
+    source="h.detach() between chunks of a sequence",
+)
+def truncated_backpropagation(
+    correct: Formulas, step: Callable[..., State], x: Numbers, initial: State, lengths: Numbers, backward: bool = False
+) -> tuple[Numbers, State]:
+    """Every step takes the state before it as a constant, but the first."""
+
+    def detached(row: Numbers, state: State) -> State:
+        return step(row, state if state is first else tuple(map(value_of, state)))
+
+    first = correct.started(x, initial, lengths)
+    return Formulas.sequence(correct, detached, x, first, lengths, backward)
+
+
+@mutant(
+    "no gradient of the initial state",
+    replaces="started",
+    operations=(GRU, LSTM, BidirectionalRNN, StackedGRU),
+    breaks=("operation.gradient",),
+    source="the initial state detached between batches",
+)
+def detached_start(correct: Formulas, x: Numbers, initial: State, lengths: Numbers) -> State:
+    """A constant."""
+    return tuple(value_of(part) for part in Formulas.started(correct, x, initial, lengths))
+
+
+@mutant(
+    "no gradient through the final state",
+    replaces="last",
+    operations=(RNN, LSTM, BidirectionalGRU, StackedRNN),
+    breaks=("operation.gradient",),
+    source="a backward pass that takes the gradient of the outputs alone",
+)
+def detached_final(correct: Formulas, state: State) -> State:
+    """A constant."""
+    return tuple(value_of(part) for part in state)
+
+
+@mutant(
+    "no gradient through the update gate in sequence",
+    replaces="updated",
+    operations=(GRU, StackedGRU),
+    breaks=("operation.gradient",),
+    source="a fused backward pass that forgets dZ",
+)
+def detached_update(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+    """Z is a constant."""
+    return Formulas.updated(correct, value_of(update), h, candidate)

@@ -82,7 +82,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         level: Numbers | float = 0.0,
         factors: tuple[Self, Self] | None = None,
         terms: int = 0,
-        sources: tuple[Numbers, ...] = (),
+        sources: tuple[Any, ...] = (),
         extremes: Extremes | None = None,
     ) -> None:
         self.value = np.asarray(value)
@@ -155,7 +155,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             np.where(condition, x.error, y.error),
             self.precision,
             given=x.given and y.given,
-            sources=x.sources + y.sources,
+            sources=_united(x, y),
             extremes=self.extremes,
         )
 
@@ -221,7 +221,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         operands = [self._wrap(x) for x in inputs]
         result: Self = rule(*operands)
         if ufunc is not np.matmul:
-            result.sources = tuple({id(s): s for x in operands for s in x.sources}.values())
+            result.sources = _united(*operands)
         return result
 
     def __array_function__(
@@ -240,7 +240,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
                 self.precision,
                 given=all(p.given for p in parts),
                 scale=scales,
-                sources=tuple(s for p in parts for s in p.sources),
+                sources=_united(*parts),
                 extremes=self.extremes,
             )
         if function is np.where:
@@ -284,6 +284,11 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _positive(self, a: Self) -> Self:
         return a
+
+
+def _united(*operands: Approximate) -> tuple[Any, ...]:
+    """The sources of all of these numbers, each once."""
+    return tuple({id(s): s for x in operands for s in x.sources}.values())
 
 
 def as_double(x: Numbers) -> Numbers:

@@ -4,6 +4,7 @@ Correct implementations stay within 8 standard deviations, wrong ones do not. Th
 of a rounding error: 0.6 u for a single operation (0.58 u if it is uniform), 0.5 u √n for a sum of n terms.
 """
 
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -128,7 +129,7 @@ class Statistical(Approximate):
         scale = np.maximum(np.abs(as_double(value)), np.sqrt(squares))
         factors = (a, b) if a.given and b.given else None
         error = result.error + terms * self.floor
-        return self._computed(value, error, scale=scale, factors=factors, terms=terms, sources=(value,))
+        return self._computed(value, error, scale=scale, factors=factors, terms=terms, sources=(_Product(value),))
 
     def _softmax(self, mask: Numbers | None) -> Self:
         weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
@@ -141,7 +142,19 @@ class Statistical(Approximate):
 
 def _equal_errors(x: Statistical) -> float:
     """The largest number of elements of a row that have the same error, because they come from equal products."""
-    return max(map(_repeated_terms, x.sources), default=1.0)
+    return max((product.repeated for product in x.sources), default=1.0)
+
+
+class _Product:
+    """A product that other numbers were computed from; its equal terms are counted once, however many those are."""
+
+    def __init__(self, value: Numbers) -> None:
+        self.value = value
+
+    @cached_property
+    def repeated(self) -> float:
+        """The largest number of equal terms in a row."""
+        return _repeated_terms(self.value)
 
 
 def _repeated_terms(x: Numbers, rows: int = 4) -> float:

@@ -25,6 +25,7 @@ def check(made: Operation) -> None:
         ("sharpened", made.sharpened, [x.path for x in made.leaves]),
         ("ordered", made.ordered, top),
         ("causal", made.causal, sizes),
+        ("nonempty", made.nonempty, sizes),
         ("features", made.features, (*made.defaults, *choices, *results)),
         ("lengths, indices", bounded, (*(x.path for x in made.leaves), *options)),
         ("lengths, indices", bounded.values(), sizes),

@@ -160,7 +160,9 @@ def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]
             least = f" ≥ {operation.least(node.path)}"
         return Entry(path, node.expected + least, tuple(more))
     if node.many:
-        return Entry(path, "a tuple" if node.count == node.path else f"a tuple of length {node.count}", tuple(more))
+        least = " ≥ 1" * operation.least(node.count)
+        counted = "" if node.count == node.path else f" of length {node.count}{least}"
+        return Entry(path, f"a tuple{counted}", tuple(more))
     return Entry(path, f"record {node.build.__name__}" if node.names else f"a tuple of {len(node.nodes)}", tuple(more))
 
 

@@ -51,6 +51,7 @@ class Operation:
     linear: tuple[str, ...] = ()
     sharpened: Mapping[str, float] = field(default_factory=dict)
     causal: tuple[str, ...] = ()
+    nonempty: tuple[str, ...] = ()
     ordered: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -146,8 +147,8 @@ class Operation:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def least(self, size: str) -> int:
-        """The smallest number that a size may be: 0 for positions, layers and spare rows, else 1."""
-        return 0 if self.axis(size) & Axis.COUNTED else 1
+        """The smallest number that a size may be: 0 for positions, layers and spare rows, or as declared; else 1."""
+        return 0 if self.axis(size) & Axis.COUNTED and size not in self.nonempty else 1
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def sizes_of(self, kind: Axis) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ def operation(
     linear: str = "",
     sharpened: Mapping[str, float] | None = None,
     causal: str = "",
+    nonempty: str = "",
     ordered: str = "",
     features: str = "",
     results: str = "",
@@ -41,13 +42,14 @@ def operation(
     """Register a Protocol as the operation of that name, with what annotations cannot say.
 
     ``reference_only``: no backend provides it. ``axes``: what sizes count, where it is not what the glossary says.
-    ``pooled``: the argument of which each result is an average. ``linear``: the arguments in each of which the
-    first result is linear. ``sharpened``: exponents p by argument: multiplying each by cᵖ multiplies the scores by
-    c. ``causal``: two sizes; results along the first do not depend on later positions along the last. It follows
-    from a flag `causal`. ``ordered``: the options with which the order of positions matters. ``features``: keyword
-    arguments, their choices (``norm=pre``) and results that a backend may lack. ``results``: names of the arrays of
-    a tuple. ``lengths``: integer arrays, each with the size that it is a length along. ``indices``: integer arrays,
-    each with the size that bounds it. ``tried``: values to try an option with.
+    ``pooled``: the argument of which each result is an average. ``linear``: the arguments in each of which the first
+    result is linear. ``sharpened``: exponents p by argument: multiplying each by cᵖ multiplies the scores by c.
+    ``causal``: two sizes; results along the first do not depend on later positions along the last. It follows from a
+    flag `causal`. ``nonempty``: numbers of positions or layers that must not be 0. ``ordered``: the options with which
+    the order of positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a
+    backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays, each with the size that
+    it is a length along. ``indices``: integer arrays, each with the size that bounds it. ``tried``: values to try an
+    option with.
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
@@ -61,6 +63,7 @@ def operation(
         "linear": tuple(linear.split()),
         "sharpened": sharpened or {},
         "causal": tuple(causal.split()),
+        "nonempty": tuple(nonempty.split()),
         "ordered": tuple(ordered.split()),
         "features": tuple(features.split()),
         "results": tuple(results.split()),

@@ -1,8 +1,27 @@
-"""Laws of recurrent cells."""
+"""Laws of recurrent cells and sequences."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import S4
-from attnspec.spec.recurrent import GRUCell, LSTMCell, RNNCell, RNNOutput
+from attnspec.spec.contract.sources import S2, S3, S4
+from attnspec.spec.recurrent import (
+    GRU,
+    LSTM,
+    RNN,
+    BidirectionalGRU,
+    BidirectionalLSTM,
+    BidirectionalRNN,
+    GRUCell,
+    LSTMCell,
+    RNNCell,
+    RNNOutput,
+    RNNSelfAttention,
+    StackedGRU,
+    StackedLSTM,
+    StackedRNN,
+)
+
+ONE_RUN = (RNN, GRU, LSTM)
+BOTH_WAYS = (BidirectionalRNN, BidirectionalGRU, BidirectionalLSTM)
+STACKED = (StackedRNN, StackedGRU, StackedLSTM)
 
 COPIED_STATE = law(
     "recurrent.copied-state",
@@ -66,4 +85,76 @@ OUTPUT_BIAS = law(
     formula=r"H_t = 0 \Rightarrow O_t = b_q",
     governs=of(RNNOutput),
     sources=[S4.passage("RNN")],
+)
+FIRST_STEP = law(
+    "recurrent.first-step",
+    "The first state of a sequence is what the cell makes of the first input and the initial state.",
+    formula=r"H_1 = \operatorname{cell}(X_1, H_0)",
+    governs=of(*ONE_RUN),
+    sources=[S4.passage("RNN"), S4.passage("GRU Gated Recurrent Unit"), S4.passage("LSTM")],
+)
+CONTINUATION = law(
+    "recurrent.continuation",
+    "What follows a step depends on the state after it alone: a sequence can be computed in two parts.",
+    formula=r"f(X, H_0)_{> s} = f(X_{> s}, H_s)",
+    governs=of(*ONE_RUN, *STACKED),
+    sources=[S4.passage("RNN"), S4.passage("GRU Gated Recurrent Unit"), S4.passage("LSTM")],
+)
+PADDING = law(
+    "recurrent.padding",
+    "Nothing that stands behind the length of a sequence reaches a result, NaN and infinities included, and states "
+    "there are 0.",
+    formula=r"t > \ell \Rightarrow H_t = 0,\ f \text{ does not depend on } X_t",
+    governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
+)
+PADDING_GRADIENT = law(
+    "recurrent.padding-gradient",
+    "NaN and infinities behind the length reach no gradient, and the gradients there are 0.",
+    formula=r"t > \ell \Rightarrow \partial f / \partial X_t = 0",
+    governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
+    gradients=True,
+)
+NO_STEPS = law(
+    "recurrent.no-steps",
+    "Without a step, and with a length of 0, the final state is the initial one.",
+    formula=r"\ell = 0 \Rightarrow H_\ell = H_0",
+    governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
+)
+SEQUENCE_BOUND = law(
+    "recurrent.sequence-bound",
+    "No state exceeds the larger of 1 and the initial state, and no cell the initial one by more than the number of "
+    "steps.",
+    formula=r"|H_t| \le \max(1, |H_0|),\quad |C_t| \le |C_0| + t",
+    governs=of(*ONE_RUN),
+    sources=[S4.passage("RNN"), S4.passage("GRU Gated Recurrent Unit"), S4.passage("LSTM")],
+)
+REVERSAL = law(
+    "recurrent.reversal",
+    "Reversing every sequence within its length and exchanging the two networks reverses the states and exchanges "
+    "their halves.",
+    formula=r"f(RX; \theta', \theta) = R f(X; \theta, \theta') \begin{pmatrix} 0 & I \\ I & 0 \end{pmatrix}",
+    governs=of(*BOTH_WAYS),
+    sources=[S3.passage("Encoder: Bidirectional RNN")],
+)
+HALVES = law(
+    "recurrent.halves",
+    "The forward half of a state does not depend on later inputs, nor the backward half on earlier ones.",
+    formula=r"\partial \overrightarrow H_t / \partial X_s = 0,\ s > t;\quad"
+    r" \partial \overleftarrow H_t / \partial X_s = 0,\ s < t",
+    governs=of(*BOTH_WAYS),
+    sources=[S3.passage("Encoder: Bidirectional RNN")],
+)
+LAYER_BY_LAYER = law(
+    "recurrent.layer-by-layer",
+    "The upper layers of a stack, on the states of the lower ones, give what the whole stack gives.",
+    formula=r"f_{1 \dots N}(X) = f_{k+1 \dots N}(f_{1 \dots k}(X))",
+    governs=of(*STACKED),
+    sources=[S3.passage("Multi-Layer RNNs")],
+)
+FIRST_CONTEXT = law(
+    "recurrent.first-context",
+    "The first state attends to nothing, the second to the first, and no context exceeds the states before it.",
+    formula=r"a_1 = 0,\quad a_2 = h_1,\quad |a_t| \le \max_{j < t} |h_j|",
+    governs=of(RNNSelfAttention),
+    sources=[S2.passage("Attention in RNNs")],
 )

@@ -240,9 +240,10 @@ LECTURE = Lecture(
         page(
             "RNN ENCODER: FORMAL DESCRIPTION",
             "rnn_cell",
+            "rnn",
             "encoder_context",
             items=[
-                formula(r"f(\mathbf{x}_t, \mathbf{h}_{t-1}) \quad (12)", "rnn_cell"),
+                formula(r"f(\mathbf{x}_t, \mathbf{h}_{t-1}) \quad (12)", "rnn_cell", "rnn"),
                 formula(r"\mathbf{c} = q(\mathbf{h}_1, \dots, \mathbf{h}_T) \quad (13)", "encoder_context"),
             ],
         ),

@@ -111,6 +111,8 @@ LECTURE = Lecture(
             "bidirectional_rnn",
             "bidirectional_lstm",
             "bidirectional_gru",
+            "gru",
+            "lstm",
             items=[picture("bidirectional_rnn")],
         ),
         page(
@@ -192,7 +194,7 @@ LECTURE = Lecture(
                 picture(reason="photographs with wrong captions"),
             ],
         ),
-        page("Multi-Layer RNNs", "stacked_rnn", items=[picture("stacked_rnn")]),
+        page("Multi-Layer RNNs", "stacked_rnn", "stacked_gru", "stacked_lstm", items=[picture("stacked_rnn")]),
         page("RNN Disadvantage", "rnn_complexity", "seq2seq_complexity"),
         page("Section 2", reason=_SECTION, items=[line("Transformer", reason=_SECTION)]),
         page(

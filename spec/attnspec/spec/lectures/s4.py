@@ -11,6 +11,7 @@ LECTURE = Lecture(
         page(
             "RNN",
             "rnn_cell",
+            "rnn",
             "rnn_output",
             items=[
                 picture("rnn_cell"),
@@ -19,10 +20,11 @@ LECTURE = Lecture(
                 formula(r"X_t \in \mathbb{R}^{n \times d}", "rnn_cell", "rnn_output"),
             ],
         ),
-        page("GRU Gated Recurrent Unit", "gru_cell", items=[picture("gru_cell")]),
+        page("GRU Gated Recurrent Unit", "gru_cell", "gru", items=[picture("gru_cell")]),
         page(
             "GRU Gated Recurrent Unit",
             "gru_cell",
+            "gru",
             items=[
                 formula(r"R_t = \sigma \left( X_t W_{xr} + H_{t-1} W_{hr} + b_r \right)", "gru_cell"),
                 formula(r"Z_t = \sigma \left( X_t W_{xz} + H_{t-1} W_{hz} + b_z \right)", "gru_cell"),
@@ -34,10 +36,11 @@ LECTURE = Lecture(
                 formula(r"H_t = Z_t \odot H_{t-1} + \left( 1 - Z_t \right) \odot \tilde{H}_t", "gru_cell"),
             ],
         ),
-        page("LSTM", "lstm_cell", items=[picture("lstm_cell")]),
+        page("LSTM", "lstm_cell", "lstm", items=[picture("lstm_cell")]),
         page(
             "LSTM",
             "lstm_cell",
+            "lstm",
             items=[
                 formula(r"I_{t} = \sigma \left( X_{t} W_{xi} + H_{t-1} W_{hi} + b_{i} \right)", "lstm_cell"),
                 formula(r"F_{t} = \sigma \left( X_{t} W_{xf} + H_{t-1} W_{hf} + b_{f} \right)", "lstm_cell"),

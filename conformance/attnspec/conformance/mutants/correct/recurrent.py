@@ -1,13 +1,21 @@
-"""Correct formulas of recurrent cells."""
+"""Correct formulas of recurrent cells and sequences."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.mutants.correct.arithmetic import Arithmetic, Numbers
+from attnspec.conformance.mutants.correct.arithmetic import Numbers
+from attnspec.conformance.mutants.correct.attention import Attention
 from attnspec.spec.recurrent import GRUParameters, LSTMParameters, RNNParameters
 
+State = tuple[Numbers, ...]
+Step = Callable[..., State]
 
-class Recurrent(Arithmetic):
-    """Cells."""
+
+class Recurrent(Attention):
+    """Cells, and sequences of their states."""
 
     def rnn_cell(self, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]) -> Numbers:
         """The pre-activation, squashed."""
@@ -70,3 +78,161 @@ class Recurrent(Arithmetic):
     def next_cell(self, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers) -> Numbers:
         """What is kept of the cell, and what is added."""
         return forget_gate * c + input_gate * candidate
+
+    # Sequences ---------------------------------------------------------------------------------------------------
+
+    def rnn_of(self, x: Numbers, state: State, parameters: Any) -> State:
+        """A step, of states as tuples."""
+        return (self.rnn_cell(x, state[0], parameters),)
+
+    def gru_of(self, x: Numbers, state: State, parameters: Any) -> State:
+        """A step likewise."""
+        return (self.gru_cell(x, state[0], parameters),)
+
+    def rnn(self, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None) -> tuple[Numbers, Numbers]:
+        """Step by step."""
+        states, (final,) = self.sequence(partial(self.rnn_of, parameters=parameters), x, (state,), lengths)
+        return states, final
+
+    def gru(self, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None) -> tuple[Numbers, Numbers]:
+        """Step by step."""
+        states, (final,) = self.sequence(partial(self.gru_of, parameters=parameters), x, (state,), lengths)
+        return states, final
+
+    def lstm(self, x: Numbers, state: State, parameters: Any, *, lengths: Numbers = None) -> tuple[Numbers, State]:
+        """Step by step."""
+        return self.sequence(partial(self.lstm_cell, parameters=parameters), x, state, lengths)
+
+    def sequence(
+        self, step: Step, x: Numbers, initial: State, lengths: Numbers,
+        backward: bool = False,
+    ) -> tuple[Numbers, State]:  # fmt: skip
+        """The hidden states and the final state."""
+        steps = x.shape[-2]
+        state = self.started(x, initial, lengths)
+        hidden = []
+        if lengths is not None:
+            self.check_lengths(lengths, steps)
+            x = self.without_padding(x, lengths)
+        for t in self.order(steps, backward):
+            inside = None if lengths is None else self.inside(t, lengths)[..., None]
+            state = self.kept_going(step(x[..., t, :], state), state, inside, backward)
+            hidden.append(self.shown(state[0], inside)[..., None, :])
+        none = state[0][..., None, :][..., :0, :]
+        return np.concatenate([none, *self.by_time(hidden, backward)], axis=-2), self.last(state)
+
+    def started(self, x: Numbers, initial: State, lengths: Numbers) -> State:
+        """The initial state of every element of the batch."""
+        shapes = [x.shape[:-2], *(part.shape[:-1] for part in initial), np.shape(lengths)]
+        batch = np.broadcast_shapes(*shapes)
+        return tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in initial)
+
+    def without_padding(self, x: Numbers, lengths: Numbers) -> Numbers:
+        """Inputs that count, and zeros."""
+        return np.where(self.padding_mask(lengths, x.shape[-2])[..., None], x, x.dtype.type(0))
+
+    def order(self, steps: int, backward: bool) -> Sequence[int]:
+        """The steps as they are computed."""
+        return range(steps)[::-1] if backward else range(steps)
+
+    def by_time(self, hidden: list[Numbers], backward: bool) -> list[Numbers]:
+        """What was computed at every step, by time."""
+        return hidden[::-1] if backward else hidden
+
+    def inside(self, t: int, lengths: Numbers) -> Numbers:
+        """Whether a step counts."""
+        return t < lengths
+
+    def kept_going(self, new: State, old: State, inside: Numbers, backward: bool) -> State:
+        """The next state, the same one at padding."""
+        return new if inside is None else tuple(np.where(inside, n, o) for n, o in zip(new, old, strict=True))
+
+    def shown(self, hidden: Numbers, inside: Numbers) -> Numbers:
+        """A hidden state, 0 at padding."""
+        return hidden if inside is None else np.where(inside, hidden, hidden.dtype.type(0))
+
+    def last(self, state: State) -> State:
+        """The final state, from that of the last step."""
+        return state
+
+    # Both ways, and one on another -------------------------------------------------------------------------------
+
+    def bidirectional_rnn(self, x: Numbers, state: State, parameters: Any, *, lengths: Numbers = None) -> Any:
+        """Two runs."""
+        states, ((there,), (back,)) = self.both_ways(self.rnn_of, x, [(h,) for h in state], parameters, lengths)
+        return states, (there, back)
+
+    def bidirectional_gru(self, x: Numbers, state: State, parameters: Any, *, lengths: Numbers = None) -> Any:
+        """Two runs."""
+        states, ((there,), (back,)) = self.both_ways(self.gru_of, x, [(h,) for h in state], parameters, lengths)
+        return states, (there, back)
+
+    def bidirectional_lstm(self, x: Numbers, state: Any, parameters: Any, *, lengths: Numbers = None) -> Any:
+        """Two runs."""
+        return self.both_ways(self.lstm_cell, x, state, parameters, lengths)
+
+    def both_ways(
+        self, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
+    ) -> tuple[Numbers, tuple[State, ...]]:
+        """A forward and a backward run."""
+        parts = [part for first in initial for part in first]
+        started = iter(self.started(x, tuple(parts), lengths))
+        there, back = (
+            self.sequence(partial(step, parameters=p), x, tuple(next(started) for _ in first), lengths, backward)
+            for first, p, backward in zip(initial, parameters, (False, True), strict=True)
+        )
+        return self.side_by_side(there[0], back[0]), (there[1], back[1])
+
+    def side_by_side(self, forward: Numbers, backward: Numbers) -> Numbers:
+        """The states of both runs."""
+        return np.concatenate([forward, backward], axis=-1)
+
+    def stacked_rnn(self, x: Numbers, state: Numbers, layers: Any, *, lengths: Numbers = None) -> Any:
+        """Layer by layer."""
+        states, (final,) = self.one_on_another(self.rnn_of, x, (state,), layers, lengths)
+        return states, final
+
+    def stacked_gru(self, x: Numbers, state: Numbers, layers: Any, *, lengths: Numbers = None) -> Any:
+        """Layer by layer."""
+        states, (final,) = self.one_on_another(self.gru_of, x, (state,), layers, lengths)
+        return states, final
+
+    def stacked_lstm(self, x: Numbers, state: State, layers: Any, *, lengths: Numbers = None) -> Any:
+        """Layer by layer."""
+        return self.one_on_another(self.lstm_cell, x, state, layers, lengths)
+
+    def one_on_another(
+        self, step: Step, x: Numbers, initial: State, layers: Sequence[Any], lengths: Numbers
+    ) -> tuple[Numbers, State]:
+        """The states of the last layer, and the final states of all."""
+        finals = []
+        for i, p in enumerate(layers):
+            first = tuple(part[..., self.row(i), :] for part in initial)
+            states, final = self.sequence(partial(step, parameters=p), x, first, lengths)
+            x = self.passed_on(x, states, i)
+            finals.append([part[..., None, :] for part in final])
+        return x, tuple(np.concatenate(parts, axis=-2) for parts in zip(*finals, strict=True))
+
+    def row(self, layer: int) -> int:
+        """Where the initial state of a layer is."""
+        return layer
+
+    def passed_on(self, x: Numbers, states: Numbers, layer: int) -> Numbers:
+        """The inputs of the next layer."""
+        return states
+
+    # Self-attention ----------------------------------------------------------------------------------------------
+
+    def rnn_self_attention(
+        self, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """Attention of the states to earlier ones."""
+        states, final = self.rnn(x, state, parameters, lengths=lengths)
+        earlier = self.earlier(x.shape[-2])
+        if lengths is not None:
+            earlier = earlier & self.padding_mask(lengths, x.shape[-2])[..., None]
+        return self.dot_product_attention(states, states, states, mask=earlier), states, final
+
+    def earlier(self, steps: int) -> Numbers:
+        """Which states a state attends to."""
+        return self.causal_mask(steps, steps, include_self=False)

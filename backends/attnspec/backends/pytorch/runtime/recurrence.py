@@ -1,0 +1,160 @@
+"""Recurrent networks over sequences: by PyTorch's fused operators, or step by step.
+
+Step by step runs what no fused operator computes (a GRU whose reset gate comes before the product), empty sequences and
+batches, and everything under transforms. The products with all inputs are then one.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.spec import ShapeError
+
+State: TypeAlias = tuple[Tensor, ...]
+"""The state of a network: (h,), of an LSTM (h, c)."""
+
+
+class Network(NamedTuple):
+    """A kind of network.
+
+    ``weights`` joins the parameters of all gates, in PyTorch's order: of inputs (d, g·h), of states (h, g·h), and
+    biases (g·h). ``step`` computes the next state of what a product with the input gave (n, g·h), the weights of
+    states, and a state (n, h). ``fused`` is PyTorch's operator.
+    """
+
+    weights: Callable[[Any], tuple[Tensor, Tensor, Tensor]]
+    step: Callable[[Tensor, Tensor, State], State]
+    fused: Callable[..., tuple[Tensor, ...]] | None = None
+
+
+def checked_lengths(operation: str, lengths: Tensor | None, steps: int) -> Tensor | None:
+    """The lengths; ``ShapeError`` for one outside 0..steps. Under transforms they are taken on trust."""
+    if lengths is None or intercepted():
+        return lengths
+    outside = lengths[(lengths < 0) | (lengths > steps)]
+    if outside.numel():
+        raise ShapeError(operation, "lengths", f"lengths in 0..{steps}", int(outside[0]))
+    return lengths
+
+
+def recurrence(
+    network: Network,
+    x: Tensor,
+    initial: Sequence[State],
+    parameters: Sequence[Any],
+    lengths: Tensor | None,
+    batch: Sequence[int],
+    *,
+    directions: int = 1,
+) -> tuple[Tensor, list[State]]:
+    """Layers of networks, each of which runs in one or two directions.
+
+    ``parameters`` and ``initial`` states (*batch, h) are those of each layer and, within it, direction. The result is
+    the states of the last layer (*batch, t, directions·h), and the final state of every layer and direction.
+    """
+    (steps, width), dtype, count = x.shape[-2:], x.dtype, prod(batch)
+    flat = widened(x).expand((*batch, steps, width)).reshape(count, steps, width)
+    states = [tuple(widened(p).expand((*batch, -1)).reshape(count, p.shape[-1]) for p in s) for s in initial]
+    counts = None if lengths is None else lengths.expand(tuple(batch)).reshape(count)
+    weights = [tuple(map(widened, network.weights(p))) for p in parameters]
+    if network.fused is None or not count or not steps or intercepted():
+        hidden, final = _by_steps(network, flat, states, weights, counts, directions)
+    elif counts is None or bool((counts == steps).all()):
+        hidden, final = _fused(network.fused, (flat,), states, weights, directions)
+    else:
+        hidden, final = _packed(network.fused, flat, states, weights, counts, directions)
+    finals = [tuple(part.to(dtype).reshape(*batch, part.shape[-1]) for part in s) for s in final]
+    return hidden.to(dtype).reshape(*batch, steps, hidden.shape[-1]), finals
+
+
+def _fused(
+    operator: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...], states: Sequence[State],
+    weights: Sequence[tuple[Tensor, ...]], directions: int,
+) -> tuple[Tensor, list[State]]:  # fmt: skip
+    """All layers and directions in one call, of inputs (n, t, d) or of packed inputs with their batch sizes."""
+    flat = []
+    for w_x, w_h, b in weights:
+        flat += [w_x.mT, w_h.mT, b, torch.zeros_like(b)]
+    parts = tuple(torch.stack(part) for part in zip(*states, strict=True))
+    packed = len(given) > 1
+    how: tuple[Any, ...] = (True, len(states) // directions, 0.0, False, directions > 1, *(() if packed else (True,)))
+    state = parts if len(parts) > 1 else parts[0]
+    with _exact(given[0]):
+        hidden, *final = operator(*given, state, flat, *how)
+    return hidden, list(zip(*final, strict=True))
+
+
+def _exact(x: Tensor) -> AbstractContextManager[Any]:
+    """PyTorch's own kernels on CUDA where cuDNN would round the operands of products to TF32."""
+    rounds = x.is_cuda and x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32
+    return torch.backends.cudnn.flags(enabled=False) if rounds else nullcontext()
+
+
+def _packed(
+    operator: Callable[..., tuple[Tensor, ...]], x: Tensor, states: Sequence[State],
+    weights: Sequence[tuple[Tensor, ...]], lengths: Tensor, directions: int,
+) -> tuple[Tensor, list[State]]:  # fmt: skip
+    """Only the steps that count, of sequences in order of their lengths."""
+    ordered, order = lengths.to("cpu", torch.int64).sort(descending=True)
+    some = int((ordered > 0).sum())
+    order = order[:some].to(x.device)
+    width = directions * states[0][0].shape[-1]
+    hidden = x.new_zeros(*x.shape[:2], width)
+    if not some:
+        return hidden, [tuple(part.clone() for part in s) for s in states]
+    chosen = [tuple(part.index_select(0, order) for part in s) for s in states]
+    data, sizes = torch._VF._pack_padded_sequence(x.index_select(0, order), ordered[:some], True)
+    found, final = _fused(operator, (data, sizes), chosen, weights, directions)
+    padded, _ = torch._VF._pad_packed_sequence(found, sizes, True, 0.0, x.shape[1])
+    kept = [
+        tuple(old.index_copy(0, order, new) for old, new in zip(s, f, strict=True))
+        for s, f in zip(states, final, strict=True)
+    ]
+    return hidden.index_copy(0, order, padded), kept
+
+
+def _by_steps(
+    network: Network, x: Tensor, states: Sequence[State], weights: Sequence[tuple[Tensor, ...]],
+    lengths: Tensor | None, directions: int,
+) -> tuple[Tensor, list[State]]:  # fmt: skip
+    final: list[State] = []
+    counts = None if lengths is None else torch.arange(x.shape[1], device=x.device)[:, None] < lengths
+    for layer in range(0, len(states), directions):
+        if counts is not None:
+            x = torch.where(counts.mT[..., None], x, 0.0)
+        runs = [
+            _one_run(network, x, states[layer + i], weights[layer + i], counts, backward=bool(i))
+            for i in range(directions)
+        ]
+        x = torch.cat([hidden for hidden, _ in runs], -1)
+        final += [last for _, last in runs]
+    return x, final
+
+
+def _one_run(
+    network: Network, x: Tensor, state: State, weights: tuple[Tensor, ...], counts: Tensor | None, *, backward: bool
+) -> tuple[Tensor, State]:
+    """The hidden states (n, t, h) and the final state of one layer in one direction; ``counts`` is (t, n)."""
+    w_x, w_h, b = weights
+    of_input = x.transpose(0, 1) @ w_x + b
+    hidden = []
+    steps = range(x.shape[1])
+    state = state if steps else tuple(part.clone() for part in state)
+    for t in reversed(steps) if backward else steps:
+        following = network.step(of_input[t], w_h, state)
+        if counts is None:
+            state = following
+            hidden.append(state[0])
+        else:
+            inside = counts[t][:, None]
+            state = tuple(torch.where(inside, new, old) for new, old in zip(following, state, strict=True))
+            hidden.append(torch.where(inside, state[0], 0.0))
+    if not hidden:
+        return state[0][:, None, :].expand(-1, 0, -1), state
+    return torch.stack(hidden[::-1] if backward else hidden, 1), state

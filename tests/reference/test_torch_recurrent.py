@@ -1,0 +1,113 @@
+"""Recurrent networks of the reference against torch.nn in float64, on packed sequences."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.reference import REFERENCE, choosing
+from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
+
+torch = pytest.importorskip("torch", reason="the optional dependency torch is not installed")
+
+D, H, T = 5, 3, 6
+GATES = {"rnn": "h", "gru": "rzh", "lstm": "ifco"}
+"""The letters of S4 in PyTorch's order."""
+RECORDS: dict[str, Any] = {"rnn": RNNParameters, "gru": GRUParameters, "lstm": LSTMParameters}
+
+
+def network(kind: str, **how: Any) -> Any:
+    """A network of torch.nn. The second bias of a GRU's candidate is 0: it is reset, and ours has none there."""
+    torch.manual_seed(0)
+    made = getattr(torch.nn, kind.upper())(D, H, batch_first=True, dtype=torch.float64, **how)
+    if kind == "gru":
+        for name, bias in made.named_parameters():
+            if name.startswith("bias_hh"):
+                bias.data[2 * H :] = 0
+    return made
+
+
+def parameters(kind: str, theirs: Any, suffix: str) -> Any:
+    """One layer and direction of a network, as the record of our parameters; PyTorch's weights are (out, in)."""
+    of = {name: getattr(theirs, f"{name}_{suffix}").detach().numpy() for name in ("weight_ih", "weight_hh")}
+    bias = (getattr(theirs, f"bias_ih_{suffix}") + getattr(theirs, f"bias_hh_{suffix}")).detach().numpy()
+    rows = {gate: slice(i * H, (i + 1) * H) for i, gate in enumerate(GATES[kind])}
+    return RECORDS[kind](
+        **{f"w_x{g}": of["weight_ih"][r].T for g, r in rows.items()},
+        **{f"w_h{g}": of["weight_hh"][r].T for g, r in rows.items()},
+        **{f"b_{g}": bias[r] for g, r in rows.items()},
+    )
+
+
+def run(theirs: Any, x: Any, state: list[Any], lengths: Any) -> tuple[Any, list[Any]]:
+    """States and the parts of the final one (layers·directions, n, h), of sequences of these lengths."""
+    given = [torch.from_numpy(part) for part in state]
+    inputs = torch.from_numpy(x)
+    if lengths is not None:
+        inputs = torch.nn.utils.rnn.pack_padded_sequence(
+            inputs, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False
+        )
+    states, final = theirs(inputs, tuple(given) if len(given) > 1 else given[0])
+    if lengths is not None:
+        states, _ = torch.nn.utils.rnn.pad_packed_sequence(states, batch_first=True, total_length=T)
+    parts = final if isinstance(final, tuple) else (final,)
+    return states.detach().numpy(), [part.detach().numpy() for part in parts]
+
+
+def near(got: Any, expected: Any) -> None:
+    np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-13)
+
+
+def parts_of(final: Any) -> list[Any]:
+    return list(final) if isinstance(final, tuple) else [final]
+
+
+each = pytest.mark.parametrize("kind", GATES)
+with_lengths = pytest.mark.parametrize("lengths", [None, np.array([6, 1, 4])], ids=["whole", "packed"])
+
+
+def drawn(runs: int, kind: str) -> tuple[Any, list[Any]]:
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(3, T, D)), [rng.normal(size=(runs, 3, H)) for _ in range(1 + (kind == "lstm"))]
+
+
+@with_lengths
+@each
+def test_one_direction(kind: str, lengths: Any) -> None:
+    theirs, (x, state) = network(kind), drawn(1, kind)
+    states, final = run(theirs, x, state, lengths)
+    given = tuple(part[0] for part in state) if kind == "lstm" else state[0][0]
+    with choosing(gru_reset="after"):
+        got, last = REFERENCE[kind](x, given, parameters(kind, theirs, "l0"), lengths=lengths)
+    near(got, states)
+    for ours, other in zip(parts_of(last), final, strict=True):
+        near(ours, other[0])
+
+
+@with_lengths
+@each
+def test_both_directions(kind: str, lengths: Any) -> None:
+    theirs, (x, state) = network(kind, bidirectional=True), drawn(2, kind)
+    states, final = run(theirs, x, state, lengths)
+    given = tuple(tuple(part[i] for part in state) if kind == "lstm" else state[0][i] for i in range(2))
+    both = tuple(parameters(kind, theirs, suffix) for suffix in ("l0", "l0_reverse"))
+    with choosing(gru_reset="after"):
+        got, last = REFERENCE[f"bidirectional_{kind}"](x, given, both, lengths=lengths)
+    near(got, states)
+    for i, direction in enumerate(last):
+        for ours, other in zip(parts_of(direction), final, strict=True):
+            near(ours, other[i])
+
+
+@with_lengths
+@each
+def test_stacks(kind: str, lengths: Any) -> None:
+    theirs, (x, state) = network(kind, num_layers=3), drawn(3, kind)
+    states, final = run(theirs, x, state, lengths)
+    rows = [np.moveaxis(part, 0, -2) for part in state]
+    layers = tuple(parameters(kind, theirs, f"l{i}") for i in range(3))
+    with choosing(gru_reset="after"):
+        got, last = REFERENCE[f"stacked_{kind}"](x, tuple(rows) if kind == "lstm" else rows[0], layers, lengths=lengths)
+    near(got, states)
+    for ours, other in zip(parts_of(last), final, strict=True):
+        near(np.moveaxis(ours, -2, 0), other)
