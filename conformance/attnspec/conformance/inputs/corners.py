@@ -35,9 +35,6 @@ BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 TILE = 128
 """The largest tile of common kernels, in queries or keys."""
 
-LONG_TIME = 8
-"""Time steps that a kernel may unroll."""
-
 FEW_STEPS = 3
 """No bound on work leaves fewer time steps."""
 
@@ -61,13 +58,17 @@ def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
     return tuple(dict.fromkeys(tuple(dict.fromkeys(group)) for group in groups if group))
 
 
+def stepwise(size: str, operation: Operation) -> bool:
+    """Whether a size counts time steps, each of which follows from the one before: no tokens under a filter."""
+    return operation.axis(size) is Axis.TIME and not operation.sizes_of(Axis.TAP)
+
+
 @lru_cache(maxsize=1024)
 def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, ...]:
     """The levels of a size, within the limits of the backend."""
     axis = operation.axis(size)
     if axis & Axis.POSITION:
-        stepwise = not axis & Axis.SELF and not operation.sizes_of(Axis.TAP)
-        lengths = set(map(limits.length_from, STEPS if stepwise else LENGTHS))
+        lengths = set(map(limits.length_from, STEPS if stepwise(size, operation) else LENGTHS))
         return tuple(sorted(x for x in lengths if limits.max_length is None or x <= limits.max_length))
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
@@ -181,8 +182,6 @@ def _lengthened(
     if not names:
         return row
     tile = TILE if len(names) == 1 else TILE // 2
-    if names == operation.sizes_of(Axis.TIME):
-        tile = LONG_TIME
     changed: Row = {f"size:{name}": _beyond(tile, levels[f"size:{name}"], rng) for name in names}
     if len(names) > 1 and any(operation.axis(name) & Axis.QUERY for name in names):
         changed |= {"batch": ()} if "batch" in levels else {}
@@ -242,8 +241,8 @@ def tamed(
     and one at random is lowered only when nothing else can be.
     """
     sizes = dict(sizes)
-    few = {Axis.GRID: 2, Axis.TIME: FEW_STEPS}
-    least = {name: few.get(operation.axis(name), 8) for name in sizes}
+    few = {name: FEW_STEPS for name in sizes if stepwise(name, operation)}
+    least = {name: 2 if operation.axis(name) & Axis.GRID else few.get(name, 8) for name in sizes}
     large = [name for name, size in sizes.items() if size > least[name]]
     last = rng.choice(large) if large else ""
     while multiply_adds(sizes, batch, operation) > work:
@@ -263,8 +262,8 @@ def tamed(
 @lru_cache(maxsize=1024)
 def _repeating_sizes(operation: Operation) -> frozenset[str]:
     """The sizes that count heads, layers and time steps."""
-    kinds = Axis.LAYER | Axis.HEAD | Axis.TIME
-    return frozenset(name for name in operation.sizes if operation.axis(name) in kinds)
+    found = (name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD))
+    return frozenset([*found, *(name for name in operation.sizes if stepwise(name, operation))])
 
 
 def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
@@ -276,7 +275,7 @@ def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Oper
     product = 1.0
     for size in (*sorted([*others, *itself])[-3:], *batch):
         product *= max(size, 1)
-    least = STEP * len(operation.floats) if Axis.TIME in map(operation.axis, sizes) else 1.0
+    least = STEP * len(operation.floats) if any(stepwise(name, operation) for name in sizes) else 1.0
     return max(max(product, least) * prod(max(size, 1) for size in repeated), _grid_work(sizes, batch, operation))
 
 
