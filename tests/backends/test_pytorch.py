@@ -591,6 +591,23 @@ def test_gradients_are_those_of_finite_differences(operation: Operation) -> None
     assert torch.autograd.gradcheck(compute, tuple(leaves.values()))
 
 
+def test_gradients_of_a_convolution_of_one_token() -> None:
+    x, w = torch.ones(1, 2, requires_grad=True), torch.ones(2, 1, 2, requires_grad=True)
+    backend.convolution(x, w).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert w.grad is not None
+    assert x.grad.tolist() == [[1.0, 1.0]]
+    assert w.grad.tolist() == [[[1.0, 1.0]], [[0.0, 0.0]]]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_values_whose_sum_overflows_are_not_taken_for_infinite(number: float) -> None:
+    """Pooling asks the sum of all values whether each of them is finite."""
+    largest = torch.finfo(torch.float32).max
+    x, mask = torch.tensor([[largest], [largest], [number]]), torch.tensor([[True, False, False]])
+    assert backend.graph_layer(x, torch.ones(1, 1), mask=mask).tolist() == [[largest]] * 3
+
+
 @pytest.mark.parametrize("operation", WEIGHING, ids=named)
 def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operation) -> None:
     given = arguments(operation)

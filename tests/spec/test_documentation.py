@@ -92,6 +92,14 @@ def test_sentences_about_what_an_operation_lacks_are_left_out() -> None:
     assert "As in" not in " ".join(edges.values())
 
 
+def test_sentences_about_fields_are_for_results_that_have_them() -> None:
+    notes = {name: " ".join(where_notes(OPERATIONS[name])) for name in ("convolution", "rnn_complexity")}
+    assert "`multiply_adds`" in notes["rnn_complexity"]
+    assert "`maximum_path_length`" not in notes["convolution"]
+    assert "units of `x` × `w`" in notes["convolution"]
+    assert "units" not in notes["rnn_complexity"]
+
+
 def docstrings(source: str) -> list[str]:
     nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
     return [doc for n in nodes if (doc := ast.get_docstring(n))]

@@ -29,8 +29,10 @@ def convolution(x: Float[Tensor, "*batch t d_x"], w: Float[Tensor, "taps p_o d_x
 def _convolved(x: Tensor, w: Tensor) -> Tensor:
     taps, t = w.shape[0], x.shape[-2]
     rows = x.reshape(-1, t, x.shape[-1]).mT
+    # The gradient of some small convolutions refuses weights that are not contiguous.
+    weights = w.permute(1, 2, 0).contiguous()
     # With an even number of taps, one result too many is computed, before the first one.
-    found = functional.conv1d(rows, w.permute(1, 2, 0), padding=taps // 2)[..., -t:]
+    found = functional.conv1d(rows, weights, padding=taps // 2)[..., -t:]
     return found.mT.reshape(*x.shape[:-1], w.shape[1])
 
 
