@@ -97,7 +97,7 @@ def test_sentences_about_fields_are_for_results_that_have_them() -> None:
     assert "`multiply_adds`" in notes["rnn_complexity"]
     assert "`maximum_path_length`" not in notes["convolution"]
     assert "units of `x` × `w`" in notes["convolution"]
-    assert "units" not in notes["rnn_complexity"]
+    assert "× `w`" not in notes["rnn_complexity"]
 
 
 def docstrings(source: str) -> list[str]:
