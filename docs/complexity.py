@@ -13,6 +13,7 @@ from attnspec.reference import (
     attention_pooling,
     convolution,
     graph_layer,
+    rnn,
     rnn_cell,
     self_attention,
 )
@@ -217,19 +218,10 @@ _CELL = RNNParameters(*(_rng.uniform(-1, 1, shape) for shape in ((D, D), (D, D),
 _START = _rng.uniform(-1, 1, D)
 
 
-def states(x: Numbers, state: Numbers) -> Numbers:
-    """All states of a recurrent network."""
-    found = []
-    for token in x:
-        state = rnn_cell(token, state, _CELL)
-        found.append(state)
-    return np.stack(found)
-
-
 LAYERS: Mapping[str, Layer] = {
     "fully connected": lambda x: attention_pooling(_WEIGHTS[: len(x), : len(x)], x),
     "convolution": lambda x: convolution(x, _TAPS),
-    "recurrent": lambda x: states(x, _START),
+    "recurrent": lambda x: rnn(x, _START, _CELL)[0],
     "graph layer": lambda x: graph_layer(x, _MESSAGE, mask=_EDGES[: len(x), : len(x)]),
     "self-attention": self_attention,
 }
@@ -251,7 +243,7 @@ def translated(name: str) -> bool:
 def later(name: str) -> bool:
     """Whether what follows the first token is computed as from a start: from the state after it, if there is one."""
     x, layer = _rng.uniform(-1, 1, (N, D)), LAYERS[name]
-    following = states(x[1:], rnn_cell(x[0], _START, _CELL)) if name == "recurrent" else layer(x[1:])
+    following = rnn(x[1:], rnn_cell(x[0], _START, _CELL), _CELL)[0] if name == "recurrent" else layer(x[1:])
     return agree(following, layer(x)[1:])
 
 

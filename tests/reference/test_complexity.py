@@ -22,6 +22,7 @@ from attnspec.reference import (
     multi_head_attention_complexity,
     projected_self_attention,
     projected_self_attention_complexity,
+    rnn,
     rnn_cell,
     rnn_complexity,
     scaled_dot_product_attention,
@@ -95,9 +96,7 @@ def test_convolution_takes_as_many_multiply_adds(t: int, d_x: int, p_o: int, tap
 @given(size, size, size)
 def test_recurrent_network_takes_as_many_multiply_adds(t: int, d: int, h: int) -> None:
     run = Run()
-    x, state, parameters = run.tokens(t, d), run.tokens(h), run.cell(d, h)
-    for i in range(t):
-        state = rnn_cell(row(x, i), state, parameters)
+    rnn(run.tokens(t, d), run.tokens(h), run.cell(d, h))
     assert numbers(rnn_complexity(t, d, h))[:3] == run.counted
 
 
@@ -409,15 +408,6 @@ def influence(layer: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.nd
     return np.stack(columns, axis=-1)
 
 
-def recurrent_states(x: np.ndarray, state: np.ndarray, parameters: RNNParameters[np.ndarray]) -> np.ndarray:
-    """All states of a recurrent network."""
-    states = []
-    for token in x:
-        state = rnn_cell(token, state, parameters)
-        states.append(state)
-    return np.stack(states)
-
-
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_the_graphs_are_those_of_the_layers(n: int) -> None:
     rng = np.random.default_rng(n)
@@ -429,5 +419,5 @@ def test_the_graphs_are_those_of_the_layers(n: int) -> None:
     causal = depend.self_attention(n, causal=True)
     assert (influence(lambda x: self_attention(x, causal=True), x) == edges(causal, "x")).all()
     parameters = RNNParameters(*(rng.uniform(-1, 1, shape) for shape in ((3, 3), (3, 3), (3,))))
-    states = influence(lambda x: recurrent_states(x, np.zeros(3), parameters), x)
+    states = influence(lambda x: rnn(x, np.zeros(3), parameters)[0], x)
     assert (states == edges(depend.recurrent(n), "x")).all()

@@ -132,7 +132,7 @@ class ConvolutionComplexity(Protocol[Array]):
     axes=_COUNTED | {"d": Axis.WIDTH},
 )
 class RNNComplexity(Protocol[Array]):
-    """Complexity of t steps of `rnn_cell`.
+    """Complexity of `rnn`: t steps of `rnn_cell`.
 
     Where: The path of the first token leads through t states to that of the last one.
     """

@@ -4,7 +4,7 @@ from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttenti
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.sources import S0, S1, S2, S3
+from attnspec.spec.contract.sources import S0, S1, S2, S3, S4
 from attnspec.spec.pooling import NadarayaWatson
 
 _inner_products = of(DotProductAttention, ScaledDotProductAttention)
@@ -35,7 +35,12 @@ SELF_EQUIVARIANCE = law(
     "Self-attention without positions permutes its results as its inputs are permuted.",
     formula=r"f(PX) = P f(X)",
     governs=lambda operation: bool(operation.order_free(Axis.SELF)),
-    sources=[S0.equation(17), S2.passage("Machine Translation, solution 1"), S3.passage("Input Sequence Order")],
+    sources=[
+        S0.equation(17),
+        S2.passage("Machine Translation, solution 1"),
+        S3.passage("Input Sequence Order"),
+        S4.passage("Inductive Bias"),
+    ],
 )
 SINGLE_KEY = law(
     "attention.single-key",

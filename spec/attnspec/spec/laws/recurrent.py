@@ -98,7 +98,12 @@ CONTINUATION = law(
     "What follows a step depends on the state after it alone: a sequence can be computed in two parts.",
     formula=r"f(X, H_0)_{> s} = f(X_{> s}, H_s)",
     governs=of(*ONE_RUN, *STACKED),
-    sources=[S4.passage("RNN"), S4.passage("GRU Gated Recurrent Unit"), S4.passage("LSTM")],
+    sources=[
+        S4.passage("RNN"),
+        S4.passage("GRU Gated Recurrent Unit"),
+        S4.passage("LSTM"),
+        S4.passage("Inductive Bias"),
+    ],
 )
 PADDING = law(
     "recurrent.padding",
