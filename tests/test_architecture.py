@@ -240,8 +240,9 @@ ROOMS = {
     "conformance/attnspec/conformance/mutants": {
         "calling.py",
         "transformer_decoders.py",
-        "gradients.py",
         "decoders.py",
+        "searches.py",
+        "gradients.py",
         "semantics.py",
         "registry.py",
         "roles.py",
@@ -346,6 +347,7 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 
 LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
+    "attnspec.spec.seq2seq": "a chapter of thirteen operations",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.recurrent": "a catalogue: one short function for each mutant",

@@ -138,6 +138,22 @@ def teacher_forced(a: dict[str, Any]) -> list[Any]:
     return [found, s]
 
 
+def beam(a: dict[str, Any]) -> list[Any]:
+    """Hypotheses are (score, tokens); those that have ended stay as they are."""
+    kept: list[tuple[Any, list[int]]] = [(mp.mpf(0), [])]
+    for _ in range(a["steps"]):
+        found = []
+        for score, tokens in kept:
+            if a["eos"] in tokens:
+                found.append((score, [*tokens, a["eos"]]))
+                continue
+            every, _ = teacher_forced({**a, "tokens": [a["token"], *tokens]})
+            found += [(score + x, [*tokens, w]) for w, x in enumerate(every[-1])]
+        kept = sorted(found, key=lambda hypothesis: -hypothesis[0])[: a["beams"]]
+    score, tokens = kept[0]
+    return [tokens, score]
+
+
 def perceptron(x: Row, p: Any) -> list[Any]:
     hidden = [max(dot(x, out) + b, mp.mpf(0)) for out, b in zip(p.w_1, p.b_1, strict=True)]
     return [dot(hidden, out) + b for out, b in zip(p.w_2, p.b_2, strict=True)]
@@ -546,6 +562,8 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "encoder_context": lambda a: [[0] * len(a["states"][0]), *a["states"]][a["lengths"]],
     "decoder_step": decoder,
     "teacher_forced_decode": teacher_forced,
+    "greedy_decode": lambda a: beam({**a, "beams": 1}),
+    "beam_decode": beam,
     "concat_output": lambda a: [*a["context"], *a["state"]],
     "concat_positions": lambda a: [[*r, *s] for r, s in zip(a["x"], a["p"], strict=True)],
     "rnn_cell": rnn_cell,

@@ -22,7 +22,7 @@ from attnspec.reference import (
     sinusoidal_positional_encoding,
     softmax,
 )
-from attnspec.spec import OPERATIONS, Operation
+from attnspec.spec import OPERATIONS, AttentionDecoderParameters, Operation, RNNParameters
 from attnspec.spec.contract.shapes import bind, results
 from attnspec.spec.contract.tree import flatten, mapped, schematic
 
@@ -63,7 +63,8 @@ def test_empty_sizes(name: str, empty: tuple[str, ...], batch: tuple[int, ...], 
         assert not result.any()
 
 
-ADDING = [o.name for o in OPERATIONS.values() if o.chapter == "transformer"] + ["decoder_step", "teacher_forced_decode"]
+ADDING = [o.name for o in OPERATIONS.values() if o.chapter == "transformer"]
+ADDING += ["decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode"]
 """What adds something to attention."""
 
 
@@ -142,6 +143,35 @@ def test_the_context_of_an_empty_source_is_zero() -> None:
     states[1, 1] = 5, 7
     assert encoder_context(states, lengths=np.array([0, 2])).tolist() == [[0, 0], [5, 7]]
     assert encoder_context(np.ones((2, 0, 3))).tolist() == [[0, 0, 0]] * 2
+
+
+def test_a_narrow_beam_may_score_below_greedy() -> None:
+    rng = np.random.default_rng(16)
+    embedding, w_q, w_k, w_v, *cell = (
+        2 * rng.normal(size=shape) for shape in ((4, 3), (1, 3), (1, 1), (1,), (4, 3), (3, 3), (3,))
+    )
+    w_o, b_o = rng.normal(size=(4, 3)), rng.normal(size=4)
+    p = AttentionDecoderParameters(embedding, w_q, w_k, w_v, RNNParameters(*cell), w_o, b_o)
+    given = (np.zeros(40, int), rng.normal(size=(40, 3)), np.ones((1, 1)), p, 4, 3)
+    _, greedy = REFERENCE["greedy_decode"](*given)
+    one, two, every = (REFERENCE["beam_decode"](*given, beams)[1] for beams in (1, 2, 4**4))
+    assert np.allclose(one, greedy, **SUMMED_OTHERWISE)
+    assert (every >= np.maximum(one, two) - 1e-12).all()
+    assert (two < one - 1e-3).any()
+    assert (two > one + 1e-3).any()
+
+
+@pytest.mark.parametrize("name", ["greedy_decode", "beam_decode"])
+def test_equal_tokens_are_chosen_in_order(name: str, draw: Any) -> None:
+    a = draw(name)
+    a["parameters"].w_o[...] = 0
+    a["parameters"].b_o[...] = 0
+    tokens, score = REFERENCE[name](**{**a, "eos": 5})
+    assert tokens.tolist() == [0, 0, 0]
+    assert np.allclose(score, -3 * np.log(6))
+    tokens, score = REFERENCE[name](**{**a, "eos": 0})
+    assert tokens.tolist() == [0, 0, 0]
+    assert np.allclose(score, -np.log(6))
 
 
 def test_no_tokens_leave_the_state_as_it_is(draw: Any) -> None:

@@ -173,6 +173,16 @@ def trues(*shape: int) -> np.ndarray:
             (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=7)),
             "parameters.cell.w_xh: expected (d, h) with d = 6; got (7, 3)",
         ),
+        (
+            "greedy_decode",
+            (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6), 3, 2),
+            "eos: expected eos in 0..1; got 2",
+        ),
+        (
+            "beam_decode",
+            (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6), 3, 1, 0),
+            "beams: expected beams of at least 1; got 0",
+        ),
         ("dot_product_variance", (zeros(2), zeros(2)), "sigma: expected a number; got shape (2,)"),
     ],
 )

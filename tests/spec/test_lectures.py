@@ -25,12 +25,10 @@ FILES = {
 """The texts of the lectures, in the folder that the environment variable ATTNSPEC_SOURCES names."""
 
 AWAITED: tuple[str, ...] = (
-    "beam_decode",
     "cached_decoder_step",
     "decoder_only",
     "encoder_decoder",
     "encoder_only",
-    "greedy_decode",
 )
 """Owners that are being written."""
 

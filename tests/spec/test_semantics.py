@@ -43,7 +43,7 @@ def test_masks_concern_what_has_one() -> None:
 def test_no_keys_concern_what_weighs_them() -> None:
     others = {"softmax", "mean_normalization"}  # which give weights
     others |= {o.name for o in JUDGED if o.chapter == "transformer"}  # which add to what they attend to
-    others |= {"decoder_step", "teacher_forced_decode"}
+    others |= {"decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode"}
     assert concerned("no_keys") == concerned("attendable_nan") == concerned("fully_masked") - others
 
 

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float, Int
 
 from attnspec.reference.attention import additive_attention, attend, dot_product_attention, general_attention
 from attnspec.reference.defining.definition import defines
+from attnspec.reference.defining.overriding import overridable
 from attnspec.reference.normalization import log_softmax, softmax
 from attnspec.reference.recurrent import rnn_cell
 from attnspec.reference.scoring import location_scores
@@ -13,10 +14,12 @@ from attnspec.spec.seq2seq import (
     AttentionalState,
     AttentionDecoderParameters,
     BahdanauContext,
+    BeamDecode,
     ConcatOutput,
     DecoderStep,
     Embed,
     EncoderContext,
+    GreedyDecode,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
@@ -27,10 +30,12 @@ from attnspec.spec.seq2seq import (
 __all__ = [
     "attentional_state",
     "bahdanau_context",
+    "beam_decode",
     "concat_output",
     "decoder_step",
     "embed",
     "encoder_context",
+    "greedy_decode",
     "luong_context_dot",
     "luong_context_general",
     "luong_context_location",
@@ -178,6 +183,87 @@ def teacher_forced_decode(
         states.append(next_state(tokens[..., i], states[-1], annotations, parameters, mask))
     every = np.concatenate([s[..., None, :] for s in states], axis=-2)
     return log_probabilities(every[..., 1:, :], parameters), states[-1]
+
+
+@defines(GreedyDecode[np.ndarray])
+def greedy_decode(
+    token: Int[np.ndarray, "*#batch"],
+    state: Float[np.ndarray, "*#batch d_s"],
+    annotations: Float[np.ndarray, "*#batch m d_h"],
+    parameters: AttentionDecoderParameters[np.ndarray],
+    steps: int,
+    eos: int,
+    *,
+    mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
+    """y_{t'+1} = argmax_w P(w | y₁, …, y_{t'}), until it is ⟨eos⟩; the score is Σ log P."""
+    vocabulary = parameters.b_o.shape[0]
+    refuse_outside("greedy_decode", "token", token, vocabulary - 1)
+    refuse_outside("greedy_decode", "eos", np.array(eos), vocabulary - 1)
+    batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
+    batch = np.broadcast_shapes(*batches)
+    last, score, ended = np.broadcast_to(token, batch), np.zeros(batch, state.dtype), np.zeros(batch, bool)
+    tokens = [np.zeros((*batch, 0), int)]
+    for _ in range(steps):
+        state = next_state(last, state, annotations, parameters, mask)
+        may_follow = ~ended[..., None] | (np.arange(vocabulary) == eos)
+        places, best = greatest(log_probabilities(state, parameters), 1, may_follow)
+        last = places[..., 0]
+        score = score + np.where(ended, 0, best[..., 0])
+        ended = last == eos
+        tokens.append(places)
+    return np.concatenate(tokens, axis=-1), score
+
+
+@defines(BeamDecode[np.ndarray])
+def beam_decode(
+    token: Int[np.ndarray, "*#batch"],
+    state: Float[np.ndarray, "*#batch d_s"],
+    annotations: Float[np.ndarray, "*#batch m d_h"],
+    parameters: AttentionDecoderParameters[np.ndarray],
+    steps: int,
+    eos: int,
+    beams: int,
+    *,
+    mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
+    """The best of the `beams` hypotheses that are left of all extensions of those before, by their Σ log P."""
+    vocabulary = parameters.b_o.shape[0]
+    refuse_outside("beam_decode", "token", token, vocabulary - 1)
+    refuse_outside("beam_decode", "eos", np.array(eos), vocabulary - 1)
+    batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
+    batch = np.broadcast_shapes(*batches)
+    sources, real = annotations[..., None, :, :], None if mask is None else mask[..., None, :]
+    # One hypothesis that has said nothing yet. Where a beam is wider than there are hypotheses, some of it is unreal.
+    state, last = (
+        np.broadcast_to(state, (*batch, state.shape[-1]))[..., None, :],
+        np.broadcast_to(token, batch)[..., None],
+    )
+    tokens, scores = np.zeros((*batch, 1, 0), int), np.zeros((*batch, 1), state.dtype)
+    exists, ended = np.ones((*batch, 1), bool), np.zeros((*batch, 1), bool)
+    for _ in range(steps):
+        state = next_state(last, state, sources, parameters, real)
+        extended = scores[..., None] + np.where(ended[..., None], 0, log_probabilities(state, parameters))
+        may_follow = exists[..., None] & (~ended[..., None] | (np.arange(vocabulary) == eos))
+        count = extended.shape[-2] * vocabulary
+        may_follow = may_follow.reshape(*batch, count)
+        places, scores = greatest(extended.reshape(*batch, count), min(beams, count), may_follow)
+        before, last = np.divmod(places, vocabulary)
+        state = np.take_along_axis(state, before[..., None], axis=-2)
+        tokens = np.concatenate([np.take_along_axis(tokens, before[..., None], axis=-2), last[..., None]], axis=-1)
+        exists, ended = np.take_along_axis(may_follow, places, axis=-1), last == eos
+    place, score = greatest(scores, 1, exists)
+    return np.take_along_axis(tokens, place[..., None], axis=-2)[..., 0, :], score[..., 0]
+
+
+@overridable
+def greatest(scores: np.ndarray, count: int, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places and values of so many scores (*batch, m), the greatest first and of equal ones the first.
+
+    Those that are not among the candidates, a mask (*batch, m), come after all others.
+    """
+    places = np.argsort(-np.where(among, scores, -np.inf), axis=-1, kind="stable")[..., :count]
+    return places, np.take_along_axis(scores, places, axis=-1)
 
 
 def log_probabilities(states: np.ndarray, parameters: AttentionDecoderParameters[np.ndarray]) -> np.ndarray:

@@ -18,10 +18,12 @@ __all__ = [
     "AttentionDecoderParameters",
     "AttentionalState",
     "BahdanauContext",
+    "BeamDecode",
     "ConcatOutput",
     "DecoderStep",
     "Embed",
     "EncoderContext",
+    "GreedyDecode",
     "LuongContextDot",
     "LuongContextGeneral",
     "LuongContextLocation",
@@ -328,6 +330,76 @@ class TeacherForcedDecode(Protocol[Array]):
     ) -> tuple[Float[Array, "*batch t vocabulary"], Float[Array, "*batch d_s"]]: ...
 
 
+@operation(
+    "greedy_decode",
+    chapter="seq2seq",
+    formula=r"y_{t'+1} = \operatorname{argmax}_w P(w \mid y_1, \dots, y_{t'})",
+    sources=[S0.passage("Encoder-Decoder RNN II"), S0.passage("Prediction: Token by Token")],
+    sharpened={"parameters.w_v": 1.0},
+    indices={"token": "parameters.vocabulary", "eos": "parameters.vocabulary"},
+    chosen="tokens",
+    results="tokens score",
+)
+class GreedyDecode(Protocol[Array]):
+    """Decoding token by token: each is the most probable one after those before, until the sentence ends.
+
+    Where: The token is the one before the first that is decoded, and the state the one before it, as in `decoder_step`.
+    A sentence ends with the token `eos`, or after so many steps. The score is the sum of log P of its tokens, `eos`
+    included; it is not divided by their number. It has no unit.
+    Domain: No sum overflows.
+    Edges: Behind `eos` all tokens are `eos` and count nothing. Of equally probable tokens the first of the vocabulary
+    is taken. With `steps` = 0 the score is 0. Annotations at which `mask` is False are never attended to.
+    """
+
+    def __call__(
+        self,
+        token: Int[Array, "*#batch"],
+        state: Float[Array, "*#batch d_s"],
+        annotations: Float[Array, "*#batch m d_h"],
+        parameters: AttentionDecoderParameters[Array],
+        steps: int,
+        eos: int,
+        *,
+        mask: Bool[Array, "*#batch #m"] | None = None,
+    ) -> tuple[Int[Array, "*batch {steps}"], Float[Array, "*batch"]]: ...
+
+
+@operation(
+    "beam_decode",
+    chapter="seq2seq",
+    formula=r"B_{t'+1} = \operatorname{best}_k \{(y, w) : y \in B_{t'}, w \in V\},\quad"
+    r" \operatorname{score}(y) = \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
+    sources=[S0.passage("Prediction: Token by Token")],
+    sharpened={"parameters.w_v": 1.0},
+    indices={"token": "parameters.vocabulary", "eos": "parameters.vocabulary"},
+    chosen="tokens",
+    results="tokens score",
+)
+class BeamDecode(Protocol[Array]):
+    """Decoding by beam search: of all extensions of the hypotheses the most probable are kept, and at the end the best.
+
+    Where: Token, state, `eos` and score are those of `greedy_decode`. A hypothesis that has ended stays a candidate
+    with the score that it has; one that has not ended after the last step competes with it. A wider beam may end with a
+    worse sentence.
+    Domain: No sum of logarithms overflows.
+    Edges: Of equal candidates, the one from the better hypothesis before is preferred, then the first token of the
+    vocabulary. Where there are fewer hypotheses than `beams`, all are kept. With `beams` = 1 the search is greedy.
+    """
+
+    def __call__(
+        self,
+        token: Int[Array, "*#batch"],
+        state: Float[Array, "*#batch d_s"],
+        annotations: Float[Array, "*#batch m d_h"],
+        parameters: AttentionDecoderParameters[Array],
+        steps: int,
+        eos: int,
+        beams: int,
+        *,
+        mask: Bool[Array, "*#batch #m"] | None = None,
+    ) -> tuple[Int[Array, "*batch {steps}"], Float[Array, "*batch"]]: ...
+
+
 class Seq2SeqOperations(Generic[Array]):
     """The operations of sequence to sequence as methods of a backend class."""
 
@@ -342,6 +414,8 @@ class Seq2SeqOperations(Generic[Array]):
     encoder_context: EncoderContext[Array]
     decoder_step: DecoderStep[Array]
     teacher_forced_decode: TeacherForcedDecode[Array]
+    greedy_decode: GreedyDecode[Array]
+    beam_decode: BeamDecode[Array]
 
 
 class Seq2SeqTable(TypedDict, Generic[Array], total=False):
@@ -358,3 +432,5 @@ class Seq2SeqTable(TypedDict, Generic[Array], total=False):
     encoder_context: EncoderContext[Array]
     decoder_step: DecoderStep[Array]
     teacher_forced_decode: TeacherForcedDecode[Array]
+    greedy_decode: GreedyDecode[Array]
+    beam_decode: BeamDecode[Array]

@@ -16,10 +16,12 @@ from attnspec.spec import (
     AttentionalState,
     AttentionDecoderParameters,
     BahdanauContext,
+    BeamDecode,
     ConcatOutput,
     DecoderStep,
     Embed,
     EncoderContext,
+    GreedyDecode,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
@@ -33,10 +35,12 @@ from attnspec.spec.contract.tree import mapped
 __all__ = [
     "attentional_state",
     "bahdanau_context",
+    "beam_decode",
     "concat_output",
     "decoder_step",
     "embed",
     "encoder_context",
+    "greedy_decode",
     "luong_context_dot",
     "luong_context_general",
     "luong_context_location",
@@ -55,6 +59,8 @@ _bahdanau = Check("bahdanau_context")
 _encoder = Check("encoder_context")
 _step = Check("decoder_step")
 _forced = Check("teacher_forced_decode")
+_greedy = Check("greedy_decode")
+_beam = Check("beam_decode")
 
 
 @implements(BahdanauContext[Tensor])
@@ -277,3 +283,100 @@ def teacher_forced_decode(
         states.append(decoder.following(terms, states[-1]))
     scores = decoder.scores(torch.stack(states, -2)[..., 1:, :])
     return scores.log_softmax(-1).to(state.dtype), states[-1].to(state.dtype, copy=True)
+
+
+@implements(GreedyDecode[Tensor])
+@lowers
+@torch.no_grad()
+def greedy_decode(
+    token: Int[Tensor, "*#batch"],
+    state: Float[Tensor, "*#batch d_s"],
+    annotations: Float[Tensor, "*#batch m d_h"],
+    parameters: AttentionDecoderParameters[Tensor],
+    steps: int,
+    eos: int,
+    *,
+    mask: Bool[Tensor, "*#batch #m"] | None = None,
+) -> tuple[Int[Tensor, "*batch {steps}"], Float[Tensor, "*batch"]]:
+    """Steps until all sentences have ended, which is asked for after each; no gradients."""
+    batch = _greedy(token, state, annotations, parameters, steps, eos, mask)
+    _refuse_tokens("greedy_decode", token, eos, parameters)
+    decoder = Decoder(annotations, parameters, mask)
+    last, following = token.expand(batch), widened(state).expand(*batch, state.shape[-1])
+    tokens = torch.full((*batch, steps), eos, device=token.device)
+    score, ended = following.new_zeros(batch), token.new_zeros(batch, dtype=torch.bool)
+    for i in range(steps):
+        following = decoder.following(decoder.token_terms(last), following)
+        scores = decoder.scores(following)
+        best, place = scores.max(-1)
+        last = torch.where(ended, eos, place)
+        score = score + torch.where(ended, 0.0, best - scores.logsumexp(-1))
+        tokens[..., i] = last
+        ended = last == eos
+        if not intercepted() and ended.all():
+            break
+    return tokens, score.to(state.dtype)
+
+
+@implements(BeamDecode[Tensor])
+@lowers
+@torch.no_grad()
+def beam_decode(
+    token: Int[Tensor, "*#batch"],
+    state: Float[Tensor, "*#batch d_s"],
+    annotations: Float[Tensor, "*#batch m d_h"],
+    parameters: AttentionDecoderParameters[Tensor],
+    steps: int,
+    eos: int,
+    beams: int,
+    *,
+    mask: Bool[Tensor, "*#batch #m"] | None = None,
+) -> tuple[Int[Tensor, "*batch {steps}"], Float[Tensor, "*batch"]]:
+    """All hypotheses of a source read its keys, which are projected once; no gradients."""
+    batch = _beam(token, state, annotations, parameters, steps, eos, beams, mask)
+    _refuse_tokens("beam_decode", token, eos, parameters)
+    decoder = Decoder(annotations.unsqueeze(-3), parameters, None if mask is None else mask.unsqueeze(-2))
+    vocabulary = parameters.b_o.shape[0]
+    only_eos = torch.full((vocabulary,), -torch.inf, device=state.device, dtype=widened(state).dtype)
+    only_eos[eos] = 0.0
+    last, following = token.expand(batch).unsqueeze(-1), widened(state).expand(*batch, state.shape[-1]).unsqueeze(-2)
+    tokens, scores = last.new_zeros((*batch, 1, 0), dtype=torch.int64), following.new_zeros((*batch, 1))
+    ended = torch.zeros_like(scores, dtype=torch.bool)
+    for i in range(steps):
+        following = decoder.following(decoder.token_terms(last), following)
+        logarithms = decoder.scores(following).log_softmax(-1)
+        extended = (scores.unsqueeze(-1) + torch.where(ended.unsqueeze(-1), only_eos, logarithms)).flatten(-2)
+        places = first_greatest(extended, min(beams, extended.shape[-1]))
+        scores, before, last = extended.gather(-1, places), places // vocabulary, places % vocabulary
+        following = following.gather(-2, before.unsqueeze(-1).expand(*before.shape, following.shape[-1]))
+        earlier = tokens.gather(-2, before.unsqueeze(-1).expand(*before.shape, i))
+        tokens, ended = torch.cat((earlier, last.unsqueeze(-1)), -1), last == eos
+        if not intercepted() and ended.all():
+            tokens = functional.pad(tokens, (0, steps - 1 - i), value=eos)
+            break
+    place = scores.argmax(-1, keepdim=True)
+    found = tokens.gather(-2, place.unsqueeze(-1).expand(*place.shape, steps)).squeeze(-2)
+    return found, scores.gather(-1, place).squeeze(-1).to(state.dtype)
+
+
+def first_greatest(x: Tensor, count: int) -> Tensor:
+    """Places of the so many greatest numbers (*batch, m), the greatest first, and of equal ones the first.
+
+    ``topk`` may take any of equal numbers, and sorting many to keep a few takes longer than to look for the least kept.
+    """
+    if x.shape[-1] <= 4096 or intercepted():
+        return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    least = x.topk(count, -1).values[..., -1:]
+    greater, equal = x > least, x == least
+    kept = greater | (equal & (equal.cumsum(-1) <= count - greater.sum(-1, keepdim=True)))
+    places = kept.nonzero()[:, -1].reshape(*x.shape[:-1], count)
+    order: Tensor = x.gather(-1, places).sort(dim=-1, descending=True, stable=True).indices
+    return places.gather(-1, order)
+
+
+def _refuse_tokens(operation: str, token: Tensor, eos: int, parameters: AttentionDecoderParameters[Tensor]) -> None:
+    """Raise for a token, or an end of sentences, that is not in the vocabulary."""
+    most = parameters.b_o.shape[0] - 1
+    refuse_outside(operation, "token", token, most)
+    if not 0 <= eos <= most:
+        raise ShapeError(operation, "eos", f"eos in 0..{most}", eos)

@@ -26,6 +26,9 @@ STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33, 65)
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
+BEAMS = (1, 2, 3, 5)
+INDICES = (0, 1, 3)
+"""Values of an option that is an index, each taken modulo what it is bounded by."""
 SPARE = (0, 1, 3)
 DEPTHS = (2, 1, 3, 0)
 TAPS = (3, 2, 1, 4, 5, 7, 16)
@@ -73,7 +76,7 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
     depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
-    few = {Axis.LAYER: depths, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS}
+    few = {Axis.LAYER: depths, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 
@@ -81,7 +84,8 @@ def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple
     """The levels of an option: its choices, or the numbers to try it with, as far as the backend has the feature."""
     default = operation.defaults.get(option.path)
     below = operation.indices.get(option.path)
-    values = [default, *(option.choices or operation.tried.get(option.path, (0,) if below else ()))]
+    first = [default] if option.path in operation.defaults else []
+    values = [*first, *(option.choices or operation.tried.get(option.path, INDICES if below else ()))]
     features = operation.features
     if option.path in features and not limits.has(option.path):
         values = [default]

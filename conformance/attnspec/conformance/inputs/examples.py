@@ -54,8 +54,11 @@ class Example:
 
         def at(part: Leaf | Option) -> Any:
             if isinstance(part, Option):
-                default = operation.defaults.get(part.path)
-                return self.sizes[part.path] if part.kind is Kind.SIZE else self.options.get(part.path, default)
+                if part.kind is Kind.SIZE:
+                    return self.sizes[part.path]
+                value = self.options.get(part.path, operation.defaults.get(part.path))
+                below = operation.indices.get(part.path)
+                return value if below is None else (value or 0) % self.sizes[below]
             stream = [self.seed, place, next(inside)] if isinstance(node, Branch) else [self.seed, place]
             rng = np.random.Generator(np.random.PCG64(stream))
             own = "normal" if isinstance(node, Branch) and rng.random() < 0.5 else kind

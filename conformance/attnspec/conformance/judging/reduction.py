@@ -101,7 +101,7 @@ def _options(search: _Search) -> bool:
     changed = False
     operation = search.best.operation
     for option in operation.options:
-        default = operation.defaults.get(option.path)
+        default = operation.defaults.get(option.path, search.best[option.path])
         if option.kind is not Kind.SIZE and search.best[option.path] != default:
             changed |= search.accept(search.best.replaced({option.path: default}))
     for leaf, _ in search.best.given:

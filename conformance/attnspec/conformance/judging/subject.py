@@ -16,6 +16,7 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference import REFERENCE, choosing
 from attnspec.reference.budget import Judged, judged, oracle_dtype
 from attnspec.reference.budget.derivative import gradients
+from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
@@ -255,11 +256,26 @@ class Subject(Comparisons):
         if not self.operation.floats and self.operation.float_result:
             self.default_dtype = self.result_dtype(arguments)
         found = judged(self.formula(choices), arguments.values_by_name, self.precision, wide)
-        return {leaf.path: x for leaf, x in results(self.operation, found)}
+        named = {leaf.path: x for leaf, x in results(self.operation, found)}
+        return self._with_open_choices(named) if self.operation.chosen else named
 
     def normative_oracle(self, arguments: Arguments) -> Judged:
         """The oracle's leading result, as the specification has it."""
         return self.normative_oracles(arguments)[self.operation.leading.path]
+
+    def _with_open_choices(self, found: dict[str, Judged]) -> dict[str, Judged]:
+        """The oracle without a budget for elements of the batch in which errors decide what is chosen.
+
+        The formula leaves the error of a result unknown that comes from such a choice.
+        """
+        ranks = {leaf.path: len(leaf.core) for leaf in self.operation.outputs}
+        unknown = [(x.budget >= UNKNOWN / 2).any(axis=tuple(range(-ranks[path], 0))) for path, x in found.items()]
+        open_ = np.logical_or.reduce(unknown)
+        behind = {path: tuple(range(-rank, 0)) for path, rank in ranks.items()}
+        return {
+            path: replace(x, budget=np.where(np.expand_dims(open_, behind[path]), np.inf, x.budget))
+            for path, x in found.items()
+        }
 
     def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
         spelled = self.aligned(arguments)
@@ -323,6 +339,12 @@ class Subject(Comparisons):
         if choices.odd_encoding != "error" or not QUESTIONS["odd_encoding"].concerns(self.operation):
             return False
         return any(arguments.size(size) % 2 for size in self.operation.sizes_of(Axis.FEATURE))
+
+    def beside(self, operation: Operation) -> "Subject | None":
+        """Another operation of the same backend; None if it is not provided at this dtype."""
+        if operation.name not in self.contract.operations:
+            return None
+        return Subject(self.backend, self.contract, operation, self.dtype, self.device)
 
     # Results -----------------------------------------------------------------------------------------------------
 

@@ -239,7 +239,9 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
     for option in subject.operation.options:
         if option.kind is Kind.SIZE or option.path == subject.operation.flag:
             continue
-        for value in option_levels(option, subject.operation, subject.limits):
+        below = subject.operation.indices.get(option.path)
+        for level in option_levels(option, subject.operation, subject.limits):
+            value = level if below is None else level % arguments.size(below)
             given = arguments.replaced({option.path: value})
             if value == arguments[option.path] or not subject.in_domain(given):
                 continue

@@ -14,6 +14,7 @@ from attnspec.conformance.laws.common import before_features, live_rows, pooled,
 from attnspec.conformance.laws.registry import Function, checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws.semantics import SEMANTICS
 
@@ -104,8 +105,8 @@ def _even(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers
     exponents = operation.sharpened
     doubles = {leaf.path: wide(x) * (0.0 if leaf.path in exponents else 1.0) for leaf, x in given.floats}
     changed = given.replaced(doubles).without_masks()
-    result = subject.formula()(**changed.values_by_name)
-    return np.broadcast_to(result[0] if isinstance(result, tuple) else result, shape)
+    found = {leaf.path: x for leaf, x in results(operation, subject.formula()(**changed.values_by_name))}
+    return np.broadcast_to(found[operation.leading.path], shape)
 
 
 @probes("no_keys")

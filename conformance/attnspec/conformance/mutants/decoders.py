@@ -5,10 +5,18 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.seq2seq import AttentionDecoderParameters, DecoderStep, EncoderContext, TeacherForcedDecode
+from attnspec.spec.seq2seq import (
+    AttentionDecoderParameters,
+    BeamDecode,
+    DecoderStep,
+    EncoderContext,
+    GreedyDecode,
+    TeacherForcedDecode,
+)
 
 Parameters = AttentionDecoderParameters[Numbers]
 STEPS = (DecoderStep, TeacherForcedDecode)
+CHOOSING = (GreedyDecode, BeamDecode)
 
 # The encoder's context ------------------------------------------------------------------------------------------------
 
@@ -159,7 +167,7 @@ def frozen_embedding(correct: Formulas, token: Numbers, context: Numbers) -> Num
 @mutant(
     "padding of the source is attended to",
     replaces="context_of",
-    operations=STEPS,
+    operations=(*STEPS, *CHOOSING),
     breaks=("masking.truncation", "masking.garbage"),
     source="the mask is given to the encoder alone",
 )
@@ -209,7 +217,7 @@ def early_distribution(
 @mutant(
     "tokens of a decoder not checked",
     replaces="check_tokens",
-    operations=STEPS,
+    operations=(*STEPS, *CHOOSING),
     breaks=("seq2seq.vocabulary-range",),
     source="an index of −1 for padding, which NumPy reads from the end",
 )

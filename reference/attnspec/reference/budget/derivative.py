@@ -152,8 +152,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         def backward(g: Statistical) -> Sequence[Statistical]:
             if function is np.broadcast_to:
                 return [_unbroadcast(g, x.shape)]
-            if function is np.repeat:
-                raise TypeError("a gradient through np.repeat has no rule")
+            if function in (np.repeat, np.take_along_axis):
+                raise TypeError(f"a gradient through np.{function.__name__} has no rule")
             # Where every number went: the same move, made with their positions.
             places = function(np.arange(x.result.value.size).reshape(x.shape), *args[1:], **kwargs)
             back = np.argsort(places, axis=None)

@@ -35,6 +35,7 @@ MOVES = frozenset(
         np.squeeze,
         np.transpose,
         np.repeat,
+        np.take_along_axis,
     }
 )
 JOINS = frozenset({np.concatenate, np.stack})
@@ -260,6 +261,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._softmax(kwargs.get("mask"))
         if getattr(function, "__name__", "") == "log_softmax":
             return args[0]._log_softmax()
+        if getattr(function, "__name__", "") == "greatest":
+            return args[0]._greatest(*args[1:])
         return NotImplemented
 
     # Where the two kinds of error differ --------------------------------------------------------------------------
@@ -272,6 +275,18 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _log_softmax(self) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for the logarithms of softmax")
+
+    def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
+        """Places and values of the greatest; where errors decide which these are, the values have unknown errors."""
+        order = np.argsort(-np.where(among, self.value, -np.inf), axis=-1, kind="stable")
+        places, rest = order[..., :count], order[..., count:]
+        reach = MARGIN * self.error
+        lowest = np.where(among, self.value - reach, np.inf)
+        highest = np.where(among, self.value + reach, -np.inf)
+        least = np.take_along_axis(lowest, places, axis=-1).min(-1, keepdims=True, initial=np.inf)
+        most = np.take_along_axis(highest, rest, axis=-1).max(-1, keepdims=True, initial=-np.inf)
+        found = self._move(lambda x: np.take_along_axis(x, places, axis=-1))
+        return places, self._computed(found.value, np.where(least <= most, UNKNOWN, found.error))
 
     def _maximum(self, a: Self, b: Self) -> Self:
         # Where the errors can change which is the larger one, the result may be either.

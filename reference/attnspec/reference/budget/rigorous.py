@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import Approximate, Numbers
+from attnspec.reference.budget.error_array import UNKNOWN, Approximate, Numbers
 from attnspec.reference.budget.softmax import LARGEST_EXPONENT, WeightErrors, rigorous_logarithms, rigorous_weights
 
 _EXP = 4.0
@@ -24,8 +24,10 @@ class Rigorous(Approximate):
 
     def _rounded(self, value: Numbers, error: Numbers, units: float = 1.0, **more: Any) -> Self:
         p = self.precision
-        reach = np.abs(value) + error
-        self._note_peak(reach)
+        magnitude = np.abs(value)
+        reach = magnitude + error
+        # An unknown error says nothing about magnitudes.
+        self._note_peak(np.where((error >= UNKNOWN / 2) & np.isfinite(error), magnitude, reach))
         return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **more)
 
     def _note_peak(self, magnitude: Numbers) -> None:

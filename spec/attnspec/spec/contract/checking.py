@@ -26,6 +26,7 @@ def check(made: Operation) -> None:
         ("ordered", made.ordered, top),
         ("causal", made.causal, sizes),
         ("nonempty", made.nonempty, sizes),
+        ("chosen", made.chosen, [x.path for x in made.outputs if x.kind is Kind.INT and made.float_result]),
         ("features", made.features, (*made.defaults, *choices, *results)),
         ("lengths, indices", bounded, (*(x.path for x in made.leaves), *options)),
         ("lengths, indices", bounded.values(), sizes),

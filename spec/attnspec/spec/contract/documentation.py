@@ -180,7 +180,7 @@ def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
         yield "boolean, True = may attend" if mask else "boolean"
     if leaf.kind is Kind.INT:
         bounds = {p: f"0..{s}" for p, s in operation.lengths.items()}
-        bounds |= {p: f"0..{s}−1" for p, s in operation.indices.items()}
+        bounds |= {p: f"0..{short(s)}−1" for p, s in operation.indices.items()}
         yield f"integers in {bounds[leaf.path]}" if leaf.path in bounds else "integers"
     if any(d.broadcast for d in leaf.core):
         yield "sizes of 1 broadcast"
@@ -247,8 +247,7 @@ def _misfits(operation: Operation) -> list[str]:
     for option in operation.numbers:
         found.append(f"{option.path} below 1" if operation.least(option.path) else f"a negative {option.path}")
     found += [f"{path} outside of 0..{size}" for path, size in operation.lengths.items()]
-    arrays_of_indices = (leaf.path for leaf in operation.leaves if leaf.path in operation.indices)
-    found += [f"{path} outside of 0..{operation.indices[path]}−1" for path in arrays_of_indices]
+    found += [f"{path} outside of 0..{short(size)}−1" for path, size in operation.indices.items()]
     return found or ["shapes other than those above"]
 
 

@@ -30,7 +30,11 @@ class Law:
     @property
     def operations(self) -> tuple[Operation, ...]:
         """The operations that the law governs and backends provide."""
-        return tuple(o for o in OPERATIONS.values() if not o.reference_only and self.governs(o))
+        return tuple(
+            o
+            for o in OPERATIONS.values()
+            if not o.reference_only and self.governs(o) and (o.differentiable or not self.gradients)
+        )
 
 
 _LAWS: dict[str, Law] = {}

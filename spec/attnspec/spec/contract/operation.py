@@ -58,6 +58,7 @@ class Operation:
     lengths: Mapping[str, str] = field(default_factory=dict)
     indices: Mapping[str, str] = field(default_factory=dict)
     tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
 
     # What it takes and gives -----------------------------------------------------------------------------------------
 
@@ -104,8 +105,8 @@ class Operation:
 
     @property
     def differentiable(self) -> bool:
-        """Whether the operation has gradients: a float result of float arguments."""
-        return self.float_result and bool(self.floats)
+        """Whether the operation has gradients: a float result of float arguments, and nothing that is chosen."""
+        return self.float_result and bool(self.floats) and not self.chosen
 
     @cached_property
     def sizes(self) -> tuple[str, ...]:

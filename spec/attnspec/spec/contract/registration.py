@@ -38,6 +38,7 @@ def operation(
     lengths: Mapping[str, str] | None = None,
     indices: Mapping[str, str] | None = None,
     tried: Mapping[str, tuple[Any, ...]] | None = None,
+    chosen: str = "",
 ) -> Callable[[P], P]:
     """Register a Protocol as the operation of that name, with what annotations cannot say.
 
@@ -49,7 +50,8 @@ def operation(
     the order of positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a
     backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays, each with the size that
     it is a length along. ``indices``: integer arrays, each with the size that bounds it. ``tried``: values to try an
-    option with.
+    option with. ``chosen``: integer results that are the best by some numbers; where two of these are so close that
+    errors decide, either choice is as good. A float result says how good it is.
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
@@ -70,6 +72,7 @@ def operation(
         "lengths": lengths or {},
         "indices": indices or {},
         "tried": tried or {},
+        "chosen": tuple(chosen.split()),
     }
 
     def registered(protocol: P) -> P:

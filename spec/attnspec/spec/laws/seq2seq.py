@@ -6,10 +6,12 @@ from attnspec.spec.contract.sources import LUONG, S0, S1, S2, S3
 from attnspec.spec.seq2seq import (
     AttentionalState,
     BahdanauContext,
+    BeamDecode,
     ConcatOutput,
     DecoderStep,
     Embed,
     EncoderContext,
+    GreedyDecode,
     LuongContextDot,
     LuongContextGeneral,
     LuongContextLocation,
@@ -81,7 +83,7 @@ ONE_ANNOTATION = law(
     "seq2seq.one-annotation",
     "Where a source has one annotation, it is the context: the weights of the scores change nothing.",
     formula=r"T = 1 \Rightarrow c = h_1",
-    governs=of(DecoderStep, TeacherForcedDecode),
+    governs=of(DecoderStep, TeacherForcedDecode, GreedyDecode, BeamDecode),
     sources=[S0.equation(16)],
 )
 SHARED_SOURCE = law(
@@ -89,7 +91,7 @@ SHARED_SOURCE = law(
     "Of several sentences that are decoded from one source, each is decoded as it is alone: annotations depend on no "
     "token.",
     formula=r"f(y^1, \dots, y^n; h)_i = f(y^i; h)",
-    governs=of(DecoderStep, TeacherForcedDecode),
+    governs=of(DecoderStep, TeacherForcedDecode, GreedyDecode, BeamDecode),
     sources=[S2.passage("Machine Translation, solution 4")],
 )
 LOG_DISTRIBUTION = law(
@@ -105,4 +107,46 @@ STEP_BY_STEP = law(
     formula=r"f(y_1, \dots, y_{T'}; s_0) = [f(y_1, \dots, y_i; s_0);\ f(y_{i+1}, \dots, y_{T'}; s_i)]",
     governs=of(TeacherForcedDecode),
     sources=[S0.equation(15)],
+)
+SCORE_OF_TOKENS = law(
+    "seq2seq.score-of-tokens",
+    "The score is the sum of the logarithms of the probabilities of the tokens up to the end of the sentence, as they "
+    "are where these tokens are given.",
+    formula=r"\text{score} = \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
+    governs=of(GreedyDecode, BeamDecode),
+    sources=[S0.equation(14)],
+)
+GREEDY_CHOICE = law(
+    "seq2seq.greedy-choice",
+    "No token is more probable than the chosen one after the tokens that were chosen before.",
+    formula=r"P(y_{t'+1} \mid y_1, \dots, y_{t'}) = \max_w P(w \mid y_1, \dots, y_{t'})",
+    governs=of(GreedyDecode),
+    sources=[S0.passage("Prediction: Token by Token")],
+)
+STOPS_AT_EOS = law(
+    "seq2seq.stops-at-eos",
+    "Behind the token that ends a sentence there is no other one.",
+    formula=r"y_i = \langle\text{eos}\rangle \Rightarrow y_j = \langle\text{eos}\rangle\ \forall j > i",
+    governs=of(GreedyDecode, BeamDecode),
+    sources=[S0.passage("Encoder-Decoder RNN II")],
+)
+FIRST_OF_EQUALS = law(
+    "seq2seq.first-of-equals",
+    "Of tokens that are exactly as probable, the first of the vocabulary is chosen.",
+    formula=r"P(w) = P(w')\ \forall w, w' \Rightarrow y_i = 0",
+    governs=of(GreedyDecode, BeamDecode),
+)
+BEAM_OF_ONE = law(
+    "seq2seq.beam-of-one",
+    "A beam of one hypothesis is greedy.",
+    formula=r"k = 1 \Rightarrow \text{beam} = \text{greedy}",
+    governs=of(BeamDecode),
+    sources=[S0.passage("Prediction: Token by Token")],
+)
+EXHAUSTIVE_BEAM = law(
+    "seq2seq.exhaustive-beam",
+    "A beam as wide as there are sentences finds the most probable one.",
+    formula=r"k \ge |V|^{T'} \Rightarrow \text{score} = \max_y \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
+    governs=of(BeamDecode),
+    sources=[S0.passage("Prediction: Token by Token")],
 )

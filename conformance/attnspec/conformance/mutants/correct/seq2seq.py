@@ -129,6 +129,114 @@ class Seq2Seq(Recurrent, Attention):
         shifted = scores - np.max(scores, axis=-1, keepdims=True)
         return shifted - np.log(self.total(np.exp(shifted)))
 
+    def greedy_decode(
+        self,
+        token: Numbers,
+        state: Numbers,
+        annotations: Numbers,
+        parameters: AttentionDecoderParameters[Numbers],
+        steps: int,
+        eos: int,
+        *,
+        mask: Numbers = None,
+    ) -> tuple[Numbers, Numbers]:
+        """The best token at every step, and what each adds to the score."""
+        p = parameters
+        self.check_tokens(np.append(token, eos), p.embedding.shape[0])
+        batch = self.batch_of(token, state, annotations, mask)
+        last, score = np.broadcast_to(token, batch), np.zeros(batch, state.dtype)
+        ended, tokens = np.zeros(batch, bool), np.full((*batch, steps), eos)
+        for i in range(steps):
+            state = self.next_state(last, state, annotations, p, mask)
+            logarithms = self.log_probabilities(state, p.w_o, p.b_o)
+            last = np.where(ended, eos, self.best_token(logarithms))
+            gain = self.gained(np.take_along_axis(logarithms, last[..., None], axis=-1)[..., 0], last, eos)
+            score = score + np.where(ended, 0, gain).astype(state.dtype)
+            ended = self.ended(last, eos)
+            tokens[..., i] = last
+        return tokens, score
+
+    def batch_of(self, token: Numbers, state: Numbers, annotations: Numbers, mask: Numbers) -> tuple[int, ...]:
+        """The batch of a decoder's step."""
+        masked = () if mask is None else mask.shape[:-1]
+        return np.broadcast_shapes(token.shape, state.shape[:-1], annotations.shape[:-2], masked)
+
+    def best_token(self, logarithms: Numbers) -> Numbers:
+        """The most probable token, of equal ones the first."""
+        return np.argmax(logarithms, axis=-1)
+
+    def gained(self, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
+        """What tokens add to scores."""
+        return logarithm
+
+    def ended(self, last: Numbers, eos: int) -> Numbers:
+        """Which sentences have ended."""
+        return last == eos
+
+    def beam_decode(
+        self,
+        token: Numbers,
+        state: Numbers,
+        annotations: Numbers,
+        parameters: AttentionDecoderParameters[Numbers],
+        steps: int,
+        eos: int,
+        beams: int,
+        *,
+        mask: Numbers = None,
+    ) -> tuple[Numbers, Numbers]:
+        """The best hypothesis of a beam, which begins with one."""
+        p = parameters
+        vocabulary = p.embedding.shape[0]
+        self.check_tokens(np.append(token, eos), vocabulary)
+        batch = self.batch_of(token, state, annotations, mask)
+        sources, real = annotations[..., None, :, :], None if mask is None else mask[..., None, :]
+        hypotheses = self.first_hypotheses(beams)
+        last = np.broadcast_to(np.broadcast_to(token, batch)[..., None], (*batch, hypotheses))
+        state = np.broadcast_to(state[..., None, :], (*batch, hypotheses, state.shape[-1]))
+        tokens, scores = np.zeros((*batch, hypotheses, 0), int), np.zeros((*batch, hypotheses), state.dtype)
+        ended = np.zeros(scores.shape, bool)
+        for _ in range(steps):
+            state = self.next_state(last, state, sources, p, real)
+            logarithms = self.log_probabilities(state, p.w_o, p.b_o)
+            gains = self.gained(logarithms, np.broadcast_to(np.arange(vocabulary), logarithms.shape), eos)
+            candidates = self.candidates(scores, gains, ended, eos)
+            places = self.survivors(candidates, self.width(beams))
+            scores = np.take_along_axis(candidates.reshape(*batch, candidates.shape[-2] * vocabulary), places, -1)
+            before, last = np.divmod(places, vocabulary)
+            state = self.reordered(state, before)
+            earlier = np.take_along_axis(tokens, before[..., None], axis=-2)
+            tokens, ended = np.concatenate([earlier, last[..., None]], axis=-1), self.ended(last, eos)
+        best = self.winner(scores, tokens, eos)[..., None]
+        found = np.take_along_axis(tokens, best[..., None], axis=-2)[..., 0, :]
+        return found, np.take_along_axis(scores, best, axis=-1)[..., 0]
+
+    def first_hypotheses(self, beams: int) -> int:
+        """How many hypotheses there are before the first step."""
+        return 1
+
+    def width(self, beams: int) -> int:
+        """How many hypotheses are kept."""
+        return beams
+
+    def candidates(self, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
+        """Scores of all extensions (*batch, hypotheses, vocabulary); −∞ for what may not follow an end."""
+        only = np.where(np.arange(gains.shape[-1]) == eos, 0, -np.inf).astype(gains.dtype)
+        return scores[..., None] + np.where(ended[..., None], only, gains)
+
+    def survivors(self, candidates: Numbers, count: int) -> Numbers:
+        """Places of the best among all extensions, of equal ones the first."""
+        flat = candidates.reshape(*candidates.shape[:-2], candidates.shape[-2] * candidates.shape[-1])
+        return np.argsort(-flat, axis=-1, kind="stable")[..., :count]
+
+    def reordered(self, states: Numbers, before: Numbers) -> Numbers:
+        """The states of the hypotheses that the survivors extend."""
+        return np.take_along_axis(states, before[..., None], axis=-2)
+
+    def winner(self, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
+        """The place of the best hypothesis."""
+        return np.argmax(scores, axis=-1)
+
     def next_state(
         self,
         token: Numbers,

@@ -1,0 +1,199 @@
+"""Mutants of greedy decoding and of beam search."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.seq2seq import AttentionDecoderParameters, BeamDecode, GreedyDecode
+
+Parameters = AttentionDecoderParameters[Numbers]
+CHOOSING = (GreedyDecode, BeamDecode)
+
+
+@mutant(
+    "<eos> does not stop",
+    replaces="ended",
+    operations=CHOOSING,
+    breaks=("seq2seq.stops-at-eos", "operation.oracle"),
+    source="generation that runs to max_length and is cut by the tokenizer",
+)
+def endless(correct: Formulas, last: Numbers, eos: int) -> Numbers:
+    """No sentence ends."""
+    return np.zeros(np.shape(last), bool)
+
+
+@mutant(
+    "the whole batch stops with its first sentence",
+    replaces="ended",
+    operations=CHOOSING,
+    breaks=("operation.batch-invariance",),
+    source="a loop that breaks when any sentence has ended",
+)
+def all_end(correct: Formulas, last: Numbers, eos: int) -> Numbers:
+    """One end is everybody's."""
+    return np.full(np.shape(last), bool((np.asarray(last) == eos).any()))
+
+
+@mutant(
+    "score without <eos>",
+    replaces="gained",
+    operations=CHOOSING,
+    breaks=("seq2seq.score-of-tokens", "operation.oracle"),
+    source="the end counted as padding",
+)
+def uncounted_end(correct: Formulas, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
+    """The end adds 0."""
+    return np.where(chosen == eos, logarithm.dtype.type(0), logarithm)
+
+
+@mutant(
+    "probabilities summed, not their logarithms",
+    replaces="gained",
+    operations=CHOOSING,
+    breaks=("seq2seq.score-of-tokens", "operation.oracle"),
+    source="softmax in place of log_softmax before the scores are added",
+)
+def summed_probabilities(correct: Formulas, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
+    """Σ P."""
+    return np.exp(logarithm)
+
+
+@mutant(
+    "second best token",
+    replaces="best_token",
+    operations=(GreedyDecode,),
+    breaks=("seq2seq.greedy-choice", "operation.oracle"),
+    source="top-k sampling left on",
+)
+def second_best(correct: Formulas, logarithms: Numbers) -> Numbers:
+    """The best token but one, where there are two."""
+    return np.argsort(-logarithms, axis=-1, kind="stable")[..., min(1, logarithms.shape[-1] - 1)]
+
+
+@mutant(
+    "last of equal tokens",
+    replaces="best_token",
+    operations=(GreedyDecode,),
+    breaks=("seq2seq.first-of-equals",),
+    source="an argmax that compares with ≥",
+)
+def last_of_equals(correct: Formulas, logarithms: Numbers) -> Numbers:
+    """Of equal tokens the last."""
+    return logarithms.shape[-1] - 1 - np.argmax(logarithms[..., ::-1], axis=-1)
+
+
+@mutant(
+    "last of equal candidates",
+    replaces="survivors",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.first-of-equals",),
+    source="torch.topk, which may take any of equal numbers",
+)
+def last_candidates(correct: Formulas, candidates: Numbers, count: int) -> Numbers:
+    """Of equal candidates the last."""
+    backwards = candidates[..., ::-1, ::-1]
+    total = candidates.shape[-2] * candidates.shape[-1]
+    return total - 1 - Formulas.survivors(correct, backwards, count)
+
+
+@mutant(
+    "<eos> overwritten behind the end",
+    replaces="greedy_decode",
+    operations=(GreedyDecode,),
+    breaks=("seq2seq.stops-at-eos", "operation.oracle"),
+    source="a padding token that is 0, whatever ends a sentence",
+)
+def padded_with_zero(
+    correct: Formulas, token: Numbers, state: Numbers, annotations: Numbers, parameters: Parameters, steps: int,
+    eos: int, *, mask: Numbers = None,
+) -> tuple[Numbers, Numbers]:  # fmt: skip
+    """0 behind the end."""
+    tokens, score = Formulas.greedy_decode(correct, token, state, annotations, parameters, steps, eos, mask=mask)
+    ends = tokens == eos
+    return np.where(np.cumsum(ends, axis=-1) - ends > 0, 0, tokens), score
+
+
+@mutant(
+    "scores of a beam not accumulated",
+    replaces="candidates",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.score-of-tokens", "seq2seq.exhaustive-beam"),
+    source="each step's own log-probabilities compared",
+)
+def only_the_last(correct: Formulas, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
+    """The score of the last token alone."""
+    return Formulas.candidates(correct, scores * scores.dtype.type(0), gains, ended, eos)
+
+
+@mutant(
+    "finished hypotheses extended",
+    replaces="candidates",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.stops-at-eos", "operation.oracle"),
+    source="a search that asks only at the end which hypotheses have ended",
+)
+def extended_ends(correct: Formulas, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
+    """As if none had ended."""
+    return Formulas.candidates(correct, scores, gains, np.zeros_like(ended), eos)
+
+
+@mutant(
+    "beam of copies",
+    replaces="first_hypotheses",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.exhaustive-beam", "operation.oracle"),
+    source="a beam that begins with k equal hypotheses of score 0, and keeps duplicates",
+)
+def copies(correct: Formulas, beams: int) -> int:
+    """As many as the beam is wide."""
+    return beams
+
+
+@mutant(
+    "states of a beam not reordered",
+    replaces="reordered",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.score-of-tokens", "operation.oracle"),
+    source="a cache that does not follow the hypotheses",
+)
+def not_reordered(correct: Formulas, states: Numbers, before: Numbers) -> Numbers:
+    """The states stay in place, the first ones for those that are new."""
+    return np.take_along_axis(states, (np.arange(before.shape[-1]) % states.shape[-2] + 0 * before)[..., None], axis=-2)
+
+
+@mutant(
+    "worst hypothesis of the beam",
+    replaces="winner",
+    operations=(BeamDecode,),
+    breaks=("operation.oracle",),
+    source="a heap that keeps the least score at the top",
+)
+def worst(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
+    """The least score that is one."""
+    return np.argmin(np.where(np.isfinite(scores), scores, np.inf), axis=-1)
+
+
+@mutant(
+    "score by length decides",
+    replaces="winner",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.exhaustive-beam", "operation.oracle"),
+    source="scores divided by lengths, which no one asked for",
+)
+def normalized_by_length(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
+    """The score for each token decides."""
+    ends = tokens == eos
+    lengths = np.maximum((np.cumsum(ends, axis=-1) - ends == 0).sum(-1), 1)
+    return np.argmax(scores / lengths.astype(scores.dtype), axis=-1)
+
+
+@mutant(
+    "beam one wider than asked for",
+    replaces="width",
+    operations=(BeamDecode,),
+    breaks=("seq2seq.beam-of-one", "operation.oracle"),
+    source="2k candidates kept so that k unfinished ones are left",
+)
+def too_wide(correct: Formulas, beams: int) -> int:
+    """k + 1."""
+    return beams + 1

@@ -1,0 +1,143 @@
+"""Sentences that PyTorch's decoder chooses: greedily, and by beam search."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch.seq2seq import first_greatest
+from attnspec.spec import AttentionDecoderParameters, RNNParameters
+
+VOCABULARY, EOS, STEPS = 5, 2, 4
+
+
+def drawn(dtype: torch.dtype = torch.float64, batch: tuple[int, ...] = (3,), seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    cell = RNNParameters(normal(5, 4), normal(4, 4), normal(4))
+    return {
+        "token": torch.randint(VOCABULARY, batch, generator=generator),
+        "state": normal(*batch, 4),
+        "annotations": normal(*batch, 6, 2),
+        "parameters": AttentionDecoderParameters(
+            normal(VOCABULARY, 3),
+            normal(7, 4),
+            normal(7, 2),
+            normal(7),
+            cell,
+            2 * normal(VOCABULARY, 4),
+            normal(VOCABULARY),
+        ),
+        "mask": torch.arange(6) < torch.randint(1, 7, (*batch, 1), generator=generator),
+    }
+
+
+def every_sentence(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """All sentences, and the score of each for every element of the batch, by decoding what is given."""
+    sentences = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * STEPS)
+    sources = {name: given[name].unsqueeze(0) for name in ("state", "annotations", "mask")}
+    first = given["token"].expand(len(sentences), -1)
+    tokens = sentences.unsqueeze(1).expand(-1, first.shape[1], -1)
+    logarithms, _ = pytorch.teacher_forced_decode(
+        torch.cat((first.unsqueeze(-1), tokens[..., :-1]), -1), parameters=given["parameters"], **sources
+    )
+    gains = logarithms.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    ends = tokens == EOS
+    return tokens, torch.where(ends.cumsum(-1) - ends.long() == 0, gains, 0.0).sum(-1)
+
+
+def ended(sentence: Tensor, end: int = EOS) -> Tensor:
+    """The sentence with the end behind its end."""
+    return torch.where((sentence == end).cumsum(-1) > 0, end, sentence)
+
+
+def test_a_beam_as_wide_as_the_tree_finds_the_best_sentence() -> None:
+    given = drawn()
+    tokens, scores = every_sentence(given)
+    found, score = pytorch.beam_decode(**given, steps=STEPS, eos=EOS, beams=VOCABULARY**STEPS)
+    best, place = scores.max(0)
+    torch.testing.assert_close(score, best)
+    assert torch.equal(found, ended(tokens[place, torch.arange(3)]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_takes_the_best_token_after_those_before(seed: int) -> None:
+    given = drawn(seed=seed)
+    found, score = pytorch.greedy_decode(**given, steps=STEPS, eos=EOS)
+    state, last, total = given["state"], given["token"], torch.zeros(3, dtype=torch.float64)
+    for i in range(STEPS):
+        p, state = pytorch.decoder_step(last, state, given["annotations"], given["parameters"], mask=given["mask"])
+        open_ = ~(found[:, :i] == EOS).any(-1)
+        last = torch.where(open_, p.argmax(-1), EOS)
+        assert torch.equal(found[:, i], last)
+        total += torch.where(open_, p.amax(-1).log(), 0.0)
+    torch.testing.assert_close(score, total)
+    one = pytorch.beam_decode(**given, steps=STEPS, eos=EOS, beams=1)
+    assert torch.equal(found, one[0])
+    torch.testing.assert_close(score, one[1])
+
+
+@pytest.mark.parametrize("beams", [None, 1, 3])
+def test_sentences_that_have_ended_wait_for_the_others(beams: int | None) -> None:
+    given = drawn(batch=(8,))
+    often = int(pytorch.greedy_decode(**given, steps=9, eos=EOS)[0][:, 1:].mode().values.mode().values)
+    how: dict[str, Any] = {"steps": 9, "eos": often} | ({} if beams is None else {"beams": beams})
+    decode: Any = pytorch.greedy_decode if beams is None else pytorch.beam_decode
+    found, score = decode(**given, **how)
+    assert torch.equal(found, ended(found, often))
+    p = given["parameters"]
+    for i in range(8):
+        alone = {name: x[i] for name, x in given.items() if isinstance(x, Tensor)}
+        one, its = decode(**alone, parameters=p, **how)
+        assert torch.equal(one, found[i])
+        torch.testing.assert_close(its, score[i])
+    longer, same = decode(**given, **{**how, "steps": 12})
+    done = (found == often).any(-1)
+    assert done.any()
+    assert (longer[done, 9:] == often).all() or beams is not None
+    if beams is None:
+        torch.testing.assert_close(same[done], score[done])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("beams", [None, 4])
+def test_scores_have_the_dtype_of_the_inputs_and_no_gradient(dtype: torch.dtype, beams: int | None) -> None:
+    given = drawn(dtype)
+    given["parameters"].b_o.requires_grad_()
+    how: dict[str, Any] = {} if beams is None else {"beams": beams}
+    decode: Any = pytorch.greedy_decode if beams is None else pytorch.beam_decode
+    tokens, score = decode(**given, steps=STEPS, eos=EOS, **how)
+    assert (tokens.dtype, score.dtype, score.requires_grad) == (torch.int64, dtype, False)
+    assert tokens.shape == (3, STEPS)
+    assert decode(**given, steps=0, eos=EOS, **how)[1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("size", [7, 5000])
+def test_the_first_of_equals_are_the_greatest(size: int) -> None:
+    x = torch.randint(4, (3, 2, size), generator=torch.Generator().manual_seed(0)).double()
+    x[0, 0, :3] = -math.inf
+    for count in (1, 5):
+        expected = x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+        assert torch.equal(first_greatest(x, count), expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"eos": VOCABULARY}, "eos: expected eos in 0..4; got 5"),
+        ({"eos": True}, "eos: expected an integer; got True"),
+        ({"token": torch.tensor([0, 5, 1])}, "token: expected token in 0..4; got 5"),
+        ({"beams": 0}, "beams: expected beams of at least 1; got 0"),
+        ({"steps": -1}, "steps: expected steps of at least 0; got -1"),
+    ],
+)
+def test_what_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as raised:
+        pytorch.beam_decode(**{**drawn(), "steps": STEPS, "eos": EOS, "beams": 2, **wrong})
+    assert str(raised.value) == f"beam_decode: {message}"
