@@ -297,6 +297,12 @@ def test_counts_that_no_integer_holds() -> None:
 # Counting -------------------------------------------------------------------------------------------------------------
 
 
+def test_the_example_of_the_documentation() -> None:
+    run = Run()
+    self_attention(run.tokens(5, 3))
+    assert run.tally == Tally(150, 2)
+
+
 def test_counted_arrays_compute_what_others_do() -> None:
     run, rng = Run(), np.random.default_rng(0)
     x, w = rng.standard_normal((2, 5, 3)), rng.standard_normal((2, 4, 3))

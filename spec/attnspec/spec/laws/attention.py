@@ -32,7 +32,7 @@ KEY_PERMUTATION = law(
 )
 SELF_EQUIVARIANCE = law(
     "attention.self-equivariance",
-    "Self-attention without positions permutes its results as its inputs are permuted.",
+    "Self-attention without positions, or a graph with its edges, permutes its results as its inputs are permuted.",
     formula=r"f(PX) = P f(X)",
     governs=lambda operation: bool(operation.order_free(Axis.SELF)),
     sources=[
