@@ -17,7 +17,7 @@ from attnspec.backends.bases.torch import gradients
 from attnspec.backends.bases.torch import to_numpy as to_numpy
 from attnspec.backends.pytorch import nn
 from attnspec.spec import MultiHeadParameters
-from attnspec.spec.contract.tree import flatten
+from attnspec.spec.contract.tree import flatten, mapped
 
 name = "pytorch by modules"
 limits, precision, notes = pytorch.limits, pytorch.precision, pytorch.notes
@@ -99,6 +99,37 @@ def gru_cell(x: Tensor, state: Tensor, parameters: Any) -> Any:
 
 def lstm_cell(x: Tensor, state: tuple[Tensor, Tensor], parameters: Any) -> Any:
     return through_record(nn.LSTMCell.from_record, parameters, x, state)
+
+
+def of_one_layer(kind: Any, x: Tensor, state: Any, parameters: Any, **how: Any) -> Any:
+    """A network of one layer, whose states have an axis for it."""
+    state = mapped(state, lambda _, part: part.unsqueeze(-2))
+    states, final = through_record(kind.from_record, (parameters,), x, state, **how)
+    return states, mapped(final, lambda _, part: part.squeeze(-2))
+
+
+def rnn(x: Tensor, state: Any, parameters: Any, **how: Any) -> Any:
+    return of_one_layer(nn.RNN, x, state, parameters, **how)
+
+
+def gru(x: Tensor, state: Any, parameters: Any, **how: Any) -> Any:
+    return of_one_layer(nn.GRU, x, state, parameters, **how)
+
+
+def lstm(x: Tensor, state: Any, parameters: Any, **how: Any) -> Any:
+    return of_one_layer(nn.LSTM, x, state, parameters, **how)
+
+
+def stacked_rnn(x: Tensor, state: Any, layers: Any, **how: Any) -> Any:
+    return through_record(nn.RNN.from_record, layers, x, state, **how)
+
+
+def stacked_gru(x: Tensor, state: Any, layers: Any, **how: Any) -> Any:
+    return through_record(nn.GRU.from_record, layers, x, state, **how)
+
+
+def stacked_lstm(x: Tensor, state: Any, layers: Any, **how: Any) -> Any:
+    return through_record(nn.LSTM.from_record, layers, x, state, **how)
 
 
 def layer_norm(x: Tensor, parameters: Any) -> Any:

@@ -68,6 +68,20 @@ def as_record(operation: Callable[..., Any], **fixed: Any) -> Callable[..., Any]
     return lambda module, *inputs, **how: operation(*inputs, module.record(), **fixed, **how)
 
 
+def both_ways(operation: Callable[..., Any], module: Any, x: Tensor, state: Tensor) -> Any:
+    """Two layers in both directions, and their last states."""
+    one, other, first, second = module.record()
+    x, finals = operation(x, (state[:, 0], state[:, 1]), (one, other))
+    x, more = operation(x, (state[:, 2], state[:, 3]), (first, second))
+    return x, torch.stack((*finals, *more), 1)
+
+
+def beside(result: Any) -> Any:
+    """States, and the last ones of both directions, h and c apart."""
+    states, ((h, c), (back_h, back_c)) = result
+    return states, (torch.stack((h, back_h), 1), torch.stack((c, back_c), 1))
+
+
 ATTENDED = ((B, N, 6), (B, M, 4), (B, M, 3))
 CASES = {
     "DotProductAttention": Case(
@@ -115,6 +129,34 @@ CASES = {
     "LSTMCell": Case(
         lambda **how: nn.LSTMCell(6, 4, **how), ((B, 6),),
         lambda module, x: pytorch.lstm_cell(x, (x.new_zeros(B, 4),) * 2, module.record()), "6, 4",
+    ),
+    "RNN": Case(
+        lambda **how: nn.RNN(6, 4, **how), ((B, N, 6), (B, 1, 4)), as_record(pytorch.stacked_rnn),
+        "6, 4, num_layers=1, bidirectional=False",
+    ),
+    "RNN, stacked both ways": Case(
+        lambda **how: nn.RNN(6, 4, 2, bidirectional=True, **how), ((B, N, 6), (B, 4, 4)),
+        lambda module, x, state: both_ways(pytorch.bidirectional_rnn, module, x, state),
+        "6, 4, num_layers=2, bidirectional=True",
+    ),
+    "GRU": Case(
+        lambda **how: nn.GRU(6, 4, 2, **how), ((B, N, 6), (B, 2, 4)), as_record(pytorch.stacked_gru),
+        "6, 4, num_layers=2, bidirectional=False",
+    ),
+    "GRU, both ways": Case(
+        lambda **how: nn.GRU(6, 4, 2, bidirectional=True, **how), ((B, N, 6), (B, 4, 4)),
+        lambda module, x, state: both_ways(pytorch.bidirectional_gru, module, x, state),
+        "6, 4, num_layers=2, bidirectional=True",
+    ),
+    "LSTM": Case(
+        lambda **how: nn.LSTM(6, 4, 2, **how), ((B, N, 6),),
+        lambda module, x: pytorch.stacked_lstm(x, (x.new_zeros(B, 2, 4),) * 2, module.record()),
+        "6, 4, num_layers=2, bidirectional=False",
+    ),
+    "LSTM, both ways": Case(
+        lambda **how: nn.LSTM(6, 4, bidirectional=True, **how), ((B, N, 6),),
+        lambda module, x: beside(pytorch.bidirectional_lstm(x, ((x.new_zeros(B, 4),) * 2,) * 2, module.record())),
+        "6, 4, num_layers=1, bidirectional=True",
     ),
     "BahdanauAttention": Case(
         lambda **how: nn.BahdanauAttention(6, 4, 8, **how), ((B, 6), (B, M, 4)),
@@ -477,6 +519,18 @@ def test_positions_of_patches_begin_small() -> None:
     assert abs(float(embedding.positions.detach().std()) / 0.02 - 1) < 6 / math.sqrt(2e4)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_lengths_cut_sequences_short(kind: Any, bidirectional: bool) -> None:
+    network, x = kind(6, 4, 2, bidirectional=bidirectional), torch.randn(3, N, 6)
+    states, final = network(x, lengths=torch.tensor([N, 2, 0]))
+    alone, last = network(x[1, :2])
+    torch.testing.assert_close(states[1], torch.cat((alone, alone.new_zeros(N - 2, alone.shape[-1]))))
+    for part, other in zip(tensors(final), tensors(last), strict=True):
+        torch.testing.assert_close(part[1], other)
+        assert not part[2].any()
+
+
 def test_a_decoder_takes_one_step() -> None:
     case = CASES["BahdanauDecoder"]
     decoder: Any = case.make()
@@ -503,10 +557,10 @@ def test_a_table_of_sines_is_exact_in_every_dtype() -> None:
 @each_case
 def test_a_record_goes_around(case: Case) -> None:
     module: Any = case.make()
-    stack = isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder)
+    stack = isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder | nn.RNN | nn.GRU | nn.LSTM)
     if not stack and not isinstance(module, nn.records.Recorded):
         return
-    options: dict[str, Any] = {"norm_first": module.norm_first} if hasattr(module, "norm_first") else {}
+    options = {name: getattr(module, name) for name in ("norm_first", "bidirectional") if hasattr(module, name)}
     twin = type(module).from_record(module.record(), **options)
     assert equal(module(*case.inputs()), twin(*case.inputs()))
     root = "layers" if stack else ""
@@ -528,6 +582,11 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         "MultiHeadAdditiveAttention: num_heads: expected at least 1; got 0",
     ),
     (lambda: nn.LSTMCell(0, 4), "LSTMCell: input_size: expected at least 1; got 0"),
+    (lambda: nn.GRU(3, 4, 0), "GRU: num_layers: expected at least 1; got 0"),
+    (
+        lambda: nn.RNN(3, 4, 2, bidirectional=True)(torch.zeros(5, 3), torch.zeros(2, 4)),
+        "RNN: state: expected a state for each of the 4 cells, (*batch, 4, h); got (2, 4)",
+    ),
     (lambda: nn.LearnedPositions(4, 0), "LearnedPositions: max_len: expected at least 1; got 0"),
     (
         lambda: nn.SinusoidalPositionalEncoding(4, 3)(torch.zeros(5, 4)),

@@ -123,6 +123,49 @@ def test_recurrent_cells(bias: bool) -> None:
     within(budget, cell(x, (h, c)), lstm(x, (h, c)), cell.to_torch()(x, (h, c)))
 
 
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", ["rnn", "lstm"])
+def test_recurrent_networks(name: str, bias: bool, evaluated: bool) -> None:
+    kinds: dict[str, Any] = {"rnn": (nn.RNN, torch.nn.RNN), "lstm": (nn.LSTM, torch.nn.LSTM)}
+    kind, original = kinds[name]
+    x, h, c = drawn(B, N, 6), drawn(B, 2, 4) / 2, drawn(B, 2, 4)
+    state: Any = h if name == "rnn" else (h, c)
+    transposed = mapped(state, lambda _, s: s.transpose(0, 1).contiguous())
+    theirs = filled(original(6, 4, 2, bias=bias, batch_first=True, **DOUBLE)).train(not evaluated)
+    ours = kind.from_torch(theirs)
+    assert ours.training == theirs.training
+    states, final = oracle(f"stacked_{name}", x=x, state=state, layers=ours.record())
+    within(states, ours(x, state)[0])
+    within(final, ours(x, state)[1])
+    for other in (theirs, ours.to_torch()):
+        found, last = other(x, transposed)
+        within(states, found)
+        within(final, mapped(last, lambda _, s: s.transpose(0, 1)))
+
+
+@pytest.mark.parametrize("name", ["rnn", "lstm"])
+def test_recurrent_networks_in_both_directions(name: str) -> None:
+    kinds: dict[str, Any] = {"rnn": (nn.RNN, torch.nn.RNN), "lstm": (nn.LSTM, torch.nn.LSTM)}
+    kind, original = kinds[name]
+    theirs = filled(original(6, 4, bidirectional=True, batch_first=True, **DOUBLE))
+    ours, x = kind.from_torch(theirs), drawn(B, N, 6)
+    zeros = torch.zeros(B, 4, **DOUBLE)
+    state: Any = (zeros, zeros) if name == "rnn" else ((zeros, zeros), (zeros, zeros))
+    states, _ = oracle(f"bidirectional_{name}", x=x, state=state, parameters=ours.record())
+    within(states, ours(x)[0], theirs(x)[0], ours.to_torch()(x)[0])
+
+
+def test_stacked_networks_in_both_directions_are_those_of_pytorch() -> None:
+    theirs = filled(torch.nn.LSTM(6, 4, 3, bidirectional=True, batch_first=True, **DOUBLE))
+    ours, x = nn.LSTM.from_torch(theirs), drawn(B, N, 6)
+    (states, (h, c)), (expected, finals) = ours(x), theirs(x)
+    torch.testing.assert_close(states, expected)
+    for found, last in zip((h, c), finals, strict=True):
+        torch.testing.assert_close(found, last.transpose(0, 1))
+    same_state(nn.LSTM.from_torch(ours.to_torch()).to_torch(), ours.to_torch())
+
+
 def test_two_biases_become_their_sum() -> None:
     theirs = filled(torch.nn.LSTMCell(6, 4, **DOUBLE))
     back = nn.LSTMCell.from_torch(theirs).to_torch()
@@ -220,6 +263,26 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: nn.GRUCell.from_torch(Torch.GRUCell(6, 4)),
         "GRUCell.from_torch: reset gate: expected a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h); got ",
+    ),
+    (
+        lambda: nn.GRU.from_torch(Torch.GRU(6, 4)),
+        "GRU.from_torch: reset gate: expected a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h); got ",
+    ),
+    (
+        lambda: nn.RNN.from_torch(Torch.RNN(6, 4, nonlinearity="relu", batch_first=True)),
+        "RNN.from_torch: nonlinearity: expected 'tanh', since φ of the formula is tanh; got 'relu'",
+    ),
+    (
+        lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4)),
+        "LSTM.from_torch: batch_first: expected True, since the batch comes first here; got False",
+    ),
+    (
+        lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4, proj_size=2, batch_first=True)),
+        "LSTM.from_torch: proj_size: expected 0, since the formula does not project states; got 2",
+    ),
+    (
+        lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4, 2, dropout=0.1, batch_first=True)),
+        "LSTM.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; got 0.1",
     ),
     (
         lambda: nn.LayerNorm.from_torch(Torch.LayerNorm(6, elementwise_affine=False)),

@@ -1,9 +1,4 @@
-"""Recurrent networks: cells, which take one step. Weights are (in, out), as the formulas have them.
-
-PyTorch's weights are (out, in), gate below gate, with a bias for the input and one for the state. Only their sum enters
-the formulas here: conversion from PyTorch adds them, and conversion to PyTorch gives the sum to the input and zeros to
-the state.
-"""
+"""One step of a recurrent network."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
@@ -84,10 +79,12 @@ class Gates(Recorded[Record]):
             getattr(target, f"bias_ih{suffix}").copy_(torch.cat([getattr(self, f"b_{gate}") for gate in self.gates]))
             getattr(target, f"bias_hh{suffix}").zero_()
 
-    def like(self, kind: Any, *sizes: int, **options: Any) -> Any:
-        """One of PyTorch's modules with the device, the dtype and the mode of this one."""
+    def like(self, kind: Any) -> Any:
+        """One of PyTorch's cells with a copy of the weights, in the same mode; the bias of its state is 0."""
         some = next(self.parameters())
-        return kind(*sizes, device=some.device, dtype=some.dtype, **options).train(self.training)
+        made = kind(self.input_size, self.hidden_size, device=some.device, dtype=some.dtype)
+        self.scatter(made)
+        return made.train(self.training)
 
 
 def refuse_gru(who: str) -> NoReturn:
@@ -133,8 +130,7 @@ class RNNCell(Gates[RNNParameters[Tensor]]):
 
     def to_torch(self) -> nn.RNNCell:
         """PyTorch's cell with a copy of the weights; the bias of its state is 0."""
-        made: nn.RNNCell = self.like(nn.RNNCell, self.input_size, self.hidden_size)
-        self.scatter(made)
+        made: nn.RNNCell = self.like(nn.RNNCell)
         return made
 
 
@@ -212,6 +208,5 @@ class LSTMCell(Gates[LSTMParameters[Tensor]]):
 
     def to_torch(self) -> nn.LSTMCell:
         """PyTorch's cell with a copy of the weights; the bias of its state is 0."""
-        made: nn.LSTMCell = self.like(nn.LSTMCell, self.input_size, self.hidden_size)
-        self.scatter(made)
+        made: nn.LSTMCell = self.like(nn.LSTMCell)
         return made

@@ -1,0 +1,266 @@
+"""Recurrent networks over sequences: of one layer or several, in one direction or both."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self
+
+import torch
+from torch import Tensor, nn
+
+from attnspec.backends.pytorch.nn.conversion import check, check_no_dropout
+from attnspec.backends.pytorch.nn.records import Record, check_sizes, each, records, reset
+from attnspec.backends.pytorch.nn.recurrent.cells import GRUCell, LSTMCell, RNNCell, refuse_gru
+from attnspec.backends.pytorch.recurrent import (
+    bidirectional_gru,
+    bidirectional_lstm,
+    bidirectional_rnn,
+    stacked_gru,
+    stacked_lstm,
+    stacked_rnn,
+)
+from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters, ShapeError
+
+
+class Network(nn.Module, Generic[Record]):
+    """Cells, in ``layers``: one for each direction, the forward one first, of one layer after another."""
+
+    cell: ClassVar[Any]
+    """The class of the cells."""
+    bidirectional: bool
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+        self.bidirectional = bidirectional
+        directions = 2 if bidirectional else 1
+        inputs = [input_size] * directions + [directions * hidden_size] * (directions * (num_layers - 1))
+        self.layers = nn.ModuleList([self.cell(d, hidden_size, device=device, dtype=dtype) for d in inputs])
+
+    @classmethod
+    def from_record(cls, layers: tuple[Record, ...], *, bidirectional: bool = False) -> Self:
+        """A network with a copy of the weights of every cell."""
+        network = cls.__new__(cls)
+        nn.Module.__init__(network)
+        network.bidirectional = bidirectional
+        network.layers = nn.ModuleList([cls.cell.from_record(x) for x in layers])
+        return network
+
+    def record(self) -> tuple[Record, ...]:
+        """The weights of every cell."""
+        return records(self.layers)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights of every cell anew."""
+        reset(self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.layers) // (2 if self.bidirectional else 1)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Features of an input and of a state, d and h."""
+        first: Any = self.layers[0]
+        return first.input_size, first.hidden_size
+
+    def extra_repr(self) -> str:
+        """The sizes and the directions."""
+        d, h = self.sizes
+        return f"{d}, {h}, num_layers={self.num_layers}, bidirectional={self.bidirectional}"
+
+    def zeros(self, x: Tensor) -> Tensor:
+        """A first state of every cell for inputs x (*batch, t, d)."""
+        return x.new_zeros((*x.shape[:-2], len(self.layers), self.sizes[1]))
+
+    def both_ways(
+        self, operation: Callable[..., Any], x: Tensor, state: tuple[Tensor, ...], lengths: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Layer after layer, each in both directions; a state has one array, or two, with a row for every cell."""
+        for part in state:
+            if part.ndim < 2 or part.shape[-2] != len(self.layers):
+                expected = f"a state for each of the {len(self.layers)} cells, (*batch, {len(self.layers)}, h)"
+                raise ShapeError(type(self).__name__, "state", expected, tuple(part.shape))
+        rows = list(zip(*(part.unbind(-2) for part in state), strict=True))
+        cells, finals = self.record(), []
+        for i in range(0, len(cells), 2):
+            pair = tuple(row if len(row) > 1 else row[0] for row in rows[i : i + 2])
+            x, both = operation(x, pair, cells[i : i + 2], lengths=lengths)
+            finals += [last if len(state) > 1 else (last,) for last in both]
+        return x, tuple(torch.stack(part, -2) for part in zip(*finals, strict=True))
+
+    @classmethod
+    def converted(cls, module: nn.RNNBase) -> Self:
+        """A network with a copy of PyTorch's weights, in the same mode."""
+        who = f"{cls.__name__}.from_torch"
+        check(who, "batch_first", module.batch_first, True, "the batch comes first here")
+        check(who, "proj_size", module.proj_size, 0, "the formula does not project states")
+        check_no_dropout(who, module, module.dropout if module.num_layers > 1 else 0.0)
+        cells = [cls.cell.gathered(module, suffix) for suffix in _suffixes(module.num_layers, module.bidirectional)]
+        record = tuple(cell.record() for cell in cells)
+        return cls.from_record(record, bidirectional=module.bidirectional).train(module.training)
+
+    def like(self, kind: Any) -> Any:
+        """One of PyTorch's networks with a copy of the weights, batch first, in the same mode."""
+        some = next(self.parameters())
+        how = {"batch_first": True, "bidirectional": self.bidirectional, "device": some.device, "dtype": some.dtype}
+        made = kind(*self.sizes, self.num_layers, **how)
+        for cell, suffix in zip(each(self.layers), _suffixes(self.num_layers, self.bidirectional), strict=True):
+            cell.scatter(made, suffix)
+        return made.train(self.training)
+
+
+def _suffixes(num_layers: int, bidirectional: bool) -> list[str]:
+    """What PyTorch appends to the names of weights, cell by cell."""
+    return [f"_l{i}{way}" for i in range(num_layers) for way in (("", "_reverse") if bidirectional else ("",))]
+
+
+class RNN(Network[RNNParameters[Tensor]]):
+    """A recurrent network over sequences: tanh of an affine map of input and state, step by step.
+
+    Args:
+        input_size: features of an input, d.
+        hidden_size: features of a state, h.
+        num_layers: layers, each of which takes the states of the one before as inputs.
+        bidirectional: whether every layer has a second cell that goes backwards, with its states beside the others.
+
+    Shape: x (*batch, t, d), state (*batch, cells, h), zeros if not given, with a row for every cell, the forward one
+        first, layer after layer. Lengths (*batch) are integers; steps from there on are padding. The result is a pair,
+        states (*batch, t, h), or 2h in both directions, and the last state of every cell (*batch, cells, h).
+    Initialisation: that of :class:`RNNCell`.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operations ``stacked_rnn`` and ``bidirectional_rnn``.
+
+    >>> network = RNN(8, 16, num_layers=2, bidirectional=True)
+    >>> states, final = network(torch.randn(3, 5, 8), lengths=torch.tensor([5, 2, 0]))
+    >>> states.shape, final.shape
+    (torch.Size([3, 5, 32]), torch.Size([3, 4, 16]))
+    """
+
+    cell = RNNCell
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The states after every step, and the last of every cell."""
+        state = self.zeros(x) if state is None else state
+        if not self.bidirectional:
+            return stacked_rnn(x, state, self.record(), lengths=lengths)
+        states, (final,) = self.both_ways(bidirectional_rnn, x, (state,), lengths)
+        return states, final
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.RNN) -> Self:
+        """A network with a copy of PyTorch's weights, its two biases added, in the same mode.
+
+        ``ValueError`` unless it computes tanh, for ``batch_first=False`` and for dropout in training.
+        """
+        check("RNN.from_torch", "nonlinearity", module.nonlinearity, "tanh", "φ of the formula is tanh")
+        return cls.converted(module)
+
+    def to_torch(self) -> nn.RNN:
+        """PyTorch's network with a copy of the weights, batch first; the biases of its states are 0."""
+        made: nn.RNN = self.like(nn.RNN)
+        return made
+
+
+class GRU(Network[GRUParameters[Tensor]]):
+    """A GRU over sequences, whose reset gate multiplies the state before the product with w_hh.
+
+    That is another formula than ``nn.GRU``'s, which multiplies the product.
+
+    Args:
+        input_size: features of an input, d.
+        hidden_size: features of a state, h.
+        num_layers: layers, each of which takes the states of the one before as inputs.
+        bidirectional: whether every layer has a second cell that goes backwards, with its states beside the others.
+
+    Shape: x, state, lengths and the result are as in :class:`RNN`.
+    Initialisation: that of :class:`GRUCell`.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operations ``stacked_gru`` and ``bidirectional_gru``.
+
+    >>> states, final = GRU(8, 16)(torch.randn(3, 5, 8))
+    >>> states.shape, final.shape
+    (torch.Size([3, 5, 16]), torch.Size([3, 1, 16]))
+    """
+
+    cell = GRUCell
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The states after every step, and the last of every cell."""
+        state = self.zeros(x) if state is None else state
+        if not self.bidirectional:
+            return stacked_gru(x, state, self.record(), lengths=lengths)
+        states, (final,) = self.both_ways(bidirectional_gru, x, (state,), lengths)
+        return states, final
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.GRU) -> NoReturn:
+        """Raise ``ValueError``: no weights make the two formulas one."""
+        refuse_gru("GRU.from_torch")
+
+
+class LSTM(Network[LSTMParameters[Tensor]]):
+    """An LSTM over sequences.
+
+    Args:
+        input_size: features of an input, d.
+        hidden_size: features of a state, h.
+        num_layers: layers, each of which takes the hidden states of the one before as inputs.
+        bidirectional: whether every layer has a second cell that goes backwards, with its states beside the others.
+
+    Shape: x and lengths are as in :class:`RNN`; the state, zeros if not given, and the last one are pairs (h, c) of
+        (*batch, cells, h). The result is the hidden states of the last layer, as there, and the last states.
+    Initialisation: that of :class:`LSTMCell`.
+    Errors: ``ValueError`` for sizes below 1.
+    Source: operations ``stacked_lstm`` and ``bidirectional_lstm``.
+
+    >>> states, (h, c) = LSTM(8, 16, num_layers=2)(torch.randn(3, 5, 8))
+    >>> states.shape, h.shape, c.shape
+    (torch.Size([3, 5, 16]), torch.Size([3, 2, 16]), torch.Size([3, 2, 16]))
+    """
+
+    cell = LSTMCell
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The hidden states after every step, and the last states of every cell."""
+        state = (self.zeros(x), self.zeros(x)) if state is None else state
+        if not self.bidirectional:
+            return stacked_lstm(x, state, self.record(), lengths=lengths)
+        states, (h, c) = self.both_ways(bidirectional_lstm, x, state, lengths)
+        return states, (h, c)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    @classmethod
+    def from_torch(cls, module: nn.LSTM) -> Self:
+        """A network with a copy of PyTorch's weights, its two biases added, in the same mode.
+
+        ``ValueError`` for projected states, for ``batch_first=False`` and for dropout in training.
+        """
+        return cls.converted(module)
+
+    def to_torch(self) -> nn.LSTM:
+        """PyTorch's network with a copy of the weights, batch first; the biases of its states are 0."""
+        made: nn.LSTM = self.like(nn.LSTM)
+        return made
