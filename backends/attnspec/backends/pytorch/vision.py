@@ -72,9 +72,9 @@ def _projected(image: Tensor, w: Tensor) -> Tensor:
     d, patch = w.shape[:2]
     if not _convolves(image, w):
         return linear(_patches(image, patch), w.reshape(d, -1))
-    images = image.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
+    images = image.reshape(prod(batch), height, width, channels).permute(0, 3, 1, 2)
     convolved = conv2d(images, w.permute(0, 3, 1, 2), stride=patch)
-    return convolved.permute(0, 2, 3, 1).reshape(*batch, -1, d)
+    return convolved.permute(0, 2, 3, 1).reshape(*batch, (height // patch) * (width // patch), d)
 
 
 def _convolves(image: Tensor, w: Tensor) -> bool:
@@ -164,7 +164,7 @@ def interpolate(
         raise TypeError(f"interpolate: align_corners: expected True or False; got {align_corners!r}")
     _interpolate(x, slices, rows, columns)
     y = _resampled(widened(x), (slices, rows, columns), align_corners=align_corners)
-    return y.to(x.dtype, copy=y is x, memory_format=torch.contiguous_format)
+    return y.to(x.dtype, copy=y is x).contiguous()
 
 
 def _gated(x: Tensor, gating: Tensor, parameters: AttentionGateParameters[Tensor]) -> tuple[Tensor, Tensor]:
