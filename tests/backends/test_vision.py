@@ -120,7 +120,7 @@ def calls() -> dict[str, Any]:
 def test_transforms(name: str) -> None:
     compute, batch = calls()[name]
     torch.testing.assert_close(torch.vmap(compute)(batch), torch.stack([compute(x) for x in batch]))
-    _, along = torch.func.jvp(compute, (batch,), (torch.ones_like(batch),))
+    along = torch.func.jvp(compute, (batch,), (torch.ones_like(batch),))[1]
     weights = torch.ones_like(along)
     (gradient,) = torch.autograd.grad(compute(batch), batch, weights)
     torch.testing.assert_close((along * weights).sum(), gradient.sum(), rtol=1e-4, atol=1e-4)
