@@ -1,6 +1,7 @@
 """Sentences that PyTorch's decoder chooses: greedily, and by beam search."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.seq2seq import first_greatest
+from attnspec.backends.pytorch.seq2seq import LARGE, first_greatest
 from attnspec.spec import AttentionDecoderParameters, RNNParameters
 
 VOCABULARY, EOS, STEPS = 5, 2, 4
+SCORER = {"w_q": (256, 4), "w_k": (256, 2), "w_v": (256,)}
 
 
 def drawn(dtype: torch.dtype = torch.float64, batch: tuple[int, ...] = (3,), seed: int = 0) -> dict[str, Any]:
@@ -141,3 +143,24 @@ def test_what_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError)) as raised:
         pytorch.beam_decode(**{**drawn(), "steps": STEPS, "eos": EOS, "beams": 2, **wrong})
     assert str(raised.value) == f"beam_decode: {message}"
+
+
+@pytest.mark.parametrize("batch", [(4,), (2, 2)])
+def test_kernels_and_operations_decode_alike(batch: tuple[int, ...]) -> None:
+    given = drawn(batch=batch)
+    normal = torch.Generator().manual_seed(1)
+    m, h = 64, 256
+    annotations = torch.randn((*batch, m, 2), generator=normal, dtype=torch.float64)
+    mask = torch.arange(m) < torch.randint(0, m, (*batch, 1), generator=normal)
+    mask[(0,) * len(batch)] = False
+    annotations = annotations.masked_fill(~mask.unsqueeze(-1), math.nan)
+    scorer = {name: torch.randn(shape, generator=normal, dtype=torch.float64) for name, shape in SCORER.items()}
+    p = replace(given["parameters"], **scorer)
+    tokens = torch.randint(VOCABULARY, (*batch, STEPS), generator=normal)
+    assert math.prod(batch) * m * h >= LARGE
+    by_kernel = pytorch.teacher_forced_decode(tokens, given["state"], annotations, p, mask=mask)
+    p.b_o.requires_grad_()
+    by_operations = pytorch.teacher_forced_decode(tokens, given["state"], annotations, p, mask=mask)
+    for one, other in zip(by_kernel, by_operations, strict=True):
+        torch.testing.assert_close(one, other.detach())
+        assert one.isfinite().all()

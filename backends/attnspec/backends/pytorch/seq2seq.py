@@ -8,7 +8,7 @@ from torch.nn import functional
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention, dot_attention
 from attnspec.backends.pytorch.kernels import additive
-from attnspec.backends.pytorch.runtime.accumulation import product, widened
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, product, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.transforms import intercepted
@@ -30,7 +30,7 @@ from attnspec.spec import (
     TeacherForcedDecode,
     implements,
 )
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import flatten, mapped
 
 __all__ = [
     "attentional_state",
@@ -178,6 +178,10 @@ def refuse_outside(operation: str, argument: str, integers: Tensor, most: int) -
     """Raise for an integer that is not in 0..most, unless its value cannot be read."""
     if intercepted() or integers.is_meta:
         return
+    if integers.dtype is torch.int64 and integers.is_cpu and integers.numel():
+        low, high = integers.aminmax()  # the fastest way to see that all is well
+        if int(low) >= 0 and int(high) <= most:
+            return
     wrong = integers[(integers < 0) | (integers > most)]
     if wrong.numel():
         raise ShapeError(operation, argument, f"{argument} in 0..{most}", int(wrong[0]))
@@ -215,30 +219,55 @@ def encoder_context(
     return torch.where(last > 0, read.squeeze(-2), 0.0)
 
 
+LARGE, MANY_STEPS = 2**15, 4
+"""The numbers in projected keys, and steps, from which on a kernel is faster than PyTorch's operations."""
+
+
 class Decoder:
     """Bahdanau's decoder for source sentences whose annotations are projected once; numbers are in float32 or float64.
 
-    ``annotations`` (*batch, m, d_h) and ``mask`` (*batch, m) are those of the operations.
+    ``annotations`` (*batch, m, d_h) and ``mask`` (*batch, m) are those of the operations. Where gradients are tracked,
+    and for few or small steps, the context is computed by PyTorch's operations.
     """
 
     def __init__(
-        self, annotations: Tensor, parameters: AttentionDecoderParameters[Tensor], mask: Tensor | None
+        self, annotations: Tensor, parameters: AttentionDecoderParameters[Tensor], mask: Tensor | None, steps: int = 1
     ) -> None:
-        self.parameters = p = mapped(parameters, lambda _, x: widened(x))
-        self.mask = mask
-        source = widened(annotations)
-        self.keys = additive.prepare_keys(source @ p.w_k.mT, p.w_v, source)
-        self.of_token, self.of_context = p.cell.w_xh.split([p.embedding.shape[-1], source.shape[-1]])
+        half = annotations.dtype in HALF_DTYPES
+        self.parameters = p = mapped(parameters, lambda _, x: widened(x)) if half else parameters
+        self.mask, source = mask, widened(annotations)
+        taken = (source, *flatten(p).values()) if torch.is_grad_enabled() else ()
+        large = steps >= MANY_STEPS and source.shape[:-1].numel() * p.w_v.shape[0] >= LARGE
+        by_kernel = large and not any(x.requires_grad for x in taken)
+        if mask is not None and not by_kernel:
+            # What is left out is 0, so that where all is, whatever the weights, the context is 0.
+            source = torch.where(mask.unsqueeze(-1), source, 0.0)
+            some = mask.any(-1, keepdim=True)
+            self.bias = torch.zeros_like(mask, dtype=source.dtype).masked_fill(some & ~mask, -torch.inf)
+        self.source, self.projected = source, source @ p.w_k.mT
+        self.keys = additive.prepare_keys(self.projected, p.w_v, source) if by_kernel else None
+        self.of_token, of_context = p.cell.w_xh.split([p.embedding.shape[-1], source.shape[-1]])
+        self.of_both = torch.cat((of_context, p.cell.w_hh))
 
     def token_terms(self, tokens: Tensor) -> Tensor:
         """What tokens (*batch) add to the pre-activation of the cell, with its bias: (*batch, d_s)."""
-        terms: Tensor = rows(tokens, self.parameters.embedding) @ self.of_token + self.parameters.cell.b_h
-        return terms
+        return functional.linear(rows(tokens, self.parameters.embedding), self.of_token.mT, self.parameters.cell.b_h)
+
+    def context(self, state: Tensor) -> Tensor:
+        """The context (*batch, d_h) of states (*batch, d_s)."""
+        query = state @ self.parameters.w_q.mT
+        if self.keys is not None:
+            return additive.step(self.keys, query, mask=self.mask)
+        scores = (query.unsqueeze(-2) + self.projected).tanh() @ self.parameters.w_v
+        weights = (scores if self.mask is None else scores + self.bias).softmax(-1)
+        return (weights.unsqueeze(-2) @ self.source).squeeze(-2)
 
     def following(self, terms: Tensor, state: Tensor) -> Tensor:
         """The next state (*batch, d_s), from what the token adds and the state before."""
-        context = additive.step(self.keys, state @ self.parameters.w_q.mT, mask=self.mask)
-        summed: Tensor = terms + context @ self.of_context + state @ self.parameters.cell.w_hh
+        context = self.context(state)
+        if context.shape[:-1] != state.shape[:-1]:
+            state = state.expand(*broadcast(context.shape[:-1], state.shape[:-1]), state.shape[-1])
+        summed: Tensor = terms + torch.cat((context, state), -1) @ self.of_both
         return summed.tanh()
 
     def scores(self, states: Tensor) -> Tensor:
@@ -277,12 +306,13 @@ def teacher_forced_decode(
     """Only states wait for each other: tokens are embedded before, and scored after, all steps at once."""
     (*batch, _, vocabulary) = _forced(tokens, state, annotations, parameters, mask)
     refuse_outside("teacher_forced_decode", "tokens", tokens, vocabulary - 1)
-    decoder = Decoder(annotations, parameters, mask)
-    states = [widened(state).expand(*batch, state.shape[-1])]
+    decoder = Decoder(annotations, parameters, mask, tokens.shape[-1])
+    last, states = widened(state).expand(*batch, state.shape[-1]), []
     for terms in decoder.token_terms(tokens).unbind(-2):
-        states.append(decoder.following(terms, states[-1]))
-    scores = decoder.scores(torch.stack(states, -2)[..., 1:, :])
-    return scores.log_softmax(-1).to(state.dtype), states[-1].to(state.dtype, copy=True)
+        last = decoder.following(terms, last)
+        states.append(last)
+    every = torch.stack(states, -2) if states else last.unsqueeze(-2)[..., :0, :]
+    return decoder.scores(every).log_softmax(-1).to(state.dtype), last.to(state.dtype, copy=True)
 
 
 @implements(GreedyDecode[Tensor])
@@ -301,7 +331,7 @@ def greedy_decode(
     """Steps until all sentences have ended, which is asked for after each; no gradients."""
     batch = _greedy(token, state, annotations, parameters, steps, eos, mask)
     _refuse_tokens("greedy_decode", token, eos, parameters)
-    decoder = Decoder(annotations, parameters, mask)
+    decoder = Decoder(annotations, parameters, mask, steps)
     last, following = token.expand(batch), widened(state).expand(*batch, state.shape[-1])
     tokens = torch.full((*batch, steps), eos, device=token.device)
     score, ended = following.new_zeros(batch), token.new_zeros(batch, dtype=torch.bool)
@@ -335,7 +365,7 @@ def beam_decode(
     """All hypotheses of a source read its keys, which are projected once; no gradients."""
     batch = _beam(token, state, annotations, parameters, steps, eos, beams, mask)
     _refuse_tokens("beam_decode", token, eos, parameters)
-    decoder = Decoder(annotations.unsqueeze(-3), parameters, None if mask is None else mask.unsqueeze(-2))
+    decoder = Decoder(annotations.unsqueeze(-3), parameters, None if mask is None else mask.unsqueeze(-2), steps)
     vocabulary = parameters.b_o.shape[0]
     only_eos = torch.full((vocabulary,), -torch.inf, device=state.device, dtype=widened(state).dtype)
     only_eos[eos] = 0.0
