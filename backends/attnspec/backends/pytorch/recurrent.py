@@ -127,20 +127,8 @@ def lstm_cell(
     return (output_gate * cell.tanh()).to(x.dtype), cell.to(x.dtype)
 
 
-def _rnn_weights(p: RNNParameters[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    return p.w_xh, p.w_hh, p.b_h
-
-
 def _rnn_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
     return (torch.addmm(of_input, state[0], w_h).tanh(),)
-
-
-def _gru_weights(p: GRUParameters[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.cat([p.w_xr, p.w_xz, p.w_xh], -1),
-        torch.cat([p.w_hr, p.w_hz, p.w_hh], -1),
-        torch.cat([p.b_r, p.b_z, p.b_h]),
-    )
 
 
 def _gru_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
@@ -151,14 +139,6 @@ def _gru_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
     return (torch.lerp(candidate, h, update),)
 
 
-def _lstm_weights(p: LSTMParameters[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.cat([p.w_xi, p.w_xf, p.w_xc, p.w_xo], -1),
-        torch.cat([p.w_hi, p.w_hf, p.w_hc, p.w_ho], -1),
-        torch.cat([p.b_i, p.b_f, p.b_c, p.b_o]),
-    )
-
-
 def _lstm_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
     h, c = state
     input_gate, forget_gate, candidate, output_gate = torch.addmm(of_input, h, w_h).chunk(4, -1)
@@ -166,9 +146,9 @@ def _lstm_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
     return output_gate.sigmoid() * cell.tanh(), cell
 
 
-_RNN = Network(_rnn_weights, _rnn_step, torch.rnn_tanh)
-_GRU = Network(_gru_weights, _gru_step)  # torch.gru multiplies by the reset gate after the product
-_LSTM = Network(_lstm_weights, _lstm_step, torch.lstm)
+_RNN = Network("h", _rnn_step, torch.rnn_tanh)
+_GRU = Network("rzh", _gru_step)  # torch.gru multiplies by the reset gate after the product
+_LSTM = Network("ifco", _lstm_step, torch.lstm)
 
 
 @implements(RNN[Tensor])

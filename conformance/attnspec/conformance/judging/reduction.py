@@ -19,6 +19,7 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import data_dtype, fitting
 from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.contract.tree import Kind
 
 EFFORT = 1500.0
@@ -48,7 +49,10 @@ class _Search:
         """Take the candidate if the law fails on it too, for the same reason."""
         if self.spent:
             return False
-        self.effort += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / LARGE
+        try:
+            self.effort += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / LARGE
+        except ShapeError:
+            return False  # without the first of several layers, the next one takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
         if not self._in_domain(candidate):
             return False

@@ -8,7 +8,7 @@ from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
-from attnspec.spec.recurrent import GRUCell, GRUParameters
+from attnspec.spec.recurrent import GRU, BidirectionalGRU, GRUCell, GRUParameters, StackedGRU
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
 
@@ -149,7 +149,11 @@ class EvenOnly(Formulas):
         return Formulas.frequencies(self, d)
 
 
-@variant("reset gate after the product, declared", operations=(GRUCell,), declares={"gru_reset": "after"})
+@variant(
+    "reset gate after the product, declared",
+    operations=(GRUCell, GRU, BidirectionalGRU, StackedGRU),
+    declares={"gru_reset": "after"},
+)
 class ResetAfter(Formulas):
     """As cuDNN and torch.nn.GRU compute it."""
 

@@ -301,7 +301,7 @@ _RULES: Mapping[Any, Callable[..., Backward]] = {
     np.square: _elementwise(lambda g, r, x: 2 * g * x[0]),
     np.sqrt: _elementwise(lambda g, r, x: g / (2 * r)),
     np.exp: _elementwise(lambda g, r, x: g * r),
-    np.tanh: _elementwise(lambda g, r, x: g * (1 - r * r)),
+    np.tanh: _elementwise(lambda g, r, x: g * (1 - np.square(r))),
     np.sin: _elementwise(lambda g, r, x: g * np.cos(x[0])),
     np.cos: _elementwise(lambda g, r, x: -(g * np.sin(x[0]))),
     np.maximum: _maximum,

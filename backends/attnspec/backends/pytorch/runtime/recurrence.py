@@ -23,14 +23,22 @@ State: TypeAlias = tuple[Tensor, ...]
 class Network(NamedTuple):
     """A kind of network.
 
-    ``weights`` joins the parameters of all gates, in PyTorch's order: of inputs (d, g·h), of states (h, g·h), and
-    biases (g·h). ``step`` computes the next state of what a product with the input gave (n, g·h), the weights of
-    states, and a state (n, h). ``fused`` is PyTorch's operator.
+    ``gates`` are the letters of its parameters, in PyTorch's order. ``step`` computes the next state of what a product
+    with the input gave (n, g·h), the weights of states (h, g·h), and a state (n, h). ``fused`` is PyTorch's operator.
     """
 
-    weights: Callable[[Any], tuple[Tensor, Tensor, Tensor]]
+    gates: str
     step: Callable[[Tensor, Tensor, State], State]
     fused: Callable[..., tuple[Tensor, ...]] | None = None
+
+
+def joined(parameters: Any, gates: str) -> tuple[Tensor, ...]:
+    """The parameters of all gates as PyTorch takes them: for inputs (g·h, d), for states (g·h, h), and biases (g·h)."""
+    found = []
+    for name in ("w_x", "w_h", "b_"):
+        parts = [getattr(parameters, f"{name}{gate}").transpose(-1, 0) for gate in gates]
+        found.append(torch.cat(parts) if len(parts) > 1 else parts[0])
+    return tuple(found)
 
 
 def checked_lengths(operation: str, lengths: Tensor | None, steps: int) -> Tensor | None:
@@ -62,28 +70,28 @@ def recurrence(
     flat = widened(x).expand((*batch, steps, width)).reshape(count, steps, width)
     states = [tuple(widened(p).expand((*batch, -1)).reshape(count, p.shape[-1]) for p in s) for s in initial]
     counts = None if lengths is None else lengths.expand(tuple(batch)).reshape(count)
-    weights = [tuple(map(widened, network.weights(p))) for p in parameters]
+    weights = [tuple(map(widened, joined(p, network.gates))) for p in parameters]
     if network.fused is None or not count or not steps or intercepted():
         hidden, final = _by_steps(network, flat, states, weights, counts, directions)
     elif counts is None or bool((counts == steps).all()):
-        hidden, final = _fused(network.fused, (flat,), states, weights, directions)
+        hidden, final = fused(network.fused, (flat,), states, weights, directions)
     else:
-        hidden, final = _packed(network.fused, flat, states, weights, counts, directions)
+        hidden, final = packed(network.fused, flat, states, weights, counts, directions)
     finals = [tuple(part.to(dtype).reshape(*batch, part.shape[-1]) for part in s) for s in final]
     return hidden.to(dtype).reshape(*batch, steps, hidden.shape[-1]), finals
 
 
-def _fused(
+def fused(
     operator: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...], states: Sequence[State],
     weights: Sequence[tuple[Tensor, ...]], directions: int,
 ) -> tuple[Tensor, list[State]]:  # fmt: skip
     """All layers and directions in one call, of inputs (n, t, d) or of packed inputs with their batch sizes."""
     flat = []
     for w_x, w_h, b in weights:
-        flat += [w_x.mT, w_h.mT, b, torch.zeros_like(b)]
+        flat += [w_x, w_h, b, torch.zeros_like(b)]
     parts = tuple(torch.stack(part) for part in zip(*states, strict=True))
-    packed = len(given) > 1
-    how: tuple[Any, ...] = (True, len(states) // directions, 0.0, False, directions > 1, *(() if packed else (True,)))
+    batch_first = () if len(given) > 1 else (True,)
+    how: tuple[Any, ...] = (True, len(states) // directions, 0.0, False, directions > 1, *batch_first)
     state = parts if len(parts) > 1 else parts[0]
     with _exact(given[0]):
         hidden, *final = operator(*given, state, flat, *how)
@@ -96,7 +104,7 @@ def _exact(x: Tensor) -> AbstractContextManager[Any]:
     return torch.backends.cudnn.flags(enabled=False) if rounds else nullcontext()
 
 
-def _packed(
+def packed(
     operator: Callable[..., tuple[Tensor, ...]], x: Tensor, states: Sequence[State],
     weights: Sequence[tuple[Tensor, ...]], lengths: Tensor, directions: int,
 ) -> tuple[Tensor, list[State]]:  # fmt: skip
@@ -110,7 +118,7 @@ def _packed(
         return hidden, [tuple(part.clone() for part in s) for s in states]
     chosen = [tuple(part.index_select(0, order) for part in s) for s in states]
     data, sizes = torch._VF._pack_padded_sequence(x.index_select(0, order), ordered[:some], True)
-    found, final = _fused(operator, (data, sizes), chosen, weights, directions)
+    found, final = fused(operator, (data, sizes), chosen, weights, directions)
     padded, _ = torch._VF._pad_packed_sequence(found, sizes, True, 0.0, x.shape[1])
     kept = [
         tuple(old.index_copy(0, order, new) for old, new in zip(s, f, strict=True))
@@ -142,12 +150,12 @@ def _one_run(
 ) -> tuple[Tensor, State]:
     """The hidden states (n, t, h) and the final state of one layer in one direction; ``counts`` is (t, n)."""
     w_x, w_h, b = weights
-    of_input = x.transpose(0, 1) @ w_x + b
+    of_input = x.transpose(0, 1) @ w_x.mT + b
     hidden = []
     steps = range(x.shape[1])
     state = state if steps else tuple(part.clone() for part in state)
     for t in reversed(steps) if backward else steps:
-        following = network.step(of_input[t], w_h, state)
+        following = network.step(of_input[t], w_h.mT, state)
         if counts is None:
             state = following
             hidden.append(state[0])
