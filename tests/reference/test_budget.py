@@ -11,10 +11,13 @@ import pytest
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Judged, Rigorous, Statistical, judged
 from attnspec.reference.budget.derivative import gradients
+from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision, Precision
 from attnspec.spec.contract.tree import flatten
+
+from .conftest import draw_arguments
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(7)
@@ -324,3 +327,15 @@ def test_logarithms_of_softmax_have_a_budget(scale: float, offset: float) -> Non
     for got in (log_softmax(scores), scores - total):
         assert (np.abs(got - verdict.value) <= verdict.budget).all()
     assert (verdict.budget <= 40 * unit * (1 + np.abs(verdict.value) + np.abs(total))).all()
+
+
+@pytest.mark.parametrize("name", ["greedy_decode", "beam_decode"])
+def test_scores_are_unknown_where_errors_decide_what_is_chosen(name: str) -> None:
+    arguments = draw_arguments(name, np.random.default_rng(0), np.float32, batch=(2,))
+    known = judged(REFERENCE[name], arguments, precision(name, "float32"))
+    assert (known[1].budget <= 1e-4).all()
+    arguments["parameters"].w_o[...] = arguments["parameters"].b_o[...] = 0
+    _, score = judged(REFERENCE[name], arguments, precision(name, "float32"))
+    assert (score.budget >= UNKNOWN / 2).all()
+    assert score.peak < 1e3
+    assert np.isfinite(score.value).all()

@@ -432,6 +432,7 @@ def test_a_chapter_exists() -> None:
         ({"sharpened": {"w": 1.0}}, f"sharpened: expected among {', '.join(paths(attend.leaves))}; got w"),
         ({"ordered": "window"}, f"ordered: expected among {', '.join(attend.call.names)}; got window"),
         ({"causal": "n t"}, "causal: expected among n, d_q, m, d_k, d_v, h; got t"),
+        ({"chosen": "result"}, "chosen: expected among nothing; got result"),
         ({"nonempty": "t"}, "nonempty: expected among n, d_q, m, d_k, d_v, h; got t"),
         (
             {"features": "scale"},
