@@ -87,7 +87,37 @@ def encoder_layer(device: str) -> Layer:
     )  # fmt: skip
 
 
-LAYERS = {"multi-head attention": attention, "encoder layer": encoder_layer}
+def lstm(device: str) -> Layer:
+    """An LSTM over n steps, whose result is its states."""
+    torch.manual_seed(0)
+    ours = nn.LSTM(WIDTH, WIDTH, device=device)
+    theirs = ours.to_torch()
+    theirs.bias_hh_l0.requires_grad_(False)
+
+    def rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        of_input, of_state, bias = (gradient.chunk(4) for gradient in gradients)
+        in_ours = (0, 1, 3, 2)
+        return [part for i in in_ours for part in (of_input[i].mT, of_state[i].mT, bias[i])]
+
+    return Layer(
+        First(ours), theirs, lambda x: theirs(x)[0], rearrange, remembered, lambda n: 16.0 * BATCH * n * WIDTH**2
+    )
+
+
+class First(torch.nn.Module):
+    """The first result of a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The result."""
+        first: Tensor = self.module(x)[0]
+        return first
+
+
+LAYERS = {"multi-head attention": attention, "encoder layer": encoder_layer, "LSTM": lstm}
 
 
 def attended(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
@@ -102,6 +132,18 @@ def encoded(x: Tensor, *weights: Tensor) -> Tensor:
     gain, bias, w_1, b_1, w_2, b_2, last_gain, last_bias = weights[4:]
     y = F.layer_norm(x + attended(x, *weights[:4]), (WIDTH,), gain, bias)
     return F.layer_norm(y + F.linear(F.linear(y, w_1, b_1).relu(), w_2, b_2), (WIDTH,), last_gain, last_bias)
+
+
+def remembered(x: Tensor, *weights: Tensor) -> Tensor:
+    """States of an LSTM, by its formula; weights are those of the gates i, f, o and of the candidate."""
+    h = c = x.new_zeros(len(x), WIDTH)
+    states = []
+    for step in x.unbind(1):
+        i, f, o, candidate = (step @ w_x + h @ w_h + b for w_x, w_h, b in zip(*[iter(weights)] * 3, strict=True))
+        c = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
+        h = o.sigmoid() * c.tanh()
+        states.append(h)
+    return torch.stack(states, 1)
 
 
 def case(settings: Settings, n: int, name: str, layer: Layer, mode: str) -> Case:

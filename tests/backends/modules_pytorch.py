@@ -154,6 +154,38 @@ def teacher_forced_decode(tokens: Tensor, state: Tensor, annotations: Tensor, pa
     return through_record(nn.BahdanauDecoder.from_record, parameters, tokens, state, annotations, **how)
 
 
+class Method(torch.nn.Module):
+    """A module whose call is another method of a decoder."""
+
+    def __init__(self, decoder: nn.BahdanauDecoder, name: str) -> None:
+        super().__init__()
+        self.decoder, self.name = decoder, name
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return getattr(self.decoder, self.name)(*inputs, **options)
+
+
+def through_method(name: str, parameters: Any, *inputs: Any, **options: Any) -> Any:
+    module = Method(nn.BahdanauDecoder.from_record(parameters), name)
+    return through(module, {"decoder": parameters}, *inputs, **options)
+
+
+def decoder_step(token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, **how: Any) -> Any:
+    return through_method("step", parameters, token, state, annotations, **how)
+
+
+def greedy_decode(
+    token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, steps: int, eos: int, **how: Any
+) -> Any:
+    return through_method("greedy_decode", parameters, token, state, annotations, steps, eos, **how)
+
+
+def beam_decode(
+    token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, steps: int, eos: int, beams: int, **how: Any
+) -> Any:
+    return through_method("beam_decode", parameters, token, state, annotations, steps, eos, beams, **how)
+
+
 def patch_embedding(image: Tensor, parameters: Any) -> Any:
     return through_record(nn.PatchEmbedding.from_record, parameters, image)
 

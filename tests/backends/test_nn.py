@@ -265,7 +265,7 @@ def test_the_documentation_lists_every_module_with_its_operations() -> None:
 
 def sources(kind: type) -> set[str]:
     """The operations that a docstring cites."""
-    (cited,) = re.findall(r"Source: (.*?)\.\n", kind.__doc__ or "", re.DOTALL)
+    (cited,) = re.findall(r"Source: (.*?)\.\s", kind.__doc__ or "", re.DOTALL)
     return set(re.findall(r"``(\w+)``", cited))
 
 
@@ -538,6 +538,17 @@ def test_a_decoder_takes_one_step() -> None:
     mask = case.options()["mask"]
     expected = pytorch.decoder_step(tokens[:, 0], state, annotations, decoder.record(), mask=mask)
     assert equal(decoder.step(tokens[:, 0], state, annotations, mask=mask), expected)
+
+
+def test_a_decoder_decodes() -> None:
+    case = CASES["BahdanauDecoder"]
+    decoder: Any = case.make()
+    tokens, state, annotations = case.inputs()
+    given, mask = (tokens[:, 0], state, annotations), case.options()["mask"]
+    greedy = decoder.greedy_decode(*given, 4, 1, mask=mask)
+    assert equal(greedy, pytorch.greedy_decode(*given, decoder.record(), 4, 1, mask=mask))
+    assert equal(decoder.beam_decode(*given, 4, 1, 3), pytorch.beam_decode(*given, decoder.record(), 4, 1, 3))
+    assert torch.equal(decoder.beam_decode(*given, 4, 1, 1, mask=mask)[0], greedy[0])
 
 
 def test_norms_begin_as_the_identity_map() -> None:

@@ -11,7 +11,9 @@ from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, paramete
 from attnspec.backends.pytorch.nn.recurrent import RNNCell
 from attnspec.backends.pytorch.seq2seq import (
     bahdanau_context,
+    beam_decode,
     decoder_step,
+    greedy_decode,
     luong_context_dot,
     luong_context_general,
     luong_context_location,
@@ -92,7 +94,8 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
     Initialisation: the embedding as ``nn.Embedding``'s weight, standard normal; the scorer as in
         :class:`BahdanauAttention`, the cell as :class:`RNNCell`; w_o and b_o as in ``nn.Linear``, within 1/√d_s.
     Errors: ``ValueError`` for sizes below 1.
-    Source: operations ``teacher_forced_decode`` and ``decoder_step``.
+    Source: operations ``teacher_forced_decode``, ``decoder_step``, ``greedy_decode`` and ``beam_decode``. Keys of the
+        annotations are prepared once for all steps.
 
     >>> decoder = BahdanauDecoder(9, 4, 16, annotation_dim=32, attention_dim=8)
     >>> annotations, tokens = torch.randn(3, 7, 32), torch.randint(9, (3, 5))
@@ -101,6 +104,9 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
     >>> probabilities, state = decoder.step(tokens[:, -1], state, annotations)
     >>> probabilities.shape
     torch.Size([3, 9])
+    >>> sentences, scores = decoder.beam_decode(tokens[:, 0], torch.zeros(3, 16), annotations, steps=6, eos=1, beams=4)
+    >>> sentences.shape, scores.shape
+    (torch.Size([3, 6]), torch.Size([3]))
     """
 
     kind = AttentionDecoderParameters
@@ -161,6 +167,32 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
     ) -> tuple[Tensor, Tensor]:
         """Probabilities (*batch, vocabulary) of the next tokens, and the next state, after tokens (*batch)."""
         return decoder_step(token, state, annotations, self.record(), mask=mask)
+
+    def greedy_decode(
+        self, token: Tensor, state: Tensor, annotations: Tensor, steps: int, eos: int, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The most probable token after those before, and so on to ``eos``: tokens (*batch, steps), scores (*batch).
+
+        A score is the sum of the logarithms of probabilities. Source: operation ``greedy_decode``.
+        """
+        return greedy_decode(token, state, annotations, self.record(), steps, eos, mask=mask)
+
+    def beam_decode(
+        self,
+        token: Tensor,
+        state: Tensor,
+        annotations: Tensor,
+        steps: int,
+        eos: int,
+        beams: int,
+        *,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The best sentence that a beam search finds: tokens (*batch, steps), scores (*batch).
+
+        Source: operation ``beam_decode``.
+        """
+        return beam_decode(token, state, annotations, self.record(), steps, eos, beams, mask=mask)
 
 
 class LuongAttention(nn.Module):
