@@ -86,15 +86,6 @@ def test_patches_are_memory_of_their_own() -> None:
         assert image.all()
 
 
-def test_few_places_and_many_are_attended_to_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = normal(2, 5), normal(2, 3, 4, 6), normal(7, 5), normal(7, 6), normal(7)
-    written = backend.spatial_attention(*given)
-    monkeypatch.setattr(vision, "WRITTEN_OUT", 0)
-    for one, other in zip(written, backend.spatial_attention(*given), strict=True):
-        for x, y in zip(with_gradients(one, *given), with_gradients(other, *given), strict=True):
-            torch.testing.assert_close(x, y)
-
-
 def gate() -> AttentionGateParameters[Tensor]:
     return AttentionGateParameters(normal(4, 5), normal(4, 6), normal(4), normal(4), normal())
 

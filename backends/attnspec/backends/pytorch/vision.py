@@ -9,7 +9,6 @@ from torch.nn.functional import conv2d, linear
 from torch.nn.functional import interpolate as resample
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
@@ -53,8 +52,6 @@ CONVOLVED, CONVOLVED_BACK = 2**23, 2**26
 """From so many multiply-adds on, the CPU convolves faster than it copies and multiplies; the latter with gradients."""
 LARGEST_CONVOLVED = 16
 """The largest patch of which PyTorch's convolution has a fast gradient on the CPU."""
-WRITTEN_OUT = 2**16
-"""Up to so many hidden units, the formula takes less time than the call of a kernel for additive scores."""
 
 
 def _patches(image: Tensor, patch: int) -> Tensor:
@@ -216,13 +213,16 @@ def spatial_attention(
     w_k: Float[Tensor, "h d_h"],
     w_v: Float[Tensor, " h"],
 ) -> tuple[Float[Tensor, "*batch d_h"], Float[Tensor, "*batch rows columns"]]:
-    """Additive scores of all places, softmax, and a product with the features."""
+    """Additive scores of all places, softmax, and a product with the features.
+
+    For one state there are as many hidden units as projected features, so that kernels of additive attention, which
+    keep the units of all pairs out of memory, gain nothing here: on the CPU their gradients take twice the time.
+    """
     _spatial(state, features, w_q, w_k, w_v)
-    places = features.flatten(-3, -2)
+    places = widened(features).flatten(-3, -2)
     a, b = projections(state.unsqueeze(-2), places, w_q, w_k)
-    v = widened(w_v)
-    scores = additive.scores(a, b, v) if b.numel() > WRITTEN_OUT else (((a + b).tanh()) @ v).unsqueeze(-2)
+    scores = ((a + b).tanh_() @ widened(w_v)).unsqueeze(-2)
     weights = scores.softmax(-1)
-    context = (weights @ widened(places)).squeeze(-2)
+    context = (weights @ places).squeeze(-2)
     of_places = weights.reshape(*weights.shape[:-2], *features.shape[-3:-1])
     return context.to(state.dtype), of_places.to(state.dtype)
