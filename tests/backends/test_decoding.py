@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.seq2seq import LARGE, first_greatest
+from attnspec.backends.pytorch.runtime.greatest import first_greatest
+from attnspec.backends.pytorch.seq2seq import LARGE
 from attnspec.spec import AttentionDecoderParameters, RNNParameters
 
 VOCABULARY, EOS, STEPS = 5, 2, 4
@@ -124,8 +125,9 @@ def test_scores_have_the_dtype_of_the_inputs_and_no_gradient(dtype: torch.dtype,
 def test_the_first_of_equals_are_the_greatest(size: int) -> None:
     x = torch.randint(4, (3, 2, size), generator=torch.Generator().manual_seed(0)).double()
     x[0, 0, :3] = -math.inf
+    x[1, 0, 1:5] = math.nan
     for count in (1, 5):
-        expected = x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+        expected = x.nan_to_num(nan=-1).sort(dim=-1, descending=True, stable=True).indices[..., :count]
         assert torch.equal(first_greatest(x, count), expected)
 
 

@@ -11,6 +11,7 @@ from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, product, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.greatest import first_greatest
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import (
     AttentionalState,
@@ -387,21 +388,6 @@ def beam_decode(
     place = scores.argmax(-1, keepdim=True)
     found = tokens.gather(-2, place.unsqueeze(-1).expand(*place.shape, steps)).squeeze(-2)
     return found, scores.gather(-1, place).squeeze(-1).to(state.dtype)
-
-
-def first_greatest(x: Tensor, count: int) -> Tensor:
-    """Places of the so many greatest numbers (*batch, m), the greatest first, and of equal ones the first.
-
-    ``topk`` may take any of equal numbers, and sorting many to keep a few takes longer than to look for the least kept.
-    """
-    if x.shape[-1] <= 4096 or intercepted():
-        return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    least = x.topk(count, -1).values[..., -1:]
-    greater, equal = x > least, x == least
-    kept = greater | (equal & (equal.cumsum(-1) <= count - greater.sum(-1, keepdim=True)))
-    places = kept.nonzero()[:, -1].reshape(*x.shape[:-1], count)
-    order: Tensor = x.gather(-1, places).sort(dim=-1, descending=True, stable=True).indices
-    return places.gather(-1, order)
 
 
 def _refuse_tokens(operation: str, token: Tensor, eos: int, parameters: AttentionDecoderParameters[Tensor]) -> None:

@@ -1,0 +1,25 @@
+"""The greatest of many numbers, in an order that ties do not leave open."""
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.runtime.transforms import intercepted
+
+SORTED = 4096
+"""So many numbers are sorted faster than the least of those that are kept is looked for."""
+
+
+def first_greatest(x: Tensor, count: int) -> Tensor:
+    """Places of the so many greatest numbers (*batch, m), the greatest first, and of equal ones the first; NaN is least.
+
+    ``topk`` may take any of equal numbers, and sorting many to keep a few takes longer than to look for the least kept.
+    """
+    x = x.masked_fill(x.isnan(), -torch.inf)
+    if x.shape[-1] <= SORTED or intercepted():
+        return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    least = x.topk(count, -1).values[..., -1:]
+    greater, equal = x > least, x == least
+    kept = greater | (equal & (equal.cumsum(-1) <= count - greater.sum(-1, keepdim=True)))
+    places = kept.nonzero()[:, -1].reshape(*x.shape[:-1], count)
+    order: Tensor = x.gather(-1, places).sort(dim=-1, descending=True, stable=True).indices
+    return places.gather(-1, order)
