@@ -240,6 +240,7 @@ ROOMS = {
     "conformance/attnspec/conformance/mutants": {
         "calling.py",
         "transformer_decoders.py",
+        "transformer_models.py",
         "decoders.py",
         "searches.py",
         "gradients.py",
@@ -348,6 +349,7 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.spec.seq2seq": "a chapter of thirteen operations",
+    "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.recurrent": "a catalogue: one short function for each mutant",

@@ -12,7 +12,7 @@ from attnspec.spec.contract.tree import Branch, built
 
 _SIZES = (
     "n=3 m=4 d=2 d_q=5 d_k=6 d_v=7 h=2 heads=2 p_q=3 p_k=7 p_v=4 p_o=5 d_x=5 d_m=3 d_s=5 d_h=6 f=4 q=3 d_p=4"
-    " vocabulary=6 p=3 spare=2 d_y=3 t=4 depth=3 steps=3 beams=2"
+    " vocabulary=6 p=3 spare=2 cached=4 source_vocabulary=7 d_y=3 t=4 depth=3 steps=3 beams=2"
     " slices=6 rows=2 columns=3 slices_from=2 rows_from=3 columns_from=5 patch=3 channels=4 d_g=7"
     " taps=3 s=3"
 )

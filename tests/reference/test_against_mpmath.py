@@ -324,6 +324,57 @@ def masked_decoder(a: dict[str, Any]) -> Any:
     )
 
 
+def cached_step(a: dict[str, Any]) -> Any:
+    p, w, z = a["parameters"], a["parameters"].attention, a["memory"]
+    before = a.get("norm") == "pre"
+    own = normalized([a["x"]], p.attention_norm) if before else [a["x"]]
+    keys, values = (
+        [[*rows, linear(own, of_head)[0]] for rows, of_head in zip(cached, projected, strict=True)]
+        for cached, projected in ((a["cache"].key, w.w_k), (a["cache"].value, w.w_v))
+    )
+    allowed = {"mask": [[*a["mask"], True]]}
+
+    def attend_to_cache(x: Rows) -> Any:
+        each = [attend(scaled, linear(x, w_q), k, v, allowed) for w_q, k, v in zip(w.w_q, keys, values, strict=True)]
+        return linear(side_by_side(each), w.w_o)
+
+    seen = {"mask": [a["memory_mask"]]}
+    sublayers = (
+        (attend_to_cache, p.attention_norm),
+        (lambda x: attend_in_heads(x, z, p.cross_attention, seen), p.cross_attention_norm),
+    )
+    return [residuals([a["x"]], a, *sublayers)[0], keys, values]
+
+
+def placed(tokens: Row, rows: Rows) -> list[list[Any]]:
+    d = len(rows[0])
+    return [
+        [mp.sqrt(d) * x + sinusoid(t, column, d) for column, x in enumerate(rows[token])]
+        for t, token in enumerate(tokens)
+    ]
+
+
+def distributed(states: Rows, p: Any) -> list[list[Any]]:
+    return [distribution(s, p.w, p.b) for s in states]
+
+
+def sequence_to_sequence(a: dict[str, Any]) -> Any:
+    p, seen = a["parameters"], a["source_mask"]
+    x, y = placed(a["source"], p.source_embedding), placed(a["target"], p.target_embedding)
+    memory = stack(encoder, {"x": x, "layers": p.encoder, "mask": [seen] * len(x)})
+    how = {"layers": p.decoder, "mask": a["mask"], "memory_mask": [seen] * len(y)}
+    return distributed(stack(masked_decoder, {"x": y, "memory": memory, **how}), p)
+
+
+def language_model(a: dict[str, Any], causal: bool) -> Any:
+    p, n = a["parameters"], len(a["tokens"])
+    mask = [[a["mask"][i][j] and (j <= i or not causal) for j in range(n)] for i in range(n)]
+    x = [
+        [u + v for u, v in zip(p.embedding[token], p.positions[t], strict=True)] for t, token in enumerate(a["tokens"])
+    ]
+    return distributed(stack(encoder, {"x": x, "layers": p.layers, "mask": mask}), p)
+
+
 def stack(layer: Callable[[dict[str, Any]], Any], a: dict[str, Any]) -> Any:
     x = a["x"]
     for parameters in a["layers"]:
@@ -580,6 +631,10 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "encoder_stack": lambda a: stack(encoder, a),
     "decoder_layer": masked_decoder,
     "decoder_stack": lambda a: stack(masked_decoder, a),
+    "cached_decoder_step": cached_step,
+    "encoder_decoder": sequence_to_sequence,
+    "decoder_only": lambda a: language_model(a, causal=True),
+    "encoder_only": lambda a: language_model(a, causal=False),
     "patchify": lambda a: flattened_patches(a["image"], a["patch"]),
     "patch_embedding": lambda a: embedded(a["image"], a["parameters"]),
     "vit_encoder": vit,

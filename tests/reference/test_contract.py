@@ -20,7 +20,10 @@ HEADINGS = ["Formula", "Where", "Source", "Edges", "Errors"]
 
 
 def annotation(of: Any) -> Any:
-    """An annotation without its array type: kinds, shape, records, choices, and whether it may be None."""
+    """An annotation without its array type: kinds, shape, records, choices, and whether it may be None.
+
+    Only Protocols rename sizes.
+    """
     if hasattr(of, "dim_str"):
         return (of.dim_str, *of.dtypes)
     origin, parts = get_origin(of), get_args(of)

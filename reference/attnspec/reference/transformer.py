@@ -4,26 +4,48 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-from attnspec.reference.attention import project
+from attnspec.reference.attention import project, scaled_dot_product_attention
+from attnspec.reference.defining.arithmetic import in_arithmetic_of
 from attnspec.reference.defining.definition import defines
-from attnspec.reference.multihead import multi_head_attention
+from attnspec.reference.masking import joint_mask
+from attnspec.reference.multihead import merge_heads, multi_head_attention
+from attnspec.reference.positional import learned_positions, sinusoidal_positional_encoding
+from attnspec.reference.seq2seq import output_distribution, refuse_outside
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
+    CachedDecoderStep,
     DecoderLayer,
     DecoderLayerParameters,
+    DecoderOnly,
     DecoderStack,
+    EncoderDecoder,
+    EncoderDecoderParameters,
     EncoderLayer,
     EncoderLayerParameters,
+    EncoderOnly,
     EncoderStack,
     FeedForward,
     FeedForwardParameters,
+    KeyValueCache,
+    LanguageModelParameters,
     LayerNorm,
     LayerNormParameters,
 )
 
-__all__ = ["decoder_layer", "decoder_stack", "encoder_layer", "encoder_stack", "feed_forward", "layer_norm"]
+__all__ = [
+    "cached_decoder_step",
+    "decoder_layer",
+    "decoder_only",
+    "decoder_stack",
+    "encoder_decoder",
+    "encoder_layer",
+    "encoder_only",
+    "encoder_stack",
+    "feed_forward",
+    "layer_norm",
+]
 
 EPSILON = 1e-5
 """What layer normalization adds to the variance."""
@@ -88,6 +110,119 @@ def decoder_stack(
     for layer in layers:
         x = decoder_layer(x, memory, layer, mask=mask, memory_mask=memory_mask, norm=norm)
     return in_batch_of(x, memory, mask, memory_mask)
+
+
+@defines(CachedDecoderStep[np.ndarray])
+def cached_decoder_step(
+    x: Float[np.ndarray, "*#batch d"],
+    cache: KeyValueCache[np.ndarray],
+    memory: Float[np.ndarray, "*#batch m d_m"],
+    parameters: DecoderLayerParameters[np.ndarray],
+    *,
+    mask: Bool[np.ndarray, "*#batch #cached"] | None = None,
+    memory_mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> tuple[Float[np.ndarray, "*batch d"], KeyValueCache[np.ndarray]]:
+    """y = Decoder(x₀, …, x_t; Z)_t, with the keys and values of x₀, …, x_{t−1} from the cache."""
+    p, w = parameters, parameters.attention
+    caches = cache.key[..., 0, :, :], cache.value[..., 0, :, :]
+    row = in_batch_of(x[..., None, :], *caches, memory, per_query(mask), per_query(memory_mask))
+    own = row if norm == "post" else layer_norm(row, p.attention_norm)
+    grown = KeyValueCache(behind(cache.key, own, w.w_k), behind(cache.value, own, w.w_v))
+    allowed = None if mask is None else with_itself(mask, cache.key.shape[-2])
+
+    def attend(y: np.ndarray) -> np.ndarray:
+        query = np.stack([project(y, w_q) for w_q in w.w_q], axis=-3)
+        return project(merge_heads(scaled_dot_product_attention(query, grown.key, grown.value, mask=allowed)), w.w_o)
+
+    row = residual(row, attend, p.attention_norm, norm)
+    row = residual(
+        row,
+        lambda y: attend_in_heads(y, memory, p.cross_attention, per_query(memory_mask)),
+        p.cross_attention_norm,
+        norm,
+    )
+    return residual(row, lambda y: feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)[..., 0, :], grown
+
+
+def behind(cached: np.ndarray, row: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """What is cached (*batch, heads, t, p), and behind it a row (*batch, 1, d) projected for every head."""
+    own = np.stack([project(row, of_head) for of_head in w], axis=-3)
+    before = np.broadcast_to(cached, (*own.shape[:-2], *cached.shape[-2:]))
+    joined: np.ndarray = np.concatenate([before, own], axis=-2)
+    return joined
+
+
+def with_itself(mask: np.ndarray, cached: int) -> np.ndarray:
+    """A mask of cached positions (*batch, t), and of the position itself, (*batch, 1, 1, t + 1) for all heads."""
+    every = np.broadcast_to(mask, (*mask.shape[:-1], cached))
+    return np.concatenate([every, np.ones((*every.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
+
+
+def per_query(mask: np.ndarray | None) -> np.ndarray | None:
+    """A mask of keys (*batch, m) with an axis for queries."""
+    return None if mask is None else mask[..., None, :]
+
+
+@defines(EncoderDecoder[np.ndarray])
+def encoder_decoder(
+    source: Int[np.ndarray, "*#batch m"],
+    target: Int[np.ndarray, "*#batch n"],
+    parameters: EncoderDecoderParameters[np.ndarray],
+    *,
+    source_mask: Bool[np.ndarray, "*#batch #m"] | None = None,
+    mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
+) -> Float[np.ndarray, "*batch n vocabulary"]:
+    """P = softmax(W S + b) with S = Decoder(√d E'_y + P, Z) and Z = Encoder(√d E_x + P)."""
+    p, seen = parameters, per_query(source_mask)
+    refuse_outside("encoder_decoder", "source", source, p.source_embedding.shape[0] - 1)
+    refuse_outside("encoder_decoder", "target", target, p.target_embedding.shape[0] - 1)
+    memory = encoder_stack(placed(p.source_embedding[source]), p.encoder, mask=seen)
+    states = decoder_stack(placed(p.target_embedding[target]), memory, p.decoder, mask=mask, memory_mask=seen)
+    return output_distribution(states, p.w, p.b)
+
+
+def placed(embeddings: np.ndarray) -> np.ndarray:
+    """√d x + P, for embeddings (*batch, n, d) and the sinusoids of their positions."""
+    n, d = embeddings.shape[-2:]
+    with in_arithmetic_of(embeddings):
+        positions = sinusoidal_positional_encoding(n, d)
+    added: np.ndarray = embeddings * np.sqrt(embeddings.dtype.type(d)) + positions
+    return added
+
+
+@defines(DecoderOnly[np.ndarray])
+def decoder_only(
+    tokens: Int[np.ndarray, "*#batch n"],
+    parameters: LanguageModelParameters[np.ndarray],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
+) -> Float[np.ndarray, "*batch n vocabulary"]:
+    """P = softmax(W S + b) with S = Encoder(E_x + T) under the causal mask."""
+    refuse_outside("decoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
+    n = tokens.shape[-1]
+    return language_model(tokens, parameters, joint_mask(mask, True, n, n))
+
+
+@defines(EncoderOnly[np.ndarray])
+def encoder_only(
+    tokens: Int[np.ndarray, "*#batch n"],
+    parameters: LanguageModelParameters[np.ndarray],
+    *,
+    mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
+) -> Float[np.ndarray, "*batch n vocabulary"]:
+    """P = softmax(W S + b) with S = Encoder(E_x + T)."""
+    refuse_outside("encoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
+    return language_model(tokens, parameters, mask)
+
+
+def language_model(
+    tokens: np.ndarray, parameters: LanguageModelParameters[np.ndarray], mask: np.ndarray | None
+) -> np.ndarray:
+    """The distribution of tokens at every position, from embeddings with learned positions, in an encoder."""
+    p = parameters
+    x = p.embedding[tokens] + learned_positions(p.positions, tokens.shape[-1])
+    return output_distribution(encoder_stack(x, p.layers, mask=mask), p.w, p.b)
 
 
 def attend_in_heads(

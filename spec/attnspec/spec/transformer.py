@@ -6,23 +6,30 @@ Edges: An empty batch gives an empty result. So does `n` = 0.
 from dataclasses import dataclass
 from typing import Annotated, Generic, Literal, Protocol, TypedDict
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import operation
-from attnspec.spec.contract.sources import BA, S2, S3, S4, VASWANI
+from attnspec.spec.contract.sources import BA, DEVLIN, RADFORD, S2, S3, S4, VASWANI
 from attnspec.spec.multihead import MultiHeadParameters
 
 __all__ = [
+    "CachedDecoderStep",
     "DecoderLayer",
     "DecoderLayerParameters",
+    "DecoderOnly",
     "DecoderStack",
+    "EncoderDecoder",
+    "EncoderDecoderParameters",
     "EncoderLayer",
     "EncoderLayerParameters",
+    "EncoderOnly",
     "EncoderStack",
     "FeedForward",
     "FeedForwardParameters",
+    "KeyValueCache",
+    "LanguageModelParameters",
     "LayerNorm",
     "LayerNormParameters",
     "TransformerOperations",
@@ -258,6 +265,186 @@ class DecoderStack(Protocol[Array]):
     ) -> Float[Array, "*batch n d"]: ...
 
 
+@dataclass(frozen=True)
+class KeyValueCache(Generic[Array]):
+    """The keys and values of earlier positions, projected for every head of a layer."""
+
+    key: Float[Array, "*#batch heads cached p_q"]
+    value: Float[Array, "*#batch heads cached p_v"]
+
+
+@operation(
+    "cached_decoder_step",
+    chapter="transformer",
+    formula=r"(y_t, C_t) = f(x_t, C_{t-1}, Z),\quad y_t = \operatorname{Decoder}(x_0, \dots, x_t; Z)_t,\quad"
+    r" C_t = (K_{\le t}, V_{\le t})",
+    sources=[S2.passage("Machine Translation, solution 4"), VASWANI.passage("3.1")],
+    axes={"cached": Axis.KEY, "d": Axis.WIDTH},
+    features="norm=pre",
+    results="output key value",
+)
+class CachedDecoderStep(Protocol[Array]):
+    """One position through a decoder layer, with the keys and values of the positions before it from a cache.
+
+    Where: The row x is the next position; the result is its row of `decoder_layer`, and the cache with its own key and
+    value behind the others. The step is causal, since no later position exists. `mask` says which cached positions it
+    may attend to; to itself it always may. Both attentions have heads of the same number and widths. A decoder of
+    several layers has a cache for each.
+    Domain: The intermediates are those of `decoder_layer`, and none overflows.
+    Edges: Cached positions that are masked stay in the cache, NaN and ∞ included, and have no effect. With an empty
+    cache the position attends to itself alone. Where no source is attendable, the memory adds 0 (semantics
+    `fully_masked`).
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*#batch d"],
+        cache: KeyValueCache[Array],
+        memory: Float[Array, "*#batch m d_m"],
+        parameters: DecoderLayerParameters[Array],
+        *,
+        mask: Bool[Array, "*#batch #cached"] | None = None,
+        memory_mask: Bool[Array, "*#batch #m"] | None = None,
+        norm: Literal["post", "pre"] = "post",
+    ) -> tuple[Float[Array, "*batch d"], Annotated[KeyValueCache[Array], sizes(cached="cached+1")]]: ...
+
+
+@dataclass(frozen=True)
+class EncoderDecoderParameters(Generic[Array]):
+    """Embeddings of source and target, the layers of encoder and decoder, and the output layer, weights (out, in)."""
+
+    source_embedding: Float[Array, "source_vocabulary d"]
+    target_embedding: Float[Array, "vocabulary d"]
+    encoder: tuple[EncoderLayerParameters[Array], ...]
+    decoder: Annotated[tuple[DecoderLayerParameters[Array], ...], sizes(d_m="d")]
+    w: Float[Array, "vocabulary d"]
+    b: Float[Array, " vocabulary"]
+
+
+@operation(
+    "encoder_decoder",
+    chapter="transformer",
+    formula=r"P(y_{t+1} = w \mid y_0, \dots, y_t, x) = \operatorname{softmax}_w(W s_t + b),\quad"
+    r" S = \operatorname{Decoder}(\sqrt d\, E'_y + P, Z),\quad Z = \operatorname{Encoder}(\sqrt d\, E_x + P)",
+    sources=[
+        S2.passage("Transformers"),
+        S3.passage("Transformer"),
+        S3.passage("Transformer Machine Translation"),
+        S4.passage("Architecture"),
+        VASWANI.passage("3"),
+    ],
+    axes={
+        "n": Axis.SELF,
+        "m": Axis.KEY | Axis.TIME,
+        "d": Axis.WIDTH,
+        "source_vocabulary": Axis.VOCABULARY,
+    },
+    indices={"source": "parameters.source_vocabulary", "target": "vocabulary"},
+    causal="n",
+)
+class EncoderDecoder(Protocol[Array]):
+    """The transformer: for every target token, the probability of each token to come next.
+
+    Where: Embeddings are multiplied by √d before the sinusoids are added, as in section 3.4 of the paper. Layers are
+    post-norm; the result is the `output_distribution` of the decoder's rows. Row t is for the token after target t,
+    so that targets begin with a token that means the beginning. `source_mask` is for padding: it holds in the encoder
+    and in the attention to its memory. `mask` restricts the decoder's self-attention, which is causal. Probabilities
+    have no unit. The paper uses one table for both embeddings and W: pass the same array.
+    Domain: No layer, and not the product with W, overflows.
+    Edges: Without layers only embeddings count, and the source does not. Rows that no token names have no effect, NaN
+    and ∞ included. Where all of the source is masked, or m = 0, the memory adds 0 (semantics `fully_masked`). A token
+    outside of its vocabulary raises.
+    """
+
+    def __call__(
+        self,
+        source: Int[Array, "*#batch m"],
+        target: Int[Array, "*#batch n"],
+        parameters: EncoderDecoderParameters[Array],
+        *,
+        source_mask: Bool[Array, "*#batch #m"] | None = None,
+        mask: Bool[Array, "*#batch #n #n"] | None = None,
+    ) -> Float[Array, "*batch n vocabulary"]: ...
+
+
+@dataclass(frozen=True)
+class LanguageModelParameters(Generic[Array]):
+    """Embeddings of tokens and positions, layers, and the output layer, whose weights are (out, in)."""
+
+    embedding: Float[Array, "vocabulary d"]
+    positions: Float[Array, "rows d"]
+    layers: tuple[EncoderLayerParameters[Array], ...]
+    w: Float[Array, "vocabulary d"]
+    b: Float[Array, " vocabulary"]
+
+
+@operation(
+    "decoder_only",
+    chapter="transformer",
+    formula=r"P(x_{t+1} = w \mid x_0, \dots, x_t) = \operatorname{softmax}_w(W s_t + b),\quad"
+    r" S = \operatorname{Encoder}_{j \le i}(E_x + T)",
+    sources=[
+        S3.passage("Transformer Language Pre-Training"),
+        S3.passage("Large Language Models (LLMs)"),
+        RADFORD.passage("3.1"),
+    ],
+    axes={"n": Axis.SELF, "d": Axis.WIDTH},
+    indices={"tokens": "vocabulary"},
+    causal="n",
+)
+class DecoderOnly(Protocol[Array]):
+    """GPT, which gives for every token of a text the probability of each token to come next.
+
+    Where: A decoder without a memory is an encoder under the causal mask, and its layers have these parameters. Row t
+    of the learned positions is added to the embedding of token t, which is not scaled. Layers are post-norm and
+    feed-forward networks have ReLUs; the paper has GELUs. Probabilities have no unit; the paper's W is the table of
+    the embeddings.
+    Domain: Neither the layers nor W s + b overflow.
+    Edges: `mask` restricts attention further; where it leaves nothing, attention adds 0 (semantics `fully_masked`).
+    Without layers every token is predicted from the one before and its position. Table rows beyond n, and those of
+    tokens that do not occur, have no effect. A token that the vocabulary does not have raises, and so do more
+    tokens than positions.
+    """
+
+    def __call__(
+        self,
+        tokens: Int[Array, "*#batch n"],
+        parameters: Annotated[LanguageModelParameters[Array], sizes(rows="n+spare")],
+        *,
+        mask: Bool[Array, "*#batch #n #n"] | None = None,
+    ) -> Float[Array, "*batch n vocabulary"]: ...
+
+
+@operation(
+    "encoder_only",
+    chapter="transformer",
+    formula=r"P(w \text{ at } t \mid x) = \operatorname{softmax}_w(W s_t + b),\quad"
+    r" S = \operatorname{Encoder}(E_x + T)",
+    sources=[S3.passage("Large Language Models (LLMs)"), DEVLIN.passage("3")],
+    axes={"n": Axis.SELF, "d": Axis.WIDTH},
+    indices={"tokens": "vocabulary"},
+)
+class EncoderOnly(Protocol[Array]):
+    """BERT, which gives for every position of a text the probability of each token to stand there.
+
+    Where: Every position sees the whole text; a token to be guessed is given as one that means a gap. Learned positions
+    are added to embeddings, layers are post-norm with ReLUs, and the output is that of `output_distribution`. The
+    paper's segments, its normalization of embeddings and its hidden layer before W are left out.
+    Domain: Nothing overflows in the layers or in the output layer.
+    Edges: `mask` says who may attend to whom; where nobody is left, attention adds 0 (semantics `fully_masked`).
+    Without layers every position is predicted from its own token. Rows of both tables that are not used may hold
+    anything. Tokens outside of the vocabulary and tokens without a position raise.
+    """
+
+    def __call__(
+        self,
+        tokens: Int[Array, "*#batch n"],
+        parameters: Annotated[LanguageModelParameters[Array], sizes(rows="n+spare")],
+        *,
+        mask: Bool[Array, "*#batch #n #n"] | None = None,
+    ) -> Float[Array, "*batch n vocabulary"]: ...
+
+
 class TransformerOperations(Generic[Array]):
     """The operations of transformers as methods of a backend class."""
 
@@ -267,6 +454,10 @@ class TransformerOperations(Generic[Array]):
     encoder_stack: EncoderStack[Array]
     decoder_layer: DecoderLayer[Array]
     decoder_stack: DecoderStack[Array]
+    cached_decoder_step: CachedDecoderStep[Array]
+    encoder_decoder: EncoderDecoder[Array]
+    decoder_only: DecoderOnly[Array]
+    encoder_only: EncoderOnly[Array]
 
 
 class TransformerTable(TypedDict, Generic[Array], total=False):
@@ -278,3 +469,7 @@ class TransformerTable(TypedDict, Generic[Array], total=False):
     encoder_stack: EncoderStack[Array]
     decoder_layer: DecoderLayer[Array]
     decoder_stack: DecoderStack[Array]
+    cached_decoder_step: CachedDecoderStep[Array]
+    encoder_decoder: EncoderDecoder[Array]
+    decoder_only: DecoderOnly[Array]
+    encoder_only: EncoderOnly[Array]

@@ -1,33 +1,56 @@
 """Transformers. Protocols: ``attnspec.spec.transformer``."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.multihead import attend_in_heads
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.attention import dot_attention
+from attnspec.backends.pytorch.multihead import attend_in_heads, per_head
+from attnspec.backends.pytorch.positional import sinusoids
+from attnspec.backends.pytorch.runtime.accumulation import product, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.seq2seq import refuse_outside, rows
 from attnspec.spec import (
+    CachedDecoderStep,
     DecoderLayer,
     DecoderLayerParameters,
+    DecoderOnly,
     DecoderStack,
+    EncoderDecoder,
+    EncoderDecoderParameters,
     EncoderLayer,
     EncoderLayerParameters,
+    EncoderOnly,
     EncoderStack,
     FeedForward,
     FeedForwardParameters,
+    KeyValueCache,
+    LanguageModelParameters,
     LayerNorm,
     LayerNormParameters,
     implements,
 )
+from attnspec.spec.contract.tree import Shape
 
-__all__ = ["decoder_layer", "decoder_stack", "encoder_layer", "encoder_stack", "feed_forward", "layer_norm"]
+__all__ = [
+    "cached_decoder_step",
+    "decoder_layer",
+    "decoder_only",
+    "decoder_stack",
+    "encoder_decoder",
+    "encoder_layer",
+    "encoder_only",
+    "encoder_stack",
+    "feed_forward",
+    "layer_norm",
+]
 
 _layer_norm = Check("layer_norm")
 _encoder_stack = Check("encoder_stack")
@@ -35,6 +58,10 @@ _feed_forward = Check("feed_forward")
 _encoder_layer = Check("encoder_layer")
 _decoder_layer = Check("decoder_layer")
 _decoder_stack = Check("decoder_stack")
+_cached_step = Check("cached_decoder_step")
+_encoder_decoder = Check("encoder_decoder")
+_decoder_only = Check("decoder_only")
+_encoder_only = Check("encoder_only")
 
 EPSILON = 1e-5
 """What layer normalization adds to the variance."""
@@ -136,6 +163,120 @@ def decoder_stack(
     return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
 
 
+@implements(CachedDecoderStep[Tensor])
+@lowers
+def cached_decoder_step(
+    x: Float[Tensor, "*#batch d"],
+    cache: KeyValueCache[Tensor],
+    memory: Float[Tensor, "*#batch m d_m"],
+    parameters: DecoderLayerParameters[Tensor],
+    *,
+    mask: Bool[Tensor, "*#batch #cached"] | None = None,
+    memory_mask: Bool[Tensor, "*#batch #m"] | None = None,
+    norm: Literal["post", "pre"] = "post",
+) -> tuple[Float[Tensor, "*batch d"], KeyValueCache[Tensor]]:
+    """The decoder layer for one row, which attends to the cache and to itself."""
+    _check_norm("cached_decoder_step", norm)
+    *batch, _ = _cached_step(x, cache, memory, parameters, mask, memory_mask)
+    p, w, dtype, cached = parameters, parameters.attention, x.dtype, cache.key.shape[-2]
+    row = widened(x).expand(*batch, -1).unsqueeze(-2)
+    own = (row if norm == "post" else normalized(row, p.attention_norm)).to(dtype)
+    key, value = (
+        torch.cat((before.expand(*batch, -1, -1, -1), per_head(own, weight)), -2)
+        for before, weight in ((cache.key, w.w_k), (cache.value, w.w_v))
+    )
+    allowed = None
+    if mask is not None:
+        every = mask.expand(*mask.shape[:-1], cached)
+        allowed = torch.cat((every, every.new_ones(*every.shape[:-1], 1)), -1)[..., None, None, :]
+
+    def attend(y: Tensor) -> Tensor:
+        heads = dot_attention(per_head(y.to(dtype), w.w_q), key, value, mask=allowed, causal=False)
+        return widened(product(heads.transpose(-3, -2).flatten(-2), w.w_o.mT))
+
+    seen = None if memory_mask is None else memory_mask.unsqueeze(-2)
+    y = _added(row, attend, p.attention_norm, norm)
+    return _looked_up(y, memory, p, seen, norm).squeeze(-2).to(dtype), KeyValueCache(key, value)
+
+
+@implements(EncoderDecoder[Tensor])
+@lowers
+def encoder_decoder(
+    source: Int[Tensor, "*#batch m"],
+    target: Int[Tensor, "*#batch n"],
+    parameters: EncoderDecoderParameters[Tensor],
+    *,
+    source_mask: Bool[Tensor, "*#batch #m"] | None = None,
+    mask: Bool[Tensor, "*#batch #n #n"] | None = None,
+) -> Float[Tensor, "*batch n vocabulary"]:
+    """Both stacks between embeddings and output; what goes from one layer to the next is float32 for half dtypes.
+
+    Looking at the tokens waits for the device; under transforms such as ``torch.compile`` they are taken on trust.
+    """
+    shape, p, dtype = _encoder_decoder(source, target, parameters, source_mask, mask), parameters, parameters.w.dtype
+    refuse_outside("encoder_decoder", "source", source, p.source_embedding.shape[0] - 1)
+    refuse_outside("encoder_decoder", "target", target, p.target_embedding.shape[0] - 1)
+    seen = None if source_mask is None else source_mask.unsqueeze(-2)
+    memory = _scaled_and_placed(source, p.source_embedding)
+    for encoder in p.encoder:
+        memory = _layer(memory, encoder, seen, "post", dtype)
+    y = _scaled_and_placed(target, p.target_embedding)
+    for decoder in p.decoder:
+        y = _decode(y, memory.to(dtype), decoder, mask, seen, "post")
+    return _distribution(y, p.w, p.b, shape)
+
+
+def _scaled_and_placed(tokens: Tensor, table: Tensor) -> Tensor:
+    """√d times the embeddings, plus sinusoids, in float32 or wider."""
+    x = rows(tokens, widened(table))
+    n, d = x.shape[-2:]
+    return torch.add(sinusoids(n, d, dtype=x.dtype, device=x.device), x, alpha=math.sqrt(d))
+
+
+@implements(DecoderOnly[Tensor])
+@lowers
+def decoder_only(
+    tokens: Int[Tensor, "*#batch n"],
+    parameters: LanguageModelParameters[Tensor],
+    *,
+    mask: Bool[Tensor, "*#batch #n #n"] | None = None,
+) -> Float[Tensor, "*batch n vocabulary"]:
+    """Causal layers between embeddings and output. Tokens are looked at as in `encoder_decoder`."""
+    shape = _decoder_only(tokens, parameters, mask)
+    refuse_outside("decoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
+    return _language_model(tokens, parameters, mask, shape, causal=True)
+
+
+@implements(EncoderOnly[Tensor])
+@lowers
+def encoder_only(
+    tokens: Int[Tensor, "*#batch n"],
+    parameters: LanguageModelParameters[Tensor],
+    *,
+    mask: Bool[Tensor, "*#batch #n #n"] | None = None,
+) -> Float[Tensor, "*batch n vocabulary"]:
+    """Layers between embeddings and output. Tokens are looked at as in `encoder_decoder`."""
+    shape = _encoder_only(tokens, parameters, mask)
+    refuse_outside("encoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
+    return _language_model(tokens, parameters, mask, shape, causal=False)
+
+
+def _language_model(
+    tokens: Tensor, parameters: LanguageModelParameters[Tensor], mask: Tensor | None, shape: Shape, *, causal: bool
+) -> Tensor:
+    """Embeddings with learned positions, layers and the output layer."""
+    p = parameters
+    y = rows(tokens, widened(p.embedding)) + widened(p.positions[: tokens.shape[-1]])
+    for layer in p.layers:
+        y = _layer(y, layer, mask, "post", p.w.dtype, causal=causal)
+    return _distribution(y, p.w, p.b, shape)
+
+
+def _distribution(y: Tensor, w: Tensor, b: Tensor, shape: Shape) -> Tensor:
+    """Probabilities of all tokens, in the dtype of the weights."""
+    return linear(y, widened(w), widened(b)).softmax(-1).to(w.dtype).expand(shape).contiguous()
+
+
 def _check_norm(operation: str, norm: str) -> None:
     if norm not in ("post", "pre"):
         raise TypeError(f"{operation}: norm: expected 'post' or 'pre'; got {norm!r}")
@@ -155,14 +296,20 @@ def encoded(
 
 
 def _layer(
-    y: Tensor, parameters: EncoderLayerParameters[Tensor], mask: Tensor | None, norm: str, dtype: torch.dtype
+    y: Tensor,
+    parameters: EncoderLayerParameters[Tensor],
+    mask: Tensor | None,
+    norm: str,
+    dtype: torch.dtype,
+    *,
+    causal: bool = False,
 ) -> Tensor:
     """One layer on y in float32 or wider, with attention in a dtype."""
     p = parameters
 
     def attend(x: Tensor) -> Tensor:
         x = x.to(dtype)
-        return widened(attend_in_heads(x, x, p.attention, mask))
+        return widened(attend_in_heads(x, x, p.attention, mask, causal=causal))
 
     y = _added(y, attend, p.attention_norm, norm)
     return _added(y, lambda x: _two_layers(x, p.feed_forward), p.feed_forward_norm, norm)
@@ -183,10 +330,18 @@ def _decode(
         x = x.to(dtype)
         return widened(attend_in_heads(x, x, p.attention, mask, causal=True))
 
-    def look_up(x: Tensor) -> Tensor:
-        return widened(attend_in_heads(x.to(dtype), memory, p.cross_attention, memory_mask))
+    return _looked_up(_added(y, attend, p.attention_norm, norm), memory, p, memory_mask, norm)
 
-    y = _added(y, attend, p.attention_norm, norm)
+
+def _looked_up(
+    y: Tensor, memory: Tensor, parameters: DecoderLayerParameters[Tensor], memory_mask: Tensor | None, norm: str
+) -> Tensor:
+    """What follows the self-attention of a decoder layer."""
+    p = parameters
+
+    def look_up(x: Tensor) -> Tensor:
+        return widened(attend_in_heads(x.to(memory.dtype), memory, p.cross_attention, memory_mask))
+
     y = _added(y, look_up, p.cross_attention_norm, norm)
     return _added(y, lambda x: _two_layers(x, p.feed_forward), p.feed_forward_norm, norm)
 

@@ -10,7 +10,7 @@ import numpy as np
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import Binding, bind
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, described, flatten, mapped, number_of
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, described, flatten, mapped, number_of
 
 Numbers = np.ndarray[Any, Any]
 Change = Callable[[Numbers, int], Numbers]
@@ -180,16 +180,25 @@ class Arguments(Mapping[str, Any]):
 
     def _items(self, size: str, change: Change) -> "Arguments":
         """A copy whose tuples of this length have the items that ``change`` selects from 0, 1, …."""
-        values = dict(self.values_by_name)
-        for name, node in zip(self.operation.call.names, self.operation.call.nodes, strict=True):
-            if isinstance(node, Branch) and node.count == size:
-                chosen = change(np.arange(len(values[name])), 0)
-                values[name] = tuple(values[name][i] for i in chosen)
-        return Arguments(self.operation, values)
+        return Arguments(self.operation, _selected(self.operation.call, self.values_by_name, size, change))
 
     def element(self, index: tuple[int, ...]) -> "Arguments":
         """One element of the batch."""
         return self._copy({leaf.path: element(x, len(leaf.core), index) for leaf, x in self.batched})
+
+
+def _selected(node: Node, value: Any, size: str, change: Change) -> Any:
+    """A tree in which the tuples of this length have the items that ``change`` selects."""
+    if not isinstance(node, Branch) or value is None:
+        return value
+    if node.many and node.count == size:
+        return tuple(value[i] for i in change(np.arange(len(value)), 0))
+    if node.build is dict:
+        return {n: _selected(x, value[n], size, change) for n, x in zip(node.names, node.nodes, strict=True)}
+    if not node.names:
+        return tuple(_selected(node.node(i), x, size, change) for i, x in enumerate(value))
+    inner = zip(node.names, node.nodes, strict=True)
+    return node.rebuilt([_selected(x, getattr(value, name), size, change) for name, x in inner])
 
 
 def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -> Numbers:

@@ -69,15 +69,13 @@ def single_key(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 def duplication(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat every key and value."""
     most, operation = subject.limits.max_length, subject.operation
-    free = [keys for keys in operation.separate_keys if not operation.axis(keys) & Axis.TIME]
-    sizes = [keys for keys in free if most is None or 2 * arguments.size(keys) <= most]
+    sizes = [keys for keys in operation.unordered_keys if most is None or 2 * arguments.size(keys) <= most]
     given = arguments.plain()
     for keys in sizes:
         twice = given.along(keys, lambda x, axis: np.concatenate([x, x], axis=axis))
-        got, expected = subject.results(twice), doubles(subject.results(given))
         budgets = together(subject.budgets(given), subject.budgets(twice))
-        for path in (leaf.path for leaf in operation.weighed(keys)):
-            subject.matches(got[path], expected[path], budgets[path], twice, f"of duplicated pairs, the {path}")
+        expected = doubles(subject.results(given))
+        subject.all_match(subject.results(twice), expected, budgets, twice, "of duplicated pairs,")
     return bool(sizes)
 
 

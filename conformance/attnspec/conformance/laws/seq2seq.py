@@ -90,11 +90,16 @@ def _table(arguments: Arguments) -> tuple[str, Numbers]:
     return leaf.path, x
 
 
-def _tokens(arguments: Arguments) -> tuple[str, int]:
-    """The path of the tokens, and the last token."""
+def _every_token(arguments: Arguments) -> list[tuple[str, int]]:
+    """The paths of tokens, with the last token of each vocabulary."""
     operation = arguments.operation
-    path = next(leaf.path for leaf in operation.leaves if leaf.path in operation.indices)
-    return path, arguments.size(operation.indices[path]) - 1
+    paths = [leaf.path for leaf in operation.leaves if leaf.path in operation.indices]
+    return [(path, arguments.size(operation.indices[path]) - 1) for path in paths]
+
+
+def _tokens(arguments: Arguments) -> tuple[str, int]:
+    """The path of the first tokens, and the last token."""
+    return _every_token(arguments)[0]
 
 
 @checks(law.EMBEDDING_ROWS)
@@ -114,8 +119,10 @@ def embedding_rows(subject: Subject, arguments: Arguments, rng: np.random.Genera
 @checks(law.VOCABULARY_RANGE)
 def vocabulary_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass the token −1, or one more than the last."""
-    path, last = _tokens(arguments)
-    return refuses_outside(subject, arguments, path, last, rng, "a token")
+    judged = False
+    for path, last in _every_token(arguments):
+        judged |= refuses_outside(subject, arguments, path, last, rng, "a token")
+    return judged
 
 
 @checks(law.DISTRIBUTION)

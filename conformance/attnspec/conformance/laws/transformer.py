@@ -4,13 +4,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, take
+from attnspec.conformance.inputs.arguments import Arguments, keep, take
 from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import coarse, filled, record, wide
+from attnspec.conformance.laws.common import coarse, filled, record, sample, wide
 from attnspec.conformance.laws.registry import checks
-from attnspec.reference.transformer import EPSILON, encoder_layer
+from attnspec.reference.budget import judged
+from attnspec.reference.transformer import EPSILON, decoder_layer, encoder_layer, encoder_only
+from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.tree import mapped
 from attnspec.spec.laws import transformer as law
 from attnspec.spec.multihead import MultiHeadParameters
@@ -18,6 +21,7 @@ from attnspec.spec.transformer import (
     DecoderLayerParameters,
     EncoderLayerParameters,
     FeedForwardParameters,
+    LanguageModelParameters,
     LayerNormParameters,
 )
 
@@ -198,4 +202,89 @@ def without_memory(subject: Subject, arguments: Arguments, rng: np.random.Genera
     expected = np.broadcast_to(expected, oracle.value.shape)
     expected = np.where(np.isfinite(oracle.value), expected, oracle.value)
     subject.matches(subject.call(given), expected, oracle.budget, given, "without its memory, the result")
+    return True
+
+
+@checks(law.CACHED_IS_FULL, once=True)
+def cached_is_full(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Some positions, from an empty cache on, against the reference's decoder layer on all of them."""
+    operation, limits = subject.operation, subject.limits
+    if limits.length_from(0) or limits.multiple_of > 1:
+        return False
+    (row,), cached, (option,) = operation.queries, str(operation.asked), operation.options
+    (sources,) = (keys for keys in operation.masks if keys != cached)
+    (memory,) = operation.rows(sources)
+    for norm in option_levels(option, operation, limits):
+        given = sample(subject, rng, queries=1, keys=3).along(cached, keep(0)).replaced({option.path: norm})
+        given = given.with_mask(np.array([True, False, True]), sources)
+        x = subject.exact(rng.standard_normal((5, *given.array(row.path).shape)))
+        layer = record(given, DecoderLayerParameters)
+        whole = {"x": x, "memory": given.array(memory.path), "parameters": layer, "norm": norm}
+        mask = given[operation.masks[sources].path][None]
+        found = judged(decoder_layer, {**whole, "memory_mask": mask}, subject.precision)
+        for i, one in enumerate(x):
+            given = given.replaced({row.path: one})
+            results, budget = subject.results(given), found.budget[i] + subject.budget(given)
+            subject.matches(subject.call(given), found.value[i], budget, given, f"position {i} of the decoder")
+            grown = zip(operation.rows(cached), operation.outputs[1:], strict=True)
+            given = given.replaced({leaf.path: results[out.path] for leaf, out in grown})
+    return True
+
+
+@checks(law.POSITIONS_MATTER, once=True)
+def positions_matter(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Exchange the first token and the last one, without positions and with those that were drawn."""
+    operation = subject.operation
+    given = sample(subject, rng, queries=6)
+    n = given.queries or 0
+    (tokens,) = operation.indices
+    (table,) = (leaf for leaf in operation.along(operation.asking) if operation.role(leaf) & Role.WEIGHT)
+    if n < 2 or given.size(operation.indices[tokens]) < 2:
+        return False
+    numbers, order = np.zeros(n, int), np.arange(n)
+    numbers[-1], order[[0, -1]] = 1, order[[-1, 0]]
+    drawn = wide(given.array(table.path))
+    for positions, equal in ((subject.exact(0 * drawn), True), (subject.exact(8 * drawn), False)):
+        plain = given.replaced({tokens: numbers, table.path: positions})
+        other = plain.replaced({tokens: numbers[order]})
+        expected = wide(subject.call(plain))[..., order, :]
+        budget = subject.budget(plain)[..., order, :] + subject.budget(other)
+        if equal:
+            subject.matches(subject.call(other), expected, budget, other, "of exchanged tokens, the result")
+            continue
+        moved = np.abs(wide(subject.call(other)) - expected)
+        subject.holds(bool((moved > budget).any()), "tokens were exchanged, and positions had no effect", other)
+    return True
+
+
+@checks(law.CAUSAL_ENCODER)
+def causal_encoder(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The reference's encoder, with the causal mask."""
+    parameters = record(arguments, LanguageModelParameters)
+    (tokens,) = subject.operation.indices
+    allowed = attendable(arguments, subject.operation.asking)
+    model = mapped(parameters, lambda _, w: wide(w))
+    oracle = subject.oracle(arguments)
+    expected = np.broadcast_to(encoder_only(arguments[tokens], model, mask=allowed), oracle.value.shape)
+    expected = np.where(np.isfinite(oracle.value), expected, oracle.value)
+    subject.matches(subject.call(arguments), expected, oracle.budget, arguments, "against the encoder, the result")
+    return True
+
+
+@checks(law.ENCODER_ALONE, once=True)
+def encoder_alone(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Exchange the last token of the source, which is masked, and that of the target, for every other token."""
+    operation = subject.operation
+    (sources,) = operation.separate_keys
+    given = sample(subject, rng, queries=5, keys=4)
+    mask = np.arange(given.size(sources)) < given.size(sources) - 1
+    given = given.with_mask(mask, sources)
+    for path, size in operation.indices.items():
+        tokens = given.array(path)
+        for token in range(given.size(size)):
+            changed = given.replaced({path: np.append(tokens[..., :-1], token)})
+            got, expected = (subject.call(x)[..., :-1, :] for x in (changed, given))
+            subject.same(
+                got, expected, lambda: subject.budget(given)[..., :-1, :], changed, f"with another end of the {path},"
+            )
     return True

@@ -19,6 +19,7 @@ from attnspec.conformance.mutants import (
     seq2seq,
     transformer,
     transformer_decoders,
+    transformer_models,
     vision,
 )
 from attnspec.conformance.mutants.registry import MUTANTS, Mutant, mutant
@@ -45,5 +46,6 @@ __all__ = [
     "seq2seq",
     "transformer",
     "transformer_decoders",
+    "transformer_models",
     "vision",
 ]

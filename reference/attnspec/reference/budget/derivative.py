@@ -15,6 +15,7 @@ import numpy as np
 from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, WIDTH, Numbers
 from attnspec.reference.budget.softmax import longest_runs
 from attnspec.reference.budget.statistical import Statistical
+from attnspec.reference.defining.arithmetic import arithmetic
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.tree import flatten, mapped
 
@@ -317,19 +318,20 @@ def gradients(
     ``cotangent`` is like the result: an array, or the tree, None where a result has no part in it. ``wide`` is the
     dtype to compute in. An argument that the result does not depend on has gradient 0.
     """
-    with np.errstate(all="ignore"):
+
+    def exact(x: Numbers) -> Statistical:
+        return Statistical(x.astype(wide), 0.0, precision, given=True)
+
+    with np.errstate(all="ignore"), arithmetic(exact):
         leaves = {
-            path: Traced(Statistical(x.astype(wide), 0.0, precision, given=True))
+            path: Traced(exact(x))
             for path, x in flatten(dict(arguments)).items()
             if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
         }
         result = formula(**mapped(dict(arguments), lambda path, x: leaves.get(path, x)))
         weights = flatten(cotangent)
-        weighted = [
-            (x, Statistical(weights[path].astype(wide), 0.0, precision, given=True))
-            for path, x in flatten(result).items()
-            if isinstance(x, Traced) and weights[path] is not None
-        ]
+        traced = [(path, x) for path, x in flatten(result).items() if isinstance(x, Traced)]
+        weighted = [(x, exact(weights[path])) for path, x in traced if weights[path] is not None]
         order = _in_order([x for x, _ in weighted])
         collected = _backpropagate(order, weighted)
         # Equal rows have equal errors, which add linearly and not in quadrature when rows are summed.

@@ -32,3 +32,13 @@ def arithmetic(convert: Callable[[np.ndarray], Any]) -> Iterator[None]:
         yield
     finally:
         _CONVERT.reset(token)
+
+
+@contextmanager
+def in_arithmetic_of(x: Any) -> Iterator[None]:
+    """Within this context, numbers that are counted have the dtype of an array, if no context has set an arithmetic."""
+    if _CONVERT.get() is not None:
+        yield
+        return
+    with arithmetic(lambda numbers: numbers.astype(x.dtype)):
+        yield

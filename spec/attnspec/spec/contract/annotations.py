@@ -93,7 +93,8 @@ def _record(annotation: Any, path: str, scope: Scope, given: Sizes, optional: bo
 def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
     """The sizes that arrays and what renames them name directly; with ``deep``, inside of records too."""
     if isinstance(annotation, Sizes):
-        return [size for _, new in annotation.renamed if isinstance(new, str) for size in _parts(new)]
+        new = [text for _, text in annotation.renamed if isinstance(text, str)]
+        return [size for text in new for size in (_parts(text) or [text] * deep)]
     # An annotated array has the attributes of the array.
     if hasattr(annotation, "dim_str") and get_origin(annotation) is not Annotated:
         return [size for d in dims(annotation.dim_str, path, {}) for size in d.sizes]

@@ -237,6 +237,12 @@ class Operation:
         """The sizes of keys that are weighed and are no queries: masked ones have no effect on any result."""
         return tuple(keys for keys in self.masks if keys != self.asking and self.weighed(keys))
 
+    @cached_property
+    def unordered_keys(self) -> tuple[str, ...]:
+        """The sizes of keys of which every result is a weighted sum alone, whatever their order and their number."""
+        free = [keys for keys in self.separate_keys if not self.axis(keys) & Axis.TIME]
+        return tuple(keys for keys in free if self.weighed(keys) == self.outputs)
+
     @property
     def only_weighs_keys(self) -> bool:
         """Whether the result is the weighted sum alone, and hence 0 where no key is attendable."""

@@ -71,12 +71,14 @@ S4 = Source("S4", "He, Attention (2022)")
 
 BA = Source("Ba 2016", "Layer normalization")
 BAHDANAU = Source("Bahdanau 2015", "Neural machine translation by jointly learning to align and translate")
+DEVLIN = Source("Devlin 2019", "BERT: pre-training of deep bidirectional transformers for language understanding")
 DOSOVITSKIY = Source("Dosovitskiy 2021", "An image is worth 16x16 words: transformers for image recognition at scale")
 LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation")
 OKTAY = Source("Oktay 2018", "Attention U-Net: learning where to look for the pancreas")
+RADFORD = Source("Radford 2018", "Improving language understanding by generative pre-training")
 VASWANI = Source("Vaswani 2017", "Attention is all you need")
 WANG = Source("Wang 2018", "Non-local neural networks")
 XU = Source("Xu 2015", "Show, attend and tell: neural image caption generation with visual attention")
 
-PAPERS = (BA, BAHDANAU, DOSOVITSKIY, LUONG, OKTAY, VASWANI, WANG, XU)
+PAPERS = (BA, BAHDANAU, DEVLIN, DOSOVITSKIY, LUONG, OKTAY, RADFORD, VASWANI, WANG, XU)
 SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, *PAPERS)}

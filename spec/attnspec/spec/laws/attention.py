@@ -53,7 +53,7 @@ DUPLICATION = law(
     "attention.duplication",
     "Repeating every key, value and column of the mask changes nothing.",
     formula=r"f(q, [k; k], [v; v]) = f(q, k, v)",
-    governs=_separate_keys,
+    governs=lambda operation: bool(operation.unordered_keys),
     sources=[S0.equation(2)],
 )
 SPLIT_AND_MERGE = law(

@@ -22,7 +22,7 @@ MASKED_ZERO = law(
     "normalization.masked-zero",
     "The weight of a masked key is exactly 0.",
     formula=r"j \notin A_i \Rightarrow \alpha_{ij} = 0",
-    governs=lambda operation: operation.mask is not None and not operation.weighs_keys,
+    governs=lambda operation: operation.mask is not None and not operation.weighed(str(operation.asked)),
 )
 SHIFT_INVARIANCE = law(
     "normalization.shift-invariance",

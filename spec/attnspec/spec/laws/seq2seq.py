@@ -18,6 +18,7 @@ from attnspec.spec.seq2seq import (
     OutputDistribution,
     TeacherForcedDecode,
 )
+from attnspec.spec.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
 
 def _takes_indices(operation: Operation) -> bool:
@@ -69,7 +70,7 @@ DISTRIBUTION = law(
     "seq2seq.distribution",
     "Probabilities are not negative and sum to 1.",
     formula=r"P_w \ge 0,\quad \sum_w P_w = 1",
-    governs=of(OutputDistribution, DecoderStep),
+    governs=of(OutputDistribution, DecoderStep, EncoderDecoder, DecoderOnly, EncoderOnly),
     sources=[S0.equation(14)],
 )
 LAST_STATE = law(

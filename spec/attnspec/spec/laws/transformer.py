@@ -3,9 +3,13 @@
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import BA, S2, S3, VASWANI
 from attnspec.spec.transformer import (
+    CachedDecoderStep,
     DecoderLayer,
+    DecoderOnly,
     DecoderStack,
+    EncoderDecoder,
     EncoderLayer,
+    EncoderOnly,
     EncoderStack,
     FeedForward,
     LayerNorm,
@@ -76,4 +80,33 @@ WITHOUT_MEMORY = law(
     formula=r"W_o = 0 \Rightarrow f(X, Z; M) = \operatorname{Encoder}(X; M \wedge [j \le i])",
     governs=of(DecoderLayer),
     sources=[S2.passage("Masked Decoder Self-Attention"), VASWANI.passage("3.1")],
+)
+CACHED_IS_FULL = law(
+    "transformer.cached-is-full",
+    "Position after position with a cache gives the rows of the whole decoder layer.",
+    formula=r"(y_t, C_t) = f(x_t, C_{t-1}, Z) \Rightarrow Y = \operatorname{Decoder}(X, Z)",
+    governs=of(CachedDecoderStep),
+    sources=[S2.passage("Machine Translation, solution 4")],
+)
+POSITIONS_MATTER = law(
+    "transformer.positions-matter",
+    "With equal positions, exchanging two tokens exchanges their results; with learned positions it does not.",
+    formula=r"T = 0 \Rightarrow f(Px) = P f(x),\quad T \text{ drawn} \Rightarrow f(Px) \ne P f(x)",
+    governs=of(EncoderOnly),
+    sources=[S2.passage("Machine Translation, solution 1"), S3.passage("Input Sequence Order")],
+)
+CAUSAL_ENCODER = law(
+    "transformer.causal-encoder",
+    "A decoder without a memory is the encoder under the causal mask.",
+    formula=r"f(x; M) = \operatorname{Encoder}(x; M \wedge [j \le i])",
+    governs=of(DecoderOnly),
+    sources=[S2.passage("Masked Decoder Self-Attention")],
+)
+ENCODER_ALONE = law(
+    "transformer.encoder-alone",
+    "The encoder sees neither the target nor the padding of the source: another last token of either changes no "
+    "earlier prediction.",
+    formula=r"f(x, y)_{<n-1} \text{ does not depend on } y_{n-1}, \text{ nor on } x_j \text{ where } M_j = 0",
+    governs=of(EncoderDecoder),
+    sources=[S2.passage("Machine Translation, solution 4"), S2.passage("Encoder Attention: padding")],
 )

@@ -6,17 +6,22 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.multihead import MultiHead
+from attnspec.conformance.mutants.correct.positional import Positional
+from attnspec.conformance.mutants.correct.seq2seq import Seq2Seq
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
     DecoderLayerParameters,
+    EncoderDecoderParameters,
     EncoderLayerParameters,
     FeedForwardParameters,
+    KeyValueCache,
+    LanguageModelParameters,
     LayerNormParameters,
 )
 
 
-class Transformer(MultiHead):
-    """Layers."""
+class Transformer(Seq2Seq, Positional, MultiHead):
+    """Layers, stacks and models."""
 
     def encoder_layer(
         self, x: Numbers, parameters: EncoderLayerParameters[Numbers], *, mask: Numbers = None, norm: str = "post"
@@ -114,6 +119,113 @@ class Transformer(MultiHead):
     ) -> Numbers:
         """One layer of a stack."""
         return self.decoder_layer(x, memory, parameters, mask=mask, memory_mask=memory_mask, norm=norm)
+
+    def cached_decoder_step(
+        self,
+        x: Numbers,
+        cache: KeyValueCache[Numbers],
+        memory: Numbers,
+        parameters: DecoderLayerParameters[Numbers],
+        *,
+        mask: Numbers = None,
+        memory_mask: Numbers = None,
+        norm: str = "post",
+    ) -> tuple[Numbers, KeyValueCache[Numbers]]:
+        """One row, which attends to the cache and to itself."""
+        p, w = parameters, parameters.attention
+        batches = [x.shape[:-1], cache.key.shape[:-3], cache.value.shape[:-3], memory.shape[:-2]]
+        batches += [m.shape[:-1] for m in (mask, memory_mask) if m is not None]
+        row = np.broadcast_to(x, (*np.broadcast_shapes(*batches), x.shape[-1]))[..., None, :]
+        own = self.cached_row(row, p.attention_norm, norm)
+        grown = KeyValueCache(self.behind(cache.key, own, w.w_k), self.behind(cache.value, own, w.w_v))
+        allowed = None if mask is None else self.with_itself(mask, cache.key.shape[-2])
+        row = self.residual(row, lambda y: self.attend_to_cache(y, grown, w, allowed), p.attention_norm, norm)
+        seen = None if memory_mask is None else memory_mask[..., None, :]
+        row = self.residual(
+            row, lambda y: self.attend_to_memory(y, memory, p.cross_attention, seen), p.cross_attention_norm, norm
+        )
+        row = self.residual(row, lambda y: self.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
+        return row[..., 0, :], grown
+
+    def cached_row(self, row: Numbers, p: LayerNormParameters[Numbers], norm: str) -> Numbers:
+        """What keys and values are computed from."""
+        return self.layer_norm(row, p) if norm == "pre" else row
+
+    def behind(self, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
+        """The cache (…, h, t, p), and the row (…, 1, d) in heads behind it."""
+        own = self.in_heads(row, w)
+        before = np.broadcast_to(cached, (*own.shape[:-2], *cached.shape[-2:]))
+        return np.concatenate([before, own], axis=-2)
+
+    def with_itself(self, mask: Numbers, cached: int) -> Numbers:
+        """The mask of the cache and of the row, (…, 1, 1, t + 1)."""
+        every = np.broadcast_to(mask, (*mask.shape[:-1], cached))
+        return np.concatenate([every, np.ones((*every.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
+
+    def attend_to_cache(
+        self, row: Numbers, grown: KeyValueCache[Numbers], w: MultiHeadParameters[Numbers], allowed: Numbers
+    ) -> Numbers:
+        """Attention of one row to what is cached."""
+        heads = self.attend_heads(self.in_heads(row, w.w_q), grown.key, grown.value, allowed, False)
+        return self.project(self.merged(heads), w.w_o)
+
+    def encoder_decoder(
+        self,
+        source: Numbers,
+        target: Numbers,
+        parameters: EncoderDecoderParameters[Numbers],
+        *,
+        source_mask: Numbers = None,
+        mask: Numbers = None,
+    ) -> Numbers:
+        """Encoder, decoder and output."""
+        p = parameters
+        seen = None if source_mask is None else source_mask[..., None, :]
+        memory = self.encoded(self.scaled_and_placed(source, p.source_embedding), p, seen)
+        states = self.decoder_stack(
+            self.scaled_and_placed(target, p.target_embedding), memory, p.decoder, mask=mask, memory_mask=seen
+        )
+        return self.distributed(states, p.w, p.b)
+
+    def encoded(self, x: Numbers, p: EncoderDecoderParameters[Numbers], seen: Numbers) -> Numbers:
+        """The memory."""
+        return self.encoder_stack(x, p.encoder, mask=seen)
+
+    def scaled_and_placed(self, tokens: Numbers, table: Numbers) -> Numbers:
+        """Scaled embeddings with sinusoids."""
+        x = self.embed(tokens, table)
+        n, d = x.shape[-2:]
+        return self.add_positions(self.scaled_up(x), self.sinusoidal_positional_encoding(n, d).astype(x.dtype))
+
+    def scaled_up(self, x: Numbers) -> Numbers:
+        """√d x."""
+        return x * np.sqrt(x.dtype.type(x.shape[-1]))
+
+    def distributed(self, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
+        """Probabilities of the next tokens."""
+        return self.output_distribution(states, w, b)
+
+    def decoder_only(
+        self, tokens: Numbers, parameters: LanguageModelParameters[Numbers], *, mask: Numbers = None
+    ) -> Numbers:
+        """A causal encoder on tokens."""
+        n = tokens.shape[-1]
+        return self.language_model(tokens, parameters, self.both_masks(mask, n))
+
+    def both_masks(self, mask: Numbers, n: int) -> Numbers:
+        """The causal mask, and the one that is given."""
+        return self.attendable(mask, True, n, n)
+
+    def encoder_only(
+        self, tokens: Numbers, parameters: LanguageModelParameters[Numbers], *, mask: Numbers = None
+    ) -> Numbers:
+        """An encoder on tokens."""
+        return self.language_model(tokens, parameters, mask)
+
+    def language_model(self, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers) -> Numbers:
+        """Embeddings, learned positions, layers and output."""
+        x = self.add_positions(self.embed(tokens, p.embedding), self.learned_positions(p.positions, tokens.shape[-1]))
+        return self.distributed(self.encoder_stack(x, p.layers, mask=mask), p.w, p.b)
 
     def residual(
         self, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str

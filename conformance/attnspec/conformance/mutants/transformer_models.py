@@ -1,0 +1,310 @@
+"""Mutants of transformers on tokens, and of decoding with a cache."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.multihead import MultiHeadParameters
+from attnspec.spec.transformer import (
+    CachedDecoderStep,
+    DecoderOnly,
+    EncoderDecoder,
+    EncoderDecoderParameters,
+    EncoderOnly,
+    KeyValueCache,
+    LanguageModelParameters,
+    LayerNormParameters,
+)
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "embeddings not scaled by √d",
+    replaces="scaled_up",
+    operations=(EncoderDecoder,),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="Vaswani 2017, 3.4, forgotten in many implementations",
+)
+def unscaled(correct: Formulas, x: Numbers) -> Numbers:
+    """x."""
+    return x
+
+
+@mutant(
+    "positions scaled with the embeddings",
+    replaces="scaled_and_placed",
+    operations=(EncoderDecoder,),
+    breaks=("operation.oracle",),
+    source="(x + p) * sqrt(d)",
+)
+def scaled_after(correct: Formulas, tokens: Numbers, table: Numbers) -> Numbers:
+    """√d (x + P)."""
+    x = correct.embed(tokens, table)
+    n, d = x.shape[-2:]
+    return correct.scaled_up(x + correct.sinusoidal_positional_encoding(n, d).astype(x.dtype))
+
+
+@mutant(
+    "positions of the model from 1",
+    replaces="positions",
+    operations=(EncoderDecoder,),
+    breaks=("operation.oracle",),
+    source="positions counted from 1, where 0 is padding",
+)
+def model_from_one(correct: Formulas, n: int) -> Numbers:
+    """1 … n."""
+    return np.arange(1, n + 1, dtype=np.float64)
+
+
+@mutant(
+    "padding of the source seen by the encoder",
+    replaces="encoded",
+    operations=(EncoderDecoder,),
+    breaks=("transformer.encoder-alone", "operation.oracle"),
+    source="src_key_padding_mask given to the decoder only",
+)
+def encoder_unmasked(correct: Formulas, x: Numbers, p: EncoderDecoderParameters[Numbers], seen: Numbers) -> Numbers:
+    """The mask holds in the attention to the memory only."""
+    return Formulas.encoded(correct, x, p, None)
+
+
+@mutant(
+    "encoder that sees the target",
+    replaces="encoder_decoder",
+    operations=(EncoderDecoder,),
+    breaks=("transformer.encoder-alone", "operation.oracle"),
+    source="S2, solution 4: the activations of the encoder do not depend on the decoder",
+)
+def target_in_the_encoder(
+    correct: Formulas,
+    source: Numbers,
+    target: Numbers,
+    parameters: EncoderDecoderParameters[Numbers],
+    *,
+    source_mask: Numbers = None,
+    mask: Numbers = None,
+) -> Numbers:
+    """The mean of the target's embeddings is added to the source."""
+    p = parameters
+    seen = None if source_mask is None else source_mask[..., None, :]
+    y = correct.scaled_and_placed(target, p.target_embedding)
+    x = correct.scaled_and_placed(source, p.source_embedding)
+    if target.shape[-1]:
+        x = x + np.mean(y, axis=-2, keepdims=True)
+    memory = correct.encoded(x, p, seen)
+    return correct.distributed(correct.decoder_stack(y, memory, p.decoder, mask=mask, memory_mask=seen), p.w, p.b)
+
+
+@mutant(
+    "scores of tokens in place of probabilities",
+    replaces="distributed",
+    operations=(EncoderDecoder, DecoderOnly, EncoderOnly),
+    breaks=("seq2seq.distribution", "operation.oracle"),
+    source="a loss that takes logits",
+)
+def scores_of_tokens(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
+    """W s + b."""
+    return correct.logits(states, w, b)
+
+
+@mutant(
+    "language model that sees the next tokens",
+    replaces="both_masks",
+    operations=(DecoderOnly,),
+    breaks=("masking.future-invariance", "masking.prefix", "transformer.causal-encoder"),
+    source="a BERT trained as a GPT",
+)
+def unmasked_model(correct: Formulas, mask: Numbers, n: int) -> Numbers:
+    """Only the mask that is given."""
+    return mask
+
+
+@mutant(
+    "padding mask in place of the causal mask",
+    replaces="both_masks",
+    operations=(DecoderOnly,),
+    breaks=("transformer.causal-encoder", "operation.oracle"),
+    source="attention_mask overrides is_causal",
+)
+def mask_overrides(correct: Formulas, mask: Numbers, n: int) -> Numbers:
+    """Causal only without a mask."""
+    return Formulas.both_masks(correct, None, n) if mask is None else mask
+
+
+@mutant(
+    "causal encoder",
+    replaces="encoder_only",
+    operations=(EncoderOnly,),
+    breaks=("transformer.positions-matter", "attention.self-equivariance"),
+    source="is_decoder=True in a configuration",
+)
+def causal_bert(
+    correct: Formulas, tokens: Numbers, parameters: LanguageModelParameters[Numbers], *, mask: Numbers = None
+) -> Numbers:
+    """Every position sees the earlier ones."""
+    return correct.language_model(tokens, parameters, correct.both_masks(mask, tokens.shape[-1]))
+
+
+@mutant(
+    "no positions",
+    replaces="language_model",
+    operations=(DecoderOnly, EncoderOnly),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="position_embeddings left out",
+)
+def without_positions(
+    correct: Formulas, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers
+) -> Numbers:
+    """Embeddings alone."""
+    x = correct.embed(tokens, p.embedding)
+    return correct.distributed(correct.encoder_stack(x, p.layers, mask=mask), p.w, p.b)
+
+
+@mutant(
+    "one position for all tokens",
+    replaces="first_rows",
+    operations=(EncoderOnly,),
+    breaks=("transformer.positions-matter", "operation.oracle"),
+    source="position_ids of shape (1, 1), broadcast",
+)
+def same_position(correct: Formulas, table: Numbers, n: int) -> Numbers:
+    """Row 0 everywhere."""
+    return table[np.zeros(n, int)]
+
+
+@mutant(
+    "rows of the position table from 1",
+    replaces="first_rows",
+    operations=(DecoderOnly, EncoderOnly),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="RoBERTa and OPT, which keep rows for padding",
+)
+def second_row_first(correct: Formulas, table: Numbers, n: int) -> Numbers:
+    """Position t has row t + 1, or the last one."""
+    return table[np.minimum(np.arange(n) + 1, len(table) - 1)]
+
+
+@mutant(
+    "unknown tokens clipped",
+    replaces="embed",
+    operations=(EncoderDecoder, DecoderOnly, EncoderOnly),
+    breaks=("seq2seq.vocabulary-range",),
+    source="jnp.take, which clips",
+)
+def clipped_tokens(correct: Formulas, tokens: Numbers, table: Numbers) -> Numbers:
+    """A token outside of the vocabulary is the nearest one."""
+    return correct.rows(table, np.clip(tokens, 0, len(table) - 1))
+
+
+@mutant(
+    "embeddings frozen",
+    replaces="rows",
+    operations=(EncoderDecoder, DecoderOnly),
+    breaks=("operation.gradient",),
+    source="Embedding.from_pretrained, which freezes",
+)
+def frozen_embeddings(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
+    """No gradient for the table."""
+    return Formulas.rows(correct, value_of(table), tokens)
+
+
+@mutant(
+    "output tied to the embedding",
+    replaces="language_model",
+    operations=(DecoderOnly, EncoderOnly),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="tie_word_embeddings=True for a model with weights of its own",
+)
+def tied(correct: Formulas, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers) -> Numbers:
+    """The table in place of W."""
+    shared = LanguageModelParameters(p.embedding, p.positions, p.layers, p.embedding, p.b)
+    return Formulas.language_model(correct, tokens, shared, mask)
+
+
+# The cache ------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "position that does not see itself",
+    replaces="attend_to_cache",
+    operations=(CachedDecoderStep,),
+    breaks=("transformer.cached-is-full", "operation.oracle"),
+    source="attention before the cache is appended to",
+)
+def stale_cache(
+    correct: Formulas,
+    row: Numbers,
+    grown: KeyValueCache[Numbers],
+    w: MultiHeadParameters[Numbers],
+    allowed: Numbers,
+) -> Numbers:
+    """The cache as it was."""
+    stale = KeyValueCache(grown.key[..., :-1, :], grown.value[..., :-1, :])
+    return Formulas.attend_to_cache(correct, row, stale, w, None if allowed is None else allowed[..., :-1])
+
+
+@mutant(
+    "newest position first",
+    replaces="behind",
+    operations=(CachedDecoderStep,),
+    breaks=("operation.oracle", "masking.garbage"),
+    source="torch.cat((new, cache))",
+)
+def in_front(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
+    """The row before the cache."""
+    both = Formulas.behind(correct, cached, row, w)
+    return np.concatenate([both[..., -1:, :], both[..., :-1, :]], axis=-2)
+
+
+@mutant(
+    "last cached position overwritten",
+    replaces="behind",
+    operations=(CachedDecoderStep,),
+    breaks=("transformer.cached-is-full", "operation.oracle"),
+    source="cache[:, :, pos - 1] = new, off by one",
+)
+def overwritten(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
+    """The newest row twice."""
+    both = Formulas.behind(correct, cached, row, w)
+    if both.shape[-2] < 2:
+        return both
+    return np.concatenate([both[..., :-2, :], both[..., -1:, :], both[..., -1:, :]], axis=-2)
+
+
+@mutant(
+    "mask of the cache shifted",
+    replaces="with_itself",
+    operations=(CachedDecoderStep,),
+    breaks=("masking.garbage", "operation.oracle"),
+    source="the own position padded in front of the mask",
+)
+def shifted_mask(correct: Formulas, mask: Numbers, cached: int) -> Numbers:
+    """Each cached position has the mask of the one before."""
+    both = Formulas.with_itself(correct, mask, cached)
+    return np.concatenate([both[..., -1:], both[..., :-1]], axis=-1)
+
+
+@mutant(
+    "keys and values cached before the normalization",
+    replaces="cached_row",
+    operations=(CachedDecoderStep,),
+    breaks=("transformer.cached-is-full", "operation.option-effect"),
+    source="norm_first written for the queries only",
+)
+def not_normalized(correct: Formulas, row: Numbers, p: LayerNormParameters[Numbers], norm: str) -> Numbers:
+    """x, also with pre-norm."""
+    return row
+
+
+@mutant(
+    "cache without gradients",
+    replaces="behind",
+    operations=(CachedDecoderStep,),
+    breaks=("operation.gradient",),
+    source="past_key_values detached",
+)
+def detached_cache(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
+    """What was cached is a constant."""
+    return Formulas.behind(correct, value_of(cached), row, w)
