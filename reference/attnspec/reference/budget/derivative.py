@@ -336,9 +336,7 @@ def gradients(
         collected = _backpropagate(order, weighted)
         # Equal rows have equal errors, which add linearly and not in quadrature when rows are summed.
         repeats = [_repeated_rows(leaf.result.value) for leaf in leaves.values()]
-        repeats += [
-            float(np.max(node.result.weights, initial=1.0)) for node in order if node.result.weights is not None
-        ]
+        repeats += [float(np.max(w, initial=1.0)) for w in (node.result.weights for node in order) if w is not None]
         coherence = float(np.sqrt(max(repeats, default=1.0)))
         return {
             path: _with_budget(collected.get(id(leaf)), leaf, precision, coherence) for path, leaf in leaves.items()
