@@ -12,7 +12,7 @@ from attnspec.reference.defining.definition import defines
 from attnspec.reference.masking import joint_mask
 from attnspec.reference.multihead import merge_heads, multi_head_attention
 from attnspec.reference.positional import learned_positions, sinusoidal_positional_encoding
-from attnspec.reference.seq2seq import output_distribution, refuse_outside
+from attnspec.reference.seq2seq import for_every_query, output_distribution, refuse_outside
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
     CachedDecoderStep,
@@ -126,7 +126,7 @@ def cached_decoder_step(
     """y = Decoder(x₀, …, x_t; Z)_t, with the keys and values of x₀, …, x_{t−1} from the cache."""
     p, w = parameters, parameters.attention
     caches = cache.key[..., 0, :, :], cache.value[..., 0, :, :]
-    row = in_batch_of(x[..., None, :], *caches, memory, per_query(mask), per_query(memory_mask))
+    row = in_batch_of(x[..., None, :], *caches, memory, for_every_query(mask), for_every_query(memory_mask))
     own = row if norm == "post" else layer_norm(row, p.attention_norm)
     grown = KeyValueCache(behind(cache.key, own, w.w_k), behind(cache.value, own, w.w_v))
     allowed = None if mask is None else with_itself(mask, cache.key.shape[-2])
@@ -138,7 +138,7 @@ def cached_decoder_step(
     row = residual(row, attend, p.attention_norm, norm)
     row = residual(
         row,
-        lambda y: attend_in_heads(y, memory, p.cross_attention, per_query(memory_mask)),
+        lambda y: attend_in_heads(y, memory, p.cross_attention, for_every_query(memory_mask)),
         p.cross_attention_norm,
         norm,
     )
@@ -159,11 +159,6 @@ def with_itself(mask: np.ndarray, cached: int) -> np.ndarray:
     return np.concatenate([every, np.ones((*every.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
 
 
-def per_query(mask: np.ndarray | None) -> np.ndarray | None:
-    """A mask of keys (*batch, m) with an axis for queries."""
-    return None if mask is None else mask[..., None, :]
-
-
 @defines(EncoderDecoder[np.ndarray])
 def encoder_decoder(
     source: Int[np.ndarray, "*#batch m"],
@@ -174,7 +169,7 @@ def encoder_decoder(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
     """P = softmax(W S + b) with S = Decoder(√d E'_y + P, Z) and Z = Encoder(√d E_x + P)."""
-    p, seen = parameters, per_query(source_mask)
+    p, seen = parameters, for_every_query(source_mask)
     refuse_outside("encoder_decoder", "source", source, p.source_embedding.shape[0] - 1)
     refuse_outside("encoder_decoder", "target", target, p.target_embedding.shape[0] - 1)
     memory = encoder_stack(placed(p.source_embedding[source]), p.encoder, mask=seen)
