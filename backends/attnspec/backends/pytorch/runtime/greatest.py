@@ -10,7 +10,7 @@ SORTED = 4096
 
 
 def first_greatest(x: Tensor, count: int) -> Tensor:
-    """Places of the so many greatest numbers (*batch, m), the greatest first, and of equal ones the first; NaN is least.
+    """Places of the greatest numbers (*batch, m), the greatest first, and of equal ones the first; NaN is least.
 
     ``topk`` may take any of equal numbers, and sorting many to keep a few takes longer than to look for the least kept.
     """
