@@ -14,10 +14,12 @@ from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import judged
 from attnspec.reference.transformer import EPSILON, decoder_layer, encoder_layer, encoder_only
 from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.tree import mapped
 from attnspec.spec.laws import transformer as law
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
+    DecoderLayer,
     DecoderLayerParameters,
     EncoderLayerParameters,
     FeedForwardParameters,
@@ -219,9 +221,11 @@ def cached_is_full(subject: Subject, arguments: Arguments, rng: np.random.Genera
         given = given.with_mask(np.array([True, False, True]), sources)
         x = subject.exact(rng.standard_normal((5, *given.array(row.path).shape)))
         layer = record(given, DecoderLayerParameters)
-        whole = {"x": x, "memory": given.array(memory.path), "parameters": layer, "norm": norm}
         mask = given[operation.masks[sources].path][None]
-        found = judged(decoder_layer, {**whole, "memory_mask": mask}, subject.precision)
+        whole = operation_of(DecoderLayer)
+        assert whole is not None
+        values = (x, given.array(memory.path), layer, None, mask, norm)
+        found = judged(decoder_layer, dict(zip(whole.call.names, values, strict=True)), subject.precision)
         for i, one in enumerate(x):
             given = given.replaced({row.path: one})
             results, budget = subject.results(given), found.budget[i] + subject.budget(given)
