@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.torch_native import backend
-from attnspec.spec import OPERATIONS, QUESTIONS, ShapeError
+from attnspec.spec import OPERATIONS, QUESTIONS, GRUParameters, LSTMParameters, ShapeError
 
 torch.set_num_threads(1)
 attention = backend.scaled_dot_product_attention
@@ -16,13 +16,61 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
 
 
-def test_it_provides_one_operation() -> None:
-    assert [name for name in OPERATIONS if hasattr(backend, name)] == ["scaled_dot_product_attention"]
+RECURRENT = {
+    name
+    for kind in ("rnn", "gru", "lstm")
+    for name in (f"{kind}_cell", kind, f"bidirectional_{kind}", f"stacked_{kind}")
+}
 
 
-def test_it_declares_one_deviation() -> None:
+def test_what_it_provides() -> None:
+    assert {name for name in OPERATIONS if hasattr(backend, name)} == {"scaled_dot_product_attention", *RECURRENT}
+
+
+def test_it_declares_its_deviations() -> None:
     deviations = {q: getattr(backend.semantics, q) for q in QUESTIONS}
-    assert {q: c for q, c in deviations.items() if c != QUESTIONS[q].normative} == {"masked_nonfinite": "propagates"}
+    expected = {"masked_nonfinite": "propagates", "gru_reset": "after"}
+    assert {q: c for q, c in deviations.items() if c != QUESTIONS[q].normative} == expected
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 0, 2]])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_gru_is_that_of_torch_nn(layers: int, lengths: list[int] | None) -> None:
+    d, h, t = 5, 3, 4
+    theirs = torch.nn.GRU(d, h, layers, batch_first=True)
+    for name, p in theirs.named_parameters():
+        if name.startswith("bias_hh"):
+            torch.nn.init.zeros_(p)
+    x, state = draw(3, t, d), draw(3, layers, h)
+    each = []
+    for i in range(layers):
+        of_input, of_state, bias = (
+            getattr(theirs, f"{name}_l{i}").chunk(3) for name in ("weight_ih", "weight_hh", "bias_ih")
+        )
+        letters = enumerate("rzh")
+        fields = {f"{n}{g}": w[k] for k, g in letters for n, w in (("w_x", of_input), ("w_h", of_state), ("b_", bias))}
+        each.append(GRUParameters(**{n: w.detach().transpose(-1, 0) for n, w in fields.items()}))
+    given = None if lengths is None else torch.tensor(lengths)
+    states, final = backend.stacked_gru(x, state, tuple(each), lengths=given)
+    for k in range(3):
+        length = t if lengths is None else lengths[k]
+        if length:
+            one, last = theirs(x[k : k + 1, :length], state[k : k + 1].transpose(0, 1).contiguous())
+            torch.testing.assert_close(states[k, :length], one[0])
+            torch.testing.assert_close(final[k], last[:, 0])
+        else:
+            assert torch.equal(final[k], state[k])
+        assert not states[k, length:].any()
+
+
+def test_an_lstm_without_steps_ends_where_it_starts() -> None:
+    p = LSTMParameters(*(draw(*shape) for _ in range(4) for shape in ((5, 3), (3, 3), (3,))))
+    h, c = draw(2, 3), draw(2, 3) + 1
+    states, (last_h, last_c) = backend.lstm(draw(2, 0, 5), (h, c), p)
+    assert states.shape == (2, 0, 3)
+    assert torch.equal(last_h, h)
+    assert torch.equal(last_c, c)
+    assert last_c.data_ptr() != c.data_ptr()
 
 
 @pytest.mark.parametrize("causal", [False, True])

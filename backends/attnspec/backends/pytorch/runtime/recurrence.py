@@ -5,19 +5,15 @@ batches, and everything under transforms. The products with all inputs are then 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attnspec.backends.bases.torch_recurrent import State, checked_lengths, fused, joined, packed
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.transforms import intercepted
-from attnspec.spec import ShapeError
-
-State: TypeAlias = tuple[Tensor, ...]
-"""The state of a network: (h,), of an LSTM (h, c)."""
 
 
 class Network(NamedTuple):
@@ -32,23 +28,9 @@ class Network(NamedTuple):
     fused: Callable[..., tuple[Tensor, ...]] | None = None
 
 
-def joined(parameters: Any, gates: str) -> tuple[Tensor, ...]:
-    """The parameters of all gates as PyTorch takes them: for inputs (g·h, d), for states (g·h, h), and biases (g·h)."""
-    found = []
-    for name in ("w_x", "w_h", "b_"):
-        parts = [getattr(parameters, f"{name}{gate}").transpose(-1, 0) for gate in gates]
-        found.append(torch.cat(parts) if len(parts) > 1 else parts[0])
-    return tuple(found)
-
-
-def checked_lengths(operation: str, lengths: Tensor | None, steps: int) -> Tensor | None:
-    """The lengths; ``ShapeError`` for one outside 0..steps. Under transforms they are taken on trust."""
-    if lengths is None or intercepted():
-        return lengths
-    outside = lengths[(lengths < 0) | (lengths > steps)]
-    if outside.numel():
-        raise ShapeError(operation, "lengths", f"lengths in 0..{steps}", int(outside[0]))
-    return lengths
+def trusted_lengths(operation: str, lengths: Tensor | None, steps: int) -> Tensor | None:
+    """The lengths, checked; under transforms they are taken on trust."""
+    return lengths if intercepted() else checked_lengths(operation, lengths, steps)
 
 
 def recurrence(
@@ -79,52 +61,6 @@ def recurrence(
         hidden, final = packed(network.fused, flat, states, weights, counts, directions)
     finals = [tuple(part.to(dtype).reshape(*batch, part.shape[-1]) for part in s) for s in final]
     return hidden.to(dtype).reshape(*batch, steps, hidden.shape[-1]), finals
-
-
-def fused(
-    operator: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...], states: Sequence[State],
-    weights: Sequence[tuple[Tensor, ...]], directions: int,
-) -> tuple[Tensor, list[State]]:  # fmt: skip
-    """All layers and directions in one call, of inputs (n, t, d) or of packed inputs with their batch sizes."""
-    flat = []
-    for w_x, w_h, b in weights:
-        flat += [w_x, w_h, b, torch.zeros_like(b)]
-    parts = tuple(torch.stack(part) for part in zip(*states, strict=True))
-    batch_first = () if len(given) > 1 else (True,)
-    how: tuple[Any, ...] = (True, len(states) // directions, 0.0, False, directions > 1, *batch_first)
-    state = parts if len(parts) > 1 else parts[0]
-    with _exact(given[0]):
-        hidden, *final = operator(*given, state, flat, *how)
-    return hidden, list(zip(*final, strict=True))
-
-
-def _exact(x: Tensor) -> AbstractContextManager[Any]:
-    """PyTorch's own kernels on CUDA where cuDNN would round the operands of products to TF32."""
-    rounds = x.is_cuda and x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32
-    return torch.backends.cudnn.flags(enabled=False) if rounds else nullcontext()
-
-
-def packed(
-    operator: Callable[..., tuple[Tensor, ...]], x: Tensor, states: Sequence[State],
-    weights: Sequence[tuple[Tensor, ...]], lengths: Tensor, directions: int,
-) -> tuple[Tensor, list[State]]:  # fmt: skip
-    """Only the steps that count, of sequences in order of their lengths."""
-    ordered, order = lengths.to("cpu", torch.int64).sort(descending=True)
-    some = int((ordered > 0).sum())
-    order = order[:some].to(x.device)
-    width = directions * states[0][0].shape[-1]
-    hidden = x.new_zeros(*x.shape[:2], width)
-    if not some:
-        return hidden, [tuple(part.clone() for part in s) for s in states]
-    chosen = [tuple(part.index_select(0, order) for part in s) for s in states]
-    data, sizes = torch._VF._pack_padded_sequence(x.index_select(0, order), ordered[:some], True)
-    found, final = fused(operator, (data, sizes), chosen, weights, directions)
-    padded, _ = torch._VF._pad_packed_sequence(found, sizes, True, 0.0, x.shape[1])
-    kept = [
-        tuple(old.index_copy(0, order, new) for old, new in zip(s, f, strict=True))
-        for s, f in zip(states, final, strict=True)
-    ]
-    return hidden.index_copy(0, order, padded), kept
 
 
 def _by_steps(
