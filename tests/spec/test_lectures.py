@@ -24,10 +24,7 @@ FILES = {
 }
 """The texts of the lectures, in the folder that the environment variable ATTNSPEC_SOURCES names."""
 
-AWAITED: tuple[str, ...] = ()
-"""Owners that are being written."""
-
-KNOWN = {*OPERATIONS, *LAWS, *QUESTIONS, *ERRATA, *MISPRINTS, *AWAITED}
+KNOWN = {*OPERATIONS, *LAWS, *QUESTIONS, *ERRATA, *MISPRINTS}
 EVERY = [pytest.param(lecture, id=key) for key, lecture in LECTURES.items()]
 
 
@@ -49,10 +46,6 @@ def test_every_item_has_owners_that_exist_or_a_reason_in_words(lecture: Lecture)
     assert [item for item in lecture if len(set(item.owners)) < len(item.owners)] == []
 
 
-def test_no_owner_is_awaited_that_is_there() -> None:
-    assert set(AWAITED) & {*OPERATIONS, *LAWS} == set()
-
-
 def test_items_have_owners_or_a_reason() -> None:
     with pytest.raises(ValueError, match="formula 'x': expected owners or a reason; got \\(\\)"):
         formula("x")
@@ -65,7 +58,7 @@ def test_a_numbered_equation_is_owned_by_the_operations_and_errata_that_cite_it(
     owners = set(LECTURES["S0"].equation(number).owners)
     citing = {o.name for o in OPERATIONS.values() if S0.equation(number) in o.sources}
     wrong = {e.identifier for e in ERRATA.values() if e.source == S0.equation(number)}
-    assert owners & {*OPERATIONS, *AWAITED}
+    assert owners & set(OPERATIONS)
     assert citing | wrong <= owners
 
 
