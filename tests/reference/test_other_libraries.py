@@ -74,11 +74,10 @@ def test_multi_head_attention() -> None:
     d, h = 6, 3
     module = torch.nn.MultiheadAttention(d, h, bias=False, batch_first=True, dtype=torch.float64)
     query, memory = RNG.normal(size=(2, 4, d)), RNG.normal(size=(2, 5, d))
-    with torch.no_grad():
-        expected, _ = module(*map(torch.from_numpy, (query, memory, memory)))
-        w_q, w_k, w_v = (w.reshape(h, d // h, d).numpy() for w in module.in_proj_weight.chunk(3))
-        got = multi_head_attention(query, memory, memory, w_q, w_k, w_v, module.out_proj.weight.numpy())
-    np.testing.assert_allclose(got, expected.numpy(), **NEAR)
+    w = vars(attention_of(module))
+    expected, _ = module(*map(torch.from_numpy, (query, memory, memory)))
+    got = multi_head_attention(query, memory, memory, **w)
+    within_budget(got, expected, multi_head_attention, query=query, key=memory, value=memory, **w)
 
 
 def test_additive_scores_are_a_perceptron_on_query_and_key() -> None:
