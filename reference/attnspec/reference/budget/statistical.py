@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import Approximate, Numbers, as_double
+from attnspec.reference.budget.error_array import WIDTH, Approximate, Numbers, as_double
 from attnspec.reference.budget.softmax import longest_runs, statistical_logarithms, statistical_weights
 
 
@@ -79,7 +79,10 @@ class Statistical(Approximate):
         value = np.tanh(a.value)
         r = as_double(value)
         u, fast = self.precision.accumulation, self.precision.tanh
-        error = np.sqrt(((1 - r**2) * a.error) ** 2 + u**2 + (fast * r) ** 2)
+        # The steepest slope within the budget: the error of a state may reach from one saturation to the other.
+        nearest = np.maximum(np.abs(as_double(a.value)) - WIDTH * a.error, 0)
+        slope = 1 - np.tanh(nearest) ** 2
+        error = np.sqrt((slope * a.error) ** 2 + u**2 + (fast * r) ** 2)
         return self._computed(value, error, scale=np.ones_like(r))
 
     def _sin(self, a: Self) -> Self:
