@@ -35,7 +35,7 @@ WORKERS_PER_CORE = 4
 UNCUT = 10_000
 """Columns where the output is no terminal: wider than any table, so that nothing is cut in a file or a pipe."""
 
-PAGE = 110
+PAGE = 132
 """Columns of running text there."""
 
 EXITS = "Exit status: 0 conforms, 1 violates, 2 the call or the backend cannot be used."
