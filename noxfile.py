@@ -126,6 +126,14 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Train the models of the examples: ``bahdanau``, ``transformer`` (``python -m examples``'s arguments), or both."""
+    install_project(session, extras="examples")
+    for arguments in [session.posargs] if session.posargs else [["bahdanau"], ["transformer"]]:
+        session.run("python", "-m", "examples", *arguments)
+
+
 def pinned(package: str) -> list[str]:
     """The lines of ``constraints.txt`` on one package."""
     return [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(f"{package}==")]

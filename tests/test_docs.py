@@ -39,7 +39,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_named_files_exist(page: Path) -> None:
-    named = re.findall(r"`((?:spec|reference|backends|conformance|tests|docs|benchmarks)/[\w/.]*)`", page.read_text())
+    named = re.findall(
+        r"`((?:spec|reference|backends|conformance|tests|docs|benchmarks|examples)/[\w/.]*)`", page.read_text()
+    )
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
@@ -62,9 +64,10 @@ def test_every_status_is_documented() -> None:
 
 def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    code, verdict = re.findall(
-        r"```python\n(# mine\.py\n.*?)```.*?```\n(operation.*?)```", read("README.md"), re.DOTALL
-    )[0]
+    ((code,), (verdict,)) = (
+        re.findall(rf"{what}.*?)```", read("README.md"), re.DOTALL)
+        for what in (r"```python\n(# mine\.py\n", r"```\n(operation\.oracle")
+    )
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "mine.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,0 +1,5 @@
+"""The command line of the examples."""
+
+from examples.cli import app
+
+app(prog_name="python -m examples")

@@ -1,0 +1,69 @@
+"""A recurrent encoder and decoder with Bahdanau's attention."""
+
+import torch
+from torch import Tensor, nn
+
+from attnspec.backends.pytorch import (
+    additive_scores,
+    beam_decode,
+    greedy_decode,
+    softmax,
+)
+from attnspec.backends.pytorch.nn import RNN, BahdanauDecoder
+from examples.model import Model
+from examples.tasks import EOS, Pairs, Task
+
+
+class Bahdanau(Model):
+    """The encoder reads the source in both directions; every step of the decoder attends to what it noted."""
+
+    def __init__(self, task: Task, size: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(len(task.source_vocabulary), size)
+        self.encoder = RNN(size, size, bidirectional=True)
+        self.first_state = nn.Linear(size, size)
+        self.decoder = BahdanauDecoder(len(task.target_vocabulary), size, size, 2 * size, size)
+
+    def encoded(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        """The annotations (count, longest source, 2·size), which of them are no padding, and the decoder's state."""
+        annotations, final = self.encoder(self.embedding(pairs.sources), lengths=pairs.lengths)
+        return annotations, pairs.read, self.first_state(final[:, 1]).tanh()
+
+    def log_probabilities(self, pairs: Pairs) -> Tensor:
+        """All steps at once, since the tokens are known."""
+        annotations, read, state = self.encoded(pairs)
+        found, _ = self.decoder(pairs.given, state, annotations, mask=read)
+        return found
+
+    def greedy(self, pairs: Pairs, steps: int) -> Tensor:
+        """The operation ``greedy_decode``, which projects the annotations once."""
+        annotations, read, state = self.encoded(pairs)
+        first = torch.full_like(pairs.lengths, EOS)
+        return greedy_decode(first, state, annotations, self.decoder.record(), steps, EOS, mask=read)[0]
+
+    def greedy_uncached(self, pairs: Pairs, steps: int) -> Tensor:
+        """Step by step with the operation ``decoder_step``, which projects the annotations each time."""
+        annotations, read, state = self.encoded(pairs)
+        tokens = [torch.full_like(pairs.lengths, EOS)]
+        ended = torch.zeros_like(tokens[0], dtype=torch.bool)
+        for _ in range(steps):
+            probabilities, state = self.decoder.step(tokens[-1], state, annotations, mask=read)
+            tokens.append(probabilities.argmax(-1).masked_fill(ended, EOS))
+            ended |= tokens[-1] == EOS
+        return torch.stack(tokens[1:], -1)
+
+    def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
+        """The operation ``beam_decode``."""
+        annotations, read, state = self.encoded(pairs)
+        first = torch.full_like(pairs.lengths, EOS)
+        return beam_decode(first, state, annotations, self.decoder.record(), steps, EOS, beams, mask=read)[0]
+
+    def attention(self, pairs: Pairs) -> Tensor:
+        """The softmax of the scores between the state before each step and all annotations."""
+        annotations, read, state = self.encoded(pairs)
+        weights = []
+        for token in pairs.given.unbind(-1):
+            scores = additive_scores(state[:, None], annotations, self.decoder.w_q, self.decoder.w_k, self.decoder.w_v)
+            weights.append(softmax(scores, mask=read[:, None]))
+            _, state = self.decoder.step(token, state, annotations, mask=read)
+        return torch.cat(weights, -2)

@@ -1,0 +1,131 @@
+"""Train a model on a task, see whether all ways of decoding agree, and draw where it looks."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from examples.bahdanau import Bahdanau
+from examples.model import Model
+from examples.picture import draw
+from examples.tasks import TASKS, Pairs, Task
+from examples.training import Plan, exact, learn
+from examples.transformer import Transformer
+
+app = typer.Typer(
+    help="Train small models from scratch with the PyTorch backend, on two cores within minutes, and look at their "
+    "attention.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+TRAINED, HELD_OUT = 20_000, 1_000
+"""Pairs to learn from, and pairs that the trained model has never seen."""
+
+BEAMS = 4
+
+PASSED = 0.98
+"""The share of held-out targets that a trained model spells exactly."""
+
+MODELS: dict[type[Bahdanau | Transformer], Plan] = {
+    Bahdanau: Plan(steps=1_200, batch=128, rate=4e-3),
+    Transformer: Plan(steps=2_000, batch=128, rate=2e-3),
+}
+
+
+class Name(StrEnum):
+    """The names of the tasks."""
+
+    REVERSING = "reversing"
+    DATES = "dates"
+
+
+Tasks = Annotated[Name | None, typer.Option("--task", help="the task; both if not given")]
+Steps = Annotated[int | None, typer.Option(min=1, help="steps of training; enough of them if not given")]
+Seed = Annotated[int, typer.Option(help="of the data, the weights and the batches")]
+Out = Annotated[Path, typer.Option(file_okay=False, help="the folder for the pictures")]
+
+
+@app.command()
+def bahdanau(task: Tasks = None, steps: Steps = None, seed: Seed = 0, out: Out = Path()) -> None:
+    """A recurrent encoder and decoder with Bahdanau's attention."""
+    _run(Bahdanau, task, steps, seed, out)
+
+
+@app.command()
+def transformer(task: Tasks = None, steps: Steps = None, seed: Seed = 0, out: Out = Path()) -> None:
+    """A transformer with two layers of encoder and decoder."""
+    _run(Transformer, task, steps, seed, out)
+
+
+def _run(kind: type[Bahdanau | Transformer], name: str | None, steps: int | None, seed: int, out: Path) -> None:
+    """Train on one task or on all; status 1 if a model that was trained for as long as planned fails."""
+    out.mkdir(parents=True, exist_ok=True)
+    plan = MODELS[kind] if steps is None else replace(MODELS[kind], steps=steps)
+    passed = [trained(kind, task, plan, seed, out) for task in TASKS.values() if name in (None, task.name)]
+    if steps is None and not all(passed):
+        raise typer.Exit(1)
+
+
+def trained(kind: type[Bahdanau | Transformer], task: Task, plan: Plan, seed: int, out: Path) -> bool:
+    """Train one model on one task, print how well it spells and draw its attention; whether it passes."""
+    console = Console()
+    torch.manual_seed(seed)
+    title = f"{kind.__name__} on {task.name}"
+    pairs, held_out = task.split(TRAINED, HELD_OUT, seed)
+    model = kind(task)
+    seconds = learn(model, pairs, plan, title=title)
+    model.eval()
+    with torch.no_grad():
+        spelled = decoded(model, held_out, task)
+        agree = all(torch.equal(x, spelled["greedy"]) for x in list(spelled.values())[:3])
+        console.print(f"{title}: {len(held_out):,} held-out pairs after {seconds:.0f} s", soft_wrap=True)
+        table = Table("decoding", "exact")
+        for way, tokens in spelled.items():
+            table.add_row(way, f"{exact(tokens, held_out):.1%}")
+        console.print(table)
+        console.print(f"greedy, uncached and beam of 1 {'agree on every token' if agree else 'DIFFER'}")
+        if task.aligned:
+            console.print(f"largest weight where the character stands, ± 1: {pointing(model, held_out, task):.1%}")
+        path = out / f"{kind.__name__.lower()}-{task.name}.png"
+        picture(model, held_out, task, title, path)
+        console.print(f"attention: {path}", soft_wrap=True)
+    return agree and exact(spelled["greedy"], held_out) >= PASSED
+
+
+def decoded(model: Model, pairs: Pairs, task: Task) -> dict[str, Tensor]:
+    """Tokens by each way of decoding; the first three must be the same."""
+    steps = task.longest_target + 1
+    ways: dict[str, Callable[[], Tensor]] = {
+        "greedy": lambda: model.greedy(pairs, steps),
+        "greedy, uncached": lambda: model.greedy_uncached(pairs, steps),
+        "beam of 1": lambda: model.beam(pairs, steps, 1),
+        f"beam of {BEAMS}": lambda: model.beam(pairs, steps, BEAMS),
+    }
+    return {way: decode() for way, decode in ways.items()}
+
+
+def pointing(model: Model, pairs: Pairs, task: Task) -> float:
+    """The share of steps whose largest weight is at most one place from where the spelled character stands."""
+    assert task.aligned is not None
+    places = model.attention(pairs).argmax(-1)
+    expected = task.aligned(pairs.lengths[:, None], torch.arange(places.shape[-1]))
+    characters = pairs.spelled & (expected >= 0)
+    return float(((places - expected).abs() <= 1)[characters].float().mean())
+
+
+def picture(model: Model, pairs: Pairs, task: Task, title: str, path: Path) -> None:
+    """Draw the attention for the longest of the sources."""
+    chosen = pairs.at(pairs.lengths.argmax()[None])
+    source = "".join(task.source_vocabulary[i] for i in chosen.sources[0, : chosen.lengths[0]])
+    target = task.text(chosen.targets[0].tolist())
+    weights = model.attention(chosen)[0, : len(target) + 1, : len(source)]
+    draw(weights, source, [*target, "<eos>"], title, path)

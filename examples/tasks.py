@@ -1,0 +1,136 @@
+"""Two tasks from text to text, whose data are made here: words to be reversed, and dates to be written in ISO 8601."""
+
+import calendar
+import datetime
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from string import ascii_lowercase, digits
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+STOP, EOS = "\n", 0
+"""The character that begins and ends every target, <eos> in the lectures, and its token. Sources are padded with it."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sources (count, longest source), their lengths (count,), and targets with <eos> (count, longest target + 1)."""
+
+    sources: Tensor
+    lengths: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def read(self) -> Tensor:
+        """Which characters of the sources are no padding (count, longest source)."""
+        return torch.arange(self.sources.shape[1]) < self.lengths[:, None]
+
+    @property
+    def given(self) -> Tensor:
+        """The token before each token of the targets, <eos> before the first."""
+        return functional.pad(self.targets[:, :-1], (1, 0), value=EOS)
+
+    @property
+    def spelled(self) -> Tensor:
+        """Which tokens belong to the targets, <eos> with them (count, longest target + 1)."""
+        return (self.given != EOS) | (torch.arange(self.targets.shape[1]) == 0)
+
+    def at(self, indices: Tensor) -> "Pairs":
+        """Some of the pairs."""
+        return Pairs(self.sources[indices], self.lengths[indices], self.targets[indices])
+
+
+@dataclass(frozen=True)
+class Task:
+    """A function to be learned, from one text to another, by examples drawn at random."""
+
+    name: str
+    source_characters: str
+    target_characters: str
+    longest_source: int
+    longest_target: int
+    drawn: Callable[[random.Random], tuple[str, str]]
+    aligned: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Where in a source of some length the character of a step stands, if that is known; negative beyond the end."""
+
+    @cached_property
+    def source_vocabulary(self) -> str:
+        """The characters of sources; the index of a character is its token."""
+        return STOP + self.source_characters
+
+    @cached_property
+    def target_vocabulary(self) -> str:
+        """The characters of targets."""
+        return STOP + self.target_characters
+
+    def split(self, training: int, held_out: int, seed: int) -> tuple[Pairs, Pairs]:
+        """Pairs to learn from and pairs to test with; no source is among both."""
+        generator, drawn = random.Random(seed), dict[str, str]()
+        while len(drawn) < training + held_out:
+            source, target = self.drawn(generator)
+            drawn[source] = target
+        pairs = list(drawn.items())
+        return self.encoded(pairs[:training]), self.encoded(pairs[training:])
+
+    def encoded(self, pairs: Sequence[tuple[str, str]]) -> Pairs:
+        """Pairs of texts as tokens; ``ValueError`` for a source that is too long or has other characters."""
+        sources = [source for source, _ in pairs]
+        for source in sources:
+            if not 0 < len(source) <= self.longest_source or set(source) - set(self.source_characters):
+                raise ValueError(
+                    f"{self.name}: expected 1 to {self.longest_source} of the characters "
+                    f"{self.source_characters!r}; got {source!r}"
+                )
+        return Pairs(
+            _tokens(sources, self.source_vocabulary, self.longest_source),
+            torch.tensor([len(source) for source in sources]),
+            _tokens([target for _, target in pairs], self.target_vocabulary, self.longest_target + 1),
+        )
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The target that tokens spell, up to <eos>."""
+        return "".join(self.target_vocabulary[token] for token in tokens).split(STOP)[0]
+
+
+def _tokens(texts: Sequence[str], vocabulary: str, width: int) -> Tensor:
+    return torch.tensor([[vocabulary.index(c) for c in text.ljust(width, STOP)] for text in texts])
+
+
+def _reversed_word(generator: random.Random) -> tuple[str, str]:
+    word = "".join(generator.choices(ascii_lowercase, k=generator.randint(4, 12)))
+    return word, word[::-1]
+
+
+def _date(generator: random.Random) -> tuple[str, str]:
+    first, last = datetime.date(1900, 1, 1).toordinal(), datetime.date(2099, 12, 31).toordinal()
+    date = datetime.date.fromordinal(generator.randint(first, last))
+    month, weekday = calendar.month_name[date.month].lower(), calendar.day_name[date.weekday()].lower()
+    written = generator.choice(
+        (
+            f"{date.day} {month} {date.year}",
+            f"{date.day} {month[:3]} {date.year}",
+            f"{month} {date.day}, {date.year}",
+            f"{month[:3]} {date.day}, {date.year}",
+            f"{weekday}, {date.day} {month} {date.year}",
+            f"{weekday[:3]} {month[:3]} {date.day} {date.year}",
+            f"{date.day}.{date.month}.{date.year}",
+            f"{date.day:02}/{date.month:02}/{date.year}",
+        )
+    )
+    return written, date.isoformat()
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("reversing", ascii_lowercase, ascii_lowercase, 12, 12, _reversed_word, lambda length, t: length - 1 - t),
+        Task("dates", ascii_lowercase + digits + " ,./", digits + "-", len("wednesday, 30 september 2026"), 10, _date),
+    )
+}

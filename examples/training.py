@@ -1,0 +1,54 @@
+"""Training by teacher forcing, and how many held-out targets a trained model spells exactly."""
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from examples.model import Model
+from examples.tasks import Pairs
+
+LARGEST_NORM = 1.0
+"""Gradients are scaled down to this norm."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how fast a model learns."""
+
+    steps: int
+    batch: int
+    rate: float
+
+
+def learn(model: Model, pairs: Pairs, plan: Plan, *, title: str) -> float:
+    """Train a model with Adam, the learning rate rising and falling once; the seconds that it took."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=plan.rate, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.rate, plan.steps)
+    began = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+        bar = progress.add_task(title, total=plan.steps, shown="")
+        for step in range(plan.steps):
+            loss = surprise(model, pairs.at(torch.randint(len(pairs), (plan.batch,))))
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(model.parameters(), LARGEST_NORM)
+            optimizer.step()
+            schedule.step()
+            progress.update(bar, completed=step + 1, shown=f"{loss.item() / math.log(2):.3f} bits a token")
+    return time.monotonic() - began
+
+
+def surprise(model: Model, pairs: Pairs) -> Tensor:
+    """The mean of −log P over the tokens of the targets, <eos> with them and nothing behind it."""
+    found = model.log_probabilities(pairs).gather(-1, pairs.targets[..., None])[..., 0]
+    return -found[pairs.spelled].mean()
+
+
+def exact(tokens: Tensor, pairs: Pairs) -> float:
+    """The share of the targets that tokens spell up to <eos>."""
+    return float(((tokens == pairs.targets) | ~pairs.spelled).all(-1).float().mean())

@@ -1,0 +1,140 @@
+"""A small transformer: encoder and decoder of the paper, with the keys and values of earlier steps in a cache."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnspec.backends.pytorch import (
+    cached_decoder_step,
+    decoder_stack,
+    encoder_decoder,
+    layer_norm,
+    multi_head_attention,
+    scaled_dot_scores,
+    sinusoidal_positional_encoding,
+    softmax,
+)
+from attnspec.backends.pytorch.nn import (
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
+from attnspec.spec import EncoderDecoderParameters, KeyValueCache
+from examples.model import Model
+from examples.tasks import EOS, Pairs, Task
+
+Caches = list[KeyValueCache[Tensor]]
+"""The keys and values of the positions so far, for each layer of the decoder."""
+
+
+class Transformer(Model):
+    """Embeddings and sinusoids through two layers of encoder and decoder, and a linear layer for the next token."""
+
+    def __init__(self, task: Task, size: int = 64, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.size, self.heads = size, heads
+        self.source = nn.Embedding(len(task.source_vocabulary), size)
+        self.target = nn.Embedding(len(task.target_vocabulary), size)
+        for table in (self.source, self.target):
+            nn.init.normal_(table.weight, std=size**-0.5)
+        self.encoder = TransformerEncoder(TransformerEncoderLayer(size, heads, 2 * size), layers)
+        self.decoder = TransformerDecoder(TransformerDecoderLayer(size, heads, 2 * size), layers)
+        for stack in (self.encoder, self.decoder):
+            stack.reset_parameters()
+        self.output = nn.Linear(size, len(task.target_vocabulary))
+        self.positions: Tensor
+        longest = max(task.longest_source, task.longest_target + 1)
+        self.register_buffer("positions", sinusoidal_positional_encoding(longest, size).float(), persistent=False)
+
+    def placed(self, tokens: Tensor, table: nn.Embedding) -> Tensor:
+        """Embeddings of tokens (count, n), √d times, with the sinusoids of their positions."""
+        found: Tensor = table(tokens) * math.sqrt(self.size) + self.positions[: tokens.shape[-1]]
+        return found
+
+    def memory(self, pairs: Pairs) -> Tensor:
+        """What the encoder makes of the sources (count, longest source, size)."""
+        return self.encoder(self.placed(pairs.sources, self.source), mask=pairs.read[:, None])
+
+    def log_probabilities(self, pairs: Pairs) -> Tensor:
+        """All positions at once: the decoder is causal."""
+        rows = self.placed(pairs.given, self.target)
+        found = self.decoder(rows, self.memory(pairs), memory_mask=pairs.read[:, None])
+        return functional.log_softmax(self.output(found), -1)
+
+    def step(self, tokens: Tensor, caches: Caches, memory: Tensor, read: Tensor) -> tuple[Tensor, Caches]:
+        """Log-probabilities of what follows the latest tokens (count), and the caches with these tokens."""
+        x = self.target(tokens) * math.sqrt(self.size) + self.positions[caches[0].key.shape[-2]]
+        longer = []
+        for cache, layer in zip(caches, self.decoder.record(), strict=True):
+            x, cache = cached_decoder_step(x, cache, memory, layer, memory_mask=read)
+            longer.append(cache)
+        return functional.log_softmax(self.output(x), -1), longer
+
+    def empty(self, count: int) -> Caches:
+        """Caches without positions."""
+        nothing = torch.empty(count, self.heads, 0, self.size // self.heads)
+        return [KeyValueCache(nothing, nothing) for _ in self.decoder.record()]
+
+    def greedy(self, pairs: Pairs, steps: int) -> Tensor:
+        """Each step sees one token, and the rest in the caches."""
+        memory, caches = self.memory(pairs), self.empty(len(pairs))
+        tokens, ended = [torch.full_like(pairs.lengths, EOS)], torch.zeros(len(pairs), dtype=torch.bool)
+        for _ in range(steps):
+            found, caches = self.step(tokens[-1], caches, memory, pairs.read)
+            tokens.append(found.argmax(-1).masked_fill(ended, EOS))
+            ended |= tokens[-1] == EOS
+        return torch.stack(tokens[1:], -1)
+
+    def greedy_uncached(self, pairs: Pairs, steps: int) -> Tensor:
+        """The operation ``encoder_decoder`` on all tokens so far, for each token anew."""
+        weights = EncoderDecoderParameters(
+            self.source.weight,
+            self.target.weight,
+            self.encoder.record(),
+            self.decoder.record(),
+            self.output.weight,
+            self.output.bias,
+        )
+        tokens, ended = torch.full((len(pairs), 1), EOS), torch.zeros(len(pairs), dtype=torch.bool)
+        for _ in range(steps):
+            found = encoder_decoder(pairs.sources, tokens, weights, source_mask=pairs.read)
+            following = found[:, -1].argmax(-1).masked_fill(ended, EOS)
+            tokens = torch.cat([tokens, following[:, None]], -1)
+            ended |= following == EOS
+        return tokens[:, 1:]
+
+    def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
+        """Of all extensions of the hypotheses of a source, the most probable are kept; one that has ended stays."""
+        count, vocabulary = len(pairs), self.target.num_embeddings
+        memory, read = (x.repeat_interleave(beams, 0) for x in (self.memory(pairs), pairs.read))
+        caches, tokens = self.empty(count * beams), torch.full((count * beams, 1), EOS)
+        # All hypotheses are the same at first: only one of them counts.
+        scores = torch.full((count, beams), -math.inf).index_fill(1, torch.tensor([0]), 0.0)
+        ended = torch.zeros(count * beams, dtype=torch.bool)
+        only_eos = torch.full((vocabulary,), -math.inf).index_fill(0, torch.tensor([EOS]), 0.0)
+        for _ in range(steps):
+            found, caches = self.step(tokens[:, -1], caches, memory, read)
+            candidates = scores[..., None] + found.where(~ended[:, None], only_eos).view(count, beams, vocabulary)
+            scores, best = candidates.flatten(1).topk(beams, -1)
+            kept = (torch.arange(count)[:, None] * beams + best // vocabulary).flatten()
+            following = (best % vocabulary).flatten()
+            tokens = torch.cat([tokens[kept], following[:, None]], -1)
+            caches = [KeyValueCache(cache.key[kept], cache.value[kept]) for cache in caches]
+            ended = following == EOS
+        return tokens.view(count, beams, -1)[:, 0, 1:]
+
+    def attention(self, pairs: Pairs) -> Tensor:
+        """The weights of the last layer's attention to the memory, the mean over its heads."""
+        memory, read = self.memory(pairs), pairs.read[:, None]
+        *before, last = self.decoder.record()
+        x = decoder_stack(self.placed(pairs.given, self.target), memory, tuple(before), memory_mask=read)
+        p = last.attention
+        attended = multi_head_attention(x, x, x, p.w_q, p.w_k, p.w_v, p.w_o, causal=True)
+        x = layer_norm(x + attended, last.attention_norm)
+        query, key = (
+            (rows[:, None] @ w.mT) for rows, w in ((x, last.cross_attention.w_q), (memory, last.cross_attention.w_k))
+        )
+        return softmax(scaled_dot_scores(query, key), mask=read[:, None]).mean(1)
