@@ -157,7 +157,7 @@ def teacher_forced_decode(tokens: Tensor, state: Tensor, annotations: Tensor, pa
 class Method(torch.nn.Module):
     """A module whose call is another method of a decoder."""
 
-    def __init__(self, decoder: nn.BahdanauDecoder, name: str) -> None:
+    def __init__(self, decoder: torch.nn.Module, name: str) -> None:
         super().__init__()
         self.decoder, self.name = decoder, name
 
@@ -165,25 +165,28 @@ class Method(torch.nn.Module):
         return getattr(self.decoder, self.name)(*inputs, **options)
 
 
-def through_method(name: str, parameters: Any, *inputs: Any, **options: Any) -> Any:
-    module = Method(nn.BahdanauDecoder.from_record(parameters), name)
-    return through(module, {"decoder": parameters}, *inputs, **options)
+def through_method(decoder: torch.nn.Module, name: str, parameters: Any, *inputs: Any, **options: Any) -> Any:
+    """The result of a method of a decoder, with given weights."""
+    return through(Method(decoder, name), {"decoder": parameters}, *inputs, **options)
 
 
 def decoder_step(token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, **how: Any) -> Any:
-    return through_method("step", parameters, token, state, annotations, **how)
+    decoder = nn.BahdanauDecoder.from_record(parameters)
+    return through_method(decoder, "step", parameters, token, state, annotations, **how)
 
 
 def greedy_decode(
     token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, steps: int, eos: int, **how: Any
 ) -> Any:
-    return through_method("greedy_decode", parameters, token, state, annotations, steps, eos, **how)
+    decoder = nn.BahdanauDecoder.from_record(parameters)
+    return through_method(decoder, "greedy_decode", parameters, token, state, annotations, steps, eos, **how)
 
 
 def beam_decode(
     token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, steps: int, eos: int, beams: int, **how: Any
 ) -> Any:
-    return through_method("beam_decode", parameters, token, state, annotations, steps, eos, beams, **how)
+    decoder = nn.BahdanauDecoder.from_record(parameters)
+    return through_method(decoder, "beam_decode", parameters, token, state, annotations, steps, eos, beams, **how)
 
 
 def patch_embedding(image: Tensor, parameters: Any) -> Any:
@@ -216,6 +219,25 @@ def decoder_layer(x: Tensor, memory: Tensor, parameters: Any, *, norm: str = "po
 def decoder_stack(x: Tensor, memory: Tensor, layers: Any, *, norm: str = "post", **how: Any) -> Any:
     make = partial(nn.TransformerDecoder.from_record, norm_first=norm == "pre")
     return through_record(make, layers, x, memory, **how)
+
+
+def encoder_decoder(source: Tensor, target: Tensor, parameters: Any, **how: Any) -> Any:
+    return through_record(nn.Transformer.from_record, parameters, source, target, **how)
+
+
+def decoder_only(tokens: Tensor, parameters: Any, **how: Any) -> Any:
+    return through_record(nn.DecoderOnly.from_record, parameters, tokens, **how)
+
+
+def encoder_only(tokens: Tensor, parameters: Any, **how: Any) -> Any:
+    return through_record(nn.EncoderOnly.from_record, parameters, tokens, **how)
+
+
+def cached_decoder_step(
+    x: Tensor, cache: Any, memory: Tensor, parameters: Any, *, norm: str = "post", **how: Any
+) -> Any:
+    layer = nn.TransformerDecoderLayer.from_record(parameters, norm_first=norm == "pre")
+    return through_method(layer, "step", parameters, x, cache, memory, **how)
 
 
 def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:

@@ -43,12 +43,15 @@ class Case:
     """Whether the result keeps its dtype under autocast."""
     tokens: tuple[int, ...] = ()
     """The shape of the first input where that one is of tokens, of which there are 9."""
+    targets: tuple[int, ...] = ()
+    """Likewise of the second one."""
 
     def inputs(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
         """Normal random tensors."""
         generator = torch.Generator().manual_seed(1)
         numbers = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in self.shapes]
-        return (*([torch.randint(9, self.tokens, generator=generator)] if self.tokens else []), *numbers)
+        tokens = [torch.randint(9, shape, generator=generator) for shape in (self.tokens, self.targets) if shape]
+        return (*tokens, *numbers)
 
     def options(self) -> dict[str, Any]:
         """A mask that excludes half of the pairs, and the causal flag, where there are such."""
@@ -209,6 +212,18 @@ CASES = {
     "TransformerDecoder": Case(
         lambda **how: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2, 8, **how), 2),
         ((B, N, 6), (B, M, 6)), as_record(pytorch.decoder_stack), "norm_first=False", (N, N),
+    ),
+    "Transformer": Case(
+        lambda **how: nn.Transformer(12, 9, 6, 2, 2, 2, 8, **how), (), as_record(pytorch.encoder_decoder),
+        "num_source_embeddings=12, num_embeddings=9, d_model=6", (N, N), tokens=(B, M), targets=(B, N),
+    ),
+    "DecoderOnly": Case(
+        lambda **how: nn.DecoderOnly(9, 11, 6, 2, 2, 8, **how), (), as_record(pytorch.decoder_only),
+        "num_embeddings=9, max_len=11, d_model=6", (N, N), tokens=(B, N),
+    ),
+    "EncoderOnly": Case(
+        lambda **how: nn.EncoderOnly(9, 11, 6, 2, 2, 8, **how), (), as_record(pytorch.encoder_only),
+        "num_embeddings=9, max_len=11, d_model=6", (N, N), tokens=(B, N),
     ),
     "PatchEmbedding": Case(
         lambda **how: nn.PatchEmbedding((4, 6), 2, 8, 3, **how), ((B, 4, 6, 3),), as_record(pytorch.patch_embedding),
@@ -448,6 +463,8 @@ BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] 
         lambda: nn.BahdanauDecoder(30, 36, 64, 64, 49),
         {"w_q": 1 / 8, "w_v": 1 / 7, "w_o": 1 / 8, "b_o": 1 / 8, "cell.w_xh": 1 / 8},
     ),
+    "DecoderOnly": (lambda: nn.DecoderOnly(30, 40, 64, 4, 1, 49), {"w": 1 / 8, "b": 1 / 8}),
+    "Transformer": (lambda: nn.Transformer(30, 40, 64, 4, 1, 1, 49), {"w": 1 / 8, "decoder.0.feed_forward.w_2": 1 / 7}),
     "PatchEmbedding": (lambda: nn.PatchEmbedding(16, 4, 64, 4), {"w": 1 / 8}),
     "AttentionGate": (
         lambda: nn.AttentionGate(64, 81, 100),
@@ -510,6 +527,25 @@ def test_positions_begin_normal() -> None:
     table = nn.LearnedPositions(100, 100).table.detach()
     assert abs(float(table.mean())) < 6e-2
     assert abs(float(table.std()) - 1) < 6 / math.sqrt(2e4)
+
+
+def test_embeddings_begin_normal() -> None:
+    torch.manual_seed(8)
+    model, text = nn.Transformer(200, 300, 100, 4, 1, 1, 8), nn.EncoderOnly(200, 300, 100, 4, 1, 8)
+    deviations = {model.source_embedding: 0.1, model.target_embedding: 0.1, text.embedding: 1.0, text.positions: 1.0}
+    for table, expected in deviations.items():
+        assert abs(float(table.detach().std()) / expected - 1) < 6 / math.sqrt(2 * table.numel())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_steps_of_a_decoder_layer_are_its_rows(norm_first: bool) -> None:
+    layer = nn.TransformerDecoderLayer(6, 2, 8, memory_dim=4, norm_first=norm_first)
+    x, memory, seen = torch.randn(B, N, 6), torch.randn(B, M, 4), torch.arange(M) < 4
+    cache, rows = layer.empty_cache(B), []
+    for row in x.unbind(1):
+        y, cache = layer.step(row, cache, memory, memory_mask=seen)
+        rows.append(y)
+    torch.testing.assert_close(torch.stack(rows, 1), layer(x, memory, memory_mask=seen.expand(N, M)))
 
 
 def test_positions_of_patches_begin_small() -> None:
@@ -614,6 +650,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: nn.LuongAttention(4, 5, score="dot"), "LuongAttention: annotation_dim: expected state_dim = 4; got 5"),
     (lambda: nn.LayerNorm(0), "LayerNorm: normalized_shape: expected at least 1; got 0"),
+    (lambda: nn.DecoderOnly(9, 0), "DecoderOnly: max_len: expected at least 1; got 0"),
+    (lambda: nn.Transformer(9, 9, num_decoder_layers=0), "Transformer: num_decoder_layers: expected at least 1; got 0"),
     (
         lambda: nn.PatchEmbedding((4, 5), 2, 8),
         "PatchEmbedding: width: expected a multiple of patch_size = 2; got 5",

@@ -1,12 +1,16 @@
 """Transformers: layers of attention and feed-forward networks, and what is built of them. No layer has dropout."""
 
 from attnspec.backends.pytorch.nn.transformer.layers import TransformerDecoderLayer, TransformerEncoderLayer
+from attnspec.backends.pytorch.nn.transformer.models import DecoderOnly, EncoderOnly, Transformer
 from attnspec.backends.pytorch.nn.transformer.stacks import TransformerDecoder, TransformerEncoder
 from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
 
 __all__ = [
+    "DecoderOnly",
+    "EncoderOnly",
     "FeedForward",
     "LayerNorm",
+    "Transformer",
     "TransformerDecoder",
     "TransformerDecoderLayer",
     "TransformerEncoder",

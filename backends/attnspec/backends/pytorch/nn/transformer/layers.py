@@ -11,8 +11,8 @@ from attnspec.backends.pytorch.nn.conversion import check_no_dropout, check_same
 from attnspec.backends.pytorch.nn.multihead import MultiHeadAttention
 from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes
 from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
-from attnspec.backends.pytorch.transformer import decoder_layer, encoder_layer
-from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters
+from attnspec.backends.pytorch.transformer import cached_decoder_step, decoder_layer, encoder_layer
+from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, KeyValueCache
 
 
 class Layer(Recorded[Record]):
@@ -168,11 +168,16 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
     Initialisation: that of :class:`MultiHeadAttention`, :class:`FeedForward` and :class:`LayerNorm`, as in
         ``nn.TransformerDecoderLayer``.
     Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``d_model``.
-    Source: operation ``decoder_layer``.
+    Source: operations ``decoder_layer`` and ``cached_decoder_step``.
 
     >>> layer = TransformerDecoderLayer(16, 4, 64)
-    >>> layer(torch.randn(2, 5, 16), torch.randn(2, 7, 16)).shape
+    >>> x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    >>> layer(x, memory).shape
     torch.Size([2, 5, 16])
+    >>> y, cache = layer.step(x[:, 0], layer.empty_cache(2), memory)
+    >>> y, cache = layer.step(x[:, 1], cache, memory)
+    >>> y.shape, cache.key.shape
+    (torch.Size([2, 16]), torch.Size([2, 4, 2, 4]))
     """
 
     kind = DecoderLayerParameters
@@ -212,6 +217,27 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def empty_cache(self, *batch: int) -> KeyValueCache[Tensor]:
+        """What ``step`` begins with: a cache without positions."""
+        key, value = (w.new_empty(*batch, w.shape[0], 0, w.shape[1]) for w in (self.attention.w_q, self.attention.w_v))
+        return KeyValueCache(key.detach(), value.detach())
+
+    def step(
+        self,
+        x: Tensor,
+        cache: KeyValueCache[Tensor],
+        memory: Tensor,
+        *,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> tuple[Tensor, KeyValueCache[Tensor]]:
+        """The next position, x (*batch, d), with those before it in a cache: its features, and the cache with it.
+
+        Masks broadcast to (*batch, cached) and (*batch, m). Source: operation ``cached_decoder_step``.
+        """
+        norm = word(self.norm_first)
+        return cached_decoder_step(x, cache, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
 
     @classmethod
     def from_torch(cls, module: nn.TransformerDecoderLayer) -> Self:
