@@ -149,6 +149,22 @@ def test_a_row_that_is_taken_often_gets_the_sum_of_its_gradients() -> None:
     assert (budget[1] < 1e-5).all()
 
 
+def test_tanh_errs_by_the_steepest_slope_within_the_budget() -> None:
+    """At 3 a tanh is flat, but an argument that may as well be −1 has another tanh."""
+    x, sigma = 3.0, 0.5
+    found = np.tanh(Statistical(np.array([x]), sigma, precision("rnn_cell", "float32")))
+    assert 8 * found.error[0] >= np.tanh(x) - np.tanh(x - 8 * sigma)
+
+
+def test_the_slope_of_tanh_errs_as_a_square_does() -> None:
+    """Both factors of r² are the same number, whose error counts twice."""
+    p = precision("rnn_cell", "float32")
+    x, one = np.array([[1.5]]), np.ones((1, 1))
+    budget = gradients(lambda x: np.tanh(x @ one), {"x": x}, one, p, np.dtype(np.float64))["x"][1]
+    r = np.tanh(Statistical(x, 0.0, p, given=True) @ one)
+    assert budget[0, 0] / 8 >= 2 * r.value[0, 0] * r.error[0, 0]
+
+
 def test_a_product_of_three_may_be_taken_in_either_order_in_bfloat16() -> None:
     """Terms of W k that add up coherently: its rounding as an operand exceeds that of q W."""
     p = precision("general_scores", "bfloat16")

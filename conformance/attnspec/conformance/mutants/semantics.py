@@ -157,7 +157,7 @@ def nan_to_num(correct: Formulas, weights: Numbers, value: Numbers, mask: Number
     source="nan_to_num was removed, its declaration was not",
 )
 def propagates_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """What is normative, declared as a deviation."""
+    """NaN stays NaN, which is normative, declared as a deviation."""
     return Formulas.pooled(correct, weights, value, mask)
 
 
