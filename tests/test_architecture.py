@@ -252,7 +252,7 @@ ROOMS = {
 }
 """What stands in a column beside its chapters: everything else goes down a floor."""
 HALLS = {
-    "backends/attnspec/backends": {"bases", "pytorch", "torch_native.py"},
+    "backends/attnspec/backends": {"bases", "pytorch", "torch_native"},
     "conformance/attnspec/conformance": {
         *("cli.py", "plugin.py", "test_conformance.py"),
         *("inputs", "judging", "laws", "mutants", "reporting", "running", "variants"),

@@ -1,4 +1,8 @@
-"""The adapter of ``F.scaled_dot_product_attention``: what it presents and what it does not hide."""
+"""PyTorch's own operations as a backend: what the adapter presents and what it does not hide."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,14 +27,39 @@ RECURRENT = {
 }
 
 
+ATTENTION = {"scaled_dot_product_attention", "multi_head_attention"}
+
+
 def test_what_it_provides() -> None:
-    assert {name for name in OPERATIONS if hasattr(backend, name)} == {"scaled_dot_product_attention", *RECURRENT}
+    assert {name for name in OPERATIONS if hasattr(backend, name)} == {*ATTENTION, *RECURRENT}
+
+
+UNDECLARED = """
+from attnspec.backends.torch_native import TorchNative
+
+
+class Undeclared(TorchNative):
+    name = "undeclared"
+    semantics = {"masked_nonfinite": "propagates"}
+
+
+backend = Undeclared()
+"""
 
 
 def test_it_declares_its_deviations() -> None:
     deviations = {q: getattr(backend.semantics, q) for q in QUESTIONS}
     expected = {"masked_nonfinite": "propagates", "gru_reset": "after"}
     assert {q: c for q, c in deviations.items() if c != QUESTIONS[q].normative} == expected
+
+
+def test_a_gru_that_declares_the_normative_reset_is_convicted(tmp_path: Path) -> None:
+    (tmp_path / "undeclared.py").write_text(UNDECLARED, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "undeclared.py", "--profile", "quick"]
+    chosen = ["--operation", "gru_cell", "--dtype", "float64", "--workers", "1"]
+    done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "gru_reset: declared before, observed after" in done.stdout
 
 
 @pytest.mark.parametrize("lengths", [None, [4, 0, 2]])
@@ -132,3 +161,46 @@ def test_shapes_that_violate_the_protocol_raise(
     given = None if mask is None else torch.ones(mask, dtype=torch.bool)
     with pytest.raises(ShapeError, match=r"^scaled_dot_product_attention: (key|value|mask): expected .*; got "):
         attention(draw(2, 2, 3, 4), draw(*key), draw(*value), mask=given)
+
+
+def of_heads(heads: int, p: int) -> list[Tensor]:
+    return [*(draw(heads, p, heads * p) + i for i in range(3)), draw(heads * p, heads * p)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_are_those_of_torch_nn(masked: bool, causal: bool) -> None:
+    heads, p, n, m = 3, 4, 5, 6
+    query, key, value = draw(2, n, heads * p), draw(2, m, heads * p), draw(2, m, heads * p) + 1
+    w_q, w_k, w_v, w_o = of_heads(heads, p)
+    theirs = torch.nn.MultiheadAttention(heads * p, heads, bias=False, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)]))
+        theirs.out_proj.weight.copy_(w_o)
+    mask = draw(2, n, m) > -1
+    allowed = mask & torch.ones(n, m, dtype=torch.bool).tril() if causal else mask
+    hidden = ~allowed if masked else ~torch.ones(n, m, dtype=torch.bool).tril() if causal else None
+    if masked:
+        hidden = (~allowed).repeat_interleave(heads, 0)
+    expected, _ = theirs(query, key, value, attn_mask=hidden, need_weights=False)
+    given = mask if masked else None
+    found = backend.multi_head_attention(query, key, value, w_q, w_k, w_v, w_o, mask=given, causal=causal)
+    torch.testing.assert_close(found, expected)
+
+
+def test_heads_that_do_not_divide_the_width_raise() -> None:
+    x = draw(4, 6)
+    w_q, w_k, w_v, w_o = draw(2, 3, 6), draw(2, 3, 6), draw(2, 2, 6), draw(6, 4)
+    with pytest.raises(ValueError, match=r"^multi_head_attention: w_v: expected heads × .* = 6; got 2 × 2 and 6$"):
+        backend.multi_head_attention(x, x, x, w_q, w_k, w_v, w_o)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_of_what_is_empty(shape: tuple[int, int, int], causal: bool) -> None:
+    batch, n, m = shape
+    weights = of_heads(2, 3)
+    mask = torch.ones(batch, n, m, dtype=torch.bool)
+    memory = draw(batch, m, 6)
+    found = backend.multi_head_attention(draw(batch, n, 6), memory, memory, *weights, mask=mask, causal=causal)
+    assert torch.equal(found, torch.zeros(batch, n, 6))

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.inputs.heads import divided_sizes, divides
+from attnspec.spec import OPERATIONS, Limits
+
 STRICT = """
 from attnspec.reference.attention import additive_attention
 from attnspec.reference.scoring import additive_scores
@@ -42,3 +46,55 @@ def test_a_backend_that_raises_outside_of_its_limits_conforms(limits: dict[str, 
     command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "strict.py:Strict", "--profile", "quick"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+DIVIDED = """
+from attnspec.reference.multihead import multi_head_attention as correct
+
+
+class Divided:
+    name = "divided"
+    limits = {{"dtypes": ("float64",), "divided_heads": True}}
+
+    @staticmethod
+    def multi_head_attention(query, key, value, w_q, w_k, w_v, w_o, **options):
+        heads, p, width = w_q.shape
+        widths = [x.shape[-1] for x in (query, key, value, w_k, w_v)] + [w_o.shape[0]]
+        assert w_q.shape == w_k.shape == w_v.shape, "outside of the limits"
+        assert heads * p == width and set(widths) == {{width}}, "outside of the limits"
+        return correct(query, key, value, w_q, w_k, w_v, w_o, **options){error}
+"""
+
+
+@pytest.mark.parametrize(("error", "code"), [("", 0), (" * (1 + 1e-3 * (heads > 1))", 1)], ids=["correct", "wrong"])
+def test_heads_divide_the_width_of_all_inputs_and_of_counterexamples(error: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "divided.py").write_text(DIVIDED.format(error=error), encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "divided.py:Divided", "--profile", "quick"]
+    done = subprocess.run(
+        [*command, "--workers", "1"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "outside of the limits" not in done.stdout + done.stderr
+    assert "divided heads True" in done.stdout
+
+
+@pytest.mark.parametrize("head_sizes", [None, (4, 8)])
+@pytest.mark.parametrize("name", [name for name, o in OPERATIONS.items() if divided_sizes(o).heads])
+def test_examples_have_heads_that_divide_the_width(name: str, head_sizes: tuple[int, ...] | None) -> None:
+    operation, limits = OPERATIONS[name], Limits(divided_heads=True, head_sizes=head_sizes)
+    found = divided_sizes(operation)
+    free = 0
+    for seed in range(3):
+        for example in corners(operation, limits, seed=seed, most=8, work=2.0**16):
+            sizes = example.sizes
+            (heads,), (part,) = ({sizes[size] for size in group} for group in (found.heads, found.parts))
+            assert {sizes[size] for size in found.widths} == {heads * part}
+            assert head_sizes is None or part in head_sizes
+            arguments = example.arguments(operation, "float64")
+            assert divides(arguments, limits)
+            free += heads > 1 and part > 1
+    assert free
+    assert not all(
+        divides(example.arguments(operation, "float64"), limits)
+        for example in corners(operation, Limits(), seed=0, most=8, work=2.0**12)
+    )

@@ -14,6 +14,7 @@ def test_nothing_declared_is_two_dtypes_on_the_cpu() -> None:
     assert Limits.of(None) == Limits.of({}) == Limits()
     assert Limits() == Limits(dtypes=("float64", "float32"), devices=("cpu",), multiple_of=1, max_batch_dims=3)
     assert (Limits().head_sizes, Limits().max_length, Limits().features) == (None, None, None)
+    assert not Limits().divided_heads
 
 
 def test_forms_of_a_declaration() -> None:
@@ -76,6 +77,7 @@ FIELDS = ", ".join(f.name for f in fields(Limits))
         ({"max_batch_dims": -1}, "limits max_batch_dims: expected an integer of at least 0; got -1"),
         ({"head_sizes": ()}, "limits head_sizes: expected sizes of at least 1; got ()"),
         ({"head_sizes": (8, 0)}, "limits head_sizes: expected an integer of at least 1; got 0"),
+        ({"divided_heads": 1}, "limits divided_heads: expected True or False; got 1"),
         ({"dtype": ("float32",)}, f"limits: expected fields among {FIELDS}; got dtype"),
         ({"sizes": 1, "heads": 2}, f"limits: expected fields among {FIELDS}; got heads, sizes"),
         ("float32", "limits: expected Limits or a mapping; got str"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.examples import ABSENT, KINDS, MASKS, Example
+from attnspec.conformance.inputs.heads import divided
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
@@ -208,6 +209,7 @@ def example_from(
 
     batch = tuple(row.get("batch", ()))
     sizes = tamed(chosen("size"), batch, operation, limits, work, random.Random(seed), spared)
+    sizes = divided(sizes, operation, limits)
     if multiply_adds(sizes, batch, operation) > FAR_BEYOND * work:
         batch = ()  # lengths that are multiples of many cannot be cut any further
     kept = chosen("kept")
@@ -249,7 +251,7 @@ def tamed(
     least = {name: 2 if operation.axis(name) & Axis.GRID else few.get(name, 8) for name in sizes}
     large = [name for name, size in sizes.items() if size > least[name]]
     last = rng.choice(large) if large else ""
-    while multiply_adds(sizes, batch, operation) > work:
+    while multiply_adds(divided(sizes, operation, limits), batch, operation) > work:
         lower = {
             name: [x for x in size_levels(name, operation, limits) if x < size]
             for name, size in sizes.items()

@@ -13,6 +13,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.inputs.corners import multiply_adds
 from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.inputs.heads import divided, divides
 from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -47,7 +48,7 @@ class _Search:
 
     def accept(self, candidate: Arguments) -> bool:
         """Take the candidate if the law fails on it too, for the same reason."""
-        if self.spent:
+        if self.spent or not divides(candidate, self.subject.limits):
             return False
         try:
             self.effort += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / LARGE
@@ -92,6 +93,7 @@ def simplest(
     """For a law that makes its own inputs: zeros of size 1 as arguments, if the law still fails for the same reason."""
     search = _Search(subject, check, arguments, violation, seed, mark)
     sizes = {name: fitting(subject, name, 1) for name in subject.operation.sizes}
+    sizes = divided(sizes, subject.operation, subject.limits)
     search.accept(
         Example(sizes, kinds=dict.fromkeys(subject.operation.call.names, "zeros")).arguments(
             subject.operation, data_dtype(subject)

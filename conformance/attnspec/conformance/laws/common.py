@@ -10,6 +10,7 @@ from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.attendance import live_rows as live
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.inputs.heads import divided
 from attnspec.conformance.judging.comparison import INFORMATIVE
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
@@ -149,6 +150,7 @@ def sample(
         wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
         fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
         fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
+    fitted = divided(fitted, operation, subject.limits)
     fits = len(batch) <= subject.limits.max_batch_dims
     example = Example(fitted, batch if fits else (), absent=_optional(subject), seed=int(rng.integers(2**32)))
     return example.arguments(operation, data_dtype(subject))

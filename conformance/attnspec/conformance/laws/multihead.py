@@ -59,7 +59,7 @@ def head_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     """Split the heads into two groups, and add their results."""
     (size,) = subject.operation.sizes_of(Axis.HEAD)
     heads = arguments.size(size)
-    if heads < 2:
+    if heads < 2 or subject.limits.divided_heads:
         return False
     first = int(rng.integers(1, heads))
     groups = [arguments.along(size, take(np.arange(heads)[part])) for part in (slice(first), slice(first, None))]
@@ -72,6 +72,8 @@ def head_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 @checks(law.HEAD_BLOCKS)
 def head_blocks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compute every head alone, and join the results."""
+    if subject.limits.divided_heads:
+        return False
     (size,) = subject.operation.sizes_of(Axis.HEAD)
     heads = [arguments.along(size, take([i])) for i in range(arguments.size(size))]
     joined = np.concatenate([wide(subject.call(x)) for x in heads], axis=-1)

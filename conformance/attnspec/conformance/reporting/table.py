@@ -17,7 +17,7 @@ from attnspec.conformance.reporting.messages import by_cause, consequences_headi
 from attnspec.conformance.reporting.report import Report, in_common
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 
-REMARKED = ("head_sizes", "multiple_of", "max_length", "broadcasting")
+REMARKED = ("head_sizes", "multiple_of", "max_length", "broadcasting", "divided_heads")
 """Limits that are worth a remark where they are not the default."""
 
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}

@@ -17,6 +17,7 @@ class Limits:
     it takes, None for all. multiple_of: n and m are multiples of this. max_length: the largest n and m.
     max_batch_dims: the most batch dimensions. broadcasting: whether batch dimensions of different inputs broadcast.
     features: the optional parts of operations that it has, such as ``scale`` or ``norm=pre``, None for all.
+    divided_heads: whether heads of an attention divide its width, all widths being equal: each has d/heads features.
     """
 
     dtypes: tuple[str, ...] = ("float64", "float32")
@@ -27,6 +28,7 @@ class Limits:
     max_batch_dims: int = 3
     broadcasting: bool = True
     features: tuple[str, ...] | None = None
+    divided_heads: bool = False
 
     def __post_init__(self) -> None:
         for f in ("dtypes", "devices", "head_sizes", "features"):
@@ -35,6 +37,8 @@ class Limits:
                 object.__setattr__(self, f, tuple(value))
             elif not isinstance(value, tuple) and not (f in ("head_sizes", "features") and value is None):
                 raise ValueError(f"limits {f}: expected a tuple; got {value!r}")
+        if not isinstance(self.divided_heads, bool):
+            raise ValueError(f"limits divided_heads: expected True or False; got {self.divided_heads!r}")
         for dtype in self.dtypes:
             if dtype not in DEFAULTS:
                 raise ValueError(f"limits dtypes: expected among {', '.join(DEFAULTS)}; got {dtype!r}")

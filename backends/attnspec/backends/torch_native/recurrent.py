@@ -1,11 +1,7 @@
-"""PyTorch's own ``F.scaled_dot_product_attention`` and recurrent networks, unmodified, as a backend.
+"""The operators behind ``torch.nn.RNN``, ``GRU`` and ``LSTM`` and their cells.
 
-The adapter presents: it joins ``mask`` and ``causal``, of which the function takes one, and gives the query the whole
-batch, which the function does not take from a mask, nor from anything where a size is 0. It also checks shapes, because
-on four dimensions the CPU kernel takes keys and values of different m and returns a result, and on two and three a mask
-of one dimension. For the operators behind ``torch.nn.RNN``, ``GRU`` and ``LSTM`` and their cells it joins the weights
-of all gates, packs sequences by their lengths, and leaves out what has no step, which they refuse. Nothing is done to
-the numbers.
+The weights of all gates are joined, sequences packed by their lengths, and what has no step, which the operators
+refuse, is left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +9,15 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.bases.torch import TorchBackend, devices
+from attnspec.backends.bases.torch import TorchBackend
 from attnspec.backends.bases.torch_recurrent import State, checked_lengths, fused, joined, packed
-from attnspec.spec import GRUParameters, Limits, LSTMParameters, RNNParameters, Semantics
+from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
 
-_check = Check("scaled_dot_product_attention")
-_CHECKS = {
+CHECKS = {
     name: Check(name)
     for kind in ("rnn", "gru", "lstm")
     for name in (f"{kind}_cell", kind, f"bidirectional_{kind}", f"stacked_{kind}")
@@ -35,7 +29,7 @@ GATES: dict[type, str] = {RNNParameters: "h", GRUParameters: "rzh", LSTMParamete
 def _cell(operator: Callable[..., Any], name: str, x: Tensor, state: State, parameters: Any) -> State:
     """One step of a cell that takes one batch dimension."""
     given = state if len(state) > 1 else state[0]
-    *batch, _ = _CHECKS[name](x, given, parameters)
+    *batch, _ = CHECKS[name](x, given, parameters)
     flat, *parts = (a.expand((*batch, -1)).reshape(prod(batch), a.shape[-1]) for a in (x, *state))
     w_x, w_h, b = joined(parameters, GATES[type(parameters)])
     found = operator(flat, tuple(parts) if len(parts) > 1 else parts[0], w_x, w_h, b, torch.zeros_like(b))
@@ -53,7 +47,7 @@ def _sequence(
     directions: int = 1,
 ) -> tuple[Tensor, list[State]]:
     """The states of the last layer, and the final state of each layer and direction."""
-    *batch, steps, _ = _CHECKS[name](x, given, parameters, lengths)
+    *batch, steps, _ = CHECKS[name](x, given, parameters, lengths)
     lengths = checked_lengths(name, lengths, steps)
     count = prod(batch)
     flat = x.expand((*batch, -1, -1)).reshape(count, steps, x.shape[-1])
@@ -74,37 +68,8 @@ def _sequence(
     return shown, [tuple(p.reshape(*batch, p.shape[-1]) for p in s) for s in final]
 
 
-class TorchNative(TorchBackend):
-    """``F.scaled_dot_product_attention``: a NaN or an infinity stored at a masked key or value reaches its result.
-
-    A GRU is reset after the recurrent product.
-    """
-
-    name = "torch-native"
-    limits = Limits(dtypes=("float64", "float32", "bfloat16", "float16"), devices=devices())
-    semantics = Semantics(masked_nonfinite="propagates", gru_reset="after")
-    precision = {  # noqa: RUF012 - a declaration
-        "*": {},
-        **{name: {"bfloat16": "eager-bfloat16", "float16": "eager-float16"} for name in _CHECKS},
-    }
-
-    def scaled_dot_product_attention(
-        self,
-        query: Float[Tensor, "*#batch n d"],
-        key: Float[Tensor, "*#batch m d"],
-        value: Float[Tensor, "*#batch m d_v"],
-        *,
-        mask: Bool[Tensor, "*#batch #n #m"] | None = None,
-        causal: bool = False,
-    ) -> Float[Tensor, "*batch n d_v"]:
-        """softmax(QKᵀ/√d)V by PyTorch's choice of kernel."""
-        *batch, n, _ = _check(query, key, value, mask)
-        query = query.expand(*batch, n, -1)
-        if mask is None:
-            return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
-        if causal:
-            mask = mask & torch.ones(n, key.shape[-2], dtype=torch.bool, device=mask.device).tril()
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+class Recurrent(TorchBackend):
+    """Recurrent networks. A GRU is reset after the recurrent product."""
 
     def rnn_cell(
         self, x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: RNNParameters[Tensor]
@@ -261,6 +226,3 @@ class TorchNative(TorchBackend):
         states, finals = _sequence(torch.lstm, "stacked_lstm", x, state, initial, layers, lengths)
         h, c = (torch.stack(part, -2) for part in zip(*finals, strict=True))
         return states, (h, c)
-
-
-backend = TorchNative()

@@ -1,0 +1,28 @@
+"""PyTorch's own attention and recurrent networks, unmodified, as a backend.
+
+The adapter presents: it flattens batches, joins masks and weights, and checks shapes. Nothing is done to the numbers.
+"""
+
+from attnspec.backends.bases.torch import devices
+from attnspec.backends.torch_native.attention import Attention
+from attnspec.backends.torch_native.recurrent import CHECKS, Recurrent
+from attnspec.spec import Limits, Semantics
+
+__all__ = ["TorchNative", "backend"]
+
+_EAGER = {"bfloat16": "eager-bfloat16", "float16": "eager-float16"}
+
+
+class TorchNative(Attention, Recurrent):
+    """PyTorch as it is: what a mask hides propagates if it is not finite, and a GRU is reset after the product."""
+
+    name = "torch-native"
+    limits = Limits(dtypes=("float64", "float32", "bfloat16", "float16"), devices=devices(), divided_heads=True)
+    semantics = Semantics(masked_nonfinite="propagates", gru_reset="after")
+    precision = {  # noqa: RUF012 - a declaration
+        "*": {},
+        **dict.fromkeys(CHECKS, _EAGER),
+    }
+
+
+backend = TorchNative()

@@ -1,0 +1,115 @@
+"""``F.scaled_dot_product_attention``, and ``F.multi_head_attention_forward`` behind ``torch.nn.MultiheadAttention``.
+
+Both take ``mask`` or ``causal``, and not both. The first does not take the batch of the query from a mask, nor from
+anything where a size is 0; shapes are checked, because on four dimensions the CPU kernel takes keys and values of
+different m and returns a result, and on two and three a mask of one dimension. The second takes one batch dimension
+behind the positions, masks that say what is not attended to, one for every head and none that is empty, and
+weights that are joined.
+"""
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.bases.torch import TorchBackend
+
+_check = Check("scaled_dot_product_attention")
+_check_heads = Check("multi_head_attention")
+
+
+def flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """Rows (*batch, n, d) with one batch dimension."""
+    return x.expand(*batch, *x.shape[-2:]).reshape(prod(batch), *x.shape[-2:])
+
+
+def unattended(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
+    """Where attention must not look, (batch × heads, n, m), for every head; None if there is no such place."""
+    if mask is None or not prod(batch) * n * m:
+        return None
+    every = flat(~mask.expand(*mask.shape[:-2], n, m), batch)
+    return every.repeat_interleave(heads, 0)
+
+
+def joined_heads(w: Tensor) -> Tensor:
+    """The projections into all heads as one weight, (heads × features of a head, features)."""
+    return w.flatten(0, 1)
+
+
+def refuse_undivided(operation: str, path: str, weights: tuple[Tensor, Tensor, Tensor], w_o: Tensor) -> None:
+    """Raise where heads do not divide the width, which PyTorch's modules take for granted."""
+    for name, w in zip(("w_q", "w_k", "w_v"), weights, strict=True):
+        heads, p, width = w.shape
+        if width != heads * p or width != w_o.shape[0]:
+            raise ValueError(
+                f"{operation}: {path}{name}: expected heads × features of a head = features = {w_o.shape[0]}; "
+                f"got {heads} × {p} and {width}"
+            )
+
+
+class Attention(TorchBackend):
+    """Attention: a NaN or an infinity stored at a masked key or value reaches the result."""
+
+    def scaled_dot_product_attention(
+        self,
+        query: Float[Tensor, "*#batch n d"],
+        key: Float[Tensor, "*#batch m d"],
+        value: Float[Tensor, "*#batch m d_v"],
+        *,
+        mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "*batch n d_v"]:
+        """softmax(QKᵀ/√d)V by PyTorch's choice of kernel."""
+        *batch, n, _ = _check(query, key, value, mask)
+        query = query.expand(*batch, n, -1)
+        if mask is None:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        if causal:
+            mask = mask & torch.ones(n, key.shape[-2], dtype=torch.bool, device=mask.device).tril()
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    def multi_head_attention(
+        self,
+        query: Float[Tensor, "*#batch n d_q"],
+        key: Float[Tensor, "*#batch m d_k"],
+        value: Float[Tensor, "*#batch m d_v"],
+        w_q: Float[Tensor, "heads p_q d_q"],
+        w_k: Float[Tensor, "heads p_q d_k"],
+        w_v: Float[Tensor, "heads p_v d_v"],
+        w_o: Float[Tensor, "p_o heads*p_v"],
+        *,
+        mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "*batch n p_o"]:
+        """torch.nn.MultiheadAttention, without biases and without asking for weights."""
+        *batch, n, width = _check_heads(query, key, value, w_q, w_k, w_v, w_o, mask)
+        refuse_undivided("multi_head_attention", "", (w_q, w_k, w_v), w_o)
+        m, heads, every = key.shape[-2], w_q.shape[0], tuple(batch)
+        hidden = unattended(mask, every, n, m, heads)
+        if causal and n * m:
+            later = torch.ones(n, m, dtype=torch.bool, device=query.device).triu(1)
+            hidden = later if hidden is None else hidden | later
+        q, k, v = (flat(x, every).transpose(0, 1) for x in (query, key, value))
+        found, _ = F.multi_head_attention_forward(
+            q,
+            k,
+            v,
+            embed_dim_to_check=width,
+            num_heads=heads,
+            in_proj_weight=torch.cat([joined_heads(w) for w in (w_q, w_k, w_v)]),
+            in_proj_bias=None,
+            bias_k=None,
+            bias_v=None,
+            add_zero_attn=False,
+            dropout_p=0.0,
+            out_proj_weight=w_o,
+            out_proj_bias=None,
+            training=False,
+            need_weights=False,
+            attn_mask=hidden,
+            is_causal=hidden is not None and mask is None,
+        )
+        return found.transpose(0, 1).reshape(*batch, n, width)

@@ -1,0 +1,86 @@
+"""Sizes of attentions whose heads divide their width, for backends that take no others (limit ``divided_heads``)."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Leaf, schematic
+
+
+class Divided(NamedTuple):
+    """The sizes that count heads, those of the features of one head, and those of all heads together."""
+
+    heads: tuple[str, ...]
+    parts: tuple[str, ...]
+    widths: tuple[str, ...]
+
+
+@lru_cache(maxsize=1024)
+def divided_sizes(operation: Operation) -> Divided:
+    """The sizes of the projections into heads and of what joins these: none for operations without such weights."""
+    heads, parts, widths = [], [], []
+    for leaf in operation.leaves:
+        if _projects(leaf, operation):
+            head, part, width = (d.factors[0] for d in leaf.core)
+            heads.append(head)
+            parts.append(part)
+            widths.append(width)
+        elif _joins(leaf, operation):
+            widths.append(leaf.core[0].factors[0])
+    return Divided(*(tuple(dict.fromkeys(names)) for names in (heads, parts, widths)))
+
+
+def _counts_heads(size: str, operation: Operation) -> bool:
+    return Axis.HEAD in operation.axis(schematic(size))
+
+
+def _projects(leaf: Leaf, operation: Operation) -> bool:
+    """Whether a weight (heads, features of a head, features of the rows) projects rows that have no heads yet."""
+    if not operation.role(leaf) & Role.WEIGHT or len(leaf.core) != 3 or not all(d.plain for d in leaf.core):
+        return False
+    whole = (x for x in operation.leaves if not any(_counts_heads(size, operation) for size in x.sizes))
+    rows = {size for x in whole for size in x.sizes}
+    head, _, width = (schematic(d.factors[0]) for d in leaf.core)
+    return _counts_heads(head, operation) and width in rows
+
+
+def _joins(leaf: Leaf, operation: Operation) -> bool:
+    """Whether a weight (features, heads × features of a head) projects what all heads give."""
+    if not operation.role(leaf) & Role.WEIGHT or len(leaf.core) != 2:
+        return False
+    factors = leaf.core[-1].factors
+    return len(factors) == 2 and _counts_heads(factors[0], operation)
+
+
+def divided(sizes: dict[str, int], operation: Operation, limits: Limits) -> dict[str, int]:
+    """The same sizes, but for heads that divide the width where the limits ask for it, alike in every attention.
+
+    The width is at most that of the widest array; head sizes that are limited are those of one head.
+    """
+    found = divided_sizes(operation)
+    if not limits.divided_heads or not found.heads:
+        return sizes
+    heads = sizes[found.heads[0]]
+    width = max(sizes[name] for name in (*found.parts, *found.widths))
+    part = sizes[found.parts[0]] if limits.head_sizes is not None else max(width // heads, 1)
+    return {
+        **sizes,
+        **dict.fromkeys(found.heads, heads),
+        **dict.fromkeys(found.parts, part),
+        **dict.fromkeys(found.widths, heads * part),
+    }
+
+
+def divides(arguments: Arguments, limits: Limits) -> bool:
+    """Whether these arguments are within the limits in that."""
+    if not limits.divided_heads:
+        return True
+    operation = arguments.operation
+    shapes = [x.shape for leaf, x in arguments.given if _projects(leaf, operation)]
+    joined = [x.shape for leaf, x in arguments.given if _joins(leaf, operation)]
+    alike = {(heads, part) for heads, part, _ in shapes}
+    widths = {heads * part for heads, part in alike} | {shape[-1] for shape in shapes} | {n for s in joined for n in s}
+    return len(alike) <= 1 and len(widths) <= 1
