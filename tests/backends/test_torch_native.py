@@ -10,7 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.torch_native import backend
-from attnspec.spec import OPERATIONS, QUESTIONS, GRUParameters, LSTMParameters, ShapeError
+from attnspec.spec import (
+    OPERATIONS,
+    QUESTIONS,
+    DecoderLayerParameters,
+    EncoderLayerParameters,
+    FeedForwardParameters,
+    GRUParameters,
+    LayerNormParameters,
+    LSTMParameters,
+    MultiHeadParameters,
+    ShapeError,
+)
 
 torch.set_num_threads(1)
 attention = backend.scaled_dot_product_attention
@@ -25,13 +36,12 @@ RECURRENT = {
     for kind in ("rnn", "gru", "lstm")
     for name in (f"{kind}_cell", kind, f"bidirectional_{kind}", f"stacked_{kind}")
 }
-
-
 ATTENTION = {"scaled_dot_product_attention", "multi_head_attention"}
+TRANSFORMER = {"layer_norm", "feed_forward", "encoder_layer", "decoder_layer"}
 
 
 def test_what_it_provides() -> None:
-    assert {name for name in OPERATIONS if hasattr(backend, name)} == {*ATTENTION, *RECURRENT}
+    assert {name for name in OPERATIONS if hasattr(backend, name)} == {*ATTENTION, *TRANSFORMER, *RECURRENT}
 
 
 UNDECLARED = """
@@ -204,3 +214,98 @@ def test_heads_of_what_is_empty(shape: tuple[int, int, int], causal: bool) -> No
     memory = draw(batch, m, 6)
     found = backend.multi_head_attention(draw(batch, n, 6), memory, memory, *weights, mask=mask, causal=causal)
     assert torch.equal(found, torch.zeros(batch, n, 6))
+
+
+def attention_of(module: torch.nn.MultiheadAttention) -> MultiHeadParameters[Tensor]:
+    torch.nn.init.zeros_(module.in_proj_bias)
+    torch.nn.init.zeros_(module.out_proj.bias)
+    heads = module.num_heads
+    w_q, w_k, w_v = module.in_proj_weight.detach().reshape(3, heads, -1, module.embed_dim).unbind(0)
+    return MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight.detach())
+
+
+def norm_of(module: torch.nn.LayerNorm) -> LayerNormParameters[Tensor]:
+    torch.nn.init.normal_(module.weight)
+    torch.nn.init.normal_(module.bias)
+    return LayerNormParameters(module.weight.detach(), module.bias.detach())
+
+
+def network_of(
+    layer: torch.nn.TransformerEncoderLayer | torch.nn.TransformerDecoderLayer,
+) -> FeedForwardParameters[Tensor]:
+    one, two = layer.linear1, layer.linear2
+    return FeedForwardParameters(one.weight.detach(), one.bias.detach(), two.weight.detach(), two.bias.detach())
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_an_encoder_layer_is_that_of_torch_nn(norm: str, evaluated: bool) -> None:
+    d, heads, n = 8, 2, 5
+    theirs = torch.nn.TransformerEncoderLayer(d, heads, 7, dropout=0.0, batch_first=True, norm_first=norm == "pre")
+    parameters = EncoderLayerParameters(
+        attention_of(theirs.self_attn), norm_of(theirs.norm1), network_of(theirs), norm_of(theirs.norm2)
+    )
+    theirs.train(not evaluated)
+    x, mask = draw(3, n, d), draw(3, n, n) > -1
+    with torch.no_grad():
+        expected = theirs(x, src_mask=(~mask).repeat_interleave(heads, 0))
+    found = backend.encoder_layer(x, parameters, mask=mask, norm=norm)  # type: ignore[arg-type]  # one of the two
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_decoder_layer_is_that_of_torch_nn(norm: str) -> None:
+    d, heads, n, m = 8, 2, 5, 4
+    theirs = torch.nn.TransformerDecoderLayer(d, heads, 7, dropout=0.0, batch_first=True, norm_first=norm == "pre")
+    parameters = DecoderLayerParameters(
+        attention_of(theirs.self_attn),
+        norm_of(theirs.norm1),
+        attention_of(theirs.multihead_attn),
+        norm_of(theirs.norm2),
+        network_of(theirs),
+        norm_of(theirs.norm3),
+    )
+    x, memory, memory_mask = draw(3, n, d), draw(3, m, d), draw(3, n, m) > -1
+    later = torch.nn.Transformer.generate_square_subsequent_mask(n)
+    with torch.no_grad():
+        expected = theirs(x, memory, later, (~memory_mask).repeat_interleave(heads, 0))
+    found = backend.decoder_layer(x, memory, parameters, memory_mask=memory_mask, norm=norm)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected)
+
+
+def test_both_attentions_of_a_decoder_have_the_same_number_of_heads() -> None:
+    first, second = (attention_of(torch.nn.MultiheadAttention(8, heads)) for heads in (2, 4))
+    norm, layer = norm_of(torch.nn.LayerNorm(8)), torch.nn.TransformerEncoderLayer(8, 2, 7)
+    parameters = DecoderLayerParameters(first, norm, second, norm, network_of(layer), norm)
+    with pytest.raises(
+        ValueError, match=r"^decoder_layer: parameters.cross_attention.w_q: expected heads = 2 .*got 4$"
+    ):
+        backend.decoder_layer(draw(3, 8), draw(4, 8), parameters)
+
+
+@pytest.mark.parametrize("operation", ["encoder_layer", "decoder_layer"])
+def test_an_unknown_norm_is_refused(operation: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{operation}: norm: expected one of post, pre; got 'none'$"):
+        getattr(backend, operation)(*[None] * (3 if operation == "decoder_layer" else 2), norm="none")
+
+
+def test_the_fast_path_of_an_encoder_layer_gives_nan_where_nothing_is_attendable() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 7, dropout=0.0, batch_first=True)
+    hidden = torch.tensor([[False] * 3, [True] * 3, [False] * 3])
+    rows = {}
+    with torch.no_grad():
+        for mode in (True, False):
+            rows[mode] = layer.train(mode)(draw(1, 3, 8), src_mask=hidden).isnan().any(-1).tolist()
+    assert rows == {True: [[False] * 3], False: [[False, True, False]]}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_biases_of_norms_are_summed_in_half_precision(dtype: torch.dtype) -> None:
+    x, cotangent = draw(64, 8, dtype=dtype), draw(64, 8, dtype=dtype) + 1
+    parameters = LayerNormParameters(torch.ones(8, dtype=dtype), torch.zeros(8, dtype=dtype))
+    found = backend.vjp("layer_norm", {"x": x, "parameters": parameters}, cotangent)["parameters.bias"]
+    running = torch.zeros(8, dtype=dtype)
+    for row in cotangent:
+        running = running + row
+    assert torch.equal(found, running)
+    assert not torch.equal(found, cotangent.double().sum(0).to(dtype))

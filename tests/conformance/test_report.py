@@ -167,6 +167,8 @@ def test_limits_are_remarked_where_they_are_not_the_default() -> None:
     narrow = report(*everything(), limits={"head_sizes": (4,), "multiple_of": 8, "broadcasting": False})
     expected = "limits: float64, float32 on cpu, head sizes (4,), multiple of 8, broadcasting False"
     assert next(remarks(narrow)) == expected
+    heads = report(*everything(), limits={"divided_heads": True, "dtypes_by_operation": {"softmax": ("float32",)}})
+    assert next(remarks(heads)) == "limits: float64, float32 on cpu, divided heads True, softmax float32"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,13 @@ def test_integers_of_any_kind_are_pythons() -> None:
     assert all(type(n) is int for n in values)
 
 
+def test_some_operations_have_fewer_dtypes() -> None:
+    declared = Limits.of({"dtypes_by_operation": {"layer_norm": ["float32"]}})
+    assert declared.dtypes_for("layer_norm") == ("float32",)
+    assert declared.dtypes_for("softmax") == ("float64", "float32")
+    assert hash(declared) == hash(Limits(dtypes_by_operation=declared.dtypes_by_operation))
+
+
 def test_features_are_all_or_those_that_are_listed() -> None:
     assert Limits().has("scale")
     some = Limits(features=("scale", "norm=pre"))
@@ -78,6 +85,14 @@ FIELDS = ", ".join(f.name for f in fields(Limits))
         ({"head_sizes": ()}, "limits head_sizes: expected sizes of at least 1; got ()"),
         ({"head_sizes": (8, 0)}, "limits head_sizes: expected an integer of at least 1; got 0"),
         ({"divided_heads": 1}, "limits divided_heads: expected True or False; got 1"),
+        (
+            {"dtypes_by_operation": "layer_norm"},
+            "limits dtypes_by_operation: expected a mapping from operations to dtypes; got 'layer_norm'",
+        ),
+        (
+            {"dtypes_by_operation": {"layer_norm": ("float16",)}},
+            "limits dtypes_by_operation: layer_norm: expected some of float64, float32; got ('float16',)",
+        ),
         ({"dtype": ("float32",)}, f"limits: expected fields among {FIELDS}; got dtype"),
         ({"sizes": 1, "heads": 2}, f"limits: expected fields among {FIELDS}; got heads, sizes"),
         ("float32", "limits: expected Limits or a mapping; got str"),

@@ -43,6 +43,9 @@ class Contract:
         for feature in limits.features or ():
             if feature not in known:
                 raise ValueError(f"limits features: expected among {', '.join(known)}; got {feature!r}")
+        for operation in dict(limits.dtypes_by_operation):
+            if operation not in OPERATIONS:
+                raise ValueError(f"limits dtypes_by_operation: expected names of operations; got {operation!r}")
         return cls(
             name,
             operations,

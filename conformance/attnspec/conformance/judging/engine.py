@@ -71,7 +71,7 @@ def cases(
         if unproved:
             raise LookupError(f"law {unproved[0]}: expected a check in attnspec.conformance.laws; got none")
         if governing:
-            tested = [d for d in contract.limits.dtypes if not dtypes or d in dtypes]
+            tested = [d for d in contract.limits.dtypes_for(operation.name) if not dtypes or d in dtypes]
             result += [Case(operation.name, dtype, governing) for dtype in dtypes_of(operation, tested)]
     # A worker that stays with a dtype reuses the kernels that the backend has compiled for it.
     return sorted(result, key=lambda c: (c.dtype != "float64", c.dtype, -len(c.laws), c.operation))

@@ -100,6 +100,10 @@ def _limits(report: Report) -> str:
         value = getattr(limits, f.name)
         if f.name in REMARKED and value != f.default:
             parts.append(f"{f.name.replace('_', ' ')} {value}")
+    provided = {
+        name: own for name, own in dict(limits.dtypes_by_operation).items() if name in report.contract.operations
+    }
+    parts += [f"{name} {' and '.join(own)}" for name, own in provided.items()]
     return ", ".join(parts)
 
 

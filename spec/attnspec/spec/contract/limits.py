@@ -17,6 +17,7 @@ class Limits:
     it takes, None for all. multiple_of: n and m are multiples of this. max_length: the largest n and m.
     max_batch_dims: the most batch dimensions. broadcasting: whether batch dimensions of different inputs broadcast.
     features: the optional parts of operations that it has, such as ``scale`` or ``norm=pre``, None for all.
+    dtypes_by_operation: those of some operations, as a mapping, where they are fewer than ``dtypes``.
     divided_heads: whether heads of an attention divide its width, all widths being equal: each has d/heads features.
     """
 
@@ -29,6 +30,7 @@ class Limits:
     broadcasting: bool = True
     features: tuple[str, ...] | None = None
     divided_heads: bool = False
+    dtypes_by_operation: Mapping[str, tuple[str, ...]] | tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         for f in ("dtypes", "devices", "head_sizes", "features"):
@@ -46,6 +48,7 @@ class Limits:
             raise ValueError("limits: expected at least one dtype and one device; got none")
         for f in ("dtypes", "devices"):
             object.__setattr__(self, f, tuple(dict.fromkeys(getattr(self, f))))
+        object.__setattr__(self, "dtypes_by_operation", _by_operation(self.dtypes_by_operation, self.dtypes))
         for f, least in (("multiple_of", 1), ("max_batch_dims", 0), ("max_length", 1)):
             value = getattr(self, f)
             if value is not None or f != "max_length":
@@ -63,6 +66,10 @@ class Limits:
         """The smallest n or m that is not less than this size and a multiple of ``multiple_of``."""
         return -(-size // self.multiple_of) * self.multiple_of
 
+    def dtypes_for(self, operation: str) -> tuple[str, ...]:
+        """The float dtypes in which an operation is judged."""
+        return dict(self.dtypes_by_operation).get(operation, self.dtypes)
+
     def has(self, feature: str) -> bool:
         """Whether the backend has an optional part of an operation."""
         return self.features is None or feature in self.features
@@ -71,6 +78,18 @@ class Limits:
     def of(cls, declared: "Limits | Mapping[str, Any] | None") -> "Limits":
         """Limits as given by a backend: an instance, a mapping of some fields, or nothing."""
         return declared_as(cls, declared, "limits", "fields")
+
+
+def _by_operation(declared: Any, dtypes: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The dtypes of some operations as pairs, in the order of all dtypes."""
+    if not isinstance(declared, Mapping | tuple):
+        raise ValueError(f"limits dtypes_by_operation: expected a mapping from operations to dtypes; got {declared!r}")
+    for operation, own in dict(declared).items():
+        if not isinstance(own, tuple | list) or not own or not set(own) <= set(dtypes):
+            raise ValueError(
+                f"limits dtypes_by_operation: {operation}: expected some of {', '.join(dtypes)}; got {own!r}"
+            )
+    return tuple((name, tuple(d for d in dtypes if d in own)) for name, own in dict(declared).items())
 
 
 def _integer(field: str, value: Any, least: int) -> int:
