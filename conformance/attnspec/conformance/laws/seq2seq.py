@@ -295,6 +295,25 @@ def score_of_tokens(subject: Subject, arguments: Arguments, rng: np.random.Gener
     return True
 
 
+@checks(law.SENTENCES_OF_A_BATCH, once=True)
+def sentences_of_a_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Score sentences whose end is improbable, and again where the first of them ends at once."""
+    several = sample(subject, rng, (16,), features=6)
+    (p,) = (x for x in several.values_by_name.values() if isinstance(x, AttentionDecoderParameters))
+    (path, end), bias = _end(several), p.b_o.copy()
+    bias[end] = -8
+    several = several.replaced({leaf.path: bias for leaf, x in several.floats if x is p.b_o})
+    compared = 0
+    for _ in range(2):
+        if not subject.in_domain(several):
+            break
+        tokens, got = _chosen(subject, several)
+        subject.matches(got, *_score(subject, several, tokens), several, "the score of the tokens of a sentence")
+        several = several.replaced({path: int(tokens.reshape(-1)[0])})
+        compared += got.size
+    return compared > 0
+
+
 @checks(law.GREEDY_CHOICE)
 def greedy_choice(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the least that the chosen token may have with the least of every other, at every step."""

@@ -26,7 +26,7 @@ def endless(correct: Formulas, last: Numbers, eos: int) -> Numbers:
     "the whole batch stops with its first sentence",
     replaces="ended",
     operations=CHOOSING,
-    breaks=("operation.batch-invariance",),
+    breaks=("seq2seq.sentences-of-a-batch",),
     source="a loop that breaks when any sentence has ended",
 )
 def all_end(correct: Formulas, last: Numbers, eos: int) -> Numbers:
@@ -153,7 +153,7 @@ def copies(correct: Formulas, beams: int) -> int:
     "states of a beam not reordered",
     replaces="reordered",
     operations=(BeamDecode,),
-    breaks=("seq2seq.score-of-tokens", "operation.oracle"),
+    breaks=("seq2seq.sentences-of-a-batch",),
     source="a cache that does not follow the hypotheses",
 )
 def not_reordered(correct: Formulas, states: Numbers, before: Numbers) -> Numbers:

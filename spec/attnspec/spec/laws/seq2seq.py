@@ -117,6 +117,13 @@ SCORE_OF_TOKENS = law(
     governs=of(GreedyDecode, BeamDecode),
     sources=[S0.equation(14)],
 )
+SENTENCES_OF_A_BATCH = law(
+    "seq2seq.sentences-of-a-batch",
+    "Every sentence of a batch ends by itself, with the score of its own tokens.",
+    formula=r"\text{score}_b = \sum_{t'} \log P(y_{b,t'+1} \mid y_{b,1}, \dots, y_{b,t'})",
+    governs=of(GreedyDecode, BeamDecode),
+    sources=[S0.equation(14)],
+)
 GREEDY_CHOICE = law(
     "seq2seq.greedy-choice",
     "No token is more probable than the chosen one after the tokens that were chosen before.",
