@@ -75,5 +75,7 @@ def test_a_feature_that_does_not_exist_is_refused() -> None:
     class Misspelt(PostOnly):
         limits = Limits(features=("norm=per",))
 
-    with pytest.raises(ValueError, match=r"^limits features: expected among align_corners=True, norm=pre; got 'norm=per'$"):
+    with pytest.raises(
+        ValueError, match=r"^limits features: expected among align_corners=True, norm=pre; got 'norm=per'$"
+    ):
         Contract.of(Misspelt())
