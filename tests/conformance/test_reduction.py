@@ -150,3 +150,24 @@ def test_laws_with_inputs_of_their_own_get_the_simplest_model() -> None:
     found, still = simplest(subject, check, arguments, violation, 0, lambda law, what: None)
     assert set(found.sizes.values()) == {1}
     assert still.message == violation.message
+
+
+def test_heads_that_divide_the_width_are_reduced_together_with_it() -> None:
+    def wrong(*args: Numbers, **options: Any) -> Any:
+        heads, part, _ = args[3].shape
+        return reference.multi_head_attention(*args, **options) + float(heads > 1 and part > 1)
+
+    found = smallest(subject_of("multi_head_attention", wrong, divided_heads=True))
+    sizes = {name: found.size(name) for name in ("heads", "p_q", "p_v", "d_q", "d_k", "d_v", "p_o")}
+    assert sizes == {"heads": 2, "p_q": 2, "p_v": 2, "d_q": 4, "d_k": 4, "d_v": 4, "p_o": 4}
+
+
+def test_heads_of_every_layer_are_reduced_together() -> None:
+    def wrong(x: Numbers, layers: Any, **options: Any) -> Any:
+        heads = max([0, *(layer.attention.w_q.shape[0] for layer in layers)])
+        return reference.encoder_stack(x, layers, **options) + float(heads > 1)
+
+    found = smallest(subject_of("encoder_stack", wrong, divided_heads=True))
+    heads = {x.shape[0] for leaf, x in found.given if len(leaf.core) == 3 and not leaf.batched}
+    assert heads == {2}
+    assert found.size("d") == 2

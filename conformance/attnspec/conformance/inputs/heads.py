@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import NamedTuple
 
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments, keep
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
@@ -84,3 +84,20 @@ def divides(arguments: Arguments, limits: Limits) -> bool:
     alike = {(heads, part) for heads, part, _ in shapes}
     widths = {heads * part for heads, part in alike} | {shape[-1] for shape in shapes} | {n for s in joined for n in s}
     return len(alike) <= 1 and len(widths) <= 1
+
+
+def count_of_heads(arguments: Arguments) -> tuple[int, int] | None:
+    """The number of heads and of the features of each; None without attention in heads."""
+    shapes = (x.shape for leaf, x in arguments.given if _projects(leaf, arguments.operation))
+    return next(((heads, part) for heads, part, _ in shapes), None)
+
+
+def with_heads(arguments: Arguments, heads: int, part: int) -> Arguments:
+    """A copy whose attentions have the first heads, and the first features of each; widths are cut alike."""
+    found = divided_sizes(arguments.operation)
+    sizes = dict.fromkeys(found.heads, heads) | dict.fromkeys(found.parts, part)
+    sizes |= dict.fromkeys(found.widths, heads * part)
+    for name in tuple(arguments.sizes):
+        if schematic(name) in sizes:
+            arguments = arguments.along(name, keep(sizes[schematic(name)]))
+    return arguments

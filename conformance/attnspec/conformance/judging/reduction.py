@@ -13,7 +13,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.inputs.corners import multiply_adds
 from attnspec.conformance.inputs.examples import Example
-from attnspec.conformance.inputs.heads import divided, divides
+from attnspec.conformance.inputs.heads import count_of_heads, divided, divides, with_heads
 from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -78,7 +78,7 @@ def reduced(
 ) -> tuple[Arguments, Violation]:
     """The smallest arguments found on which the law fails, and how it fails there."""
     search = _Search(subject, check, arguments, violation, seed, mark)
-    passes: tuple[Callable[[_Search], bool], ...] = (_options, _batch, _sizes, _numbers, _masks)
+    passes: tuple[Callable[[_Search], bool], ...] = (_options, _batch, _heads, _sizes, _numbers, _masks)
     changed = True
     while changed and not search.spent:
         changed = False
@@ -137,6 +137,21 @@ def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
                     changes[leaf.path] = np.asarray(np.take(x, element if x.shape[place] > 1 else 0, axis=place))
             if changes and size:
                 yield arguments.replaced(changes)
+
+
+def _heads(search: _Search) -> bool:
+    """Fewer heads and fewer features of each together with the width, where the limits bind them to each other."""
+    if not search.subject.limits.divided_heads:
+        return False
+    changed = False
+    while (found := count_of_heads(search.best)) is not None:
+        heads, part = found
+        smaller = [(1, part), (heads // 2, part), (heads - 1, part), (heads, 1), (heads, part // 2), (heads, part - 1)]
+        fewer = (pair for pair in dict.fromkeys(smaller) if min(pair) and pair != found)
+        if not any(search.accept(with_heads(search.best, *pair)) for pair in fewer):
+            break
+        changed = True
+    return changed
 
 
 def _sizes(search: _Search) -> bool:
