@@ -299,6 +299,27 @@ def test_the_fast_path_of_an_encoder_layer_gives_nan_where_nothing_is_attendable
     assert rows == {True: [[False] * 3], False: [[False, True, False]]}
 
 
+EVALUATED = """
+from attnspec.backends.torch_native import TorchNative, transformer
+
+made = transformer._layer
+transformer._layer = lambda *sizes: made(*sizes).eval()
+
+
+class Evaluated(TorchNative):
+    name = "evaluated"
+    semantics = {"masked_nonfinite": "propagates", "fully_masked": "nan"}
+"""
+
+
+def test_an_encoder_layer_on_the_fast_path_conforms_as_it_declares(tmp_path: Path) -> None:
+    (tmp_path / "evaluated.py").write_text(EVALUATED, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "evaluated.py:Evaluated", "--profile"]
+    chosen = ["quick", "--operation", "encoder_layer", "--dtype", "float64", "--workers", "1"]
+    done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_biases_of_norms_are_summed_in_half_precision(dtype: torch.dtype) -> None:
     x, cotangent = draw(64, 8, dtype=dtype), draw(64, 8, dtype=dtype) + 1
