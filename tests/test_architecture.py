@@ -236,7 +236,13 @@ ROOMS = {
     "spec/attnspec/spec/laws": {"operation.py", "semantics.py"},
     "reference/attnspec/reference": {"budget", "defining"},
     "backends/attnspec/backends/pytorch": {"kernels", "nn", "runtime"},
-    "conformance/attnspec/conformance/laws": {"operation.py", "semantics.py", "common.py", "registry.py"},
+    "conformance/attnspec/conformance/laws": {
+        "operation.py",
+        "semantics.py",
+        "searches.py",
+        "common.py",
+        "registry.py",
+    },
     "conformance/attnspec/conformance/mutants": {
         "calling.py",
         "transformer_decoders.py",
