@@ -168,7 +168,7 @@ def encoder_decoder(
     source_mask: Bool[np.ndarray, "*#batch #m"] | None = None,
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
-    """P = softmax(W S + b) with S = Decoder(√d E'_y + P, Z) and Z = Encoder(√d E_x + P)."""
+    """P = softmax(S Wᵀ + b) with S = Decoder(√d E'_y + PE, Z) and Z = Encoder(√d E_x + PE)."""
     p, seen = parameters, for_every_query(source_mask)
     refuse_outside("encoder_decoder", "source", source, p.source_embedding.shape[0] - 1)
     refuse_outside("encoder_decoder", "target", target, p.target_embedding.shape[0] - 1)
@@ -178,7 +178,7 @@ def encoder_decoder(
 
 
 def placed(embeddings: np.ndarray) -> np.ndarray:
-    """√d x + P, for embeddings (*batch, n, d) and the sinusoids of their positions."""
+    """√d x + PE, for embeddings (*batch, n, d) and the sinusoids of their positions."""
     n, d = embeddings.shape[-2:]
     with in_arithmetic_of(embeddings):
         positions = sinusoidal_positional_encoding(n, d)
@@ -193,7 +193,7 @@ def decoder_only(
     *,
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
-    """P = softmax(W S + b) with S = Encoder(E_x + T) under the causal mask."""
+    """P = softmax(S Wᵀ + b) with S = Encoder(E_x + T) under the causal mask."""
     refuse_outside("decoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
     n = tokens.shape[-1]
     return language_model(tokens, parameters, joint_mask(mask, True, n, n))
@@ -206,7 +206,7 @@ def encoder_only(
     *,
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
-    """P = softmax(W S + b) with S = Encoder(E_x + T)."""
+    """P = softmax(S Wᵀ + b) with S = Encoder(E_x + T)."""
     refuse_outside("encoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
     return language_model(tokens, parameters, mask)
 

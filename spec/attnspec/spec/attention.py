@@ -35,6 +35,7 @@ __all__ = [
     formula=r"O = \operatorname{softmax}(Q K^\top) V",
     sources=[
         S1.passage("Attention: definition"),
+        S1.passage("Use Attention: Q = K = V = X"),
         S2.passage("Generalized Attention in Matrix Form"),
         S3.passage("Example: Dot-Product Attention"),
     ],
@@ -150,14 +151,15 @@ class AdditiveAttention(Protocol[Array]):
     "self_attention",
     chapter="attention",
     formula=r"y_i = \sum_j \operatorname{softmax}_j(x_i^\top x_j / \sqrt{d})\, x_j",
-    sources=[S0.equation(17), S1.passage("Self-Attention"), S4.passage("Self-Attention")],
+    sources=[S0.equation(17), S4.passage("Self-Attention")],
     axes={"n": Axis.SELF},
     pooled="x",
 )
 class SelfAttention(Protocol[Array]):
     """Self-attention without weights: every x is query, key and value, scored by the scaled dot product.
 
-    Where: S0 leaves the score open; here it is S0(5). The result is in units of x.
+    Where: S0 leaves the score open; here it is S0(5). S1's Q = K = V = X, which has no 1/√d, is
+    `dot_product_attention` of x, x and x. The result is in units of x.
     Domain: Σ|x||x| does not overflow.
     """
 

@@ -57,7 +57,8 @@ class Convolution(Protocol[Array]):
     """Convolution of a sequence: each result is a linear map of the tokens within a local range.
 
     Where: k is the number of taps. The range is centred; an even number of taps reaches one token further ahead than
-    back. The matrices of the taps, first one first, are (out, in).
+    back. As in libraries the taps are not reversed (a cross-correlation): the first meets the earliest token of the
+    range. Each matrix is (out, in).
     Domain: Numbers are finite, and no sum overflows.
     Edges: Beyond both ends of the sequence there are zeros. Without tokens the result is empty.
     """
@@ -78,8 +79,9 @@ class Convolution(Protocol[Array]):
 class GraphLayer(Protocol[Array]):
     """Layer of a graph network: each node is given the sum of what its neighbours send.
 
-    Where: A_i are the nodes j that have an edge to i: `mask` is the adjacency matrix, with edges to itself where a node
-    is to hear itself. Without it the graph is complete. The matrix of the weights is (out, in).
+    Where: A_i are the nodes j that have an edge to i: `mask`[i, j] is True where an edge leads from j to i. Rows are
+    receivers, as in the transpose of an adjacency matrix whose rows are senders. A node hears itself only where
+    `mask`[i, i] is True. Without a mask the graph is complete. The matrix of the weights is (out, in).
     Domain: No sum overflows.
     Edges: A node without neighbours gets 0 (semantics `fully_masked`, `no_keys`). Whatever is not finite reaches the
     neighbours alone.
@@ -249,7 +251,9 @@ class Seq2SeqAttentionComplexity(Protocol[Array]):
 
     Where: s is the number of hidden units of the additive score. The keys are projected at every step, as (16) with (4)
     is written; projecting them once takes mhs in place of nmhs. The path leads from a token of the source through its
-    annotation and the context to a state of the decoder; for one token each, there is no need of the context.
+    annotation and the context to a state of the decoder; for one token each, there is no need of the context. Only
+    pairs of a token of the source and one of the target are meant, as in S3: tokens of the target are up to n edges
+    apart.
     """
 
     def __call__(self, m: int, n: int, d: int, h: int, s: int) -> Complexity[Array]: ...
@@ -264,11 +268,12 @@ class Seq2SeqAttentionComplexity(Protocol[Array]):
     axes=_COUNTED | {"d": Axis.WIDTH},
 )
 class DecoderAttentionComplexity(Protocol[Array]):
-    """Complexity of the attention in one decoder layer: to the n tokens before, and to the m rows of the encoder.
+    """Complexity of the attention in one decoder layer: of n tokens to those up to them, and to m rows of the encoder.
 
-    Where: All d features of a token are divided among the heads. It is what decoding into another language adds to the
-    encoder. Generating, a token is known only after the one before it has passed through the layer, so that what is
-    counted once per sequence in training is counted once per token. The path is that of two tokens of the target.
+    Where: All d features of a token are divided among the heads. In attention alone, it is what decoding into another
+    language adds to the encoder. Generating, a token is known only after the one before it has passed through the
+    layer, so that what is counted once per sequence in training is counted once per token. The path is that of two
+    tokens of the target.
     """
 
     def __call__(self, m: int, n: int, d: int, *, generating: bool = False) -> Complexity[Array]: ...

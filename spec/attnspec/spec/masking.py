@@ -44,7 +44,7 @@ class CausalMask(Protocol[Array_co]):
     lengths={"lengths": "m"},
 )
 class PaddingMask(Protocol[Array]):
-    """The keys below the length of a sequence may be attended to, the padding behind them may not.
+    """The keys below the length of a sequence may be attended to, the padding after them may not.
 
     Where: Attention takes the mask as `mask[..., None, :]`.
     Edges: Length 0 masks everything, length m nothing.

@@ -55,7 +55,7 @@ class SplitHeads(Protocol[Array]):
 @operation(
     "merge_heads",
     chapter="multihead",
-    formula=r"Y_i = [x_{1,i}; \dots; x_{h,i}]",
+    formula=r"Y_i = [x_{0,i}; \dots; x_{H-1,i}],\quad H \text{ the heads}",
     sources=[S2.passage("Encoder Attention: heads")],
 )
 class MergeHeads(Protocol[Array]):

@@ -89,7 +89,7 @@ class AddPositions(Protocol[Array]):
 class ConcatPositions(Protocol[Array]):
     """Embeddings with the encodings of their positions beside them: the features of x, then those of p.
 
-    Where: P is the same for every sequence of a batch. S2 and S4 add the two instead.
+    Where: P is the same for every sequence of a batch. S2 and Vaswani 2017 add the two instead.
     """
 
     def __call__(self, x: Float[Array, "*batch n d"], p: Float[Array, "n d_p"]) -> Float[Array, "*batch n d+d_p"]: ...

@@ -59,7 +59,7 @@ class RNNParameters(Generic[Array]):
 class RNNCell(Protocol[Array]):
     """One step of a recurrent network: the next state, from an input and the previous state.
 
-    Where: The activation φ of S4 is tanh. The state has no unit.
+    Where: S4 leaves the activation φ open; here it is tanh. The state has no unit.
     Domain: The pre-activation does not overflow.
     """
 
@@ -76,7 +76,7 @@ class RNNCell(Protocol[Array]):
     axes={"q": Axis.WIDTH},
 )
 class RNNOutput(Protocol[Array]):
-    """What a recurrent network says at one step: an affine map of its state.
+    """The output of a recurrent network at one step: an affine map of its state.
 
     Where: The result is in units of b_q, which are those of w_hq × state.
     Domain: No sum overflows.
@@ -120,7 +120,7 @@ class GRUCell(Protocol[Array]):
 
     Where: σ is the logistic function. R decides how much of H_{t−1} the candidate sees, Z how much of it is kept; where
     libraries multiply by R after W_hh, the candidate is tanh(X_t W_xh + R_t ⊙ (H_{t−1} W_hh) + b_h) (semantics
-    `gru_reset`). The state has no unit.
+    `gru_reset`); a second bias inside that product, as in PyTorch, must be 0. The state has no unit.
     Domain: The sums in the gates and the candidate do not overflow.
     Edges: Z = 1 copies the state, however large it is; with Z = 0 it is the candidate alone.
     """
@@ -366,7 +366,7 @@ class BidirectionalLSTM(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class StackedRNN(Protocol[Array]):
-    """Recurrent networks one on another: the states of each are the inputs of the next, those of the last the result.
+    """Stacked recurrent networks: the states of each are the inputs of the next, those of the last the result.
 
     Where: The first layer takes inputs of width d, the others of width h. `state` and the final state have a row for
     every layer, the first one first.
@@ -395,7 +395,7 @@ class StackedRNN(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class StackedGRU(Protocol[Array]):
-    """GRUs one on another, the first on inputs of width d, the others on states.
+    """Stacked GRUs, the first on inputs of width d, the others on states.
 
     Where: A layer is `gru`; `state` and the final state have a row for each (semantics `gru_reset` for all).
     Domain: That of every GRU.
@@ -424,7 +424,7 @@ class StackedGRU(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class StackedLSTM(Protocol[Array]):
-    """LSTMs one on another: a layer passes its hidden states on, and keeps its cells to itself.
+    """Stacked LSTMs: a layer passes its hidden states on, and keeps its cells to itself.
 
     Where: A layer is `lstm`; h and c, at first and finally, have a row for each.
     Domain: That of every LSTM.

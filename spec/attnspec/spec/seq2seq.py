@@ -231,8 +231,8 @@ class EncoderContext(Protocol[Array]):
 
     Where: The function q is the one that S0 gives as an example; S4 calls it g. T is the length, or `t` if no lengths
     are given. The context is in units of the states.
-    Edges: States behind the length do not count, NaN and ∞ included. Of T = 0 the context is 0, the state before the
-    first token.
+    Edges: States beyond the length do not count, NaN and ∞ included. Of T = 0 the context is 0, whatever initial state
+    the encoder had, since it is not given here.
     """
 
     def __call__(
@@ -275,13 +275,14 @@ class AttentionDecoderParameters(Generic[Array]):
     results="distribution following",
 )
 class DecoderStep(Protocol[Array]):
-    """One step of Bahdanau's decoder: from a token and the state before it to the next state and the next token.
+    """One step of Bahdanau's decoder: from a token and the state before it to the next state and distribution.
 
     Where: The token is y_{t'}, counted as in `embed`; the state is s_{t'−1}, which is also the query; what follows is
     s_{t'}, and the distribution is that of y_{t'+1}. These are the indices of S0, where s_{t'} is computed from y_{t'};
-    S4 and Bahdanau count states by the token that they predict, H_t from Y_{t−1}. The function g is a recurrent
-    cell, `rnn_cell`, whose input is the embedding of the token before the context; g of Bahdanau 2015 has gates.
-    Neither result has a unit.
+    S4 and Bahdanau count states by the token that they predict, H_t from Y_{t−1}. The function g is a recurrent cell,
+    `rnn_cell`, whose input is [y; c], the embedding followed by the context. Bahdanau 2015 calls it f and gives it
+    gates; g is there the output function, which also sees y_{i−1} and c_i. Here, as in S0, the output depends on s_{t'}
+    alone. Neither result has a unit.
     Domain: No sum overflows.
     Edges: Annotations at which `mask` is False are left out of the context, NaN and ∞ included. Where none is
     attendable, or `m` = 0, the context is 0 (semantics `fully_masked`).
@@ -333,7 +334,8 @@ class TeacherForcedDecode(Protocol[Array]):
 @operation(
     "greedy_decode",
     chapter="seq2seq",
-    formula=r"y_{t'+1} = \operatorname{argmax}_w P(w \mid y_1, \dots, y_{t'})",
+    formula=r"y_{t'+1} = \operatorname{argmax}_w P(w \mid y_1, \dots, y_{t'}),\quad"
+    r" y_{t'+1} = \langle\text{eos}\rangle \text{ after } \langle\text{eos}\rangle",
     sources=[S0.passage("Encoder-Decoder RNN II"), S0.passage("Prediction: Token by Token")],
     sharpened={"parameters.w_v": 1.0},
     indices={"token": "parameters.vocabulary", "eos": "parameters.vocabulary"},
@@ -343,12 +345,13 @@ class TeacherForcedDecode(Protocol[Array]):
 class GreedyDecode(Protocol[Array]):
     """Decoding token by token: each is the most probable one after those before, until the sentence ends.
 
-    Where: The token is the one before the first that is decoded, and the state the one before it, as in `decoder_step`.
-    A sentence ends with the token `eos`, or after so many steps. The score is the sum of log P of its tokens, `eos`
-    included; it is not divided by their number. It has no unit.
+    Where: The token is the last one before those to be decoded, usually one that begins a sentence, and the state the
+    decoder's state before it. A sentence ends with the token `eos`, or after `steps` tokens. The score is the sum of
+    log P of its tokens, `eos` included; it is not divided by their number. It has no unit.
     Domain: No sum overflows.
-    Edges: Behind `eos` all tokens are `eos` and count nothing. Of equally probable tokens the first of the vocabulary
-    is taken. With `steps` = 0 the score is 0. Annotations at which `mask` is False are never attended to.
+    Edges: After `eos` all tokens are `eos` and add nothing to the score. A first token that is `eos` ends nothing: it
+    begins a sentence like any other. Of equally probable tokens the first of the vocabulary is taken. With `steps` = 0
+    the score is 0. Annotations at which `mask` is False are never attended to.
     """
 
     def __call__(
@@ -367,7 +370,8 @@ class GreedyDecode(Protocol[Array]):
 @operation(
     "beam_decode",
     chapter="seq2seq",
-    formula=r"B_{t'+1} = \operatorname{best}_k \{(y, w) : y \in B_{t'}, w \in V\},\quad"
+    formula=r"B_{t'+1} = \operatorname{best}_k \big(\{(y, w) : y \in B_{t'} \text{ not ended},\ w \in V\}"
+    r" \cup \{(y, \langle\text{eos}\rangle) : y \in B_{t'} \text{ ended}\}\big),\quad"
     r" \operatorname{score}(y) = \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
     sources=[S0.passage("Prediction: Token by Token")],
     sharpened={"parameters.w_v": 1.0},
@@ -378,9 +382,9 @@ class GreedyDecode(Protocol[Array]):
 class BeamDecode(Protocol[Array]):
     """Decoding by beam search: of all extensions of the hypotheses the most probable are kept, and at the end the best.
 
-    Where: Token, state, `eos` and score are those of `greedy_decode`. A hypothesis that has ended stays a candidate
-    with the score that it has; one that has not ended after the last step competes with it. A wider beam may end with a
-    worse sentence.
+    Where: k is `beams` and V the vocabulary; token, state, `eos` and score are those of `greedy_decode`. A hypothesis
+    that has ended stays a candidate with the score that it has; one that has not ended after the last step competes
+    with it. A wider beam may end with a worse sentence.
     Domain: No sum of logarithms overflows.
     Edges: Of equal candidates, the one from the better hypothesis before is preferred, then the first token of the
     vocabulary. Where there are fewer hypotheses than `beams`, all are kept. With `beams` = 1 the search is greedy.

@@ -287,7 +287,7 @@ class CachedDecoderStep(Protocol[Array]):
     """One position through a decoder layer, with the keys and values of the positions before it from a cache.
 
     Where: The row x is the next position; the result is its row of `decoder_layer`, and the cache with its own key and
-    value behind the others. The step is causal, since no later position exists. `mask` says which cached positions it
+    value after the others. The step is causal, since no later position exists. `mask` says which cached positions it
     may attend to; to itself it always may. Both attentions have heads of the same number and widths. A decoder of
     several layers has a cache for each.
     Domain: The intermediates are those of `decoder_layer`, and none overflows.
@@ -325,7 +325,8 @@ class EncoderDecoderParameters(Generic[Array]):
     "encoder_decoder",
     chapter="transformer",
     formula=r"P(y_{t+1} = w \mid y_0, \dots, y_t, x) = \operatorname{softmax}_w(W s_t + b),\quad"
-    r" S = \operatorname{Decoder}(\sqrt d\, E'_y + P, Z),\quad Z = \operatorname{Encoder}(\sqrt d\, E_x + P)",
+    r" S = \operatorname{Decoder}(\sqrt d\, E'_y + \mathrm{PE}, Z),"
+    r"\quad Z = \operatorname{Encoder}(\sqrt d\, E_x + \mathrm{PE})",
     sources=[
         S2.passage("Transformers"),
         S3.passage("Transformer"),
@@ -345,15 +346,15 @@ class EncoderDecoderParameters(Generic[Array]):
 class EncoderDecoder(Protocol[Array]):
     """The transformer: for every target token, the probability of each token to come next.
 
-    Where: Embeddings are multiplied by √d before the sinusoids are added, as in section 3.4 of the paper. Layers are
-    post-norm; the result is the `output_distribution` of the decoder's rows. Row t is for the token after target t,
-    so that targets begin with a token that means the beginning. `source_mask` is for padding: it holds in the encoder
-    and in the attention to its memory. `mask` restricts the decoder's self-attention, which is causal. Probabilities
-    have no unit. The paper uses one table for both embeddings and W: pass the same array.
+    Where: Embeddings are multiplied by √d before PE, the sinusoids, are added, as in section 3.4 of the paper. Layers
+    are post-norm; the result is the `output_distribution` of the decoder's rows. Row t is for the token after target t,
+    so that targets begin with a start token. `source_mask` is for padding: it holds in the encoder and in the attention
+    to its memory. `mask` restricts the decoder's self-attention, which is causal. Probabilities have no unit. The paper
+    uses one table for both embeddings and W: pass the same array.
     Domain: No layer, and not the product with W, overflows.
-    Edges: Without layers only embeddings count, and the source does not. Rows that no token names have no effect, NaN
-    and ∞ included. Where all of the source is masked, or m = 0, the memory adds 0 (semantics `fully_masked`). A token
-    outside of its vocabulary raises.
+    Edges: Without decoder layers a row depends on its own token and position alone, and not on the source. Rows that no
+    token names have no effect, NaN and ∞ included. Where all of the source is masked, or m = 0, the memory adds 0
+    (semantics `fully_masked`). A token outside of its vocabulary raises.
     """
 
     def __call__(
@@ -396,9 +397,9 @@ class DecoderOnly(Protocol[Array]):
     """GPT, which gives for every token of a text the probability of each token to come next.
 
     Where: A decoder without a memory is an encoder under the causal mask, and its layers have these parameters. Row t
-    of the learned positions is added to the embedding of token t, which is not scaled. Layers are post-norm and
-    feed-forward networks have ReLUs; the paper has GELUs. Probabilities have no unit; the paper's W is the table of
-    the embeddings.
+    of the learned positions is added to the embedding of token t, which is not scaled. Layers are post-norm as in GPT-1
+    (Radford 2018); GPT-2 and GPT-3 are pre-norm with a final normalization. Feed-forward networks have ReLUs where
+    these have GELUs. Probabilities have no unit; the paper's W is the table of the embeddings.
     Domain: Neither the layers nor W s + b overflow.
     Edges: `mask` restricts attention further; where it leaves nothing, attention adds 0 (semantics `fully_masked`).
     Without layers every token is predicted from the one before and its position. Table rows beyond n, and those of
@@ -427,13 +428,14 @@ class DecoderOnly(Protocol[Array]):
 class EncoderOnly(Protocol[Array]):
     """BERT, which gives for every position of a text the probability of each token to stand there.
 
-    Where: Every position sees the whole text; a token to be guessed is given as one that means a gap. Learned positions
-    are added to embeddings, layers are post-norm with ReLUs, and the output is that of `output_distribution`. The
-    paper's segments, its normalization of embeddings and its hidden layer before W are left out.
+    Where: Every position sees the whole text; a token to be predicted is replaced by a mask token, which is not `mask`.
+    Learned positions are added to embeddings, layers are post-norm with ReLUs, and the output is that of
+    `output_distribution`. Left out are the segments of the paper and, of its released code, the normalization of the
+    embeddings and the hidden layer before W.
     Domain: Nothing overflows in the layers or in the output layer.
     Edges: `mask` says who may attend to whom; where nobody is left, attention adds 0 (semantics `fully_masked`).
-    Without layers every position is predicted from its own token. Rows of both tables that are not used may hold
-    anything. Tokens outside of the vocabulary and tokens without a position raise.
+    Without layers every position is predicted from its own token and its position. Rows of both tables that are not
+    used may hold anything. Tokens outside of the vocabulary and tokens without a position raise.
     """
 
     def __call__(

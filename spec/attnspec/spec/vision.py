@@ -76,10 +76,10 @@ class PatchEmbedding(Protocol[Array]):
     """The input of a vision transformer: a class token and projected patches, with the embeddings of their positions.
 
     Where: W is (out, in), with its inputs in the shape of a patch, as a convolution has them; flattened they are in the
-    order of `patchify`. The class token comes first, and the first position is its own. A bias of the projection, which
-    Dosovitskiy 2021 does not write, is one that all other positions have in common. The result is in units of P.
+    order of `patchify`. The class token comes first, and the first position is its own. Dosovitskiy 2021 writes no bias
+    of the projection; one that a library has can be added to every position but the first. The result is in units of P.
     Domain: No sum overflows.
-    Edges: An image that does not consist of whole patches, as many as there are positions, raises.
+    Edges: An image that does not consist of whole patches, one fewer than there are positions, raises.
     """
 
     def __call__(
@@ -106,8 +106,8 @@ class VitEncoder(Protocol[Array]):
     GELU, and LN `layer_norm`, after the last layer. The classifier on top of y is no part of it. The result is in units
     of gain and bias of the final normalization.
     Domain: In no layer does an intermediate overflow.
-    Edges: Without layers the result is the normalized class token at its position. Images of other sizes than the
-    positions have raise.
+    Edges: Without layers the result is the normalized class token at its position. An image whose patches are not one
+    fewer than the positions raises.
     """
 
     def __call__(
@@ -177,9 +177,11 @@ class AttentionGate(Protocol[Array]):
     """The gate of an attention U-Net: features pass as far as a signal from a coarser scale attends to them.
 
     Where: x are the features of the skip connection, the query g is the gating signal. Interpolation is `interpolate`
-    with its default alignment; being linear, it may come before W_g or after it. Oktay 2018 also computes coefficients
-    on the coarser grid and interpolates these. Weights are (out, in), σ is the logistic function. α has no unit, the
-    gated features are in units of x.
+    with its default alignment; being linear, it may come before W_g or after it. S4 does not say what is interpolated.
+    Here it is the gating signal, and α is computed on the grid of x. Oktay 2018 computes α on a coarser grid, to which
+    a strided W_x brings x, and interpolates α: for the same weights that gives other numbers, since σ and max do not
+    commute with interpolation; with a stride of 1 both agree. Weights are (out, in), σ is the logistic function. α has
+    no unit, the gated features are in units of x.
     Domain: No sum overflows.
     Edges: Saturated coefficients are 0 or 1.
     """

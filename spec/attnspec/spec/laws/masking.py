@@ -67,7 +67,7 @@ NONFINITE_GRADIENT = law(
 )
 TRUNCATION = law(
     "masking.truncation",
-    "Masking the keys behind a length is the same as cutting them off.",
+    "Masking the keys beyond a length is the same as cutting them off.",
     formula=r"f(x; [j < \ell]) = f(x_{<\ell})",
     governs=lambda operation: any(
         operation.hides(size) for kind in (Axis.KEY, Axis.TIME) for size in operation.sizes_of(kind)

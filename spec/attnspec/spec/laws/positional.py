@@ -70,7 +70,7 @@ ADDED = law(
 )
 BESIDE = law(
     "positional.beside",
-    "Every position keeps its embedding, and has its encoding behind it, bit for bit.",
+    "Every position keeps its embedding, and has its encoding after it, bit for bit.",
     formula=r"Y_{t,1 \dots d} = X_t,\quad Y_{t,d+1 \dots} = P_t",
     governs=of(ConcatPositions),
     sources=[S3.passage("Positional Encoding")],

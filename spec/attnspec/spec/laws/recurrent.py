@@ -107,14 +107,13 @@ CONTINUATION = law(
 )
 PADDING = law(
     "recurrent.padding",
-    "Nothing that stands behind the length of a sequence reaches a result, NaN and infinities included, and states "
-    "there are 0.",
+    "Nothing beyond the length of a sequence reaches a result, NaN and infinities included, and states there are 0.",
     formula=r"t > \ell \Rightarrow H_t = 0,\ f \text{ does not depend on } X_t",
     governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
 )
 PADDING_GRADIENT = law(
     "recurrent.padding-gradient",
-    "NaN and infinities behind the length reach no gradient, and the gradients there are 0.",
+    "NaN and infinities beyond the length reach no gradient, and the gradients there are 0.",
     formula=r"t > \ell \Rightarrow \partial f / \partial X_t = 0",
     governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
     gradients=True,

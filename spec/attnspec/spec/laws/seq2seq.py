@@ -133,7 +133,7 @@ GREEDY_CHOICE = law(
 )
 STOPS_AT_EOS = law(
     "seq2seq.stops-at-eos",
-    "Behind the token that ends a sentence there is no other one.",
+    "After the token that ends a sentence there is no other one.",
     formula=r"y_i = \langle\text{eos}\rangle \Rightarrow y_j = \langle\text{eos}\rangle\ \forall j > i",
     governs=of(GreedyDecode, BeamDecode),
     sources=[S0.passage("Encoder-Decoder RNN II")],

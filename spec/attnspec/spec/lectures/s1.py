@@ -57,7 +57,7 @@ def _projections(*items: Item) -> Page:
     )
 
 
-_WITHOUT_VALUES = passage("without W_v", "If we omit", "self_attention")
+_WITHOUT_VALUES = passage("without W_v", "If we omit", "projected_self_attention")
 _COMPARISON = passage(
     "comparison with convolution and fully-connected layer",
     "Comparison with convolution",
@@ -107,7 +107,15 @@ LECTURE = Lecture(
             ],
         ),
         page("Use Attention", reason="a question: where queries, keys and values come from if there is one input"),
-        *[page("Use Attention", "self_attention", items=[passage("Q = K = V = X", "Q = K = V = X", "self_attention")])]
+        *[
+            page(
+                "Use Attention",
+                "dot_product_attention",
+                items=[
+                    passage("Q = K = V = X", "Q = K = V = X", "dot_product_attention", "attention.shared-inputs"),
+                ],
+            )
+        ]
         * 2,
         *[_projections()] * 3,
         _projections(_WITHOUT_VALUES),
