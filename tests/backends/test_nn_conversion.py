@@ -317,3 +317,40 @@ def test_dropout_has_no_effect_in_evaluation() -> None:
     ours, x = nn.TransformerEncoderLayer.from_torch(theirs), drawn(B, N, 6)
     assert not ours.training
     within(oracle("encoder_layer", x=x, parameters=ours.record()), ours(x), theirs(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        (nn.LSTM, torch.nn.RNN(4, 4, batch_first=True), "LSTM.from_torch: module: expected a torch.nn.LSTM; got RNN"),
+        (nn.GRU, torch.nn.LSTM(4, 4), "GRU.from_torch: module: expected a torch.nn.GRU; got LSTM"),
+        (nn.LSTMCell, torch.nn.GRUCell(4, 4), "LSTMCell.from_torch: module: expected a torch.nn.LSTMCell; got GRUCell"),
+        (
+            nn.TransformerEncoderLayer,
+            torch.nn.TransformerDecoderLayer(8, 2, 16),
+            "TransformerEncoderLayer.from_torch: module: expected a torch.nn.TransformerEncoderLayer; "
+            "got TransformerDecoderLayer",
+        ),
+        (
+            nn.TransformerEncoder,
+            torch.nn.TransformerDecoder(torch.nn.TransformerDecoderLayer(8, 2, 16), 1),
+            "TransformerEncoder.from_torch: module: expected a torch.nn.TransformerEncoder; got TransformerDecoder",
+        ),
+        (
+            nn.MultiHeadAttention,
+            torch.nn.Linear(4, 4),
+            "MultiHeadAttention.from_torch: module: expected a torch.nn.MultiheadAttention; got Linear",
+        ),
+        (nn.LayerNorm, torch.nn.RMSNorm(8), "LayerNorm.from_torch: module: expected a torch.nn.LayerNorm; got RMSNorm"),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_a_module_of_another_class_is_refused(kind: Any, source: torch.nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match="expected a torch") as raised:
+        kind.from_torch(source)
+    assert str(raised.value) == message
+
+
+def test_layers_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^FeedForward\.from_torch: second\.in_features: expected 16, .*; got 15$"):
+        nn.FeedForward.from_torch(torch.nn.Linear(8, 16), torch.nn.Linear(15, 8))

@@ -115,7 +115,7 @@ LENGTH_COUNT = law(
 )
 LENGTH_RANGE = law(
     "masking.length-range",
-    "A length below 0 or above m raises.",
-    formula=r"\ell \notin 0..m \Rightarrow \text{raises}",
+    "A length below 0 or above the number of positions raises.",
+    formula=r"\ell \notin 0..t \Rightarrow \text{raises}",
     governs=lambda operation: bool(operation.lengths),
 )

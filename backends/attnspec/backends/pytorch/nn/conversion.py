@@ -11,6 +11,12 @@ def refuse(module: str, name: str, expected: str, got: object) -> NoReturn:
     raise ValueError(f"{module}: {name}: expected {expected}; got {got}")
 
 
+def check_kind(who: str, module: nn.Module, kind: type[nn.Module]) -> None:
+    """Refuse a module of another class: with the same names of weights it computes something else."""
+    if not isinstance(module, kind):
+        refuse(who, "module", f"a torch.nn.{kind.__name__}", type(module).__name__)
+
+
 def check(module: str, name: str, value: object, expected: object, reason: str) -> None:
     """Refuse a setting other than the expected one."""
     if value != expected:

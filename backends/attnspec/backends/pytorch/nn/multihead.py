@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.multihead import multi_head_additive_attention, multi_head_attention
-from attnspec.backends.pytorch.nn.conversion import check, check_no_dropout, check_same, check_zero, refuse
+from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout, check_same, check_zero, refuse
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound, xavier_bound
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, copied, parameter
 from attnspec.spec import MultiHeadParameters
@@ -105,6 +105,7 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         ``ValueError`` for what the formula does not have: biases that are not zero, added keys, dropout in training;
         and for ``batch_first=False``, with which inputs have another layout.
         """
+        check_kind("MultiHeadAttention.from_torch", module, nn.MultiheadAttention)
         who = "MultiHeadAttention.from_torch"
         check(who, "batch_first", module.batch_first, True, "the batch comes first here")
         check_no_dropout(who, module, module.dropout)

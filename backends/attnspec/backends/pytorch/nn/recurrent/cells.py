@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.conversion import check, refuse
+from attnspec.backends.pytorch.nn.conversion import check, check_kind, refuse
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
 from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes, copied, parameter
 from attnspec.backends.pytorch.recurrent import gru_cell, lstm_cell, rnn_cell
@@ -125,6 +125,7 @@ class RNNCell(Gates[RNNParameters[Tensor]]):
     @classmethod
     def from_torch(cls, module: nn.RNNCell) -> Self:
         """A cell with a copy of PyTorch's weights, its two biases added; ``ValueError`` unless it computes tanh."""
+        check_kind("RNNCell.from_torch", module, nn.RNNCell)
         check("RNNCell.from_torch", "nonlinearity", module.nonlinearity, "tanh", "φ of the formula is tanh")
         return cls.gathered(module).train(module.training)
 
@@ -168,6 +169,7 @@ class GRUCell(Gates[GRUParameters[Tensor]]):
     @classmethod
     def from_torch(cls, module: nn.GRUCell) -> NoReturn:
         """Raise ``ValueError``: no weights make the two formulas one."""
+        check_kind("GRUCell.from_torch", module, nn.GRUCell)
         refuse_gru("GRUCell.from_torch")
 
 
@@ -204,6 +206,7 @@ class LSTMCell(Gates[LSTMParameters[Tensor]]):
     @classmethod
     def from_torch(cls, module: nn.LSTMCell) -> Self:
         """A cell with a copy of PyTorch's weights, its two biases added."""
+        check_kind("LSTMCell.from_torch", module, nn.LSTMCell)
         return cls.gathered(module).train(module.training)
 
     def to_torch(self) -> nn.LSTMCell:

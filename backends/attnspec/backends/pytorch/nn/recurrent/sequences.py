@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.conversion import check, check_no_dropout
+from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout
 from attnspec.backends.pytorch.nn.records import Record, check_sizes, each, records, reset
 from attnspec.backends.pytorch.nn.recurrent.cells import GRUCell, LSTMCell, RNNCell, refuse_gru
 from attnspec.backends.pytorch.recurrent import (
@@ -166,6 +166,7 @@ class RNN(Network[RNNParameters[Tensor]]):
 
         ``ValueError`` unless it computes tanh, for ``batch_first=False`` and for dropout in training.
         """
+        check_kind("RNN.from_torch", module, nn.RNN)
         check("RNN.from_torch", "nonlinearity", module.nonlinearity, "tanh", "φ of the formula is tanh")
         return cls.converted(module)
 
@@ -214,6 +215,7 @@ class GRU(Network[GRUParameters[Tensor]]):
     @classmethod
     def from_torch(cls, module: nn.GRU) -> NoReturn:
         """Raise ``ValueError``: no weights make the two formulas one."""
+        check_kind("GRU.from_torch", module, nn.GRU)
         refuse_gru("GRU.from_torch")
 
 
@@ -258,6 +260,7 @@ class LSTM(Network[LSTMParameters[Tensor]]):
 
         ``ValueError`` for projected states, for ``batch_first=False`` and for dropout in training.
         """
+        check_kind("LSTM.from_torch", module, nn.LSTM)
         return cls.converted(module)
 
     def to_torch(self) -> nn.LSTM:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attnspec.backends.pytorch.nn.conversion import check_no_dropout, check_same, refuse
+from attnspec.backends.pytorch.nn.conversion import check_kind, check_no_dropout, check_same, refuse
 from attnspec.backends.pytorch.nn.multihead import MultiHeadAttention
 from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes
 from attnspec.backends.pytorch.nn.transformer.sublayers import FeedForward, LayerNorm
@@ -130,6 +130,7 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
         ``ValueError`` for an activation other than ReLU, another ε, dropout in training, and for what
         :meth:`MultiHeadAttention.from_torch` refuses: biases of attention that are not zero, ``batch_first=False``.
         """
+        check_kind("TransformerEncoderLayer.from_torch", module, nn.TransformerEncoderLayer)
         check_layer("TransformerEncoderLayer.from_torch", module, 2)
         record = EncoderLayerParameters(
             attention=MultiHeadAttention.from_torch(module.self_attn).record(),
@@ -245,6 +246,7 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
 
         ``ValueError`` for what :meth:`TransformerEncoderLayer.from_torch` refuses.
         """
+        check_kind("TransformerDecoderLayer.from_torch", module, nn.TransformerDecoderLayer)
         check_layer("TransformerDecoderLayer.from_torch", module, 3)
         record = DecoderLayerParameters(
             attention=MultiHeadAttention.from_torch(module.self_attn).record(),

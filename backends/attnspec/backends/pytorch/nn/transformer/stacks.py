@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.conversion import check_same, refuse
+from attnspec.backends.pytorch.nn.conversion import check_kind, check_same, refuse
 from attnspec.backends.pytorch.nn.records import Record, each, records, reset
 from attnspec.backends.pytorch.nn.transformer.layers import (
     Layer,
@@ -111,6 +111,7 @@ class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
         ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and for what
         :meth:`TransformerEncoderLayer.from_torch` refuses.
         """
+        check_kind("TransformerEncoder.from_torch", module, nn.TransformerEncoder)
         return cls.converted(module)
 
     def to_torch(self) -> nn.TransformerEncoder:
@@ -160,6 +161,7 @@ class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
         ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and for what
         :meth:`TransformerDecoderLayer.from_torch` refuses.
         """
+        check_kind("TransformerDecoder.from_torch", module, nn.TransformerDecoder)
         return cls.converted(module)
 
     def to_torch(self) -> nn.TransformerDecoder:

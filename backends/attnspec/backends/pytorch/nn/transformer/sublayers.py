@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch.nn.conversion import bias_of, check, refuse
+from attnspec.backends.pytorch.nn.conversion import bias_of, check, check_kind, check_same, refuse
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter
 from attnspec.backends.pytorch.transformer import EPSILON, feed_forward, layer_norm
@@ -64,6 +64,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 
         ``ValueError`` for another ε, for more than one normalized dimension and for a module without weights.
         """
+        check_kind("LayerNorm.from_torch", module, nn.LayerNorm)
         check("LayerNorm.from_torch", "eps", module.eps, EPSILON, "that is ε of the formula")
         if len(module.normalized_shape) != 1:
             refuse("LayerNorm.from_torch", "normalized_shape", "one dimension", module.normalized_shape)
@@ -132,6 +133,14 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, first: nn.Linear, second: nn.Linear) -> Self:
-        """A module with a copy of the weights of two linear layers; biases of 0 where they have none."""
+        """A module with a copy of the weights of two linear layers; biases of 0 where they have none.
+
+        ``ValueError`` unless the second takes what the first gives, and gives what the first takes.
+        """
+        who, there, back = "FeedForward.from_torch", "that is what the first gives", "that is what the first takes"
+        for layer in (first, second):
+            check_kind(who, layer, nn.Linear)
+        check_same(who, "second.in_features", first.out_features, second.in_features, there)
+        check_same(who, "second.out_features", first.in_features, second.out_features, back)
         weights = [(layer.weight, bias_of(layer, layer.weight[:, 0])) for layer in (first, second)]
         return cls.from_record(FeedForwardParameters(*weights[0], *weights[1]))
