@@ -10,7 +10,6 @@ from attnspec.reference.attention import dot_product_attention
 from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.masking import causal_mask, padding_mask
-from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.recurrent import (
     GRU,
     LSTM,
@@ -126,7 +125,7 @@ def rnn(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
     """H_t is the cell's next state of X_t and H_{t−1}, from H₀ on."""
-    states, (final,) = sequence("rnn", rnn_step, x, (state,), parameters, lengths)
+    states, (final,) = sequence(rnn_step, x, (state,), parameters, lengths)
     return states, final
 
 
@@ -139,7 +138,7 @@ def gru(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
     """H_t is the next state of X_t and H_{t−1}."""
-    states, (final,) = sequence("gru", gru_step, x, (state,), parameters, lengths)
+    states, (final,) = sequence(gru_step, x, (state,), parameters, lengths)
     return states, final
 
 
@@ -152,7 +151,7 @@ def lstm(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
     """(H_t, C_t) is the next state of X_t and (H_{t−1}, C_{t−1}); the result has all H_t and the last C_t."""
-    states, (h, c) = sequence("lstm", lstm_cell, x, state, parameters, lengths)
+    states, (h, c) = sequence(lstm_cell, x, state, parameters, lengths)
     return states, (h, c)
 
 
@@ -165,9 +164,7 @@ def bidirectional_rnn(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t 2*h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
     """A_t = [→H_t; ←H_t], the backward states from the last step that counts to the first."""
-    there, ((forward,), (backward,)) = both_ways(
-        "bidirectional_rnn", rnn_step, x, [(h,) for h in state], parameters, lengths
-    )
+    there, ((forward,), (backward,)) = both_ways(rnn_step, x, [(h,) for h in state], parameters, lengths)
     return there, (forward, backward)
 
 
@@ -180,9 +177,7 @@ def bidirectional_gru(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t 2*h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
     """A_t = [→H_t; ←H_t], each direction with parameters of its own."""
-    there, ((forward,), (backward,)) = both_ways(
-        "bidirectional_gru", gru_step, x, [(h,) for h in state], parameters, lengths
-    )
+    there, ((forward,), (backward,)) = both_ways(gru_step, x, [(h,) for h in state], parameters, lengths)
     return there, (forward, backward)
 
 
@@ -204,7 +199,7 @@ def bidirectional_lstm(
     ],
 ]:
     """A_t = [→H_t; ←H_t] of two LSTMs."""
-    states, ((h, c), (back_h, back_c)) = both_ways("bidirectional_lstm", lstm_cell, x, state, parameters, lengths)
+    states, ((h, c), (back_h, back_c)) = both_ways(lstm_cell, x, state, parameters, lengths)
     return states, ((h, c), (back_h, back_c))
 
 
@@ -217,7 +212,7 @@ def stacked_rnn(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch depth h"]]:
     """H^(l) are the states of layer l on H^(l−1), from H^(0) = X on."""
-    states, (final,) = one_on_another("stacked_rnn", rnn_step, x, (state,), layers, lengths)
+    states, (final,) = one_on_another(rnn_step, x, (state,), layers, lengths)
     return states, final
 
 
@@ -230,7 +225,7 @@ def stacked_gru(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch depth h"]]:
     """One GRU after another, from the inputs on."""
-    states, (final,) = one_on_another("stacked_gru", gru_step, x, (state,), layers, lengths)
+    states, (final,) = one_on_another(gru_step, x, (state,), layers, lengths)
     return states, final
 
 
@@ -245,7 +240,7 @@ def stacked_lstm(
     Float[np.ndarray, "*batch t h"], tuple[Float[np.ndarray, "*batch depth h"], Float[np.ndarray, "*batch depth h"]]
 ]:
     """One LSTM after another, each on the hidden states of the one before."""
-    states, (h, c) = one_on_another("stacked_lstm", lstm_cell, x, state, layers, lengths)
+    states, (h, c) = one_on_another(lstm_cell, x, state, layers, lengths)
     return states, (h, c)
 
 
@@ -258,7 +253,7 @@ def rnn_self_attention(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
     """a_t = Σ_{j<t} softmax_j(h_tᵀ h_j) h_j."""
-    states, (final,) = sequence("rnn_self_attention", rnn_step, x, (state,), parameters, lengths)
+    states, (final,) = sequence(rnn_step, x, (state,), parameters, lengths)
     steps = x.shape[-2]
     earlier = causal_mask(steps, steps, include_self=False)
     if lengths is not None:
@@ -277,7 +272,6 @@ def gru_step(x: np.ndarray, state: State, parameters: GRUParameters[np.ndarray])
 
 
 def sequence(
-    operation: str,
     step: Step,
     x: np.ndarray,
     initial: State,
@@ -294,9 +288,6 @@ def sequence(
     steps = x.shape[-2]
     shapes = [x.shape[:-2], *(part.shape[:-1] for part in initial)]
     if lengths is not None:
-        outside = lengths[(lengths < 0) | (lengths > steps)]
-        if outside.size:
-            raise ShapeError(operation, "lengths", f"lengths in 0..{steps}", outside.flat[0])
         x = np.where((np.arange(steps) < lengths[..., None])[..., None], x, 0)
         shapes.append(lengths.shape)
     batch = np.broadcast_shapes(*shapes)
@@ -316,26 +307,26 @@ def sequence(
 
 
 def both_ways(
-    operation: str, step: Step, x: np.ndarray, initial: Sequence[State], parameters: Sequence[Any], lengths: Any
+    step: Step, x: np.ndarray, initial: Sequence[State], parameters: Sequence[Any], lengths: Any
 ) -> tuple[np.ndarray, list[State]]:
     """The states of a forward and a backward network side by side, and the final states of both."""
     batch = np.broadcast_shapes(x.shape[:-2], *(part.shape[:-1] for first in initial for part in first))
     initial = [tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in first) for first in initial]
     runs = [
-        sequence(operation, step, x, first, p, lengths, backward=backward)
+        sequence(step, x, first, p, lengths, backward=backward)
         for first, p, backward in zip(initial, parameters, (False, True), strict=True)
     ]
     return np.concatenate([states for states, _ in runs], axis=-1), [final for _, final in runs]
 
 
 def one_on_another(
-    operation: str, step: Step, x: np.ndarray, initial: State, layers: Sequence[Any], lengths: Any
+    step: Step, x: np.ndarray, initial: State, layers: Sequence[Any], lengths: Any
 ) -> tuple[np.ndarray, State]:
     """The states of the last of several layers, and the final states (*batch, depth, h) of all."""
     finals = []
     for i, p in enumerate(layers):
         first = tuple(part[..., i, :] for part in initial)
-        x, final = sequence(operation, step, x, first, p, lengths)
+        x, final = sequence(step, x, first, p, lengths)
         finals.append([part[..., None, :] for part in final])
     return x, tuple(np.concatenate(parts, axis=-2) for parts in zip(*finals, strict=True))
 

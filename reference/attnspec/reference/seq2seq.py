@@ -9,7 +9,6 @@ from attnspec.reference.defining.overriding import overridable
 from attnspec.reference.normalization import log_softmax, softmax
 from attnspec.reference.recurrent import rnn_cell
 from attnspec.reference.scoring import location_scores
-from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.seq2seq import (
     AttentionalState,
     AttentionDecoderParameters,
@@ -119,7 +118,6 @@ def embed(
     tokens: Int[np.ndarray, "*batch n"], table: Float[np.ndarray, "vocabulary d"]
 ) -> Float[np.ndarray, "*batch n d"]:
     """x_t = E_{w_t}."""
-    refuse_outside("embed", "tokens", tokens, table.shape[0] - 1)
     rows: np.ndarray = table[tokens]
     return rows
 
@@ -142,7 +140,6 @@ def encoder_context(
     """c = q(h₁, …, h_T) = h_T, with h₀ = 0."""
     t, h = states.shape[-2:]
     last = np.array(t) if lengths is None else lengths
-    refuse_outside("encoder_context", "lengths", last, t)
     batch = np.broadcast_shapes(states.shape[:-2], last.shape)
     before = np.zeros((*batch, 1, h), states.dtype)
     from_the_start = np.concatenate([before, np.broadcast_to(states, (*batch, t, h))], axis=-2)
@@ -160,7 +157,6 @@ def decoder_step(
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch vocabulary"], Float[np.ndarray, "*batch d_s"]]:
     """s_{t'} = g([y_{t'}; c_{t'}], s_{t'−1}) and P(y_{t'+1}), with c_{t'} from s_{t'−1}."""
-    refuse_outside("decoder_step", "token", token, parameters.b_o.shape[0] - 1)
     following = next_state(token, state, annotations, parameters, mask)
     return output_distribution(following, parameters.w_o, parameters.b_o), following
 
@@ -175,7 +171,6 @@ def teacher_forced_decode(
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t vocabulary"], Float[np.ndarray, "*batch d_s"]]:
     """log P(y_{t'+1}) = log softmax(W_o s_{t'} + b_o) with s_{t'} = g([y_{t'}; c_{t'}], s_{t'−1}) for every t'."""
-    refuse_outside("teacher_forced_decode", "tokens", tokens, parameters.b_o.shape[0] - 1)
     batches = [tokens.shape[:-1], state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     state = np.broadcast_to(state, (*np.broadcast_shapes(*batches), state.shape[-1]))
     states = [state]
@@ -198,8 +193,6 @@ def greedy_decode(
 ) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
     """y_{t'+1} = argmax_w P(w | y₁, …, y_{t'}), until it is ⟨eos⟩; the score is Σ log P."""
     vocabulary = parameters.b_o.shape[0]
-    refuse_outside("greedy_decode", "token", token, vocabulary - 1)
-    refuse_outside("greedy_decode", "eos", np.array(eos), vocabulary - 1)
     batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     batch = np.broadcast_shapes(*batches)
     last, score, ended = np.broadcast_to(token, batch), np.zeros(batch, state.dtype), np.zeros(batch, bool)
@@ -229,8 +222,6 @@ def beam_decode(
 ) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
     """The best of the `beams` hypotheses that are left of all extensions of those before, by their Σ log P."""
     vocabulary = parameters.b_o.shape[0]
-    refuse_outside("beam_decode", "token", token, vocabulary - 1)
-    refuse_outside("beam_decode", "eos", np.array(eos), vocabulary - 1)
     batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     batch = np.broadcast_shapes(*batches)
     sources, real = annotations[..., None, :, :], None if mask is None else mask[..., None, :]
@@ -282,13 +273,6 @@ def next_state(
     p = parameters
     context = bahdanau_context(state, annotations, p.w_q, p.w_k, p.w_v, mask=mask)
     return rnn_cell(beside(p.embedding[token], context), state, p.cell)
-
-
-def refuse_outside(operation: str, argument: str, integers: np.ndarray, most: int) -> None:
-    """Raise for an integer that is not in 0..most."""
-    outside = integers[(integers < 0) | (integers > most)]
-    if outside.size:
-        raise ShapeError(operation, argument, f"{argument} in 0..{most}", outside.flat[0])
 
 
 def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:

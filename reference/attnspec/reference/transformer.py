@@ -12,7 +12,7 @@ from attnspec.reference.defining.definition import defines
 from attnspec.reference.masking import joint_mask
 from attnspec.reference.multihead import merge_heads, multi_head_attention
 from attnspec.reference.positional import learned_positions, sinusoidal_positional_encoding
-from attnspec.reference.seq2seq import for_every_query, output_distribution, refuse_outside
+from attnspec.reference.seq2seq import for_every_query, output_distribution
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
     CachedDecoderStep,
@@ -170,8 +170,6 @@ def encoder_decoder(
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
     """P = softmax(S Wᵀ + b) with S = Decoder(√d E'_y + PE, Z) and Z = Encoder(√d E_x + PE)."""
     p, seen = parameters, for_every_query(source_mask)
-    refuse_outside("encoder_decoder", "source", source, p.source_embedding.shape[0] - 1)
-    refuse_outside("encoder_decoder", "target", target, p.target_embedding.shape[0] - 1)
     memory = encoder_stack(placed(p.source_embedding[source]), p.encoder, mask=seen)
     states = decoder_stack(placed(p.target_embedding[target]), memory, p.decoder, mask=mask, memory_mask=seen)
     return output_distribution(states, p.w, p.b)
@@ -194,7 +192,6 @@ def decoder_only(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
     """P = softmax(S Wᵀ + b) with S = Encoder(E_x + T) under the causal mask."""
-    refuse_outside("decoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
     n = tokens.shape[-1]
     return language_model(tokens, parameters, joint_mask(mask, True, n, n))
 
@@ -207,7 +204,6 @@ def encoder_only(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
     """P = softmax(S Wᵀ + b) with S = Encoder(E_x + T)."""
-    refuse_outside("encoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
     return language_model(tokens, parameters, mask)
 
 

@@ -19,8 +19,8 @@ from typing_extensions import TypeForm
 
 from attnspec.spec.contract.documentation import documentation, operation_of
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.shapes import bind
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Misfit, Node, Option, described, mapped
+from attnspec.spec.contract.shapes import Binding, ShapeError, bind
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Misfit, Node, Option, described, flatten, mapped
 
 F = TypeVar("F")
 
@@ -63,8 +63,9 @@ def defines(protocol: TypeForm[F]) -> _Defines[F]:
     Arguments: arrays, or lists and numbers, which become float64, as integers do; and trees of these. Float arrays
     keep their dtype; mixed dtypes are promoted as by NumPy. An array of another kind (one with ``shape`` and
     ``__array_ufunc__``) is passed on as it is, so that a formula can be run in other arithmetics.
-    Errors: ``ShapeError`` for a shape or size that violates the Protocol, ``TypeError`` for an argument of the wrong
-    kind; both name operation, argument, expected and got. NaN and ∞ are results like others: NumPy's warnings are off.
+    Errors: ``ShapeError`` for a shape, size, length or index that violates the Protocol, ``TypeError`` for an argument
+    of the wrong kind; both name operation, argument, expected and got. NaN and ∞ are results like others: NumPy's
+    warnings are off.
     """
     return _Defines(protocol)
 
@@ -85,7 +86,7 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
             formula(*args, **kwargs)  # raises what any call with these arguments raises
         arrays: list[Any] = []
         values = {name: _converted(operation, nodes[name], value, arrays) for name, value in given.items()}
-        bind(operation, values)
+        _check_ranges(operation, flatten(values), bind(operation, values))
         outer = _WITHIN.set(any(_foreign(x) for x in arrays))
         try:
             with np.errstate(all="ignore"):
@@ -95,6 +96,18 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
         return _finished(result, [x for x in arrays if getattr(x, "dtype", None) is not None])
 
     return checked
+
+
+def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Binding) -> None:
+    """Raise for a length or an index that is beyond the size that bounds it."""
+    bounds = {path: binding.sizes[size] for path, size in operation.lengths.items()}
+    bounds |= {path: binding.sizes[size] - 1 for path, size in operation.indices.items()}
+    for path, most in bounds.items():
+        if values.get(path) is not None:
+            integers = np.asarray(values[path])
+            outside = integers[(integers < 0) | (integers > most)]
+            if outside.size:
+                raise ShapeError(operation.name, path, f"{path} in 0..{most}", outside.flat[0])
 
 
 def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) -> Any:
