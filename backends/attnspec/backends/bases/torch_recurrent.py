@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attnspec.spec import ShapeError
-
 State: TypeAlias = tuple[Tensor, ...]
 """The state of a network: (h,), of an LSTM (h, c)."""
 
@@ -20,16 +18,6 @@ def joined(parameters: Any, gates: str) -> tuple[Tensor, ...]:
         parts = [getattr(parameters, f"{name}{gate}").transpose(-1, 0) for gate in gates]
         found.append(torch.cat(parts) if len(parts) > 1 else parts[0])
     return tuple(found)
-
-
-def checked_lengths(operation: str, lengths: Tensor | None, steps: int) -> Tensor | None:
-    """The lengths; ``ShapeError`` for one outside 0..steps."""
-    if lengths is None:
-        return None
-    outside = lengths[(lengths < 0) | (lengths > steps)]
-    if outside.numel():
-        raise ShapeError(operation, "lengths", f"lengths in 0..{steps}", int(outside[0]))
-    return lengths
 
 
 def fused(

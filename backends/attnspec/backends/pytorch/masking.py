@@ -6,7 +6,8 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
-from attnspec.spec import CausalMask, PaddingMask, ShapeError, implements
+from attnspec.backends.pytorch.runtime.ranges import refuse_outside
+from attnspec.spec import CausalMask, PaddingMask, implements
 
 __all__ = ["causal_mask", "padding_mask"]
 
@@ -25,11 +26,8 @@ def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[Tensor, "{
 def padding_mask(lengths: Int[Tensor, "*batch"], m: int) -> Bool[Tensor, "*batch {m}"]:
     """Key j is attendable where j < length.
 
-    Looking at the lengths waits for the device; under ``torch.compile`` they are taken on trust.
+    Looking at the lengths waits for the device; under transforms such as ``torch.compile`` they are taken on trust.
     """
     _padding(lengths, m)
-    if not torch.compiler.is_compiling():
-        wrong = lengths[(lengths < 0) | (lengths > m)]
-        if wrong.numel():
-            raise ShapeError("padding_mask", "lengths", f"lengths in 0..{m}", int(wrong[0]))
+    refuse_outside("padding_mask", "lengths", lengths, m)
     return torch.arange(m, device=lengths.device) < lengths[..., None]

@@ -11,7 +11,8 @@ from attnspec.backends.pytorch.attention import dot_product_attention
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import lowers
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
-from attnspec.backends.pytorch.runtime.recurrence import Network, recurrence, trusted_lengths
+from attnspec.backends.pytorch.runtime.ranges import refuse_outside
+from attnspec.backends.pytorch.runtime.recurrence import Network, recurrence
 from attnspec.spec import (
     GRU,
     LSTM,
@@ -163,7 +164,7 @@ def rnn(
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
     """torch.rnn_tanh, of packed sequences where lengths differ."""
     *batch, steps, _ = _rnn(x, state, parameters, lengths)
-    lengths = trusted_lengths("rnn", lengths, steps)
+    refuse_outside("rnn", "lengths", lengths, steps)
     states, ((final,),) = recurrence(_RNN, x, [(state,)], [parameters], lengths, batch)
     return states, final
 
@@ -179,7 +180,7 @@ def gru(
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
     """Step by step, after one product with all inputs."""
     *batch, steps, _ = _gru(x, state, parameters, lengths)
-    lengths = trusted_lengths("gru", lengths, steps)
+    refuse_outside("gru", "lengths", lengths, steps)
     states, ((final,),) = recurrence(_GRU, x, [(state,)], [parameters], lengths, batch)
     return states, final
 
@@ -195,7 +196,7 @@ def lstm(
 ) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
     """torch.lstm, of packed sequences where lengths differ."""
     *batch, steps, _ = _lstm(x, state, parameters, lengths)
-    lengths = trusted_lengths("lstm", lengths, steps)
+    refuse_outside("lstm", "lengths", lengths, steps)
     states, ((h, c),) = recurrence(_LSTM, x, [state], [parameters], lengths, batch)
     return states, (h, c)
 
@@ -211,7 +212,7 @@ def bidirectional_rnn(
 ) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
     """Both directions in one call of torch.rnn_tanh."""
     *batch, steps, _ = _bidirectional_rnn(x, state, parameters, lengths)
-    lengths = trusted_lengths("bidirectional_rnn", lengths, steps)
+    refuse_outside("bidirectional_rnn", "lengths", lengths, steps)
     initial = [(h,) for h in state]
     states, ((forward,), (backward,)) = recurrence(_RNN, x, initial, parameters, lengths, batch, directions=2)
     return states, (forward, backward)
@@ -228,7 +229,7 @@ def bidirectional_gru(
 ) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
     """Step by step, in each direction."""
     *batch, steps, _ = _bidirectional_gru(x, state, parameters, lengths)
-    lengths = trusted_lengths("bidirectional_gru", lengths, steps)
+    refuse_outside("bidirectional_gru", "lengths", lengths, steps)
     initial = [(h,) for h in state]
     states, ((forward,), (backward,)) = recurrence(_GRU, x, initial, parameters, lengths, batch, directions=2)
     return states, (forward, backward)
@@ -254,7 +255,7 @@ def bidirectional_lstm(
 ]:
     """Both directions in one call of torch.lstm."""
     *batch, steps, _ = _bidirectional_lstm(x, state, parameters, lengths)
-    lengths = trusted_lengths("bidirectional_lstm", lengths, steps)
+    refuse_outside("bidirectional_lstm", "lengths", lengths, steps)
     states, ((h, c), (back_h, back_c)) = recurrence(_LSTM, x, state, parameters, lengths, batch, directions=2)
     return states, ((h, c), (back_h, back_c))
 
@@ -270,7 +271,7 @@ def stacked_rnn(
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
     """All layers in one call of torch.rnn_tanh."""
     *batch, steps, _ = _stacked_rnn(x, state, layers, lengths)
-    lengths = trusted_lengths("stacked_rnn", lengths, steps)
+    refuse_outside("stacked_rnn", "lengths", lengths, steps)
     states, finals = recurrence(_RNN, x, [(h,) for h in state.unbind(-2)], layers, lengths, batch)
     return states, torch.stack([h for (h,) in finals], -2)
 
@@ -286,7 +287,7 @@ def stacked_gru(
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
     """Layer by layer, each step by step."""
     *batch, steps, _ = _stacked_gru(x, state, layers, lengths)
-    lengths = trusted_lengths("stacked_gru", lengths, steps)
+    refuse_outside("stacked_gru", "lengths", lengths, steps)
     states, finals = recurrence(_GRU, x, [(h,) for h in state.unbind(-2)], layers, lengths, batch)
     return states, torch.stack([h for (h,) in finals], -2)
 
@@ -302,7 +303,7 @@ def stacked_lstm(
 ) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch depth h"], Float[Tensor, "*batch depth h"]]]:
     """All layers in one call of torch.lstm."""
     *batch, steps, _ = _stacked_lstm(x, state, layers, lengths)
-    lengths = trusted_lengths("stacked_lstm", lengths, steps)
+    refuse_outside("stacked_lstm", "lengths", lengths, steps)
     initial = list(zip(*(part.unbind(-2) for part in state), strict=True))
     states, finals = recurrence(_LSTM, x, initial, layers, lengths, batch)
     h, c = (torch.stack(part, -2) for part in zip(*finals, strict=True))
@@ -320,7 +321,7 @@ def rnn_self_attention(
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
     """torch.rnn_tanh, and attention of its states under a strict causal mask."""
     *batch, steps, _ = _self_attention(x, state, parameters, lengths)
-    lengths = trusted_lengths("rnn_self_attention", lengths, steps)
+    refuse_outside("rnn_self_attention", "lengths", lengths, steps)
     parts = (widened(state),), mapped(parameters, lambda _, w: widened(w))
     states, ((final,),) = recurrence(_RNN, widened(x), [parts[0]], [parts[1]], lengths, batch)
     earlier = causal_triangle(steps, steps, x.device, include_self=False)

@@ -12,6 +12,7 @@ from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, product,
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.greatest import first_greatest
+from attnspec.backends.pytorch.runtime.ranges import refuse_outside
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import (
     AttentionalState,
@@ -175,19 +176,6 @@ def rows(tokens: Tensor, table: Tensor) -> Tensor:
     return functional.embedding(tokens if tokens.dtype in (torch.int32, torch.int64) else tokens.long(), table)
 
 
-def refuse_outside(operation: str, argument: str, integers: Tensor, most: int) -> None:
-    """Raise for an integer that is not in 0..most, unless its value cannot be read."""
-    if intercepted() or integers.is_meta:
-        return
-    if integers.dtype is torch.int64 and integers.is_cpu and integers.numel():
-        low, high = integers.aminmax()  # the fastest way to see that all is well
-        if int(low) >= 0 and int(high) <= most:
-            return
-    wrong = integers[(integers < 0) | (integers > most)]
-    if wrong.numel():
-        raise ShapeError(operation, argument, f"{argument} in 0..{most}", int(wrong[0]))
-
-
 @implements(OutputDistribution[Tensor])
 @lowers
 def output_distribution(
@@ -195,7 +183,12 @@ def output_distribution(
 ) -> Float[Tensor, "*batch vocabulary"]:
     """Softmax of a linear layer."""
     _distribution(state, w, b)
-    return functional.linear(widened(state), widened(w), widened(b)).softmax(-1).to(state.dtype)
+    return distribution(widened(state), w, b)
+
+
+def distribution(states: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """The probability of every token, from states in float32 or wider, in the dtype of the weights."""
+    return functional.linear(states, widened(w), widened(b)).softmax(-1).to(w.dtype)
 
 
 @implements(EncoderContext[Tensor])
@@ -206,8 +199,7 @@ def encoder_context(
     """The last state, or those that the lengths name."""
     shape = _encoder(states, lengths)
     t = states.shape[-2]
-    if lengths is not None:
-        refuse_outside("encoder_context", "lengths", lengths, t)
+    refuse_outside("encoder_context", "lengths", lengths, t)
     if t == 0:
         # a sum of nothing, so that gradients have a way back
         return states.sum(-2).expand(shape).clone()

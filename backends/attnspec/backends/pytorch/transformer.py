@@ -16,7 +16,8 @@ from attnspec.backends.pytorch.multihead import attend_in_heads, per_head
 from attnspec.backends.pytorch.positional import sinusoids
 from attnspec.backends.pytorch.runtime.accumulation import product, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
-from attnspec.backends.pytorch.seq2seq import refuse_outside, rows
+from attnspec.backends.pytorch.runtime.ranges import refuse_outside
+from attnspec.backends.pytorch.seq2seq import distribution, rows
 from attnspec.spec import (
     CachedDecoderStep,
     DecoderLayer,
@@ -157,9 +158,7 @@ def decoder_stack(
     """Layer after layer; half dtypes are kept in float32 between them."""
     _check_norm("decoder_stack", norm)
     shape = _decoder_stack(x, memory, layers, mask, memory_mask)
-    y = widened(x)
-    for layer in layers:
-        y = _decode(y, memory, layer, mask, memory_mask, norm)
+    y = _decoded(widened(x), memory, layers, mask, memory_mask, norm)
     return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
 
 
@@ -217,12 +216,8 @@ def encoder_decoder(
     refuse_outside("encoder_decoder", "source", source, p.source_embedding.shape[0] - 1)
     refuse_outside("encoder_decoder", "target", target, p.target_embedding.shape[0] - 1)
     seen = None if source_mask is None else source_mask.unsqueeze(-2)
-    memory = _scaled_and_placed(source, p.source_embedding)
-    for encoder in p.encoder:
-        memory = _layer(memory, encoder, seen, "post", dtype)
-    y = _scaled_and_placed(target, p.target_embedding)
-    for decoder in p.decoder:
-        y = _decode(y, memory.to(dtype), decoder, mask, seen, "post")
+    memory = encoded(_scaled_and_placed(source, p.source_embedding), p.encoder, seen, "post", dtype).to(dtype)
+    y = _decoded(_scaled_and_placed(target, p.target_embedding), memory, p.decoder, mask, seen, "post")
     return _distribution(y, p.w, p.b, shape)
 
 
@@ -267,14 +262,12 @@ def _language_model(
     """Embeddings with learned positions, layers and the output layer."""
     p = parameters
     y = rows(tokens, widened(p.embedding)) + widened(p.positions[: tokens.shape[-1]])
-    for layer in p.layers:
-        y = _layer(y, layer, mask, "post", p.w.dtype, causal=causal)
-    return _distribution(y, p.w, p.b, shape)
+    return _distribution(encoded(y, p.layers, mask, "post", p.w.dtype, causal=causal), p.w, p.b, shape)
 
 
 def _distribution(y: Tensor, w: Tensor, b: Tensor, shape: Shape) -> Tensor:
-    """Probabilities of all tokens, in the dtype of the weights."""
-    return linear(y, widened(w), widened(b)).softmax(-1).to(w.dtype).expand(shape).contiguous()
+    """Probabilities of all tokens for the whole batch, in the dtype of the weights."""
+    return distribution(y, w, b).expand(shape).contiguous()
 
 
 def _check_norm(operation: str, norm: str) -> None:
@@ -288,10 +281,26 @@ def encoded(
     mask: Tensor | None,
     norm: str,
     dtype: torch.dtype,
+    *,
+    causal: bool = False,
 ) -> Tensor:
     """Layer after layer on y in float32 or wider, with attention in a dtype."""
     for layer in layers:
-        y = _layer(y, layer, mask, norm, dtype)
+        y = _layer(y, layer, mask, norm, dtype, causal=causal)
+    return y
+
+
+def _decoded(
+    y: Tensor,
+    memory: Tensor,
+    layers: tuple[DecoderLayerParameters[Tensor], ...],
+    mask: Tensor | None,
+    memory_mask: Tensor | None,
+    norm: str,
+) -> Tensor:
+    """The layers of a decoder likewise, with attention in the dtype of the memory."""
+    for layer in layers:
+        y = _decode(y, memory, layer, mask, memory_mask, norm)
     return y
 
 
@@ -306,13 +315,26 @@ def _layer(
 ) -> Tensor:
     """One layer on y in float32 or wider, with attention in a dtype."""
     p = parameters
+    y = _attended(y, p, mask, norm, dtype, causal=causal)
+    return _added(y, lambda x: _two_layers(x, p.feed_forward), p.feed_forward_norm, norm)
+
+
+def _attended(
+    y: Tensor,
+    parameters: EncoderLayerParameters[Tensor] | DecoderLayerParameters[Tensor],
+    mask: Tensor | None,
+    norm: str,
+    dtype: torch.dtype,
+    *,
+    causal: bool,
+) -> Tensor:
+    """The self-attention of a layer, with its residual connection and normalization."""
 
     def attend(x: Tensor) -> Tensor:
         x = x.to(dtype)
-        return widened(attend_in_heads(x, x, p.attention, mask, causal=causal))
+        return widened(attend_in_heads(x, x, parameters.attention, mask, causal=causal))
 
-    y = _added(y, attend, p.attention_norm, norm)
-    return _added(y, lambda x: _two_layers(x, p.feed_forward), p.feed_forward_norm, norm)
+    return _added(y, attend, parameters.attention_norm, norm)
 
 
 def _decode(
@@ -324,13 +346,8 @@ def _decode(
     norm: str,
 ) -> Tensor:
     """One layer on y in float32 or wider, with attention in the dtype of the memory."""
-    p, dtype = parameters, memory.dtype
-
-    def attend(x: Tensor) -> Tensor:
-        x = x.to(dtype)
-        return widened(attend_in_heads(x, x, p.attention, mask, causal=True))
-
-    return _looked_up(_added(y, attend, p.attention_norm, norm), memory, p, memory_mask, norm)
+    y = _attended(y, parameters, mask, norm, memory.dtype, causal=True)
+    return _looked_up(y, memory, parameters, memory_mask, norm)
 
 
 def _looked_up(

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from attnspec.backends.bases.ranges import refuse_outside
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import TorchBackend
-from attnspec.backends.bases.torch_recurrent import State, checked_lengths, fused, joined, packed
+from attnspec.backends.bases.torch_recurrent import State, fused, joined, packed
 from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
 
 CHECKS = {
@@ -48,7 +49,7 @@ def _sequence(
 ) -> tuple[Tensor, list[State]]:
     """The states of the last layer, and the final state of each layer and direction."""
     *batch, steps, _ = CHECKS[name](x, given, parameters, lengths)
-    lengths = checked_lengths(name, lengths, steps)
+    refuse_outside(name, "lengths", lengths, steps)
     count = prod(batch)
     flat = x.expand((*batch, -1, -1)).reshape(count, steps, x.shape[-1])
     states = [tuple(p.expand((*batch, -1)).reshape(count, p.shape[-1]) for p in s) for s in initial]

@@ -268,10 +268,8 @@ class Subject(Comparisons):
 
         The formula leaves the error of a result unknown that comes from such a choice.
         """
-        ranks = {leaf.path: len(leaf.core) for leaf in self.operation.outputs}
-        unknown = [(x.budget >= UNKNOWN / 2).any(axis=tuple(range(-ranks[path], 0))) for path, x in found.items()]
-        open_ = np.logical_or.reduce(unknown)
-        behind = {path: tuple(range(-rank, 0)) for path, rank in ranks.items()}
+        behind = {leaf.path: tuple(range(-len(leaf.core), 0)) for leaf in self.operation.outputs}
+        open_ = np.logical_or.reduce([(x.budget >= UNKNOWN / 2).any(axis=behind[path]) for path, x in found.items()])
         return {
             path: replace(x, budget=np.where(np.expand_dims(open_, behind[path]), np.inf, x.budget))
             for path, x in found.items()

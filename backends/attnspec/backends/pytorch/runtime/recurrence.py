@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnspec.backends.bases.torch_recurrent import State, checked_lengths, fused, joined, packed
+from attnspec.backends.bases.torch_recurrent import State, fused, joined, packed
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
@@ -26,11 +26,6 @@ class Network(NamedTuple):
     gates: str
     step: Callable[[Tensor, Tensor, State], State]
     fused: Callable[..., tuple[Tensor, ...]] | None = None
-
-
-def trusted_lengths(operation: str, lengths: Tensor | None, steps: int) -> Tensor | None:
-    """The lengths, checked; under transforms they are taken on trust."""
-    return lengths if intercepted() else checked_lengths(operation, lengths, steps)
 
 
 def recurrence(
