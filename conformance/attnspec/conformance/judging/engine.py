@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import hypothesis
@@ -13,7 +14,7 @@ from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
 from attnspec.conformance.judging.attempt import attempt, stable_seed
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.profiles import Effort, Profile
+from attnspec.conformance.judging.profiles import FORMULA, Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.snippet import counterexample
@@ -53,6 +54,12 @@ def dtypes_of(operation: Operation, dtypes: Iterable[str]) -> tuple[str, ...]:
     return tuple(dtypes) if operation.floats else (DEFAULT,)
 
 
+@lru_cache(maxsize=1024)
+def governing_laws(operation: Operation) -> tuple[str, ...]:
+    """The laws that govern an operation, whether a run selects them or not."""
+    return tuple(i for i, x in LAWS.items() if operation in x.operations)
+
+
 def cases(
     contract: Contract,
     *,
@@ -66,7 +73,7 @@ def cases(
     ]
     result = []
     for operation in chosen:
-        governing = tuple(i for i, x in LAWS.items() if (not laws or i in laws) and operation in x.operations)
+        governing = tuple(i for i in governing_laws(operation) if not laws or i in laws)
         unproved = [law for law in governing if law not in CHECKS]
         if unproved:
             raise LookupError(f"law {unproved[0]}: expected a check in attnspec.conformance.laws; got none")
@@ -79,9 +86,10 @@ def cases(
 
 @dataclass
 class _Progress:
-    """What has become of one law so far."""
+    """What has become of one law so far; ``place`` is that of the law among all that govern the operation."""
 
     check: Check
+    place: int
     examples: int = 0
     not_judged: int = 0
     ratio: float = 0.0
@@ -94,6 +102,7 @@ class _Run:
     effort: Effort
     mark: Mark
     stop_at_first: bool
+    guided: bool = True
     laws: dict[str, _Progress] = field(default_factory=dict)
 
     @property
@@ -135,13 +144,15 @@ def judge(
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device)
     run = _Run(subject, profile.at(case.dtype), mark, stop_at_first)
     settled = dict(skip or {})
+    run.guided = FORMULA not in settled
+    places = {law: place for place, law in enumerate(governing_laws(subject.operation))}
     for law in case.laws:
         if law in settled:
             continue
         if LAWS[law].gradients and not contract.differentiable:
             settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, "the backend has no vjp")
         else:
-            run.laws[law] = _Progress(CHECKS[law])
+            run.laws[law] = _Progress(CHECKS[law], places[law])
     _explore(run, stable_seed(seed, case.operation, case.dtype))
     for law, progress in run.laws.items():
         settled[law] = _verdict(run, case, law, progress)
@@ -160,7 +171,10 @@ def _explore(run: _Run, seed: int) -> None:
 
 
 def _draw(run: _Run, seed: int, count: int) -> None:
-    """Let Hypothesis look for examples after the first ``count``, in the direction of larger error ratios."""
+    """Let Hypothesis look for examples after the first ``count``, in the direction of larger error ratios.
+
+    The ratio is that of the formula alone, selected or not: the examples are the same whatever laws are selected.
+    """
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -175,29 +189,37 @@ def _draw(run: _Run, seed: int, count: int) -> None:
         nonlocal count
         if run.ended:
             return
-        ratio = _try(run, example, count)
+        arguments = _try(run, example, count)
         count += 1
-        hypothesis.target(min(ratio, 1e6), label="error ratio")
+        hypothesis.target(min(_formula_ratio(run, example, arguments), 1e6), label="error ratio")
 
     explore()
 
 
-def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> float:
-    """Check the laws that are due on an example; the largest error ratio."""
-    subject, largest = run.subject, 0.0
+def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> Arguments | None:
+    """Check the laws that are due on an example; its arguments, or None if they are outside the domain."""
+    subject = run.subject
     arguments = example.arguments(subject.operation, data_dtype(subject))
     try:
         judgeable = subject.in_domain(arguments)
     except Violation:
         judgeable = True
-    for place, progress in enumerate(run.open):
+    for progress in run.open:
         check, law = progress.check, progress.check.law.id
         always = check.ensemble and subject.dtype in NARROW
-        if first if check.once else judgeable and (always or run.effort.due(law, index, place)):
+        if first if check.once else judgeable and (always or run.effort.due(law, index, progress.place)):
             run.mark(law, example)
             run.check(progress, arguments, example.seed)
-            largest = max(largest, subject.ratio)
-    return largest
+    return arguments if judgeable else None
+
+
+def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> float:
+    """The error ratio of the formula on an example; 0 where it has ended the process before."""
+    if arguments is None or not run.guided:
+        return 0.0
+    run.mark(FORMULA, example)
+    *_, ratio, _ = attempt(run.subject, CHECKS[FORMULA], arguments, example.seed)
+    return ratio
 
 
 def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:

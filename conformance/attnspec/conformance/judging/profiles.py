@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from attnspec.conformance.inputs.dtypes import NARROW
 
+FORMULA = "operation.oracle"
+"""The law that a result is that of the formula: it is checked on every example."""
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -23,7 +26,7 @@ class Effort:
 
     def due(self, law: str, index: int, place: int) -> bool:
         """Whether the law at this place in the list of laws is checked on the example of this number."""
-        if law == "operation.oracle":
+        if law == FORMULA:
             return True
         if law == "operation.gradient":
             return index % self.gradients == 0

@@ -113,7 +113,7 @@ def scores_of_tokens(correct: Formulas, states: Numbers, w: Numbers, b: Numbers)
     "language model that sees the next tokens",
     replaces="both_masks",
     operations=(DecoderOnly,),
-    breaks=("masking.future-invariance", "masking.prefix", "transformer.causal-encoder"),
+    breaks=("masking.future-invariance", "transformer.causal-encoder"),
     source="a BERT trained as a GPT",
 )
 def unmasked_model(correct: Formulas, mask: Numbers, n: int) -> Numbers:

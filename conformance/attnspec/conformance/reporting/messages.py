@@ -3,11 +3,10 @@
 import json
 from collections.abc import Iterable
 
+from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import Result
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.semantics import QUESTIONS
-
-FORMULA = "operation.oracle"
 
 MAX_ARGUMENT = 160
 """Characters of an argument that people are shown."""
