@@ -60,6 +60,11 @@ class Subject(Comparisons):
         dtype = self.dtype if self.dtype in DEFAULTS else self.default_dtype
         return self.contract.precision(self.operation.name, dtype)
 
+    @property
+    def has_features(self) -> bool:
+        """Whether the backend has every optional part of the operation."""
+        return all(map(self.limits.has, self.operation.features))
+
     # Calls -------------------------------------------------------------------------------------------------------
 
     def convert(self, x: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, keep, take
 from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.attendance import live_rows as live
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
@@ -72,6 +72,13 @@ def exchanged(arguments: Arguments, changes: list[tuple[Numbers, Numbers]]) -> A
     return arguments.replaced({paths[id(old)]: new for old, new in changes})
 
 
+def without_layers(arguments: Arguments) -> Arguments:
+    """A copy in which nothing is left of what is counted, such as the layers of a stack."""
+    for count in arguments.operation.counts:
+        arguments = arguments.along(count, keep(0))
+    return arguments
+
+
 # Results along an axis ------------------------------------------------------------------------------------------------
 
 
@@ -94,6 +101,11 @@ def doubles(results: Results) -> Results:
 def twice(budgets: Results) -> Results:
     """The budget of the difference of two results that have the same budget."""
     return {path: 2 * x for path, x in budgets.items()}
+
+
+def where_finite(expected: Numbers, oracle: Judged) -> Numbers:
+    """What is expected, in the shape of the oracle's result; where that is not finite, what the oracle has."""
+    return np.where(np.isfinite(oracle.value), expected, oracle.value)
 
 
 def together(*budgets: Results) -> Results:

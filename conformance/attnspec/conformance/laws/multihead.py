@@ -4,7 +4,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import permuted_alike, wide
+from attnspec.conformance.laws.common import permuted_alike, where_finite, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference import merge_heads, scaled_dot_product_attention, split_heads
 from attnspec.spec.contract.axes import Axis, Role
@@ -38,7 +38,7 @@ def one_head(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     if subject.semantics.causal_alignment != "top-left" and given.causal:
         return False
     oracle = subject.oracle(given)
-    expected = np.where(np.isfinite(oracle.value), expected, oracle.value)
+    expected = where_finite(expected, oracle)
     subject.matches(subject.call(given), expected, oracle.budget, given, "with one head and identities, the result")
     return True
 

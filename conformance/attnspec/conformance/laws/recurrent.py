@@ -191,10 +191,8 @@ def first_step(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     """Compare a sequence of one step with the backend's own cell."""
     cell = operation_of(CELLS[subject.operation.protocol])
     assert cell is not None
-    if not _steps(subject, arguments) or cell.name not in subject.contract.operations:
-        return False
-    other = Subject(subject.backend, subject.contract, cell, subject.dtype, subject.device)
-    if other.choices != subject.choices:
+    other = subject.beside(cell)
+    if other is None or other.choices != subject.choices or not _steps(subject, arguments):
         return False
     path = _inputs(subject)
     one = arguments.along(_time(subject), keep(1)).replaced({_lengths(subject): None})

@@ -9,7 +9,7 @@ from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import coarse, filled, record, sample, wide
+from attnspec.conformance.laws.common import coarse, filled, record, sample, where_finite, wide, without_layers
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import judged
 from attnspec.reference.transformer import EPSILON, decoder_layer, encoder_layer, encoder_only
@@ -59,7 +59,7 @@ def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
 @checks(law.ZERO_SUBLAYERS)
 def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Set the last weights of all sublayers to 0: the result is x."""
-    if not all(subject.limits.has(feature) for feature in subject.operation.features):
+    if not subject.has_features:
         return False
     p = _layer(arguments)
     last = [*(attention.w_o for attention in _attentions(p)), p.feed_forward.w_2, p.feed_forward.b_2]
@@ -68,8 +68,7 @@ def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Genera
     (rows,) = subject.operation.queries
     got = subject.call(given)
     oracle = subject.oracle(given)
-    expected = np.broadcast_to(wide(given.array(rows.path)), got.shape)
-    expected = np.where(np.isfinite(oracle.value), expected, oracle.value)
+    expected = where_finite(wide(given.array(rows.path)), oracle)
     subject.matches(got, expected, oracle.budget, given, "with sublayers that give 0, the result")
     return True
 
@@ -164,10 +163,8 @@ def homogeneous(subject: Subject, arguments: Arguments, rng: np.random.Generator
 @checks(law.NO_LAYERS)
 def no_layers(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Take all layers away."""
-    operation = subject.operation
-    without = {name: x[:0] if isinstance(x, tuple) else x for name, x in arguments.values_by_name.items()}
-    given = Arguments(operation, without)
-    (rows,) = operation.queries
+    given = without_layers(arguments)
+    (rows,) = subject.operation.queries
     got = subject.call(given)
     expected = np.broadcast_to(given.array(rows.path), got.shape)
     subject.same(got, expected, lambda: subject.budget(given), given, "without layers, the result")
@@ -198,7 +195,7 @@ def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Genera
 @checks(law.WITHOUT_MEMORY)
 def without_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The reference's encoder layer, with the causal mask."""
-    if not all(subject.limits.has(feature) for feature in subject.operation.features):
+    if not subject.has_features:
         return False
     p = record(arguments, DecoderLayerParameters)
     given = _with_norm(filled(arguments, [(p.cross_attention.w_o, 0)]), default=False)
@@ -207,8 +204,7 @@ def without_memory(subject: Subject, arguments: Arguments, rng: np.random.Genera
     x, layer = wide(given.array(rows.path)), mapped(encoder, lambda _, w: wide(w))
     oracle = subject.oracle(given)
     expected = encoder_layer(x, layer, mask=attendable(given, subject.operation.asking), norm=given[option.path])
-    expected = np.broadcast_to(expected, oracle.value.shape)
-    expected = np.where(np.isfinite(oracle.value), expected, oracle.value)
+    expected = where_finite(expected, oracle)
     subject.matches(subject.call(given), expected, oracle.budget, given, "without its memory, the result")
     return True
 
@@ -249,8 +245,8 @@ def positions_matter(subject: Subject, arguments: Arguments, rng: np.random.Gene
     """
     operation = subject.operation
     given = sample(subject, rng, queries=6)
-    for layers in operation.counts if subject.dtype in NARROW else ():
-        given = given.along(layers, keep(0))
+    if subject.dtype in NARROW:
+        given = without_layers(given)
     n = given.queries or 0
     (tokens,) = operation.indices
     (table,) = (leaf for leaf in operation.along(operation.asking) if operation.role(leaf) & Role.WEIGHT)
@@ -280,8 +276,7 @@ def causal_encoder(subject: Subject, arguments: Arguments, rng: np.random.Genera
     allowed = attendable(arguments, subject.operation.asking)
     model = mapped(parameters, lambda _, w: wide(w))
     oracle = subject.oracle(arguments)
-    expected = np.broadcast_to(encoder_only(arguments[tokens], model, mask=allowed), oracle.value.shape)
-    expected = np.where(np.isfinite(oracle.value), expected, oracle.value)
+    expected = where_finite(encoder_only(arguments[tokens], model, mask=allowed), oracle)
     subject.matches(subject.call(arguments), expected, oracle.budget, arguments, "against the encoder, the result")
     return True
 

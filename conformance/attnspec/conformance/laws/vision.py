@@ -6,7 +6,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import doubles, exchanged, filled, picked, record, together, wide
+from attnspec.conformance.laws.common import doubles, exchanged, filled, picked, record, together, wide, without_layers
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference import layer_norm
 from attnspec.spec.contract.axes import Role
@@ -71,8 +71,7 @@ def patch_order(subject: Subject, arguments: Arguments, rng: np.random.Generator
 def class_token(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The first row, or the representation without layers."""
     p = record(arguments, PatchEmbeddingParameters)
-    without = {name: x[:0] if isinstance(x, tuple) else x for name, x in arguments.values_by_name.items()}
-    given = Arguments(subject.operation, without)
+    given = without_layers(arguments)
     got, budget = subject.call(given), subject.budget(given)
     expected = wide(p.class_token) + wide(p.positions[0])
     if subject.operation.outputs[0].core[1:]:
@@ -91,7 +90,7 @@ def class_token(subject: Subject, arguments: Arguments, rng: np.random.Generator
 def _with_alignment(subject: Subject, arguments: Arguments, *, corners: bool) -> Arguments | None:
     """A copy with this alignment; None if the backend lacks it."""
     (option,) = (o for o in subject.operation.options if o.choices)
-    if corners and not all(subject.limits.has(feature) for feature in subject.operation.features):
+    if corners and not subject.has_features:
         return None
     return arguments.replaced({option.path: corners})
 
