@@ -1,5 +1,6 @@
 """Attention with weights of its own, and without any."""
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from attnspec.backends.pytorch.attention import (
 )
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
 from attnspec.backends.pytorch.nn.records import check_sizes, parameter
+from attnspec.backends.pytorch.nn.scorer import AdditiveScorer
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "GeneralAttention"]
 
@@ -51,7 +53,7 @@ class DotProductAttention(nn.Module):
         __call__ = forward
 
 
-class AdditiveAttention(nn.Module):
+class AdditiveAttention(AdditiveScorer):
     """Bahdanau's attention: scores w_v·tanh(W_q q + W_k k).
 
     Args:
@@ -71,6 +73,8 @@ class AdditiveAttention(nn.Module):
     torch.Size([2, 5, 8])
     """
 
+    named = MappingProxyType({"embed_dim": "d_q", "hidden_dim": "h", "kdim": "d_k"})
+
     def __init__(
         self,
         embed_dim: int,
@@ -80,23 +84,7 @@ class AdditiveAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        kdim = embed_dim if kdim is None else kdim
-        check_sizes("AdditiveAttention", embed_dim=embed_dim, hidden_dim=hidden_dim, kdim=kdim)
-        self.w_q = parameter(hidden_dim, embed_dim, device=device, dtype=dtype)
-        self.w_k = parameter(hidden_dim, kdim, device=device, dtype=dtype)
-        self.w_v = parameter(hidden_dim, device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw all weights anew."""
-        for w in (self.w_q, self.w_k, self.w_v):
-            draw(linear_bound(w.shape[-1]), w)
-
-    def extra_repr(self) -> str:
-        """The sizes."""
-        (hidden, d_q), d_k = self.w_q.shape, self.w_k.shape[1]
-        return f"embed_dim={d_q}, hidden_dim={hidden}, kdim={d_k}"
+        super().__init__(embed_dim, embed_dim if kdim is None else kdim, hidden_dim, device=device, dtype=dtype)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False

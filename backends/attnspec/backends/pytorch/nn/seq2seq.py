@@ -1,6 +1,7 @@
 """Sequence to sequence: what a decoder takes from the encoder's annotations at one step."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter
 from attnspec.backends.pytorch.nn.recurrent import RNNCell
+from attnspec.backends.pytorch.nn.scorer import AdditiveScorer
 from attnspec.backends.pytorch.seq2seq import (
     bahdanau_context,
     beam_decode,
@@ -24,7 +26,7 @@ from attnspec.spec import AttentionDecoderParameters
 __all__ = ["BahdanauAttention", "BahdanauDecoder", "LuongAttention"]
 
 
-class BahdanauAttention(nn.Module):
+class BahdanauAttention(AdditiveScorer):
     """Bahdanau's context: a decoder's state attends additively to the annotations.
 
     Args:
@@ -43,6 +45,8 @@ class BahdanauAttention(nn.Module):
     torch.Size([3, 32])
     """
 
+    named = MappingProxyType({"state_dim": "d_q", "annotation_dim": "d_k", "hidden_dim": "h"})
+
     def __init__(
         self,
         state_dim: int,
@@ -52,22 +56,7 @@ class BahdanauAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_sizes("BahdanauAttention", state_dim=state_dim, annotation_dim=annotation_dim, hidden_dim=hidden_dim)
-        self.w_q = parameter(hidden_dim, state_dim, device=device, dtype=dtype)
-        self.w_k = parameter(hidden_dim, annotation_dim, device=device, dtype=dtype)
-        self.w_v = parameter(hidden_dim, device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw all weights anew."""
-        for w in (self.w_q, self.w_k, self.w_v):
-            draw(linear_bound(w.shape[-1]), w)
-
-    def extra_repr(self) -> str:
-        """The sizes."""
-        (hidden, d_s), d_h = self.w_q.shape, self.w_k.shape[1]
-        return f"state_dim={d_s}, annotation_dim={d_h}, hidden_dim={hidden}"
+        super().__init__(state_dim, annotation_dim, hidden_dim, device=device, dtype=dtype)
 
     def forward(self, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The context."""

@@ -1,5 +1,6 @@
 """Vision. Images, volumes and feature maps have their channels last."""
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
 from attnspec.backends.pytorch.nn.records import Recorded, check_sizes, parameter, records, reset
+from attnspec.backends.pytorch.nn.scorer import AdditiveScorer
 from attnspec.backends.pytorch.nn.transformer import LayerNorm, TransformerEncoderLayer
 from attnspec.backends.pytorch.vision import (
     attention_gate,
@@ -257,7 +259,7 @@ class AttentionSkip(Gate):
         __call__ = forward
 
 
-class SpatialAttention(nn.Module):
+class SpatialAttention(AdditiveScorer):
     """Soft attention of a caption decoder: its state attends to every place of a feature map.
 
     Args:
@@ -277,6 +279,8 @@ class SpatialAttention(nn.Module):
     (torch.Size([3, 32]), torch.Size([3, 7, 7]))
     """
 
+    named = MappingProxyType({"state_dim": "d_q", "in_channels": "d_k", "hidden_dim": "h"})
+
     def __init__(
         self,
         state_dim: int,
@@ -286,22 +290,7 @@ class SpatialAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_sizes("SpatialAttention", state_dim=state_dim, in_channels=in_channels, hidden_dim=hidden_dim)
-        self.w_q = parameter(hidden_dim, state_dim, device=device, dtype=dtype)
-        self.w_k = parameter(hidden_dim, in_channels, device=device, dtype=dtype)
-        self.w_v = parameter(hidden_dim, device=device, dtype=dtype)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw all weights anew."""
-        for w in (self.w_q, self.w_k, self.w_v):
-            draw(linear_bound(w.shape[-1]), w)
-
-    def extra_repr(self) -> str:
-        """The sizes."""
-        (hidden, d_s), d_h = self.w_q.shape, self.w_k.shape[1]
-        return f"state_dim={d_s}, in_channels={d_h}, hidden_dim={hidden}"
+        super().__init__(state_dim, in_channels, hidden_dim, device=device, dtype=dtype)
 
     def forward(self, state: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The context and the weights."""

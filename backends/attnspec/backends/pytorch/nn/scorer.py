@@ -1,0 +1,38 @@
+"""What modules share whose scores are w_v·tanh(W_q q + W_k k)."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
+from attnspec.backends.pytorch.nn.records import check_sizes, parameter
+
+
+class AdditiveScorer(nn.Module):
+    """The weights of additive scores: w_q (h, d_q), w_k (h, d_k) and w_v (h)."""
+
+    named: ClassVar[Mapping[str, str]]
+    """The sizes d_q, d_k and h, each by the name of the argument that gives it, in the order of arguments."""
+
+    def __init__(
+        self, d_q: int, d_k: int, h: int, *, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        sizes = {"d_q": d_q, "d_k": d_k, "h": h}
+        check_sizes(type(self).__name__, **{name: sizes[size] for name, size in self.named.items()})
+        self.w_q = parameter(h, d_q, device=device, dtype=dtype)
+        self.w_k = parameter(h, d_k, device=device, dtype=dtype)
+        self.w_v = parameter(h, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew."""
+        for w in (self.w_q, self.w_k, self.w_v):
+            draw(linear_bound(w.shape[-1]), w)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        sizes = {"d_q": self.w_q.shape[1], "d_k": self.w_k.shape[1], "h": len(self.w_v)}
+        return ", ".join(f"{name}={sizes[size]}" for name, size in self.named.items())
