@@ -10,7 +10,7 @@ from attnspec.backends.pytorch import (
     softmax,
 )
 from attnspec.backends.pytorch.nn import RNN, BahdanauDecoder
-from examples.model import Model
+from examples.model import Model, most_probable
 from examples.tasks import EOS, Pairs, Task
 
 
@@ -44,13 +44,11 @@ class Bahdanau(Model):
     def greedy_uncached(self, pairs: Pairs, steps: int) -> Tensor:
         """Step by step with the operation ``decoder_step``, which projects the annotations each time."""
         annotations, read, state = self.encoded(pairs)
-        tokens = [torch.full_like(pairs.lengths, EOS)]
-        ended = torch.zeros_like(tokens[0], dtype=torch.bool)
-        for _ in range(steps):
-            probabilities, state = self.decoder.step(tokens[-1], state, annotations, mask=read)
-            tokens.append(probabilities.argmax(-1).masked_fill(ended, EOS))
-            ended |= tokens[-1] == EOS
-        return torch.stack(tokens[1:], -1)
+
+        def following(tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            return self.decoder.step(tokens[:, -1], state, annotations, mask=read)
+
+        return most_probable(following, state, len(pairs), steps)
 
     def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
         """The operation ``beam_decode``."""

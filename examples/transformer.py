@@ -23,7 +23,7 @@ from attnspec.backends.pytorch.nn import (
     TransformerEncoderLayer,
 )
 from attnspec.spec import EncoderDecoderParameters, KeyValueCache
-from examples.model import Model
+from examples.model import Model, most_probable
 from examples.tasks import EOS, Pairs, Task
 
 Caches = list[KeyValueCache[Tensor]]
@@ -80,13 +80,12 @@ class Transformer(Model):
 
     def greedy(self, pairs: Pairs, steps: int) -> Tensor:
         """Each step sees one token, and the rest in the caches."""
-        memory, caches = self.memory(pairs), self.empty(len(pairs))
-        tokens, ended = [torch.full_like(pairs.lengths, EOS)], torch.zeros(len(pairs), dtype=torch.bool)
-        for _ in range(steps):
-            found, caches = self.step(tokens[-1], caches, memory, pairs.read)
-            tokens.append(found.argmax(-1).masked_fill(ended, EOS))
-            ended |= tokens[-1] == EOS
-        return torch.stack(tokens[1:], -1)
+        memory = self.memory(pairs)
+
+        def following(tokens: Tensor, caches: Caches) -> tuple[Tensor, Caches]:
+            return self.step(tokens[:, -1], caches, memory, pairs.read)
+
+        return most_probable(following, self.empty(len(pairs)), len(pairs), steps)
 
     def greedy_uncached(self, pairs: Pairs, steps: int) -> Tensor:
         """The operation ``encoder_decoder`` on all tokens so far, for each token anew."""
@@ -98,13 +97,11 @@ class Transformer(Model):
             self.output.weight,
             self.output.bias,
         )
-        tokens, ended = torch.full((len(pairs), 1), EOS), torch.zeros(len(pairs), dtype=torch.bool)
-        for _ in range(steps):
-            found = encoder_decoder(pairs.sources, tokens, weights, source_mask=pairs.read)
-            following = found[:, -1].argmax(-1).masked_fill(ended, EOS)
-            tokens = torch.cat([tokens, following[:, None]], -1)
-            ended |= following == EOS
-        return tokens[:, 1:]
+
+        def following(tokens: Tensor, _: None) -> tuple[Tensor, None]:
+            return encoder_decoder(pairs.sources, tokens, weights, source_mask=pairs.read)[:, -1], None
+
+        return most_probable(following, None, len(pairs), steps)
 
     def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
         """Of all extensions of the hypotheses of a source, the most probable are kept; one that has ended stays."""
