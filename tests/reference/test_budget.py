@@ -10,8 +10,8 @@ import pytest
 
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Judged, Rigorous, Statistical, judged
-from attnspec.reference.budget.derivative import gradients
 from attnspec.reference.budget.error_array import UNKNOWN
+from attnspec.reference.budget.gradients import gradients
 from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision, Precision

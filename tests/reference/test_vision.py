@@ -16,7 +16,7 @@ from attnspec.reference import (
     vit_encoder,
 )
 from attnspec.reference.budget import judged
-from attnspec.reference.budget.derivative import gradients
+from attnspec.reference.budget.gradients import gradients
 from attnspec.spec import (
     AttentionGateParameters,
     EncoderLayerParameters,

@@ -15,8 +15,8 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference import REFERENCE, choosing
 from attnspec.reference.budget import Judged, judged, oracle_dtype
-from attnspec.reference.budget.derivative import gradients
 from attnspec.reference.budget.error_array import UNKNOWN
+from attnspec.reference.budget.gradients import gradients
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
@@ -33,7 +33,8 @@ class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
     ``observed`` holds what the backend was seen to choose where the specification leaves a choice. ``default_dtype`` is
-    the dtype in which an operation without float inputs was last seen to answer.
+    the dtype in which an operation without float inputs was last seen to answer. ``sampled`` is set to have budgets
+    made from samples too.
     """
 
     def __init__(self, backend: Any, contract: Contract, operation: Operation, dtype: str, device: str) -> None:
@@ -41,6 +42,7 @@ class Subject(Comparisons):
         self.dtype, self.device = dtype, device
         self.observed: dict[str, str] = {}
         self.default_dtype = "float64"
+        self.sampled = False
 
     # What the backend declares -----------------------------------------------------------------------------------
 
@@ -231,9 +233,13 @@ class Subject(Comparisons):
         Where the backend declares another choice than the normative one, elements that this choice leaves unspecified
         are NaN in the oracle and are not compared; a causal mask is aligned as declared.
         """
-        if "judged" not in arguments.memo:
-            arguments.memo["judged"] = self._as_declared(arguments)
-        return cast("dict[str, Judged]", arguments.memo["judged"])
+        if self._memo not in arguments.memo:
+            arguments.memo[self._memo] = self._as_declared(arguments)
+        return cast("dict[str, Judged]", arguments.memo[self._memo])
+
+    @property
+    def _memo(self) -> str:
+        return "sampled" if self.sampled else "judged"
 
     def oracle(self, arguments: Arguments) -> Judged:
         """The oracle's result, the leading array where there are several."""
@@ -241,7 +247,7 @@ class Subject(Comparisons):
 
     def budgets(self, arguments: Arguments) -> Results:
         """The budget of every element without the oracle: for doubles it is computed in double, which is faster."""
-        if "judged" not in arguments.memo and self.dtype == "float64":
+        if self._memo not in arguments.memo and self.dtype == "float64" and not self.sampled:
             if "budgets" not in arguments.memo:
                 arguments.memo["budgets"] = _budgets(self._as_declared(arguments, np.dtype(np.float64)))
             return cast(Results, arguments.memo["budgets"])
@@ -260,9 +266,13 @@ class Subject(Comparisons):
         """
         if not self.operation.floats and self.operation.float_result:
             self.default_dtype = self.result_dtype(arguments)
-        found = judged(self.formula(choices), arguments.values_by_name, self.precision, wide)
+        found = self.judged(self.formula(choices), arguments.values_by_name, wide)
         named = {leaf.path: x for leaf, x in results(self.operation, found)}
         return self._with_open_choices(named) if self.operation.chosen else named
+
+    def judged(self, formula: Callable[..., Any], given: Mapping[str, Any], wide: np.dtype[Any] | None = None) -> Any:
+        """What a formula gives, with the budgets of this backend's precision class."""
+        return judged(formula, given, self.precision, wide, sampled=self.sampled)
 
     def normative_oracle(self, arguments: Arguments) -> Judged:
         """The oracle's leading result, as the specification has it."""
@@ -324,7 +334,8 @@ class Subject(Comparisons):
         """The oracle's gradients and their budgets, by path."""
         wide = oracle_dtype(self.precision.dtype)
         cotangent = self.like_result(cotangents, arguments, convert=False)
-        return gradients(self.formula(), self.aligned(arguments).values_by_name, cotangent, self.precision, wide)
+        given = self.aligned(arguments).values_by_name
+        return gradients(self.formula(), given, cotangent, self.precision, wide, sampled=self.sampled)
 
     def in_domain(self, arguments: Arguments) -> bool:
         """Whether nothing overflows, neither in the oracle nor in any intermediate of the precision class."""

@@ -8,7 +8,7 @@ from attnspec.conformance.laws.common import doubles, random_like, sample, toget
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.seq2seq import tokens_of
 from attnspec.reference import REFERENCE
-from attnspec.reference.budget import Judged, judged
+from attnspec.reference.budget import Judged
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.laws import seq2seq as law
@@ -47,7 +47,7 @@ def _logarithms(subject: Subject, arguments: Arguments, tokens: Numbers) -> tupl
     first = np.broadcast_to(arguments.array(tokens_of(arguments)[0])[..., None], (*tokens.shape[:-1], 1))
     fed = np.concatenate([first, tokens], axis=-1)[..., : tokens.shape[-1]]
     taken = {name: x for name, x in arguments.values_by_name.items() if name in forced.call.names}
-    found = judged(REFERENCE[forced.name], {**taken, path: fed}, subject.precision)
+    found = subject.judged(REFERENCE[forced.name], {**taken, path: fed})
     every: Judged = found[0]
     return every.value, every.budget
 

@@ -11,7 +11,6 @@ from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import coarse, filled, record, sample, where_finite, wide, without_layers
 from attnspec.conformance.laws.registry import checks
-from attnspec.reference.budget import judged
 from attnspec.reference.transformer import EPSILON, decoder_layer, encoder_layer, encoder_only
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.documentation import operation_of
@@ -227,7 +226,7 @@ def cached_is_full(subject: Subject, arguments: Arguments, rng: np.random.Genera
         whole = operation_of(DecoderLayer)
         assert whole is not None
         values = (x, given.array(memory.path), layer, None, mask, norm)
-        found = judged(decoder_layer, dict(zip(whole.call.names, values, strict=True)), subject.precision)
+        found = subject.judged(decoder_layer, dict(zip(whole.call.names, values, strict=True)))
         for i, one in enumerate(x):
             given = given.replaced({row.path: one})
             results, budget = subject.results(given), found.budget[i] + subject.budget(given)

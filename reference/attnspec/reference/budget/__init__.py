@@ -9,6 +9,7 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import WIDTH, Approximate, Extremes, Numbers
 from attnspec.reference.budget.rigorous import Rigorous
+from attnspec.reference.budget.sampled import deviations
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.arithmetic import arithmetic
 from attnspec.spec.contract.precision import Precision
@@ -50,10 +51,14 @@ def judged(
     arguments: Mapping[str, Any],
     precision: Precision,
     wide: np.dtype[Any] | None = None,
+    *,
+    sampled: bool = False,
 ) -> Any:
     """The oracle and the budget of ``formula(**arguments)``, computed in ``wide``: :func:`oracle_dtype` if not given.
 
     ``arguments`` are NumPy arrays of the tested dtype (exact in it), numbers, flags or None, and trees of these.
+    ``sampled`` takes the standard deviations from samples where these are larger: 16 times the work.
+
     Returns a :class:`Judged`, or a tree of them where the formula gives a tree; results that are not of floating point
     have a budget of 0.
     """
@@ -66,19 +71,30 @@ def judged(
             return mapped(estimated, lambda _, x: _without_budget(x))
         bound = partial(Rigorous, error=0.0, precision=precision, given=True, extremes=extremes)
         bounded = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
+        errors = {path: x.error for path, x in flatten(estimated).items() if isinstance(x, Statistical)}
+        if sampled:
+            exact = {path: x.value for path, x in flatten(estimated).items() if path in errors}
+            found = deviations(lambda make: _numbers(_run(formula, make, arguments, wide)), exact, precision)
+            errors = {path: np.fmax(error, found[path]) for path, error in errors.items()}
 
         def join(path: str, x: Any) -> Judged:
             if not isinstance(x, Statistical):
                 return _without_budget(x)
-            return _joined(x, bounded[path], precision, extremes)
+            return _joined(x, errors[path], bounded[path], precision, extremes)
 
         return mapped(estimated, join)
 
 
-def _joined(estimated: Statistical, bounded: Rigorous, precision: Precision, extremes: Extremes) -> Judged:
+def _numbers(result: Any) -> dict[str, Numbers]:
+    return {path: x.value for path, x in flatten(result).items() if isinstance(x, Statistical)}
+
+
+def _joined(
+    estimated: Statistical, error: Numbers, bounded: Rigorous, precision: Precision, extremes: Extremes
+) -> Judged:
     """The budget of one array: the smaller of 8 standard deviations and the rigorous bound."""
     magnitude = np.abs(estimated.value).astype(np.float64)
-    sigma = np.hypot(estimated.error, 0.6 * precision.output * magnitude) + precision.output_smallest
+    sigma = np.hypot(error, 0.6 * precision.output * magnitude) + precision.output_smallest
     bound = bounded.error + precision.output * (magnitude + bounded.error) + 4 * precision.output_smallest
     budget = np.fmin(WIDTH * sigma, np.where(np.isnan(bound), np.inf, bound))
     return Judged(estimated.value, budget, sigma, extremes.peak, extremes.level)

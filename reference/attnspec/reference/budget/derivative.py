@@ -1,8 +1,8 @@
-"""Gradients of the reference with their budgets: reverse-mode differentiation of the formula in error arithmetic.
+"""Reverse-mode differentiation of a formula in error arithmetic.
 
-:class:`Traced` records every step of the formula. The chain rule then runs backwards over the record on arrays that
-carry errors (:class:`~attnspec.reference.budget.statistical.Statistical`), so that each element of each gradient
-has its own budget.
+:class:`Traced` records every step of the formula, with the rule for its gradients. The chain rule then runs backwards
+over the record on arrays that carry errors (:class:`~attnspec.reference.budget.statistical.Statistical`), so that each
+element of each gradient has its own budget.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,12 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, WIDTH, Numbers
-from attnspec.reference.budget.softmax import longest_runs
+from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, Numbers
 from attnspec.reference.budget.statistical import Statistical
-from attnspec.reference.defining.arithmetic import arithmetic
-from attnspec.spec.contract.precision import Precision
-from attnspec.spec.contract.tree import flatten, mapped
 
 Backward = Callable[[Statistical], Sequence[Statistical | None]]
 
@@ -69,7 +65,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             np.add.at(magnitude, index, np.abs(g.value).astype(np.float64))
             np.add.at(times, index, 1.0)
             roundings = np.where(times > 1, 0.5 * g.precision.accumulation * np.sqrt(times) * magnitude, 0.0)
-            return [Statistical(value, np.sqrt(variance + roundings**2), g.precision, given=g.given)]
+            return [g._computed(value, np.sqrt(variance + roundings**2), given=g.given)]
 
         return Traced(self.result[index], [self], backward)
 
@@ -185,7 +181,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         units = np.sqrt(1 + 2 * 0.25 * self.terms)
         stored = units * weights.precision.accumulation * np.abs(self.result.value).max(-1, keepdims=True, initial=0.0)
         error = np.sqrt(weights.error**2 + (weights.value * stored).astype(np.float64) ** 2)
-        weights = Statistical(weights.value, error, weights.precision, weights=weights.weights)
+        weights = weights._computed(weights.value, error, weights=weights.weights)
 
         def backward(g: Statistical) -> Sequence[Statistical]:
             inner = (weights * g).sum(-1, keepdims=True)
@@ -195,8 +191,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             alpha = np.abs(weights.value).astype(np.float64)
             effective = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
             common = alpha * np.sqrt((inner.error**2 + shared**2) * np.maximum(effective, 1.0))
-            back = weights * (g - Statistical(inner.value, 0.0, inner.precision))
-            back = Statistical(back.value, np.sqrt(back.error**2 + common**2), back.precision)
+            back = weights * (g - inner._computed(inner.value, np.zeros(())))
+            back = back._computed(back.value, np.sqrt(back.error**2 + common**2))
             return [_unbroadcast(back, self.shape)]
 
         return Traced(weights, [self], backward)
@@ -205,7 +201,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         logarithms, weights = self.result._log_softmax(), self.result._softmax(None)
         # Kernels take the weights as exp of the logarithms, as these were stored.
         error = np.hypot(weights.error, (weights.value * logarithms.error).astype(np.float64))
-        weights = Statistical(weights.value, error, weights.precision)
+        weights = weights._computed(weights.value, error)
         return Traced(logarithms, [self], lambda g: [g - weights * g.sum(-1, keepdims=True)])
 
 
@@ -216,7 +212,7 @@ def _unbroadcast(g: Statistical, shape: tuple[int, ...]) -> Statistical:
     if g.shape != shape and p.operand and not g.given:
         # What was computed for each element of a batch is stored before it is summed.
         rounding = (0.6 * p.operand * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
-        g = Statistical(g.value, np.sqrt(g.error**2 + rounding), p, scale=g.scale)
+        g = g._computed(g.value, np.sqrt(g.error**2 + rounding), scale=g.scale)
     if extra:
         g = g.sum(axis=tuple(range(extra)))
     repeated = tuple(i for i, (have, want) in enumerate(zip(g.shape, shape, strict=True)) if want == 1 != have)
@@ -243,7 +239,7 @@ def _of_right(a: Statistical, b: Statistical, g: Statistical) -> Statistical:
         return right
     rows = prod(g.shape[:-1])
     at_once = a.reshape(rows, a.shape[-1]).swapaxes(0, 1) @ g.reshape(rows, g.shape[-1])
-    return Statistical(right.value, np.maximum(right.error, at_once.error), g.precision, scale=right.scale)
+    return g._computed(right.value, np.maximum(right.error, at_once.error), scale=right.scale)
 
 
 def _maximum(result: Statistical, a: Statistical, b: Statistical) -> Backward:
@@ -254,7 +250,7 @@ def _maximum(result: Statistical, a: Statistical, b: Statistical) -> Backward:
     def part(g: Statistical, larger: Numbers) -> Statistical:
         chosen = g.chosen(larger, g.dtype.type(0))
         error = np.where(either, np.maximum(chosen.error, np.abs(g.value).astype(np.float64)), chosen.error)
-        return Statistical(chosen.value, error, g.precision)
+        return g._computed(chosen.value, error)
 
     return lambda g: [
         _unbroadcast(part(g, a.value > b.value), a.shape),
@@ -287,7 +283,7 @@ def _matmul(result: Statistical, a: Statistical, b: Statistical) -> Backward:
             p = g.precision
             lost = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
             lost = lost.sum(-1, keepdims=True)
-            left = Statistical(left.value, np.sqrt(left.error**2 + lost.astype(np.float64)), g.precision)
+            left = left._computed(left.value, np.sqrt(left.error**2 + lost.astype(np.float64)))
         return [_unbroadcast(left, a.shape), _of_right(a, b, g)]
 
     return backward
@@ -308,93 +304,3 @@ _RULES: Mapping[Any, Callable[..., Backward]] = {
     np.maximum: _maximum,
     np.matmul: _matmul,
 }
-
-
-def gradients(
-    formula: Callable[..., Any], arguments: Mapping[str, Any], cotangent: Any, precision: Precision, wide: Any
-) -> dict[str, tuple[Numbers, Numbers]]:
-    """Gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float array of the arguments, by path.
-
-    ``cotangent`` is like the result: an array, or the tree, None where a result has no part in it. ``wide`` is the
-    dtype to compute in. An argument that the result does not depend on has gradient 0.
-    """
-
-    def exact(x: Numbers) -> Statistical:
-        return Statistical(x.astype(wide), 0.0, precision, given=True)
-
-    with np.errstate(all="ignore"), arithmetic(exact):
-        leaves = {
-            path: Traced(exact(x))
-            for path, x in flatten(dict(arguments)).items()
-            if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
-        }
-        result = formula(**mapped(dict(arguments), lambda path, x: leaves.get(path, x)))
-        weights = flatten(cotangent)
-        traced = [(path, x) for path, x in flatten(result).items() if isinstance(x, Traced)]
-        weighted = [(x, exact(weights[path])) for path, x in traced if weights[path] is not None]
-        order = _in_order([x for x, _ in weighted])
-        collected = _backpropagate(order, weighted)
-        # Equal rows have equal errors, which add linearly and not in quadrature when rows are summed.
-        repeats = [_repeated_rows(leaf.result.value) for leaf in leaves.values()]
-        repeats += [float(np.max(w, initial=1.0)) for w in (node.result.weights for node in order) if w is not None]
-        coherence = float(np.sqrt(max(repeats, default=1.0)))
-        return {
-            path: _with_budget(collected.get(id(leaf)), leaf, precision, coherence) for path, leaf in leaves.items()
-        }
-
-
-def _in_order(results: Sequence[Traced]) -> list[Traced]:
-    """All arrays of a computation in topological order: each after those it was computed from."""
-    order: list[Traced] = []
-    seen: set[int] = set()
-    stack: list[tuple[Traced, bool]] = [(result, False) for result in results]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((p, False) for p in node.parents)
-    return order
-
-
-def _backpropagate(order: list[Traced], weighted: Sequence[tuple[Traced, Statistical]]) -> dict[int, Statistical]:
-    """The gradients of all arrays, by ``id``, from those of the results."""
-    collected: dict[int, Statistical] = {}
-
-    def collect(node: Traced, part: Statistical) -> None:
-        known = collected.get(id(node))
-        collected[id(node)] = part if known is None else known + part
-
-    for result, cotangent in weighted:
-        collect(result, cotangent)
-    for node in reversed(order):
-        g = collected.get(id(node))
-        if g is None or node.backward is None:
-            continue
-        for parent, part in zip(node.parents, node.backward(g), strict=True):
-            if part is not None:
-                collect(parent, part)
-    return collected
-
-
-def _repeated_rows(x: Numbers) -> float:
-    """The largest number of equal rows of a matrix, or of equal numbers of a vector."""
-    if x.size == 0 or x.ndim == 0:
-        return 1.0
-    rows = x.reshape(-1, *x.shape[-2:]).astype(np.float64) if x.ndim > 1 else x.reshape(1, -1, 1).astype(np.float64)
-    # Rows are compared by one number each, a weighted sum that is the same for equal rows only.
-    marks = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
-    return float(longest_runs(marks).max())
-
-
-def _with_budget(
-    g: Statistical | None, leaf: Traced, precision: Precision, coherence: float
-) -> tuple[Numbers, Numbers]:
-    """A gradient and its budget; ``coherence`` is the factor by which equal errors of equal rows add up to more."""
-    if g is None:
-        return np.zeros(leaf.shape), np.zeros(leaf.shape)
-    magnitude = np.abs(g.value).astype(np.float64)
-    sigma = np.sqrt((coherence * g.error) ** 2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
-    return g.value, WIDTH * sigma

@@ -22,10 +22,14 @@ class Statistical(Approximate):
         return max(self.precision.smallest, 2.0**-510)
 
     def _rounded(self, value: Numbers, variance: Numbers, spread: float = 0.6, **more: Any) -> Self:
+        return self._computed(value, self._deviation(value, variance, spread), **more)
+
+    def _deviation(self, value: Numbers, variance: Numbers, spread: float) -> Numbers:
+        """The standard deviation of numbers that are rounded once more."""
         p = self.precision
         relative = (spread * p.accumulation) ** 2 + (0.6 * p.stored) ** 2
         magnitude = np.abs(value).astype(np.float64, copy=False)
-        return self._computed(value, np.sqrt(variance + relative * magnitude**2) + self.floor, **more)
+        return np.asarray(np.sqrt(variance + relative * magnitude**2) + self.floor)
 
     def _operand_variance(self, *operands: Self) -> Numbers | float:
         """Variance of rounding computed operands before they are added."""
@@ -126,12 +130,11 @@ class Statistical(Approximate):
         other = a.other_order(b)
         if other is not None:
             variance = variance + (0.6 * p.operand) ** 2 * (other[0] ** 2 @ other[1] ** 2)
-        result = self._rounded(value, variance, 0.0)
         # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
         # other one need not.
         scale = np.maximum(np.abs(as_double(value)), np.sqrt(squares))
         factors = (a, b) if a.given and b.given else None
-        error = result.error + terms * self.floor
+        error = self._deviation(value, variance, 0.0) + terms * self.floor
         return self._computed(value, error, scale=scale, factors=factors, terms=terms, sources=(_Product(value),))
 
     def _softmax(self, mask: Numbers | None) -> Self:

@@ -1,0 +1,136 @@
+"""Gradients of the reference with their budgets: the chain rule, backwards over the record of a formula."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnspec.reference.budget.derivative import Traced
+from attnspec.reference.budget.error_array import WIDTH, Numbers
+from attnspec.reference.budget.sampled import deviations
+from attnspec.reference.budget.softmax import longest_runs
+from attnspec.reference.budget.statistical import Statistical
+from attnspec.reference.defining.arithmetic import arithmetic
+from attnspec.spec.contract.precision import Precision
+from attnspec.spec.contract.tree import flatten, mapped
+
+
+def gradients(
+    formula: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    cotangent: Any,
+    precision: Precision,
+    wide: Any,
+    *,
+    sampled: bool = False,
+) -> dict[str, tuple[Numbers, Numbers]]:
+    """Gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float array of the arguments, by path.
+
+    ``cotangent`` is like the result: an array, or the tree, None where a result has no part in it. ``wide`` is the
+    dtype to compute in. An argument that the result does not depend on has gradient 0. ``sampled`` takes the standard
+    deviations from samples where these are larger: 16 times the work.
+    """
+
+    def exact(x: Numbers) -> Statistical:
+        return Statistical(x, 0.0, precision, given=True)
+
+    with np.errstate(all="ignore"):
+        leaves, order, found = _backwards(formula, arguments, cotangent, wide, exact)
+        # Equal rows have equal errors, which add linearly and not in quadrature when rows are summed.
+        repeats = [_repeated_rows(leaf.result.value) for leaf in leaves.values()]
+        repeats += [float(np.max(w, initial=1.0)) for w in (node.result.weights for node in order) if w is not None]
+        coherence = float(np.sqrt(max(repeats, default=1.0)))
+        errors = {path: coherence * g.error for path, g in found.items()}
+        if sampled:
+
+            def compute(make: Callable[[Numbers], Statistical]) -> dict[str, Numbers]:
+                return {path: g.value for path, g in _backwards(formula, arguments, cotangent, wide, make)[2].items()}
+
+            more = deviations(compute, {path: g.value for path, g in found.items()}, precision)
+            errors = {path: np.fmax(error, more[path]) for path, error in errors.items()}
+        return {
+            path: _with_budget(found[path].value, errors[path], precision)
+            if path in found
+            else (np.zeros(leaf.shape), np.zeros(leaf.shape))
+            for path, leaf in leaves.items()
+        }
+
+
+def _backwards(
+    formula: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    cotangent: Any,
+    wide: Any,
+    make: Callable[[Numbers], Statistical],
+) -> tuple[dict[str, Traced], list[Traced], dict[str, Statistical]]:
+    """The float arrays of the arguments by path, all arrays in order, and the gradients of those that count."""
+
+    def exact(x: Numbers) -> Statistical:
+        return make(x.astype(wide))
+
+    with arithmetic(exact):
+        leaves = {
+            path: Traced(exact(x))
+            for path, x in flatten(dict(arguments)).items()
+            if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
+        }
+        result = formula(**mapped(dict(arguments), lambda path, x: leaves.get(path, x)))
+        weights = flatten(cotangent)
+        traced = [(path, x) for path, x in flatten(result).items() if isinstance(x, Traced)]
+        weighted = [(x, exact(weights[path])) for path, x in traced if weights[path] is not None]
+        order = _in_order([x for x, _ in weighted])
+        collected = _backpropagate(order, weighted)
+    return leaves, order, {path: collected[id(leaf)] for path, leaf in leaves.items() if id(leaf) in collected}
+
+
+def _in_order(results: Sequence[Traced]) -> list[Traced]:
+    """All arrays of a computation in topological order: each after those it was computed from."""
+    order: list[Traced] = []
+    seen: set[int] = set()
+    stack: list[tuple[Traced, bool]] = [(result, False) for result in results]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((p, False) for p in node.parents)
+    return order
+
+
+def _backpropagate(order: list[Traced], weighted: Sequence[tuple[Traced, Statistical]]) -> dict[int, Statistical]:
+    """The gradients of all arrays, by ``id``, from those of the results."""
+    collected: dict[int, Statistical] = {}
+
+    def collect(node: Traced, part: Statistical) -> None:
+        known = collected.get(id(node))
+        collected[id(node)] = part if known is None else known + part
+
+    for result, cotangent in weighted:
+        collect(result, cotangent)
+    for node in reversed(order):
+        g = collected.get(id(node))
+        if g is None or node.backward is None:
+            continue
+        for parent, part in zip(node.parents, node.backward(g), strict=True):
+            if part is not None:
+                collect(parent, part)
+    return collected
+
+
+def _repeated_rows(x: Numbers) -> float:
+    """The largest number of equal rows of a matrix, or of equal numbers of a vector."""
+    if x.size == 0 or x.ndim == 0:
+        return 1.0
+    rows = x.reshape(-1, *x.shape[-2:]).astype(np.float64) if x.ndim > 1 else x.reshape(1, -1, 1).astype(np.float64)
+    # Rows are compared by one number each, a weighted sum that is the same for equal rows only.
+    marks = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
+    return float(longest_runs(marks).max())
+
+
+def _with_budget(value: Numbers, error: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
+    """A gradient and its budget, from its error before it is stored."""
+    magnitude = np.abs(value).astype(np.float64)
+    sigma = np.sqrt(error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
+    return value, WIDTH * sigma

@@ -1,0 +1,52 @@
+"""A number out of its budget is judged once more, by a budget from samples; what does not repeat is not acquitted."""
+
+from collections.abc import Iterator
+from itertools import chain, repeat
+
+import numpy as np
+import pytest
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.registry import Check
+from attnspec.reference import REFERENCE
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
+
+
+class Softmax:
+    """The reference's softmax."""
+
+    name = "softmax-alone"
+    softmax = staticmethod(REFERENCE["softmax"])
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict"),
+    [
+        pytest.param(repeat(0.5), None, id="within both"),
+        pytest.param(repeat(2.0), None, id="within that of samples"),
+        pytest.param(repeat(5.0), "the result is 5, expected 0 ± 4", id="within neither"),
+        pytest.param(chain([2.0], repeat(0.5)), "the result is 2, expected 0 ± 1", id="once"),
+        pytest.param(chain([2.0, 2.0], repeat(3.0)), "the result is 2, expected 0 ± 1", id="other numbers"),
+    ],
+)
+def test_a_number_out_of_its_budget_is_judged_by_samples(results: Iterator[float], verdict: str | None) -> None:
+    backend = Softmax()
+    subject = Subject(backend, Contract.of(backend), OPERATIONS["softmax"], "float64", "cpu")
+
+    def function(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+        budget = np.asarray(4.0 if subject.sampled else 1.0)
+        subject.matches(np.asarray(next(results)), np.zeros(()), budget, arguments)
+        return True
+
+    check = Check(LAWS["operation.oracle"], function)
+    example = corners(subject.operation, subject.limits, seed=0, most=1, work=1e6)[0]
+    violation, concerned, ratio, _ = attempt(subject, check, example.arguments(subject.operation, "float64"), 0)
+    assert concerned
+    assert (None if violation is None else violation.message) == verdict
+    assert (ratio <= 1) == (verdict is None)
+    assert not subject.sampled

@@ -1,0 +1,83 @@
+"""Budgets from samples: larger than those of independent errors where errors align, equal to them elsewhere."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from attnspec.reference import REFERENCE
+from attnspec.reference.budget import judged
+from attnspec.reference.budget.gradients import gradients
+from attnspec.reference.budget.sampled import SAMPLES
+
+from .test_budget import largest_ratio, normal, precision
+
+Array = np.ndarray[Any, Any]
+UNITS, STEPS = 64, 14
+RNG = np.random.default_rng(3)
+POSITIVE = RNG.uniform(0, 3 / UNITS, (UNITS, UNITS)).astype(np.float32)
+"""A matrix that multiplies what is common to all units by 1.5, and diminishes everything else."""
+
+
+def around_a_fixed_point(h: Any, w: Any, b: Any) -> Any:
+    """States that stay where they are but for their errors, which the weights amplify."""
+    for _ in range(STEPS):
+        h = h @ w + b
+    return h
+
+
+def network() -> dict[str, Array]:
+    h = normal(5, UNITS)
+    return {"h": h, "w": POSITIVE, "b": h - h @ POSITIVE}
+
+
+def test_honest_errors_that_align_exceed_budgets_of_independent_ones_and_not_those_of_samples() -> None:
+    p = precision("rnn", "float32")
+    independent, sampled = [], []
+    for _ in range(5):
+        given = network()
+        got = around_a_fixed_point(**given)
+        independent.append(largest_ratio(got, judged(around_a_fixed_point, given, p)))
+        sampled.append(largest_ratio(got, judged(around_a_fixed_point, given, p, sampled=True)))
+    assert max(independent) > 2
+    assert max(sampled) < 1
+
+
+def test_honest_gradients_whose_errors_align_likewise() -> None:
+    p, given = precision("rnn", "float32"), network()
+    values, vectors = np.linalg.eig(POSITIVE.T.astype(np.float64))
+    common = np.real(vectors[:, np.argmax(np.abs(values))])
+    drawn = normal(UNITS)
+    # A gradient without what the weights amplify, so that only its errors are amplified.
+    cotangent = np.tile(drawn - common * (drawn @ common) / (common @ common), (5, 1)).astype(np.float32)
+    found = [
+        gradients(around_a_fixed_point, given, cotangent, p, np.float64, sampled=how)["h"] for how in (False, True)
+    ]
+    got = cotangent
+    for _ in range(STEPS):
+        got = got @ POSITIVE.T
+    independent, sampled = (np.abs(got - value).max() / budget.max() for value, budget in found)
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert independent > 1 > sampled
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("operation", "names"),
+    [("dot_scores", ["query", "key"]), ("scaled_dot_product_attention", ["query", "key", "value"])],
+)
+def test_independent_errors_have_the_same_deviation_either_way(operation: str, names: list[str], dtype: str) -> None:
+    p = precision(operation, dtype)
+    given: dict[str, Array] = {name: normal(6, 8) for name in names}
+    rule, sample = (judged(REFERENCE[operation], given, p, sampled=how) for how in (False, True))
+    np.testing.assert_array_equal(rule.value, sample.value)
+    assert 1 <= np.median(sample.sigma / rule.sigma) < 1.2
+    assert (sample.sigma / rule.sigma).max() < 2.2
+
+
+def test_samples_are_the_same_each_time_and_their_number_is_enough() -> None:
+    p, given = precision("rnn", "float32"), network()
+    first, again = (judged(around_a_fixed_point, given, p, sampled=True) for _ in range(2))
+    np.testing.assert_array_equal(first.budget, again.budget)
+    assert 2 * t.sf(8, SAMPLES) < 1e-6
