@@ -274,6 +274,44 @@ def test_terminals_without_some_characters(tmp_path: Path, encoding: str) -> Non
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
 
 
+def test_reports_are_in_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    written(tmp_path, RIGHT.replace('"right"', '"right ± √d"'))
+    files = ("--json", "r.json", "--html", "r.html", "--junit", "r.xml")
+    done = attnspec("check", "backend.py", "--law", "operation.shape", *files, folder=tmp_path, **plain)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "right ± √d conforms" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["backend"]["name"] == "right ± √d"
+    spec = attnspec("spec", "--html", "s.html", "--markdown", "s.md", folder=tmp_path, **plain)
+    assert (spec.returncode, "√" in (tmp_path / "s.md").read_text(encoding="utf-8")) == (0, True), spec.stderr
+
+
+def test_no_control_character_of_a_backend_reaches_the_terminal(tmp_path: Path) -> None:
+    code = RIGHT.replace('"right"', r'"right\x1b[31m"').replace('"sizes differ"', r'"sizes\x1b[2J differ"')
+    code = (
+        code.replace("    if min(", "    if query.shape[-1] > 2 or min(")
+        + r"notes = {'a\x07': 'b\x1b]0;title\x07'}"
+        + "\n"
+    )
+    done = attnspec("check", written(tmp_path, code), "--law", "operation.oracle", "--html", "r.html", folder=tmp_path)
+    assert done.returncode == 1
+    assert r"ValueError: sizes\x1b[2J differ" in done.stdout
+    for text in (done.stdout, done.stderr, (tmp_path / "r.html").read_text(encoding="utf-8")):
+        assert not {c for c in text if not c.isprintable()} - {"\n"}
+    unusable = attnspec("check", written(tmp_path, r"raise ValueError('\x1b[2J')"), folder=tmp_path)
+    assert (unusable.returncode, "\x1b" in unusable.stderr, r"\x1b[2J" in unusable.stderr) == (2, False, True)
+
+
+def test_an_error_of_the_suite_is_no_verdict(tmp_path: Path) -> None:
+    code = "from attnspec.conformance import cli\ncli.app = lambda: 1 / 0\ncli.main()\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "ZeroDivisionError" in done.stderr
+    assert done.stderr.endswith(
+        "attnspec: an error of its own, and no verdict; please report it with the lines above\n"
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 @pytest.mark.parametrize("option", ["--json", "--html", "--junit"])
 def test_a_report_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path, option: str) -> None:

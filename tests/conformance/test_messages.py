@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.snippet import readable
 from attnspec.conformance.reporting.messages import (
     MAX_ARGUMENT,
     MAX_SNIPPET,
@@ -35,7 +37,7 @@ def test_a_choice_that_wants_declaring_is_no_consequence() -> None:
     odd = failed("semantics.no_keys", "declared", "something else")
     accepted, other = failed("operation.rejection", "accepted"), failed("attention.scale", "value", operation="x")
     causes, following = by_cause([odd, SCALE, other, accepted, chosen, ORACLE])
-    assert (causes, following) == ([ORACLE, chosen, other, accepted], [odd, SCALE])
+    assert (causes, following) == ([ORACLE, chosen, other, accepted], [SCALE, odd])
     assert consequences([odd, SCALE, accepted, chosen]) == []
 
 
@@ -50,10 +52,20 @@ def test_of_equal_causes_those_with_an_input_come_first() -> None:
         failed("operation.shape", "shape"),
         failed("operation.dtype", "dtype", counterexample=shown({})),
     )
-    other = failed("operation.batching", "shape")
-    assert by_cause([without, with_input, other])[0] == [with_input, without, other]
-    follows = failed("operation.batching", "value", counterexample=shown({}))
+    other = failed("operation.batch-invariance", "shape")
+    assert by_cause([without, with_input, other])[0] == [with_input, other, without]
+    follows = failed("operation.batch-invariance", "value", counterexample=shown({}))
     assert by_cause([SCALE, ORACLE, follows])[1] == [follows, SCALE]
+
+
+def test_of_equal_causes_the_law_of_the_fewest_operations_comes_first() -> None:
+    generic, chapter, own = (
+        failed(law, "value") for law in ("operation.batch-invariance", "masking.garbage", "attention.scale-trade")
+    )
+    counts = [len(LAWS[r.law].operations) for r in (own, chapter, generic)]
+    assert counts == sorted(set(counts))
+    assert by_cause([generic, chapter, own])[0] == [own, chapter, generic]
+    assert by_cause([ORACLE, generic, chapter, own])[1] == [own, chapter, generic]
 
 
 def test_a_test_fails_with_all_violations_and_says_what_may_follow() -> None:
@@ -83,6 +95,13 @@ def test_a_message_has_the_law_its_statement_the_input_and_the_snippet() -> None
 def test_an_argument_is_shown_by_any_path(path: str) -> None:
     result = failed("operation.oracle", "value", counterexample=shown({path: [1.0]}))
     assert f"  {path} = [1.0]\n" in violation_message(result)
+
+
+def test_an_array_without_elements_is_shown_by_its_shape() -> None:
+    empty = readable(np.zeros((0, 3), np.float32))
+    assert empty == {"shape": [0, 3], "dtype": "float32"}
+    result = failed("operation.oracle", "value", counterexample=shown({"query": empty}))
+    assert "  query = an array of shape (0, 3), float32\n" in violation_message(result)
 
 
 def test_what_is_long_is_cut_or_left_to_the_json() -> None:

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from attnspec import reference
+from attnspec.conformance import load
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.snippet import counterexample, literal, readable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
@@ -93,8 +96,6 @@ def test_a_tree_is_printed_as_python_builds_it(name: str) -> None:
 @pytest.mark.parametrize("name", ["gru_cell", "lstm_cell", "encoder_layer"])
 def test_a_snippet_builds_the_tree_and_exits_with_1(name: str, tmp_path: Path) -> None:
     (tmp_path / "doubled.py").write_text(BACKEND, encoding="utf-8")
-    from attnspec.conformance import load
-
     backend = load(str(tmp_path / "doubled.py"))
     contract = Contract.of(backend, str(tmp_path / "doubled.py"))
     subject = Subject(backend, contract, OPERATIONS[name], "float64", "cpu")
@@ -112,3 +113,63 @@ def test_a_snippet_builds_the_tree_and_exits_with_1(name: str, tmp_path: Path) -
     assert ("reference.choosing(gru_reset='after')" in shown["snippet"]) == ("gru_reset" in shown["snippet"])
     assert ("gru_reset" in shown["snippet"]) == bool(subject.choices)
     assert "violates it" in done.stdout or "expected" in done.stdout
+
+
+ADAPTER = """
+import numpy as np
+
+from attnspec import reference
+
+name = "plus one"
+
+
+def _wrong(operation, *args, **kwargs):
+    return reference.REFERENCE[operation](*args, **kwargs) + np.array(1, "f")
+
+
+def softmax(*args, **kwargs):
+    return _wrong("softmax", *args, **kwargs)
+
+
+def dot_scores(query, key, /):
+    return _wrong("dot_scores", query, key)
+
+
+def dot_product_attention(query, key, value, *, mask=None, causal=False):
+    return _wrong("dot_product_attention", query=query, key=key, value=value, mask=mask, causal=causal)
+
+
+def sinusoidal_positional_encoding(n, d, /):
+    return _wrong("sinusoidal_positional_encoding", n, d)
+
+
+def causal_mask(*args, **kwargs):
+    return ~reference.causal_mask(*args, **kwargs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("softmax", "float64"),
+        ("dot_scores", "float64"),
+        ("dot_product_attention", "float32"),
+        ("dot_product_attention", "bfloat16"),
+        ("sinusoidal_positional_encoding", "default"),
+        ("causal_mask", "bool"),
+    ],
+)
+def test_every_snippet_runs_and_blames_whoever_is_wrong(name: str, dtype: str, tmp_path: Path) -> None:
+    (tmp_path / "plus.py").write_text(ADAPTER, encoding="utf-8")
+    backend = load(str(tmp_path / "plus.py"))
+    effort = Effort(corners=2, drawn=0, stride=1, gradients=1, work=2.0**8)
+    case = Case(name, dtype, ("operation.oracle",))
+    (result,) = judge(backend, Contract.of(backend, "plus.py"), case, Profile(effort, effort, effort))
+    assert result.counterexample is not None
+    written = result.counterexample["snippet"]
+    for backend_named, status in (("plus.py", 1), ("reference", 0)):
+        (tmp_path / "snippet.py").write_text(written.replace("'plus.py'", repr(backend_named)), encoding="utf-8")
+        done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (status, "")
+        assert done.stdout.startswith(("expected", "operation.oracle: "))
+        assert status == 0 or "difference" in done.stdout or name == "causal_mask"

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -44,7 +45,9 @@ WORKERS = "worker processes; one for each core if not given"
 
 def _unusable(message: str) -> NoReturn:
     """End with status 2 and one line that names the cause."""
-    sys.stderr.write(f"attnspec: {message}\n")
+    from attnspec.conformance.judging.foreign_calls import printable
+
+    sys.stderr.write(f"attnspec: {printable(message)}\n")
     raise typer.Exit(2)
 
 
@@ -242,6 +245,10 @@ def main() -> None:
         app()
     except UnwritableError as error:
         sys.stderr.write(f"attnspec: {error}\n")
+        sys.exit(2)
+    except Exception:  # noqa: BLE001 - Python would exit with 1, which says that a backend violates
+        traceback.print_exc()
+        sys.stderr.write("attnspec: an error of its own, and no verdict; please report it with the lines above\n")
         sys.exit(2)
 
 

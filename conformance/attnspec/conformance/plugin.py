@@ -104,4 +104,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     except BackendError:
         # There is nothing to report, as the collection of tests has said.
         return
-    Path(path).write_text(Report.of(plan, config.stash[VERDICTS], settings, 0.0).as_text())
+    Path(path).write_text(Report.of(plan, config.stash[VERDICTS], settings, 0.0).as_text(), encoding="utf-8")

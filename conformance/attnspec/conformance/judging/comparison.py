@@ -85,11 +85,13 @@ class Comparisons:
     ) -> None:
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
         place = f"[{', '.join(map(str, index))}]" if index else ""
-        text = f"{what}{place} is {_number(got[index])}, expected {_number(expected[index])}"
+        found, wanted, difference = told_apart(got[index], expected[index])
+        text = f"{what}{place} is {found}, expected {wanted}"
         if exact:
             text += ", bit for bit"
         elif got.dtype != bool:
             text += f" ± {float(np.broadcast_to(budget, got.shape)[index]):.3g}"
+        text += f": {difference}" if difference else ""
         raise Violation(text, arguments=arguments, expected=expected, got=got, budget=budget, index=index)
 
     def same(
@@ -125,5 +127,31 @@ class Comparisons:
             raise Violation(message, reason=reason, arguments=arguments, **more)
 
 
-def _number(x: Any) -> str:
-    return str(bool(x)) if np.asarray(x).dtype == bool else f"{float(x):.9g}"
+DIGITS = (9, 17, 21)
+"""Significant digits of a number: as people read it, and all of a double or a long double where those look equal."""
+
+
+def told_apart(got: Any, expected: Any) -> tuple[str, str, str]:
+    """Both numbers, in as many digits as it takes to tell them apart, and their difference where that is more than 9.
+
+    >>> told_apart(0.5, 0.25)
+    ('0.5', '0.25', '')
+    >>> told_apart(1 + 2**-52, 1.0)
+    ('1.0000000000000002', '1', '2.22e-16 too much')
+    """
+    texts = [(number(got, digits), number(expected, digits)) for digits in DIGITS]
+    found, wanted = next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
+    if texts[0][0] != texts[0][1] or np.asarray(got).dtype == bool:
+        return found, wanted, ""
+    wide = np.result_type(np.asarray(got).dtype, np.asarray(expected).dtype, np.float64)
+    difference = float(np.asarray(got).astype(wide) - np.asarray(expected).astype(wide))
+    return found, wanted, f"{abs(difference):.3g} too {'much' if difference > 0 else 'little'}"
+
+
+def number(x: Any, digits: int = DIGITS[0]) -> str:
+    """A number, rounded to so many significant digits."""
+    if np.asarray(x).dtype == bool:
+        return str(bool(x))
+    if digits <= DIGITS[1] or float(x) == x or not np.isfinite(x):
+        return f"{float(x):.{min(digits, DIGITS[1])}g}"
+    return str(np.format_float_scientific(np.longdouble(x), digits - 1, unique=False, trim="-"))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision
@@ -47,12 +48,12 @@ class Contract:
             if operation not in OPERATIONS:
                 raise ValueError(f"limits dtypes_by_operation: expected names of operations; got {operation!r}")
         return cls(
-            name,
+            printable(name),
             operations,
             limits,
             DeclaredSemantics.of(getattr(backend, "semantics", None), OPERATIONS),
             DeclaredPrecision.of(getattr(backend, "precision", None), OPERATIONS),
             callable(getattr(backend, "vjp", None)),
-            {str(k): str(v) for k, v in notes.items()},
+            {printable(str(k)): printable(str(v)) for k, v in notes.items()},
             origin,
         )

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attnspec.conformance.inputs.arguments import Arguments
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
@@ -41,7 +44,29 @@ def replay(
     print(f"{operation} of {origin} ({dtype}) violates it: {violation.message}")
     shown = violation.arguments or given
     for name, value in shown.values_by_name.items():
-        print(f"{name} = {as_source(value, str)}")
+        print(f"{name} = {as_source(value, _printed)}")
     if violation.expected is not None:
         print("expected", violation.expected, "got", violation.got, sep="\n")
+        difference = _difference(violation.got, violation.expected)
+        if difference is not None:
+            print("difference", difference, sep="\n")
     return 1
+
+
+def _printed(x: Any) -> str:
+    """An argument as people read it: of an array without elements, the shape."""
+    return f"an array of shape {x.shape}" if isinstance(x, np.ndarray) and not x.size else str(x)
+
+
+def _difference(got: Any, expected: Any) -> Numbers | None:
+    """How far numbers are from those expected; None if they are no numbers, or of another shape."""
+    found, wanted = np.asarray(got), np.asarray(expected)
+    if found.shape != wanted.shape or not (_is_number(found) and _is_number(wanted)):
+        return None
+    wide = np.result_type(wanted.dtype, np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(found.astype(wide) - wanted.astype(wide))
+
+
+def _is_number(x: Numbers) -> bool:
+    return x.dtype.kind in "iuf" or is_float(x)

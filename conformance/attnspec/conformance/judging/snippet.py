@@ -18,7 +18,7 @@ from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.tree import as_source, branches, field_names
 
 SHOWN = 400
-"""Arrays of more elements are summed up by shape and dtype."""
+"""Arrays of more elements, and of none, are summed up by shape and dtype."""
 
 DERIVED = (
     "# The law derives its inputs from these and the seed, or the seed alone; replay makes them again and prints them."
@@ -42,11 +42,11 @@ def counterexample(
 
 
 def readable(x: Any) -> Any:
-    """Plain JSON: nested lists for small arrays, shape and dtype for large ones, texts for what JSON lacks."""
+    """Plain JSON: nested lists for small arrays, shape and dtype for others, texts for what JSON lacks."""
     if x is None or isinstance(x, bool | int | str):
         return x
     array = np.asarray(x)
-    if array.size > SHOWN:
+    if array.size > SHOWN or not array.size:
         return {"shape": list(array.shape), "dtype": str(array.dtype)}
     if array.dtype.kind in "biu":
         return array.tolist()
@@ -83,20 +83,21 @@ def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Vio
     code = "\n".join(f"{name} = {as_source(value, literal)}" for name, value in given.items())
     records = sorted({type(x).__name__ for value in given.values() for x in _records(value)})
     named = ", ".join(f"{name}={name}" for name in given)
+    plain = _plain(check, arguments, violation)
     imports = ["import sys"]
     imports += ["import base64, zlib"] if "zlib." in code else []
     imports += ["", "import ml_dtypes"] if "ml_dtypes." in code else [""]
-    imports += ["import numpy as np"] if "np." in code else []
+    imports += ["import numpy as np"] if plain or "np." in code else []
     record_import = [f"from attnspec.spec import {', '.join(records)}"] if records else []
     backend = subject.contract.origin
-    if _plain(check, arguments, violation):
+    if plain:
         imports += ["from attnspec import reference", "from attnspec.conformance import call, load", *record_import]
         choices = ", ".join(f"{question}={choice!r}" for question, choice in subject.choices.items())
         under = f"with reference.choosing({choices}):\n    " if choices else ""
         body = f"""
 got = call(load({backend!r}), {operation.name!r}, {named})
 {under}expected = reference.{operation.name}({named})
-print("expected", expected, "got", got, sep="\\n")
+print("expected", expected, "got", got, "difference", got - expected, sep="\\n")
 sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)}))))
 """
         if subject.device != "cpu":

@@ -7,6 +7,7 @@ from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import Result
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.tree import as_tuple
 
 MAX_ARGUMENT = 160
 """Characters of an argument that people are shown."""
@@ -45,16 +46,17 @@ def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
     """The violations by likelihood of being a cause, and those that may be consequences of others.
 
     First comes the formula, then what may only have to be declared, then the rest; of each, those with a counterexample
-    come first.
+    come first, and of those the laws that govern the fewest operations, which say most clearly what is wrong.
     """
     results = list(violations)
     following = consequences(results)
 
-    def rank(r: Result) -> tuple[int, bool]:
-        return 0 if r.law == FORMULA else 1 if _declarable(r) else 2, r.counterexample is None
+    def rank(r: Result) -> tuple[int, bool, int]:
+        kind = 0 if r.law == FORMULA else 1 if _declarable(r) else 2
+        return kind, r.counterexample is None, len(LAWS[r.law].operations)
 
     causes = [r for r in results if r not in following]
-    return sorted(causes, key=rank), sorted(following, key=lambda r: r.counterexample is None)
+    return sorted(causes, key=rank), sorted(following, key=rank)
 
 
 def consequences(violations: Iterable[Result]) -> list[Result]:
@@ -84,5 +86,8 @@ def _declarable(r: Result) -> bool:
 
 
 def _short(value: object) -> str:
+    """An argument as JSON, or as a shape where the report holds no more of an array."""
+    if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
+        return f"an array of shape {as_tuple(value['shape'])}, {value['dtype']}"
     text = json.dumps(value)
     return text if len(text) <= MAX_ARGUMENT else text[:MAX_ARGUMENT] + " …"

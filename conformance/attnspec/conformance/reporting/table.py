@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -129,14 +129,24 @@ def violations(report: Report) -> list[Text]:
         parts.append(Text("\n" + head, style="red"))
         if snippet:
             parts.append(Text("\n" + snippet))
-    parts += [_line(r) for r in causes if not any(r is shown for shown in in_full.values())]
+    parts += _lines(r for r in causes if not any(r is shown for shown in in_full.values()))
     if following:
-        parts += [Text(f"\n{consequences_heading(following)}"), *map(_line, following)]
+        parts += [Text(f"\n{consequences_heading(following)}"), *_lines(following)]
     return parts
 
 
-def _line(r: Result) -> Text:
-    return Text(f"{r.status}: {r.law} by {r.operation} ({r.dtype}): {r.message}", style="red")
+def _lines(results: Iterable[Result]) -> list[Text]:
+    """A line for every message about an operation, with all laws and dtypes of which it is said."""
+    dtypes: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for r in results:
+        dtypes[r.status, r.operation, r.message, r.law].append(r.dtype)
+    laws: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = defaultdict(list)
+    for (status, operation, message, law), found in dtypes.items():
+        laws[status, operation, message, tuple(found)].append(law)
+    return [
+        Text(f"{status}: {', '.join(names)} by {operation} ({', '.join(found)}): {message}", style="red")
+        for (status, operation, message, found), names in laws.items()
+    ]
 
 
 def closing(report: Report) -> str:
@@ -153,7 +163,7 @@ def closing(report: Report) -> str:
 
 def as_html(report: Report) -> str:
     """The report as a page."""
-    with Path(os.devnull).open("w") as nowhere:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=PAGE_WIDTH, file=nowhere)
         print_report(report, console)
         return console.export_html()

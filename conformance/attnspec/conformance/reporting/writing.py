@@ -26,7 +26,7 @@ class OutputFile:
         """:class:`UnwritableError` if it cannot be written, before any work is done."""
         existed = self.path.exists()
         try:
-            self.path.open("a").close()
+            self.path.open("a", encoding="utf-8").close()
         except OSError as error:
             got = f"{str(self.path)!r}: {error.strerror}"
             raise UnwritableError(f"{self.option}: expected a file that can be written; got {got}") from error
@@ -36,7 +36,7 @@ class OutputFile:
     def write(self, text: str) -> None:
         """Replace the file; :class:`UnwritableError` if that fails."""
         try:
-            self.path.write_text(text)
+            self.path.write_text(text, encoding="utf-8")
         except OSError as error:
             message = f"{self.option}: {str(self.path)!r} could not be written: {error.strerror}"
             raise UnwritableError(message) from error

@@ -78,7 +78,7 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
 def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, junit: Path) -> list[str]:
     """The call of pytest; nothing in the current folder or in the user's configuration has a say in it."""
     ini = folder / "pytest.ini"
-    ini.write_text("[pytest]\n")
+    ini.write_text("[pytest]\n", encoding="utf-8")
     return [
         *(
             "-c",

@@ -78,7 +78,7 @@ def main() -> None:
         answer = describe(name, device)
     except BackendError as error:
         answer = {"error": str(error)}
-    Path(path).write_text(json.dumps(answer))
+    Path(path).write_text(json.dumps(answer), encoding="utf-8")
     os._exit(0)
 
 

@@ -46,5 +46,5 @@ def judge_mutants(
     result = KillMatrix(profile, seeds, matrix, judged, spared)
     print_kill_matrix(result, console)
     if json_path is not None:
-        json_path.write_text(json.dumps(result.as_json(), indent=1) + "\n")
+        json_path.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
     return result.exit_status

@@ -48,10 +48,10 @@ class Probe:
                 f"backend {self.backend!r}: expected its import to end within {IMPORT_SECONDS:g} s; it did not"
             ) from None
         if not self._answer.exists():
-            printed = self._printed.read_text(errors="replace").strip().splitlines()
+            printed = self._printed.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             last = printed[-1] if printed else "nothing was printed"
             raise BackendError(f"backend {self.backend!r}: its import ended the process with status {status}: {last}")
-        answer: dict[str, Any] = json.loads(self._answer.read_text())
+        answer: dict[str, Any] = json.loads(self._answer.read_text(encoding="utf-8"))
         if "error" in answer:
             raise BackendError(str(answer["error"]))
         return answer

@@ -93,7 +93,7 @@ def _perform_marked(task: Task, number: int, marks: str, limit: float) -> Outcom
     """In a process of the pool: mark a task while it runs, and end the process when it takes too long."""
     mark = Path(marks) / str(number)
     mark.touch()
-    with open(os.devnull, "w") as nowhere:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
         faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
         try:
             outcome = perform(task)

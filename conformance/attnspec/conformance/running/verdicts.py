@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import Result
 
 PROPERTY = "attnspec"
@@ -55,4 +56,4 @@ class Collector:
         if report.failed and case not in self.verdicts.results:
             lines = report.longreprtext.strip().splitlines() or ["its process ended"]
             raised = [line[2:].strip() for line in lines if line.startswith("E ")]
-            self.verdicts.causes[case] = (raised or lines)[-1]
+            self.verdicts.causes[case] = printable((raised or lines)[-1])

@@ -75,7 +75,7 @@ class Watchdog:
         path.write_bytes(bytes(SIZE))
         self._file = path.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), SIZE)
-        self._silent = Path(os.devnull).open("w")  # noqa: SIM115 - faulthandler needs a file that stays open
+        self._silent = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - faulthandler needs a file that stays open
         self._given, self._text, self._timed = object(), "", -inf
 
     def __call__(self, law: str, given: Any) -> None:
@@ -117,9 +117,11 @@ class Incidents:
         message = f"the backend {what} at the input {crumb.input}"
         reason = Reason.HUNG if hung else Reason.CRASHED
         result = Result(operation, crumb.law, dtype, Status.FAILED, reason, message)
-        self._verdicts_path(case).write_text(json.dumps([r.as_json() for r in (*recorded.values(), result)]))
+        self._verdicts_path(case).write_text(
+            json.dumps([r.as_json() for r in (*recorded.values(), result)]), encoding="utf-8"
+        )
         breadcrumb_path(self.folder, case).write_bytes(bytes(SIZE))
-        with self._reasons_path(operation).open("a") as f:
+        with self._reasons_path(operation).open("a", encoding="utf-8") as f:
             f.write(f"{reason}\n")
         return result
 
@@ -128,12 +130,12 @@ class Incidents:
         path = self._verdicts_path(f"{operation}-{dtype}")
         if not path.exists():
             return {}
-        return {r.law: r for r in map(Result.from_json, json.loads(path.read_text()))}
+        return {r.law: r for r in map(Result.from_json, json.loads(path.read_text(encoding="utf-8")))}
 
     def given_up(self, operation: str) -> str | None:
         """Why an operation is given up, ``crashed`` or ``hung``; None if it is not."""
         path = self._reasons_path(operation)
-        reasons = path.read_text().split() if path.exists() else []
+        reasons = path.read_text(encoding="utf-8").split() if path.exists() else []
         return reasons[-1] if len(reasons) >= STOP_AFTER else None
 
     def _verdicts_path(self, case: str) -> Path:

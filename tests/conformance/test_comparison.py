@@ -1,0 +1,47 @@
+"""Comparisons in words: two numbers that differ never look alike."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.comparison import Comparisons, told_apart
+from attnspec.conformance.judging.violation import Violation
+from attnspec.spec import OPERATIONS
+
+GIVEN = Arguments(OPERATIONS["softmax"], {"scores": np.zeros((1, 1))})
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "shown"),
+    [
+        (0.5, 0.25, ("0.5", "0.25", "")),
+        (np.nan, 1.0, ("nan", "1", "")),
+        (True, False, ("True", "False", "")),
+        (1 + 2.0**-52, 1.0, ("1.0000000000000002", "1", "2.22e-16 too much")),
+        (1 - 2.0**-53, 1.0, ("0.99999999999999989", "1", "1.11e-16 too little")),
+        (np.float32(0.5), np.float64(0.5 + 2**-40), ("0.5", "0.50000000000090949", "9.09e-13 too little")),
+        (1e300, 1e300 * (1 + 2.0**-50), ("1.0000000000000001e+300", "1.0000000000000009e+300", "8.92e+284 too little")),
+    ],
+)  # fmt: skip
+def test_numbers_have_as_many_digits_as_it_takes(got: Any, expected: Any, shown: tuple[str, str, str]) -> None:
+    assert told_apart(np.asarray(got), np.asarray(expected)) == shown
+
+
+@pytest.mark.skipif(bool(np.finfo(np.longdouble).eps > 2.0**-60), reason="a long double is a double here")
+def test_long_doubles_are_told_from_doubles() -> None:
+    expected = np.longdouble(1) + np.longdouble(2) ** -60
+    found, wanted, difference = told_apart(np.float64(1), expected)
+    assert found != wanted
+    assert difference == "8.67e-19 too little"
+
+
+def test_a_violation_says_how_far_off_what_looks_alike() -> None:
+    one = np.ones((1, 1))
+    with pytest.raises(
+        Violation, match=r"^the result\[0, 0\] is 1\.0000000000000009, expected 1 ± 3\.33e-16: 8\.88e-16 too much$"
+    ):
+        Comparisons().matches(one + 2.0**-50, one, one * 3.33e-16, GIVEN)
+    with pytest.raises(Violation, match=r"expected 1, bit for bit: 8\.88e-16 too much$"):
+        Comparisons().same(one + 2.0**-50, one, lambda: one, GIVEN, "the result")
