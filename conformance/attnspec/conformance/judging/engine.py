@@ -114,6 +114,10 @@ class _Run:
         """Whether no further example is needed."""
         return not self.open or (self.stop_at_first and len(self.open) < len(self.laws))
 
+    def affords(self, check: Check) -> bool:
+        """Whether the profile has time for a check that runs once."""
+        return self.effort.dear or not (check.dear or (check.at_leading and not self.subject.leading))
+
     def check(self, progress: _Progress, arguments: Arguments, seed: int) -> None:
         """Check one law on one example, and remember what became of it."""
         violation, concerned, ratio, vague = attempt(self.subject, progress.check, arguments, seed)
@@ -207,7 +211,8 @@ def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> Arg
     for progress in run.open:
         check, law = progress.check, progress.check.law.id
         always = check.ensemble and subject.dtype in NARROW
-        if first if check.once else judgeable and (always or run.effort.due(law, index, progress.place)):
+        once = first and run.affords(check)
+        if once if check.once else judgeable and (always or run.effort.due(law, index, progress.place)):
             run.mark(law, example)
             run.check(progress, arguments, example.seed)
     return arguments if judgeable else None
@@ -236,7 +241,9 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
     if progress.failure is None:
         if progress.examples:
             return result
-        return replace(result, status=Status.NOT_APPLICABLE, reason="no example concerned it")
+        left = not run.affords(progress.check)
+        reason = "the profiles full and release try it" if left else "no example concerned it"
+        return replace(result, status=Status.NOT_APPLICABLE, reason=reason)
     arguments, violation, seed = progress.failure
     reduce = not run.stop_at_first
     if reduce:

@@ -67,6 +67,12 @@ class Subject(Comparisons):
         """Whether the backend has every optional part of the operation."""
         return all(map(self.limits.has, self.operation.features))
 
+    @property
+    def leading(self) -> bool:
+        """Whether this is the dtype at which is tried first what shows at any: float32, or the first one declared."""
+        dtypes = self.contract.limits.dtypes_for(self.operation.name)
+        return self.dtype not in dtypes or self.dtype == ("float32" if "float32" in dtypes else dtypes[0])
+
     # Calls -------------------------------------------------------------------------------------------------------
 
     def convert(self, x: Any) -> Any:

@@ -17,7 +17,7 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference.budget import WIDTH, Judged
 from attnspec.spec.contract.axes import Axis, Role
-from attnspec.spec.contract.tree import Leaf, flatten, schematic
+from attnspec.spec.contract.tree import Kind, Leaf, flatten, schematic
 
 R = TypeVar("R")
 
@@ -80,6 +80,13 @@ def without_layers(arguments: Arguments) -> Arguments:
 
 
 # Results along an axis ------------------------------------------------------------------------------------------------
+
+
+def follows_formula(subject: Subject, arguments: Arguments, what: str = "") -> None:
+    """Every array of the result is within its budgets of the oracle's; ``what`` is said before its name."""
+    got, oracles = subject.results(arguments), subject.oracles(arguments)
+    expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
+    subject.all_match(got, expected, budgets, arguments, what)
 
 
 def picked(results: Results, size: str, order: Any, subject: Subject, arguments: Arguments) -> Results:
@@ -149,8 +156,9 @@ def sample(
     keys: int = 4,
     heads: int = 4,
     features: int = 4,
+    whole: bool = False,
 ) -> Arguments:
-    """Normal inputs within the backend's limits, unmasked.
+    """Normal inputs within the backend's limits, unmasked; if ``whole``, with masks and all optional arrays.
 
     Sizes are given by what they count; ``features`` is every other size.
     """
@@ -164,12 +172,22 @@ def sample(
         fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
     fitted = divided(fitted, operation, subject.limits)
     fits = len(batch) <= subject.limits.max_batch_dims
-    example = Example(fitted, batch if fits else (), absent=_optional(subject), seed=int(rng.integers(2**32)))
+    absent = _optional(subject) if not whole else _lacking(subject)
+    masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}
+    example = Example(
+        fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
+    )
     return example.arguments(operation, data_dtype(subject))
 
 
 def _optional(subject: Subject) -> frozenset[str]:
     return frozenset(leaf.path for leaf in subject.operation.leaves if leaf.optional)
+
+
+def _lacking(subject: Subject) -> frozenset[str]:
+    """The optional arrays that the backend does not take."""
+    features = subject.operation.features
+    return frozenset(path for path in _optional(subject) if path in features and not subject.limits.has(path))
 
 
 def fitting(subject: Subject, name: str, size: int) -> int:

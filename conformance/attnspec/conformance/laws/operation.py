@@ -10,10 +10,12 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, element
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.inputs.layouts import LAYOUTS
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import doubles, live_rows, normal_like, sample, twice, wide
+from attnspec.conformance.laws.common import doubles, follows_formula, live_rows, normal_like, sample, twice, wide
+from attnspec.conformance.laws.memory import laid_out
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind
@@ -24,15 +26,8 @@ from attnspec.spec.laws import operation as law
 @checks(law.ORACLE)
 def oracle(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result with the reference, element by element."""
-    _follows_formula(subject, arguments)
+    follows_formula(subject, arguments)
     return True
-
-
-def _follows_formula(subject: Subject, arguments: Arguments, what: str = "") -> None:
-    """Every array of the result is within its budgets of the oracle's; ``what`` is said before its name."""
-    got, oracles = subject.results(arguments), subject.oracles(arguments)
-    expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
-    subject.all_match(got, expected, budgets, arguments, what)
 
 
 @checks(law.SHAPE)
@@ -104,7 +99,7 @@ def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Gene
     given = sample(subject, rng, (2,), queries=3, keys=5)
     for leaf, x in given.batched:
         alone = given.replaced({leaf.path: np.asarray(x[0])})
-        _follows_formula(subject, alone, f"with a {leaf.path} that has no batch,")
+        follows_formula(subject, alone, f"with a {leaf.path} that has no batch,")
     return True
 
 
@@ -124,45 +119,10 @@ def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.NON_CONTIGUOUS)
 def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass arrays that are not contiguous.
-
-    These are every second number of arrays twice as long, with garbage in between, and arrays with transposed memory.
-    """
-    way = int(rng.integers(3))
-
-    def strided(_: str, x: Any) -> Any:
-        return _strided(subject, x, way) if isinstance(x, np.ndarray) and x.ndim else subject.convert(x)
-
-    try:
-        inputs = {name: mapped(x, strided) for name, x in arguments.passed.items()}
-    except (TypeError, IndexError, AttributeError):
-        return False  # arrays of this backend cannot be cut or transposed
-    got = subject.outcome(inputs)
-    if isinstance(got, Raised):
-        raise Violation(f"strided inputs raised {got.message}", reason=Reason.RAISED)
-    expected, budgets = subject.results(arguments), subject.budgets(arguments)
-    alike = all(isinstance(x, np.ndarray) and x.shape == expected[path].shape for path, x in got.items())
-    subject.holds(alike, "strided inputs change the shape", arguments)
-    subject.all_match(got, _comparable(expected), twice(budgets), arguments, "of strided inputs,")
-    return True
-
-
-def _comparable(results: Results) -> Results:
-    """Booleans as they are, and numbers in double precision."""
-    return {path: x if x.dtype == bool else wide(x) for path, x in results.items()}
-
-
-def _strided(subject: Subject, x: Numbers, way: int) -> Any:
-    if way and x.ndim > 1:
-        pairs = [(-1, -2)] if way == 1 else [(i, x.ndim - 1 - i) for i in range(x.ndim // 2)]
-        for pair in pairs:
-            x = x.swapaxes(*pair)
-        result = subject.convert(np.ascontiguousarray(x))
-        for pair in pairs:
-            result = result.swapaxes(*pair)
-        return result
-    garbage = ~x if x.dtype == bool else x + x.dtype.type(1)
-    return subject.convert(np.stack([x, garbage], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
+    """Pass views of larger arrays that hold garbage as well, each laid out in a way of its own."""
+    first, step = rng.integers(len(LAYOUTS), size=2)
+    ways = [LAYOUTS[(first + i * step) % len(LAYOUTS)] for i in range(len(arguments.given))]
+    return laid_out(subject, arguments, ways)
 
 
 @checks(law.NO_MUTATION)
@@ -245,7 +205,7 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
             given = arguments.replaced({option.path: value})
             if value == arguments[option.path] or not subject.in_domain(given):
                 continue
-            _follows_formula(subject, given, f"with {option.path}={value!r},")
+            follows_formula(subject, given, f"with {option.path}={value!r},")
             tried = True
     return tried
 

@@ -11,11 +11,13 @@ from attnspec.conformance.mutants.correct.altered import Alteration, Altered, Re
 class Mutant(Altered):
     """A backend that is wrong in one way.
 
-    Every law of ``breaks`` detects it by itself, at its first dtype. ``source`` says where the bug is known from.
+    Every law of ``breaks`` detects it by itself, at its first dtype. ``source`` says where the bug is known from, and
+    ``profile`` the least one that has the laws which detect it.
     """
 
     breaks: tuple[str, ...] = ()
     source: str = ""
+    profile: str = "quick"
 
     @property
     def dtype(self) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases, judge
-from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.mutants import Mutant
 from attnspec.conformance.variants import Variant
@@ -26,6 +26,12 @@ class Task:
     law: str = ""
     operation: str = ""
     every: bool = False
+
+    @property
+    def effort(self) -> Profile:
+        """That of the profile, or of the one that the mutant needs, if that is greater."""
+        own = self.subject.profile if isinstance(self.subject, Mutant) else self.profile
+        return max(PROFILES[self.profile], PROFILES[own], key=lambda profile: profile.single.corners)
 
 
 class Failure(NamedTuple):
@@ -89,7 +95,7 @@ def _judge(contract: Contract, case: Case, task: Task, every: bool) -> list[Resu
             task.subject.backend(),
             contract,
             case,
-            PROFILES[task.profile],
+            task.effort,
             seed=task.seed,
             skip=failed,
             stop_at_first=True,

@@ -1,9 +1,10 @@
-"""The laws, a module for each chapter; ``operation`` and ``semantics`` hold those that concern every chapter."""
+"""The laws, a module for each chapter; ``memory``, ``operation`` and ``semantics`` hold those of every chapter."""
 
 from attnspec.spec.laws import (
     attention,
     complexity,
     masking,
+    memory,
     moments,
     multihead,
     normalization,
@@ -22,6 +23,7 @@ __all__ = [
     "attention",
     "complexity",
     "masking",
+    "memory",
     "moments",
     "multihead",
     "normalization",

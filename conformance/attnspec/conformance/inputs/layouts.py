@@ -1,0 +1,173 @@
+"""Layouts: the same numbers elsewhere in memory, as views of larger arrays that hold other numbers as well."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Numbers
+
+Convert = Callable[[Numbers], Any]
+Layout = Callable[[Numbers, Convert], Any]
+"""Puts numbers into an array of the backend that ``convert`` makes, and returns the view that has their shape."""
+
+CANNOT = (TypeError, IndexError, AttributeError, ValueError, NotImplementedError)
+"""What arrays of a backend raise that cannot be cut, transposed, run backwards or written to."""
+
+FAR = 2**31 + 2**16
+"""A distance in elements that needs more than 31 bits."""
+
+
+def _other(x: Numbers) -> Numbers:
+    """Numbers of the same dtype that are wrong everywhere, for the memory around an array."""
+    return np.asarray(~x if x.dtype == bool else x + x.dtype.type(1))
+
+
+def _beside(x: Numbers, before: int, after: int, axis: int) -> Numbers:
+    """The numbers between others along an axis."""
+    garbage = np.repeat(np.take(_other(x), [0], axis), before + after, axis) if x.shape[axis] else x
+    return np.concatenate([np.take(garbage, range(before), axis), x, np.take(garbage, range(after), axis)], axis)
+
+
+def every_second(x: Numbers, convert: Convert) -> Any:
+    """Every second number along the last axis."""
+    return convert(np.stack([x, _other(x)], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
+
+
+def last_exchanged(x: Numbers, convert: Convert) -> Any:
+    """The last two axes exchanged."""
+    return convert(x.swapaxes(-1, -2)).swapaxes(-1, -2) if x.ndim > 1 else convert(x)
+
+
+def reversed_axes(x: Numbers, convert: Convert) -> Any:
+    """All axes in reverse order."""
+    pairs = [(i, x.ndim - 1 - i) for i in range(x.ndim // 2)]
+    for pair in pairs:
+        x = x.swapaxes(*pair)
+    view = convert(x)
+    for pair in pairs:
+        view = view.swapaxes(*pair)
+    return view
+
+
+def packed(x: Numbers, convert: Convert) -> Any:
+    """The middle third of rows that hold three arrays side by side, as packed queries, keys and values do."""
+    return convert(np.concatenate([_other(x), x, _other(x)], axis=-1))[..., x.shape[-1] : 2 * x.shape[-1]]
+
+
+def padded_rows(x: Numbers, convert: Convert) -> Any:
+    """Rows at a distance that is greater than their length."""
+    return convert(np.concatenate([x, _other(x)[..., :3]], axis=-1))[..., : x.shape[-1]]
+
+
+def padded_positions(x: Numbers, convert: Convert) -> Any:
+    """The first rows of a longer array, as of a cache that is allocated for later positions."""
+    return convert(_beside(x, 0, 2, -2))[..., : x.shape[-2], :] if x.ndim > 1 else padded_rows(x, convert)
+
+
+def later_positions(x: Numbers, convert: Convert) -> Any:
+    """The last rows of a longer array: the same strides, and an offset."""
+    return convert(_beside(x, 2, 0, -2))[..., 2:, :] if x.ndim > 1 and x.shape[-2] else shifted(x, convert)
+
+
+def heads_behind(x: Numbers, convert: Convert) -> Any:
+    """(…, positions, heads, features) in memory, seen as (…, heads, positions, features)."""
+    return convert(x.swapaxes(-2, -3)).swapaxes(-2, -3) if x.ndim > 2 else convert(x)
+
+
+def packed_heads(x: Numbers, convert: Convert) -> Any:
+    """(…, positions, 3, heads, features) in memory, of which the second is seen as (…, heads, positions, features)."""
+    if x.ndim < 3:
+        return packed(x, convert)
+    moved = x.swapaxes(-2, -3)
+    return convert(np.stack([_other(moved), moved, _other(moved)], axis=-3))[..., 1, :, :].swapaxes(-2, -3)
+
+
+def batch_exchanged(x: Numbers, convert: Convert) -> Any:
+    """The first two axes exchanged: sequences first, batch second."""
+    return convert(x.swapaxes(0, 1)).swapaxes(0, 1) if x.ndim > 2 else convert(x)
+
+
+def shifted(x: Numbers, convert: Convert) -> Any:
+    """Contiguous, behind one other number."""
+    return convert(np.concatenate([_other(x.reshape(-1)[:1]), x.reshape(-1)]))[min(x.size, 1) :].reshape(x.shape)
+
+
+def backwards(x: Numbers, convert: Convert) -> Any:
+    """The last axis run through from its end, where the framework has negative strides."""
+    return convert(x[..., ::-1])[..., ::-1]
+
+
+def rows_backwards(x: Numbers, convert: Convert) -> Any:
+    """All axes run through from their ends, but for the last one of several."""
+    runs = (slice(None, None, -1),) * max(x.ndim - 1, 1)
+    return convert(x[runs])[runs]
+
+
+def read_only(x: Numbers, convert: Convert) -> Any:
+    """Memory that may not be written to, where the framework knows of that."""
+    moved = convert(x)
+    if isinstance(moved, np.ndarray):
+        moved.flags.writeable = False
+    return moved
+
+
+LAYOUTS: tuple[Layout, ...] = (
+    packed,
+    every_second,
+    heads_behind,
+    last_exchanged,
+    padded_rows,
+    packed_heads,
+    shifted,
+    read_only,
+    reversed_axes,
+    padded_positions,
+    backwards,
+    batch_exchanged,
+    later_positions,
+    rows_backwards,
+)
+"""Every way to lay an array out that needs nothing but views."""
+
+
+def repeated(x: Numbers, axis: int, convert: Convert) -> Any:
+    """Numbers that are the same along an axis, which has stride 0; as they are where the framework cannot repeat."""
+    moved = convert(np.take(x, [0], axis))
+    broadcast = getattr(_namespace(moved), "broadcast_to", None)
+    return convert(x) if broadcast is None else broadcast(moved, x.shape)
+
+
+def distant(x: Numbers, axis: int, convert: Convert) -> Any:
+    """Numbers whose places along an axis are so far apart that the last offset needs more than 31 bits.
+
+    The memory in between is never touched, so that a system need not provide it. None where there is one number along
+    the axis, where the framework has no such arrays, and where the system refuses.
+    """
+    size = x.shape[axis]
+    moved = convert(x)
+    empty = getattr(_namespace(moved), "empty", None)
+    if size < 2 or not x.size or x.itemsize > 4 or empty is None:
+        return None
+    front = np.moveaxis(x, axis, 0)
+    placed = {"device": moved.device} if hasattr(moved, "device") else {}
+    try:
+        view = empty((size, -(-FAR // (size - 1))), dtype=moved.dtype, **placed)[:, : front[0].size]
+        view = view.reshape(front.shape)
+        for i in range(axis % x.ndim):
+            view = view.swapaxes(i, i + 1)
+        view[...] = moved
+    except (MemoryError, RuntimeError, *CANNOT):
+        return None
+    return view
+
+
+def _namespace(moved: Any) -> Any:
+    """The module of functions for an array of the backend; None if it cannot be told."""
+    own = getattr(moved, "__array_namespace__", None)
+    if own is not None:
+        return own()
+    name = type(moved).__module__
+    modules = (sys.modules.get(name), sys.modules.get(name.partition(".")[0]))
+    return next((module for module in modules if hasattr(module, "broadcast_to")), None)

@@ -1,0 +1,247 @@
+"""Checks of the laws of where arrays lie in memory, and of what is kept from one call to the next."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.layouts import CANNOT, LAYOUTS, Layout, distant, repeated
+from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.laws.common import data_dtype, follows_formula, sample, twice, wide
+from attnspec.conformance.laws.registry import checks
+from attnspec.reference.budget import is_real
+from attnspec.spec.contract.shapes import results
+from attnspec.spec.contract.tree import mapped
+from attnspec.spec.laws import memory as law
+
+FEW = 8
+"""Arrays of a call that are tried one at a time, of models with many weights."""
+
+STEP = 5
+"""Coprime to the number of layouts, so that each array of a call has a layout of its own."""
+
+BATCH = (2, 3)
+
+VISIBLE = 2.0**-5
+"""A difference, relative to the largest element, that no rounding explains at these sizes."""
+
+
+def comparable(results: Results) -> Results:
+    """Booleans as they are, and numbers in double precision."""
+    return {path: x if x.dtype == bool else wide(x) for path, x in results.items()}
+
+
+def alike(
+    subject: Subject, inputs: dict[str, Any], expected: Results, budgets: Results, arguments: Arguments, what: str
+) -> None:
+    """A call with these arrays of the backend gives what is expected, within twice the budget."""
+    got = subject.outcome(inputs)
+    if isinstance(got, Raised):
+        raise Violation(f"{what} the call raised {got.message}", reason=Reason.RAISED, arguments=arguments)
+    same = all(isinstance(x, np.ndarray) and x.shape == expected[path].shape for path, x in got.items())
+    subject.holds(same, f"{what} the result has another shape", arguments, reason=Reason.SHAPE)
+    subject.all_match(got, comparable(expected), twice(budgets), arguments, what)
+
+
+def laid_out(subject: Subject, arguments: Arguments, ways: Sequence[Layout]) -> bool:
+    """Call with every array laid out in its way, in turn; False for arrays that cannot be."""
+    turns = iter(range(1 << 30))
+
+    def placed(_: str, x: Any) -> Any:
+        return (
+            ways[next(turns) % len(ways)](x, subject.convert)
+            if isinstance(x, np.ndarray) and x.ndim
+            else (subject.convert(x))
+        )
+
+    try:
+        inputs = {name: mapped(x, placed) for name, x in arguments.passed.items()}
+    except CANNOT:
+        return False
+    named = dict.fromkeys(way.__name__.replace("_", " ") for way in ways)
+    what = f"of inputs laid out as {', '.join(named)},"
+    alike(subject, inputs, subject.results(arguments), subject.budgets(arguments), arguments, what)
+    return True
+
+
+def _sample(subject: Subject, rng: np.random.Generator) -> Arguments:
+    """A small call with masks, all optional arrays and, where there may be batches, two dimensions of them."""
+    batch = BATCH[: subject.limits.max_batch_dims]
+    return sample(subject, rng, batch, queries=5, keys=7, heads=2, features=4, whole=True)
+
+
+@checks(law.LAYOUTS, once=True)
+def layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Lay all arrays out in each way at the leading dtype, each in a way of its own, and repeat rows with stride 0.
+
+    In the end the arrays are contiguous again, with the shapes of all calls before.
+    """
+    given = _sample(subject, rng)
+    count = len(LAYOUTS)
+    tried = [laid_out(subject, given, (way,)) for way in LAYOUTS if subject.leading]
+    tried += [
+        laid_out(subject, given, tuple(LAYOUTS[(first + STEP * i) % count] for i in range(len(given.given))))
+        for first in range(0, count, 3)
+    ]
+    for axis in (0, -2):
+        tried.append(_repeats(subject, given, axis))
+    again = subject.converted(given)
+    alike(subject, again, subject.results(given), subject.budgets(given), given, "of contiguous inputs after views,")
+    return any(tried)
+
+
+def _repeats(subject: Subject, given: Arguments, axis: int) -> bool:
+    """Call with arrays that are the same along an axis, which has stride 0."""
+
+    def place(x: Numbers) -> int:
+        return axis if -x.ndim <= axis < x.ndim else -1
+
+    same = {path: np.repeat(np.take(x, [0], place(x)), x.shape[place(x)], place(x))
+            for path, x in given.arrays.items() if x.ndim and x.size}  # fmt: skip
+    given = given.replaced(same)
+
+    def placed(_: str, x: Any) -> Any:
+        if not isinstance(x, np.ndarray) or not x.ndim or not x.size:
+            return subject.convert(x)
+        return repeated(x, place(x), subject.convert)
+
+    try:
+        inputs = {name: mapped(x, placed) for name, x in given.passed.items()}
+    except CANNOT:
+        return False
+    what = f"of inputs with stride 0 along axis {axis},"
+    alike(subject, inputs, subject.results(given), subject.budgets(given), given, what)
+    return True
+
+
+@checks(law.DISTANCE, once=True, dear=True)
+def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Put one array at a time into a space that is never touched but where the array is, along its first axes."""
+    given = _sample(subject, rng)
+    tried = False
+    for path, x in _some(given, rng):
+        for axis in range(x.ndim - 1 if x.ndim > 1 else x.ndim):
+            inputs, found = _far(subject, given, path, axis)
+            if not found:
+                continue
+            tried = True
+            what = f"of {path} with offsets beyond 31 bits along axis {axis},"
+            alike(subject, inputs, subject.results(given), subject.budgets(given), given, what)
+    return tried
+
+
+def _far(subject: Subject, given: Arguments, path: str, axis: int) -> tuple[dict[str, Any], bool]:
+    """The arguments with one array in distant places, and whether that was possible."""
+    found = False
+
+    def placed(at: str, x: Any) -> Any:
+        nonlocal found
+        far = distant(x, axis, subject.convert) if at == path else None
+        found = found or far is not None
+        return subject.convert(x) if far is None else far
+
+    return {name: mapped(x, placed, name) for name, x in given.passed.items()}, found
+
+
+def _some(given: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Numbers]]:
+    """Some arrays of a call, in random order."""
+    paths = [path for path, x in given.arrays.items() if x.ndim and x.size]
+    for i in rng.permutation(len(paths))[:FEW]:
+        yield paths[i], given.array(paths[i])
+
+
+@checks(law.REWRITTEN, once=True, at_leading=True)
+def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Write other numbers into one array after another, and compare with the same call on new arrays.
+
+    New arrays do not tell what is looked up by numbers: where the formula says something visibly different, the oracle
+    decides. In the end every array is another one, in memory that the ones before have left.
+    """
+    given, other = _sample(subject, rng), _sample(subject, rng)
+    kept: dict[str, Any] = {}
+
+    def convert(path: str, x: Any) -> Any:
+        moved = kept[path] = subject.convert(x)
+        return moved
+
+    inputs = {name: mapped(x, convert, name) for name, x in given.passed.items()}
+    alike(subject, inputs, subject.results(given), subject.budgets(given), given, "of a first call,")
+    now = given
+    written = [path for path, _ in _some(given, rng) if path in kept and _writes(subject, kept[path], other, path)]
+    for path in written:
+        _put(subject, kept[path], now.array(path))
+    for path in written:
+        _put(subject, kept[path], other.array(path))
+        now = now.replaced({path: other.array(path)})
+        _same_as_new(subject, inputs, now, f"after other numbers were written into {path},")
+        if _visibly_off(subject, now):
+            follows_formula(subject, now, f"with another {path} beside the same numbers,")
+    inputs, kept = {}, {}
+    inputs = subject.converted(other)
+    alike(
+        subject, inputs, _expected(subject, other), subject.budgets(other), other, "of other arrays in the same memory,"
+    )
+    return True
+
+
+def _writes(subject: Subject, moved: Any, other: Arguments, path: str) -> bool:
+    """Whether arrays of the backend can be written to."""
+    try:
+        _put(subject, moved, other.array(path))
+    except (RuntimeError, *CANNOT):
+        return False
+    return True
+
+
+def _put(subject: Subject, moved: Any, x: Numbers) -> None:
+    moved[...] = subject.convert(x)
+
+
+def _expected(subject: Subject, arguments: Arguments) -> Results:
+    """What the formula gives."""
+    return {path: x.value for path, x in subject.oracles(arguments).items()}
+
+
+def _visibly_off(subject: Subject, now: Arguments) -> bool:
+    """Whether a result is far from the formula, in double precision and without budgets, which take longer."""
+    values = mapped(subject.aligned(now).values_by_name, lambda _, x: wide(x) if is_real(x) else x)
+    with np.errstate(all="ignore"):
+        formula = {leaf.path: x for leaf, x in results(subject.operation, subject.formula()(**values))}
+        got = comparable(subject.results(now))
+        pairs = [(got[path], x) for path, x in formula.items() if x.dtype.kind not in "biu"]
+        return any(not bool((abs(x - y) <= VISIBLE * np.max(np.abs(y), initial=0.0)).all()) for x, y in pairs)
+
+
+def _same_as_new(subject: Subject, inputs: dict[str, Any], now: Arguments, what: str) -> None:
+    """A call gives what the same call on new arrays does: budgets are asked for only where bits differ."""
+    got, expected = subject.outcome(inputs), subject.results(now)
+    if isinstance(got, Raised):
+        raise Violation(f"{what} the call raised {got.message}", reason=Reason.RAISED, arguments=now)
+    for path, x in expected.items():
+        if not np.array_equal(got[path], x, equal_nan=x.dtype.kind not in "biu"):
+            subject.all_match(got, comparable(expected), twice(subject.budgets(now)), now, what)
+
+
+@checks(law.OTHER_DTYPE, once=True, at_leading=True)
+def other_dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Call in this dtype, in the next one that the backend has, and in this one again."""
+    dtypes = subject.contract.limits.dtypes_for(subject.operation.name)
+    if len(dtypes) < 2 or subject.dtype not in dtypes:
+        return False
+    name = dtypes[(dtypes.index(subject.dtype) + 1) % len(dtypes)]
+    next_one = Subject(subject.backend, subject.contract, subject.operation, name, subject.device)
+    seed = int(rng.integers(2**32))
+    own, others = (_sample(s, np.random.default_rng(seed)) for s in (subject, next_one))
+    follows_formula(subject, own, "of a call before one in another dtype,")
+    follows_formula(next_one, others, f"of the same call in {name} after one in {subject.dtype},")
+    for leaf in subject.operation.outputs:
+        got = next_one.results(others)[leaf.path].dtype
+        fits = got.name == data_dtype(next_one) or got.kind in "biu"
+        message = f"after a call in {subject.dtype}, that in {name} gives {got.name}"
+        subject.holds(fits, message, others, reason=Reason.DTYPE)
+    what = f"of a call after one in {name},"
+    alike(subject, subject.converted(own), subject.results(own), subject.budgets(own), own, what)
+    return True

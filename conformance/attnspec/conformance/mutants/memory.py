@@ -1,0 +1,334 @@
+"""Mutants of memory: layouts that are not read as they are, and what is kept from one call to the next."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import arrays, at, changed, key, key_weight, query
+from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import mapped
+from attnspec.spec.masking import PaddingMask
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.scoring import AdditiveScores, DotScores
+from attnspec.spec.seq2seq import BahdanauContext
+
+Read = Callable[[Numbers], Numbers]
+BEYOND = 2**31
+
+
+def _read(correct: Library, operation: Operation, arguments: Mapping[str, Any], read: Read) -> dict[str, Any]:
+    """The arguments as the formulas take them, each array read in a way that may be wrong."""
+    wrong = mapped(dict(arguments), lambda _, x: read(x) if isinstance(x, np.ndarray) and x.size else x)
+    return Library.prepared(correct, operation, wrong)
+
+
+def _from_first(x: Numbers) -> Numbers:
+    """The numbers in memory from the first one on, one after another."""
+    steps = np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]
+    return as_strided(x, x.shape, [int(s) for s in steps]).copy()
+
+
+def _forward(x: Numbers) -> bool:
+    """Whether an array repeats nothing and runs forwards, so that reading on from the start stays inside its memory."""
+    return all(s > 0 for s in x.strides)
+
+
+def _address(x: Numbers) -> int:
+    return int(x.__array_interface__["data"][0])
+
+
+# Layouts --------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "dense rows taken for contiguous arrays",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, MultiHeadAttention, BahdanauContext),
+    breaks=("memory.layouts",),
+    source="Dao-AILab/flash-attention#2541: slices of packed projections; contiguous() only where stride(-1) != 1",
+)
+def dense_rows(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """An array with a last stride of 1 is read as if its rows followed one another."""
+
+    def read(x: Numbers) -> Numbers:
+        dense = x.ndim > 1 and x.strides[-1] == x.itemsize and _forward(x)
+        return _from_first(x) if dense and not x.flags.c_contiguous else x
+
+    return _read(correct, operation, arguments, read)
+
+
+@mutant(
+    "batch stride from the length",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotScores, Softmax),
+    breaks=("memory.layouts",),
+    source="sgl-project/sgl-kernel-xpu#471: row stride times length as the stride of the batch",
+)
+def batch_stride_from_length(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows that follow one another are taken to do so from one element of the batch to the next."""
+
+    def read(x: Numbers) -> Numbers:
+        dense = x.ndim > 2 and x.strides[-2:] == (x.shape[-1] * x.itemsize, x.itemsize) and _forward(x)
+        return _from_first(x) if dense and not x.flags.c_contiguous else x
+
+    return _read(correct, operation, arguments, read)
+
+
+@mutant(
+    "values by the strides of the keys",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("memory.layouts",),
+    source="flagos-ai/FlagAttention#45",
+)
+def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Where strides of keys and values differ, values come from other rows."""
+    prepared = Library.prepared(correct, operation, arguments)
+    paths = [leaf.path for leaf in operation.attended]
+    k, v = (at(arguments, path) for path in paths[:2])
+    return prepared if k.strides == v.strides else changed(prepared, {paths[1]: np.flip(at(prepared, paths[1]), -2)})
+
+
+@mutant(
+    "repeated rows taken for dense ones",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, Softmax, PaddingMask),
+    breaks=("memory.layouts",),
+    source="pytorch/pytorch#191937: keys and values with stride 0",
+)
+def repeated_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a stride is 0, what is behind the first number counts as 0."""
+
+    def first_only(x: Numbers) -> Numbers:
+        found = x.copy()
+        for axis in [i for i, s in enumerate(x.strides) if not s]:
+            np.moveaxis(found, axis, 0)[1:] = 0
+        return found
+
+    return _read(correct, operation, arguments, first_only)
+
+
+@mutant(
+    "offset into storage forgotten",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, AdditiveScores, DotScores),
+    breaks=("memory.layouts",),
+    source="pytorch/pytorch#187117, pytorch/pytorch#91071: the storage offset of a view",
+)
+def without_offset(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Views are read from where the whole array begins."""
+
+    def read(x: Numbers) -> Numbers:
+        whole: Any = x
+        while getattr(whole, "base", None) is not None:
+            whole = whole.base
+        return as_strided(whole.view(x.dtype), x.shape, x.strides).copy() if _forward(x) else x
+
+    return _read(correct, operation, arguments, read)
+
+
+@mutant(
+    "backward runs read forwards",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, Softmax),
+    breaks=("memory.layouts",),
+    source="strides as unsigned integers; NumPy's are signed",
+)
+def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Axes with a negative stride run in the order of memory."""
+
+    def read(x: Numbers) -> Numbers:
+        return np.asarray(np.flip(x, tuple(i for i, s in enumerate(x.strides) if s < 0)))
+
+    return _read(correct, operation, arguments, read)
+
+
+@mutant(
+    "queries scaled in place and back",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, MultiHeadAttention),
+    breaks=("memory.layouts",),
+    source="arrays of NumPy that map a file, or are views of strings of bytes, are read-only",
+)
+def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's query is multiplied by 1 in its own memory."""
+    asking = at(arguments, query(operation))
+    asking *= asking.dtype.type(1)
+    return Library.prepared(correct, operation, arguments)
+
+
+@mutant(
+    "strides of the first call",
+    operations=(ScaledDotProductAttention, Softmax, BahdanauContext),
+    breaks=("memory.layouts",),
+    source="flashinfer-ai/flashinfer#4601: launches kept with the strides of an earlier call",
+)
+class FirstStrides(Library):
+    """Arrays of a shape that was seen before are read by the strides that they had then."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Rows come in reverse order where strides have changed."""
+        known: dict[Any, tuple[int, ...]] = vars(self).setdefault("known", {})
+        prepared = super().prepared(operation, arguments)
+        other = [
+            leaf.path
+            for leaf, x in arrays(operation, arguments)
+            if known.setdefault((operation.name, leaf.path, x.shape), x.strides) != x.strides
+        ]
+        return changed(prepared, {path: np.flip(at(prepared, path)) for path in other})
+
+
+@mutant(
+    "offsets in 32 bits",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotScores, BahdanauContext),
+    breaks=("memory.distance",),
+    source="thu-ml/SageAttention#387, fla-org/flash-linear-attention#1080, pytorch/pytorch#190857",
+    profile="full",
+)
+def narrow_offsets(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What is 2³¹ elements behind the first one is read from elsewhere."""
+
+    def read(x: Numbers) -> Numbers:
+        places = zip(np.indices(x.shape), x.strides, strict=True)
+        offsets = sum((i * (s // x.itemsize) for i, s in places), np.zeros((), np.int64))
+        return np.where(offsets >= BEYOND, x.dtype.type(0), x)
+
+    return _read(correct, operation, arguments, read)
+
+
+# What is kept ---------------------------------------------------------------------------------------------------------
+
+
+class Kept(Library):
+    """Of the arrays at ``kept``, what was seen first under a name is what counts from then on."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Look up what is kept."""
+        seen: dict[Any, Any] = vars(self).setdefault("seen", {})
+        prepared = super().prepared(operation, arguments)
+        path, name = self.kept(operation), self.name_of(operation, arguments)
+        return changed(prepared, {path: seen.setdefault((operation.name, name), np.array(at(prepared, path)))})
+
+    def kept(self, operation: Operation) -> str:
+        """The path of what is kept."""
+        return key(operation)
+
+    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """What it is looked up by."""
+        raise NotImplementedError
+
+
+@mutant(
+    "keys kept by their address",
+    operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
+    breaks=("memory.rewritten-inputs",),
+    source="flashinfer-ai/flashinfer#4069: a cache keyed by data_ptr()",
+)
+class KeptByAddress(Kept):
+    """Keys in memory that held keys before are those."""
+
+    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """The address and the shape."""
+        x = at(arguments, key(operation))
+        return _address(x), x.shape
+
+
+@mutant(
+    "keys kept by the identity of their array",
+    operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
+    breaks=("memory.rewritten-inputs",),
+    source="ooples/AiDotNet.Tensors#583: packed once for each array",
+)
+class KeptByIdentity(Kept):
+    """An array that is written to between two calls is taken to be what it was."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep the arrays as well, so that no other one takes over an identity."""
+        vars(self).setdefault("alive", []).append(at(arguments, key(operation)))
+        return super().prepared(operation, arguments)
+
+    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """The identity."""
+        return id(at(arguments, key(operation)))
+
+
+@mutant(
+    "keys projected once for their numbers",
+    operations=(AdditiveAttention, BahdanauContext, MultiHeadAttention),
+    breaks=("memory.rewritten-inputs",),
+    source="sgl-project/sglang#29916, InternLM/lmdeploy#4917: what was projected outlives an update of weights",
+)
+class KeptByKeys(Kept):
+    """As long as the keys are the same, so is the weight that projects them."""
+
+    def kept(self, operation: Operation) -> str:
+        """The weight."""
+        return key_weight(operation)
+
+    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """The numbers of the keys, and the shape of the weight."""
+        return at(arguments, key(operation)).tobytes(), np.shape(at(arguments, key_weight(operation)))
+
+
+@mutant(
+    "keys kept by their shape",
+    operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
+    breaks=("memory.rewritten-inputs",),
+    source="facebookresearch/xformers#66: a buffer made for the first call",
+)
+class KeptByShape(Kept):
+    """Keys of a shape that was seen before are those of then."""
+
+    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """The shape and the dtype."""
+        x = at(arguments, key(operation))
+        return x.shape, x.dtype.name
+
+
+class TwoDtypes(Library):
+    """A backend of two dtypes."""
+
+    def __init__(self, name: str, **more: Any) -> None:
+        super().__init__(name, **more)
+        self.limits = Limits(dtypes=("float64", "float32"))
+
+
+@mutant(
+    "buffer in the dtype of the first call",
+    operations=(ScaledDotProductAttention, Softmax),
+    breaks=("memory.other-dtype",),
+    source="a workspace kept by shape; flashinfer-ai/flashinfer#4601",
+)
+class FirstDtype(TwoDtypes):
+    """Results have the dtype that a call with these shapes first had."""
+
+    def result_dtype(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """Look it up."""
+        known: dict[Any, Any] = vars(self).setdefault("known", {})
+        shapes = tuple(x.shape for _, x in arrays(operation, arguments))
+        return known.setdefault((operation.name, shapes), super().result_dtype(operation, arguments))
+
+
+@mutant(
+    "keys rounded to the dtype of the first call",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("memory.other-dtype",),
+    source="packed operands kept by shape, in the dtype of the call that made the buffer",
+)
+class FirstPrecision(TwoDtypes):
+    """Keys go through a buffer that was made for the first call with their shape."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Round to the dtype of the buffer."""
+        known: dict[Any, Any] = vars(self).setdefault("known", {})
+        x = at(arguments, key(operation))
+        buffer = known.setdefault((operation.name, x.shape), x.dtype)
+        return super().prepared(operation, changed(arguments, {key(operation): x.astype(buffer).astype(x.dtype)}))
