@@ -233,10 +233,11 @@ def test_a_chapter_is_a_file_in_every_column(chapter: str, column: str) -> None:
 
 ROOMS = {
     "spec/attnspec/spec": {"contract", "laws", "lectures", "errata.py"},
-    "spec/attnspec/spec/laws": {"operation.py", "semantics.py"},
+    "spec/attnspec/spec/laws": {"storage.py", "operation.py", "semantics.py"},
     "reference/attnspec/reference": {"budget", "defining"},
     "backends/attnspec/backends/pytorch": {"kernels", "nn", "runtime"},
     "conformance/attnspec/conformance/laws": {
+        "storage.py",
         "operation.py",
         "semantics.py",
         "searches.py",
@@ -245,6 +246,7 @@ ROOMS = {
     },
     "conformance/attnspec/conformance/mutants": {
         "calling.py",
+        "storage.py",
         "transformer_decoders.py",
         "transformer_models.py",
         "decoders.py",

@@ -24,10 +24,9 @@ def _other(x: Numbers) -> Numbers:
     return np.asarray(~x if x.dtype == bool else x + x.dtype.type(1))
 
 
-def _beside(x: Numbers, before: int, after: int, axis: int) -> Numbers:
-    """The numbers between others along an axis."""
-    garbage = np.repeat(np.take(_other(x), [0], axis), before + after, axis) if x.shape[axis] else x
-    return np.concatenate([np.take(garbage, range(before), axis), x, np.take(garbage, range(after), axis)], axis)
+def _more_rows(x: Numbers) -> Numbers:
+    """Two rows to put before or behind those of an array."""
+    return np.ones((*x.shape[:-2], 2, x.shape[-1]), x.dtype)
 
 
 def every_second(x: Numbers, convert: Convert) -> Any:
@@ -63,12 +62,16 @@ def padded_rows(x: Numbers, convert: Convert) -> Any:
 
 def padded_positions(x: Numbers, convert: Convert) -> Any:
     """The first rows of a longer array, as of a cache that is allocated for later positions."""
-    return convert(_beside(x, 0, 2, -2))[..., : x.shape[-2], :] if x.ndim > 1 else padded_rows(x, convert)
+    if x.ndim < 2:
+        return padded_rows(x, convert)
+    return convert(np.concatenate([x, _more_rows(x)], -2))[..., : x.shape[-2], :]
 
 
 def later_positions(x: Numbers, convert: Convert) -> Any:
     """The last rows of a longer array: the same strides, and an offset."""
-    return convert(_beside(x, 2, 0, -2))[..., 2:, :] if x.ndim > 1 and x.shape[-2] else shifted(x, convert)
+    if x.ndim < 2:
+        return shifted(x, convert)
+    return convert(np.concatenate([_more_rows(x), x], -2))[..., 2:, :]
 
 
 def heads_behind(x: Numbers, convert: Convert) -> Any:

@@ -4,7 +4,6 @@ from attnspec.conformance.laws import (
     attention,
     complexity,
     masking,
-    memory,
     moments,
     multihead,
     normalization,
@@ -16,6 +15,7 @@ from attnspec.conformance.laws import (
     searches,
     semantics,
     seq2seq,
+    storage,
     transformer,
     vision,
 )
@@ -28,7 +28,6 @@ __all__ = [
     "checks",
     "complexity",
     "masking",
-    "memory",
     "moments",
     "multihead",
     "normalization",
@@ -40,6 +39,7 @@ __all__ = [
     "searches",
     "semantics",
     "seq2seq",
+    "storage",
     "transformer",
     "vision",
 ]

@@ -15,8 +15,8 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import doubles, follows_formula, live_rows, normal_like, sample, twice, wide
-from attnspec.conformance.laws.memory import laid_out
 from attnspec.conformance.laws.registry import checks
+from attnspec.conformance.laws.storage import laid_out
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind
 from attnspec.spec.contract.tree import Kind, Leaf, mapped

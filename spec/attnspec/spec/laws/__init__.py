@@ -1,10 +1,9 @@
-"""The laws, a module for each chapter; ``memory``, ``operation`` and ``semantics`` hold those of every chapter."""
+"""The laws, a module for each chapter; ``storage``, ``operation`` and ``semantics`` hold those of every chapter."""
 
 from attnspec.spec.laws import (
     attention,
     complexity,
     masking,
-    memory,
     moments,
     multihead,
     normalization,
@@ -15,6 +14,7 @@ from attnspec.spec.laws import (
     scoring,
     semantics,
     seq2seq,
+    storage,
     transformer,
     vision,
 )
@@ -23,7 +23,6 @@ __all__ = [
     "attention",
     "complexity",
     "masking",
-    "memory",
     "moments",
     "multihead",
     "normalization",
@@ -34,6 +33,7 @@ __all__ = [
     "scoring",
     "semantics",
     "seq2seq",
+    "storage",
     "transformer",
     "vision",
 ]

@@ -15,7 +15,7 @@ from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import is_real
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
-from attnspec.spec.laws import memory as law
+from attnspec.spec.laws import storage as law
 
 FEW = 8
 """Arrays of a call that are tried one at a time, of models with many weights."""
@@ -51,11 +51,9 @@ def laid_out(subject: Subject, arguments: Arguments, ways: Sequence[Layout]) -> 
     turns = iter(range(1 << 30))
 
     def placed(_: str, x: Any) -> Any:
-        return (
-            ways[next(turns) % len(ways)](x, subject.convert)
-            if isinstance(x, np.ndarray) and x.ndim
-            else (subject.convert(x))
-        )
+        if not isinstance(x, np.ndarray) or not x.ndim:
+            return subject.convert(x)
+        return ways[next(turns) % len(ways)](x, subject.convert)
 
     try:
         inputs = {name: mapped(x, placed) for name, x in arguments.passed.items()}

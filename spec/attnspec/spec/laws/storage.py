@@ -9,25 +9,25 @@ def _takes_arrays(operation: Operation) -> bool:
 
 
 LAYOUTS = law(
-    "memory.layouts",
+    "storage.layouts",
     "Views count as their copies do: of packed, padded, repeated, exchanged and reversed arrays, and behind an offset.",
     formula=r"f(\operatorname{view} x) = f(x)",
     governs=_takes_arrays,
 )
 DISTANCE = law(
-    "memory.distance",
+    "storage.distance",
     "Rows may lie so far apart that an offset needs more than 31 bits.",
     formula=r"f(\operatorname{view} x) = f(x),\ \text{strides} \ge 2^{31}",
     governs=_takes_arrays,
 )
 REWRITTEN = law(
-    "memory.rewritten-inputs",
+    "storage.rewritten-inputs",
     "Each array counts as it is when the call is made, whatever was in its place before and beside which others.",
     formula=r"f(x),\ x_i \leftarrow y_i,\ f(x):\ \text{second} = f(x_1, \ldots, y_i, \ldots)",
     governs=_takes_arrays,
 )
 OTHER_DTYPE = law(
-    "memory.other-dtype",
+    "storage.other-dtype",
     "A call is what it is alone after calls in another dtype with the same shapes.",
     formula=r"f(x_{16}), f(x_{32}), f(x_{16}):\ \text{each} = f^*",
     governs=lambda operation: bool(operation.floats),

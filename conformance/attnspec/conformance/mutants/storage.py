@@ -51,7 +51,7 @@ def _address(x: Numbers) -> int:
     "dense rows taken for contiguous arrays",
     replaces="prepared",
     operations=(ScaledDotProductAttention, MultiHeadAttention, BahdanauContext),
-    breaks=("memory.layouts",),
+    breaks=("storage.layouts",),
     source="Dao-AILab/flash-attention#2541: slices of packed projections; contiguous() only where stride(-1) != 1",
 )
 def dense_rows(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def dense_rows(correct: Library, operation: Operation, arguments: Mapping[str, A
     "batch stride from the length",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotScores, Softmax),
-    breaks=("memory.layouts",),
+    breaks=("storage.layouts",),
     source="sgl-project/sgl-kernel-xpu#471: row stride times length as the stride of the batch",
 )
 def batch_stride_from_length(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def batch_stride_from_length(correct: Library, operation: Operation, arguments: 
     "values by the strides of the keys",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("memory.layouts",),
+    breaks=("storage.layouts",),
     source="flagos-ai/FlagAttention#45",
 )
 def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping
     "repeated rows taken for dense ones",
     replaces="prepared",
     operations=(ScaledDotProductAttention, Softmax, PaddingMask),
-    breaks=("memory.layouts",),
+    breaks=("storage.layouts",),
     source="pytorch/pytorch#191937: keys and values with stride 0",
 )
 def repeated_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def repeated_as_dense(correct: Library, operation: Operation, arguments: Mapping
     "offset into storage forgotten",
     replaces="prepared",
     operations=(ScaledDotProductAttention, AdditiveScores, DotScores),
-    breaks=("memory.layouts",),
+    breaks=("storage.layouts",),
     source="pytorch/pytorch#187117, pytorch/pytorch#91071: the storage offset of a view",
 )
 def without_offset(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def without_offset(correct: Library, operation: Operation, arguments: Mapping[st
     "backward runs read forwards",
     replaces="prepared",
     operations=(ScaledDotProductAttention, Softmax),
-    breaks=("memory.layouts",),
+    breaks=("storage.layouts",),
     source="strides as unsigned integers; NumPy's are signed",
 )
 def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str
     "queries scaled in place and back",
     replaces="prepared",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("memory.layouts",),
+    breaks=("storage.layouts",),
     source="arrays of NumPy that map a file, or are views of strings of bytes, are read-only",
 )
 def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[s
 @mutant(
     "strides of the first call",
     operations=(ScaledDotProductAttention, Softmax, BahdanauContext),
-    breaks=("memory.layouts",),
+    breaks=("storage.layouts",),
     source="flashinfer-ai/flashinfer#4601: launches kept with the strides of an earlier call",
 )
 class FirstStrides(Library):
@@ -189,7 +189,7 @@ class FirstStrides(Library):
     "offsets in 32 bits",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotScores, BahdanauContext),
-    breaks=("memory.distance",),
+    breaks=("storage.distance",),
     source="thu-ml/SageAttention#387, fla-org/flash-linear-attention#1080, pytorch/pytorch#190857",
     profile="full",
 )
@@ -229,7 +229,7 @@ class Kept(Library):
 @mutant(
     "keys kept by their address",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("memory.rewritten-inputs",),
+    breaks=("storage.rewritten-inputs",),
     source="flashinfer-ai/flashinfer#4069: a cache keyed by data_ptr()",
 )
 class KeptByAddress(Kept):
@@ -244,7 +244,7 @@ class KeptByAddress(Kept):
 @mutant(
     "keys kept by the identity of their array",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("memory.rewritten-inputs",),
+    breaks=("storage.rewritten-inputs",),
     source="ooples/AiDotNet.Tensors#583: packed once for each array",
 )
 class KeptByIdentity(Kept):
@@ -263,7 +263,7 @@ class KeptByIdentity(Kept):
 @mutant(
     "keys projected once for their numbers",
     operations=(AdditiveAttention, BahdanauContext, MultiHeadAttention),
-    breaks=("memory.rewritten-inputs",),
+    breaks=("storage.rewritten-inputs",),
     source="sgl-project/sglang#29916, InternLM/lmdeploy#4917: what was projected outlives an update of weights",
 )
 class KeptByKeys(Kept):
@@ -281,7 +281,7 @@ class KeptByKeys(Kept):
 @mutant(
     "keys kept by their shape",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("memory.rewritten-inputs",),
+    breaks=("storage.rewritten-inputs",),
     source="facebookresearch/xformers#66: a buffer made for the first call",
 )
 class KeptByShape(Kept):
@@ -304,7 +304,7 @@ class TwoDtypes(Library):
 @mutant(
     "buffer in the dtype of the first call",
     operations=(ScaledDotProductAttention, Softmax),
-    breaks=("memory.other-dtype",),
+    breaks=("storage.other-dtype",),
     source="a workspace kept by shape; flashinfer-ai/flashinfer#4601",
 )
 class FirstDtype(TwoDtypes):
@@ -320,7 +320,7 @@ class FirstDtype(TwoDtypes):
 @mutant(
     "keys rounded to the dtype of the first call",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("memory.other-dtype",),
+    breaks=("storage.other-dtype",),
     source="packed operands kept by shape, in the dtype of the call that made the buffer",
 )
 class FirstPrecision(TwoDtypes):

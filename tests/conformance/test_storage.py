@@ -1,0 +1,103 @@
+"""Layouts of arrays in memory, and the backends that do not read them as they are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnspec.backends.bases.numpy import NumPyBackend
+from attnspec.backends.bases.torch import from_numpy, to_numpy
+from attnspec.conformance.inputs.layouts import CANNOT, FAR, LAYOUTS, Layout, distant, repeated
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Status
+from attnspec.conformance.mutants import MUTANTS, Mutant
+from attnspec.conformance.running.trials import Task, perform
+from attnspec.spec import Limits
+from attnspec.spec.contract.law import LAWS
+
+WRONG = [m for m in MUTANTS.values() if m.chapter == "storage"]
+SHAPES = [(3,), (2, 3), (2, 3, 4), (2, 1, 3, 4), (0, 3), (2, 0)]
+
+
+def tensor(x: Any) -> torch.Tensor:
+    return from_numpy(np.array(x, order="C"), device="cpu")
+
+
+def array(x: Any) -> Any:
+    return np.array(x, order="C")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, bool])
+def test_layouts_keep_the_numbers(layout: Layout, shape: tuple[int, ...], dtype: Any) -> None:
+    x = np.random.default_rng(0).integers(0, 9, shape).astype(dtype)
+    np.testing.assert_array_equal(layout(x, array), x)
+    try:
+        found = layout(x, tensor)
+    except CANNOT:
+        assert "backwards" in layout.__name__
+    else:
+        np.testing.assert_array_equal(to_numpy(found), x)
+
+
+def test_layouts_are_unlike() -> None:
+    x = np.arange(2 * 3 * 5 * 4, dtype=np.float32).reshape(2, 3, 5, 4)
+    views = [layout(x, array) for layout in LAYOUTS]
+    kinds = {(v.strides, v.base is None or v.base.size == v.size, v.flags.writeable) for v in views}
+    starts = [v.__array_interface__["data"][0] - (v if v.base is None else v.base).__array_interface__["data"][0]
+              for v in views]  # fmt: skip
+    assert len(kinds | set(map(str, starts))) > len(LAYOUTS)
+    dense = [v for v in views if v.strides[-1] == v.itemsize and not v.flags.c_contiguous]
+    assert len(dense) >= 6
+
+
+@pytest.mark.parametrize("axis", [0, -2, -1])
+def test_repeated_arrays_have_stride_0(axis: int) -> None:
+    x = np.repeat(np.take(np.arange(24.0).reshape(2, 3, 4), [0], axis), (2, 3, 4)[axis], axis)
+    assert repeated(x, axis, array).strides[axis] == 0
+    assert repeated(x, axis, tensor).stride(axis) == 0
+    np.testing.assert_array_equal(repeated(x, axis, tensor).numpy(), x)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_distant_rows_need_more_than_31_bits(axis: int) -> None:
+    x = np.arange(2 * 3 * 4, dtype=np.int8).reshape(2, 3, 4)
+    far, of_torch = distant(x, axis, array), distant(x, axis, tensor)
+    assert far.strides[axis] * (x.shape[axis] - 1) >= FAR
+    assert of_torch.stride(axis) * (x.shape[axis] - 1) >= FAR
+    np.testing.assert_array_equal(far, x)
+    np.testing.assert_array_equal(of_torch.numpy(), x)
+    assert distant(x[:1], 0, array) is None
+    assert distant(x.astype(np.float64), 0, array) is None
+
+
+@pytest.mark.parametrize("m", WRONG, ids=lambda m: m.name)
+def test_wrong_backends_are_convicted_in_full(m: Mutant) -> None:
+    outcome = perform(Task(m, "full", 0, operation=m.operations[0]))
+    assert {failure.law for failure in outcome.failures} & set(m.breaks)
+
+
+class OneRow(NumPyBackend):
+    """An honest backend of one operation, in NumPy, with limits."""
+
+    name = "one row"
+    limits = Limits(dtypes=("float32",), max_batch_dims=1, broadcasting=False, features=())
+
+    def dot_scores(self, query: Any, key: Any) -> Any:
+        if query.shape[-1] != key.shape[-1] or query.shape[:-2] != key.shape[:-2]:
+            raise ValueError("sizes differ")
+        return np.array(query @ key.swapaxes(-1, -2), query.dtype)
+
+
+def test_an_honest_backend_with_limits_conforms() -> None:
+    backend = OneRow()
+    contract = Contract.of(backend)
+    laws = [law for law in LAWS if law.startswith("storage.")]
+    (case,) = cases(contract, laws=laws)
+    found = {r.law: r.status for r in judge(backend, contract, case, PROFILES["full"])}
+    assert Status.FAILED not in found.values()
+    assert found["storage.layouts"] is found["storage.distance"] is found["storage.rewritten-inputs"] is Status.PASSED
