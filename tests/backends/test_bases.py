@@ -253,6 +253,17 @@ def test_check_reads_trees(gated: Check) -> None:
             assert gated(torch.ones(3), state(), gates, gate(2, 3)) == (5, 2)
 
 
+def test_check_names_a_word_that_is_no_choice(gated: Check) -> None:
+    given = torch.ones(5, 3), state(), (gate(2, 3),), None
+    for norm in ("pre", "post"):
+        assert gated(*given, norm=norm) == (5, 2)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"^gated: norm: expected 'pre' or 'post'; got None$"):
+            gated(*given, norm=None)
+    with pytest.raises(TypeError, match=r"^gated: expected among norm; got 'causal'$"):
+        gated(*given, causal=True)
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [

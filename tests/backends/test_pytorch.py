@@ -807,6 +807,65 @@ def test_a_wrong_mask_is_named(operation: Operation) -> None:
             call(operation, {**given, mask: given[mask].float()})
 
 
+WORDS = [(o, option) for o in OPERATIONS_HERE for option in o.options if option.choices]
+each_word = pytest.mark.parametrize(("operation", "option"), WORDS, ids=[f"{o.name}-{w.path}" for o, w in WORDS])
+
+
+@each_word
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [(1, "1"), (None, "None"), ("maybe", "'maybe'"), (np.True_, "np.True_"), (torch.ones(2), "Tensor")],
+)
+def test_a_flag_or_word_that_is_no_choice_is_named(operation: Operation, option: Option, wrong: Any, got: str) -> None:
+    given = arguments(operation)
+    for _ in range(2):
+        with pytest.raises(TypeError) as raised:
+            call(operation, {**given, option.path: wrong})
+        assert str(raised.value) == f"{operation.name}: {option.path}: expected {option.expected}; got {got}"
+
+
+@each_word
+def test_equal_words_are_taken(operation: Operation, option: Option) -> None:
+    given = arguments(operation)
+    for word in option.choices:
+        equal = "".join(list(word)) if isinstance(word, str) else word
+        assert_alike(
+            operation, call(operation, {**given, option.path: equal}), call(operation, {**given, option.path: word})
+        )
+
+
+def without(given: dict[str, Any], path: str) -> dict[str, Any]:
+    """The arguments with None in the place of an array."""
+
+    def change(p: str, x: Any) -> Any:
+        return None if p == path else x
+
+    return {name: mapped(value, change, name) for name, value in given.items()}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=named)
+def test_no_array_is_named(operation: Operation) -> None:
+    numbers = {path: 1 for path in operation.indices if path not in {leaf.path for leaf in operation.leaves}}
+    given = {**arguments(operation, sizes={"steps": 2, "beams": 2}), **numbers}
+    optional = {leaf.path for leaf in operation.leaves if leaf.optional}
+    for path in [p for p, x in flatten(given).items() if isinstance(x, Tensor) and schematic(p) not in optional]:
+        with pytest.raises(TypeError) as raised:
+            call(operation, without(given, path))
+        assert str(raised.value) == f"{operation.name}: {path}: expected a torch.Tensor; got NoneType"
+
+
+def test_a_flag_may_depend_on_a_size_that_is_not_known() -> None:
+    def attend(x: Tensor) -> Tensor:
+        return backend.additive_attention(x, x, x, w, w, w[0], causal=x.shape[-2] > 4)
+
+    w = torch.randn(5, 5, generator=generator())
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager")
+    for n in (3, 6, 7):
+        x = torch.randn(n, 5, generator=generator())
+        torch.testing.assert_close(compiled(x), attend(x))
+
+
 COMPILED = [(o, False) for o in DIFFERENTIABLE]
 COMPILED += [(OPERATIONS[name], True) for name in ("softmax", "average_pooling", "scaled_dot_product_attention")]
 

@@ -285,7 +285,7 @@ def test_both_attentions_of_a_decoder_have_the_same_number_of_heads() -> None:
 
 @pytest.mark.parametrize("operation", ["encoder_layer", "decoder_layer"])
 def test_an_unknown_norm_is_refused(operation: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{operation}: norm: expected one of post, pre; got 'none'$"):
+    with pytest.raises(TypeError, match=rf"^{operation}: norm: expected 'post' or 'pre'; got 'none'$"):
         getattr(backend, operation)(*[None] * (3 if operation == "decoder_layer" else 2), norm="none")
 
 

@@ -1,7 +1,8 @@
 """What `defines` adds to a formula: checks, conversions, a name; and what it leaves alone."""
 
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol
@@ -16,7 +17,7 @@ from attnspec.reference.defining.definition import _REFERENCE
 from attnspec.spec import OPERATIONS, Array, DotScores, ShapeError, operation
 from attnspec.spec.contract.annotations import sizes
 from attnspec.spec.contract.operation import _OPERATIONS
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import Option, flatten, mapped, schematic
 
 ONES: Any = np.ones((2, 3))
 WITH_FLOATS = [o.name for o in OPERATIONS.values() if o.floats]
@@ -124,14 +125,17 @@ def test_mask_is_keyword_only() -> None:
         ("dot_scores", (ONES, "key"), {}, "key: expected real numbers; got <U3"),
         ("dot_scores", (ONES * 1j, ONES), {}, "query: expected real numbers; got complex128"),
         ("dot_scores", (ONES > 0, ONES), {}, "query: expected real numbers; got bool"),
-        ("dot_scores", (None, ONES), {}, "query: expected real numbers; got object"),
+        ("dot_scores", (None, ONES), {}, "query: expected real numbers; got NoneType"),
+        ("dot_scores", ([None], ONES), {}, "query: expected real numbers; got object"),
         ("dot_scores", ([[1], [2, 3]], ONES), {}, "query: expected real numbers; got list of uneven lengths"),
         ("softmax", (ONES,), {"mask": ONES}, "mask: expected booleans, True = may attend; got float64"),
         ("self_attention", (ONES,), {"causal": ONES > 0}, "causal: expected True or False; got ndarray"),
-        ("self_attention", (ONES,), {"causal": 1}, "causal: expected True or False; got int"),
+        ("self_attention", (ONES,), {"causal": 1}, "causal: expected True or False; got 1"),
+        ("self_attention", (ONES,), {"causal": None}, "causal: expected True or False; got None"),
         ("causal_mask", (2.0, 3), {}, "n: expected an integer; got 2.0"),
         ("causal_mask", (True, 3), {}, "n: expected an integer; got True"),
         ("padding_mask", ([1.0], 3), {}, "lengths: expected integers; got float64"),
+        ("padding_mask", (None, 3), {}, "lengths: expected integers; got NoneType"),
         ("dot_product_mean", (1.0,), {"d": 2.5}, "d: expected an integer; got 2.5"),
     ],
 )
@@ -139,6 +143,32 @@ def test_wrong_kinds(name: str, args: Any, kwargs: Any, about: str) -> None:
     with pytest.raises(TypeError) as raised:
         REFERENCE[name](*args, **kwargs)
     assert str(raised.value) == f"{name}: {about}"
+
+
+def replacing(path: str) -> Callable[[str, Any], Any]:
+    """A change that puts None in the place of one array."""
+    return lambda p, x: None if p == path else x
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_array_is_named(name: str, draw: Any) -> None:
+    given, operation = draw(name), OPERATIONS[name]
+    optional = {leaf.path for leaf in operation.leaves if leaf.optional}
+    for path in [p for p, x in flatten(given).items() if isinstance(x, np.ndarray) and schematic(p) not in optional]:
+        missing = {argument: mapped(x, replacing(path), argument) for argument, x in given.items()}
+        with pytest.raises(TypeError, match=rf"^{name}: {re.escape(path)}: expected [\w ]+; got NoneType$"):
+            REFERENCE[name](**missing)
+
+
+WORDS = [(o.name, option) for o in OPERATIONS.values() for option in o.options if option.choices]
+
+
+@pytest.mark.parametrize(("name", "option"), WORDS, ids=[f"{name}-{option.path}" for name, option in WORDS])
+@pytest.mark.parametrize(("wrong", "got"), [(1, "1"), (None, "None"), ("maybe", "'maybe'"), (ONES, "ndarray")])
+def test_a_flag_or_word_that_is_no_choice_is_named(name: str, option: Option, wrong: Any, got: str, draw: Any) -> None:
+    with pytest.raises(TypeError) as raised:
+        REFERENCE[name](**{**draw(name), option.path: wrong})
+    assert str(raised.value) == f"{name}: {option.path}: expected {option.expected}; got {got}"
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble, ml_dtypes.bfloat16])
@@ -349,10 +379,10 @@ def test_other_arrays_in_trees_reach_the_formula_untouched(gated: Any) -> None:
         ((ONES, ONES), (), "state: expected a State; got tuple"),
         (State(ONES, "c"), (), "state.c: expected real numbers; got <U1"),
         (State(ONES, ONES > 0), (), "state.c: expected real numbers; got bool"),
-        (State(ONES, None), (), "state.c: expected real numbers; got object"),
+        (State(ONES, None), (), "state.c: expected real numbers; got NoneType"),
         (HERE, Gate(ONES), "gates: expected a tuple; got Gate"),
         (HERE, (Gate(np.eye(3)), 3), "gates[1]: expected a Gate; got int"),
-        (HERE, (Gate(None),), "gates[0].w: expected real numbers; got object"),
+        (HERE, (Gate(None),), "gates[0].w: expected real numbers; got NoneType"),
         (HERE, (Gate([[1], [1, 2]]),), "gates[0].w: expected real numbers; got list of uneven lengths"),
         (HERE, (Gate(np.eye(2)),), "gates[0].w: expected (h, d) with h = 3 (from state.h); got (2, 2)"),
     ],
@@ -368,7 +398,7 @@ def test_what_is_wrong_in_a_tree_is_named_by_its_path(gated: Any, state: Any, ga
     ("how", "message"),
     [
         ({"norm": "none"}, "norm: expected 'pre' or 'post'; got 'none'"),
-        ({"norm": True}, "norm: expected 'pre' or 'post'; got bool"),
+        ({"norm": True}, "norm: expected 'pre' or 'post'; got True"),
         ({"factor": "2"}, "factor: expected a number; got '2'"),
         ({"factor": True}, "factor: expected a number; got True"),
     ],

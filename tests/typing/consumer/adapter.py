@@ -22,7 +22,7 @@ class Mine(TorchBackend):
         self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
         """softmax(QKᵀ/√d)V."""
-        check(query, key, value, mask)
+        check(query, key, value, mask, causal=causal)
         if causal:
             lower = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
             mask = lower if mask is None else mask & lower

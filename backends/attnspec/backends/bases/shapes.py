@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
 from attnspec.spec import OPERATIONS, Branch, Dim, Kind, Leaf, Option, bind
-from attnspec.spec.contract.shapes import REMEMBERED, unknown_of
+from attnspec.spec.contract.shapes import REMEMBERED, in_words, unknown_of
 from attnspec.spec.contract.tree import Items, Misfit, Shape, number_of, placed, reader, walked, with_items
 
 _Place: TypeAlias = tuple[Leaf, Items]
@@ -23,25 +23,33 @@ class Check:
 
     def __init__(self, operation: str) -> None:
         self.operation = OPERATIONS[operation]
-        taken = zip(self.operation.call.names, self.operation.call.nodes, strict=True)
+        taken = list(zip(self.operation.call.names, self.operation.call.nodes, strict=True))
         nodes = [(name, n) for name, n in taken if not (isinstance(n, Option) and n.kind is Kind.CHOICE)]
         self.names = tuple(name for name, _ in nodes)
         self._nodes = tuple(n for _, n in nodes)
         self._readers = tuple(None if isinstance(n, Option) else reader(n) for n in self._nodes)
         self._options = tuple((i, n) for i, n in enumerate(self._nodes) if isinstance(n, Option))
+        self._words = {n.path: n for _, n in taken if isinstance(n, Option) and n.kind is Kind.CHOICE}
+        self._choices = {name: option.choices for name, option in self._words.items()}
         varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walked(self.operation.call))
         self._leaves: list[_Place] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
         # Read now: torch.compile cannot enter the lock of a property that is computed once.
         self._result = self.operation.leading.core
         self._known: dict[Any, Shape] = {}
 
-    def __call__(self, *arguments: Any) -> Shape:
-        """Take the arguments in the Protocol's order, flags and words left out: tensors, trees of them, sizes.
+    def __call__(self, *arguments: Any, **words: Any) -> Shape:
+        """Take the arguments in the Protocol's order: tensors, trees of them, sizes; and flags and words by name.
 
         ``ShapeError`` names the first shape that does not fit; ``TypeError`` what is no tensor or no such tree, floats
-        that are not of one dtype (outside of autocast), a mask that is not boolean and a size that is no integer;
-        ``ValueError`` a tensor on another device.
+        that are not of one dtype (outside of autocast), a mask that is not boolean, a size that is no integer and a
+        flag or word that is none of its choices; ``ValueError`` a tensor on another device.
         """
+        for name, word in words.items():
+            for choice in self._choices.get(name, ()):
+                if word is choice:  # the fastest way to see that all is well
+                    break
+            else:
+                self._check_word(name, word)
         if torch.compiler.is_compiling():
             return self._traced(arguments)
         for place, option in self._options:
@@ -78,6 +86,17 @@ class Check:
         integer = hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
         if not integer and not option.takes(value):
             raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {value!r}")
+
+    def _check_word(self, name: str, value: Any) -> None:
+        """Refuse what is none of the choices of an option; where sizes are symbols, so are flags."""
+        option = self._words.get(name)
+        if option is None:
+            raise TypeError(
+                f"{self.operation.name}: expected among {', '.join(self._words) or 'no words'}; got {name!r}"
+            )
+        flag = isinstance(value, (bool, torch.SymBool)) and option.takes(True)
+        if not flag and not option.takes(value):
+            raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {in_words(value)}")
 
     def _refuse_structure(self, arguments: Sequence[Any]) -> NoReturn:
         try:

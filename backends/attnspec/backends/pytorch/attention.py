@@ -62,7 +62,7 @@ def dot_product_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(QKᵀ)V."""
-    _dot(query, key, value, mask)
+    _dot(query, key, value, mask, causal=causal)
     return dot_attention(query, key, value, mask=mask, causal=causal, scale=1.0)
 
 
@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(QKᵀ/√d)V."""
-    _scaled(query, key, value, mask)
+    _scaled(query, key, value, mask, causal=causal)
     return dot_attention(query, key, value, mask=mask, causal=causal)
 
 
@@ -93,7 +93,7 @@ def general_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(QWKᵀ)V, W applied to whichever of queries and keys costs less."""
-    _general(query, key, value, w, mask)
+    _general(query, key, value, w, mask, causal=causal)
     if query_first(query, key):
         return dot_attention(product(query, w), key, value, mask=mask, causal=causal, scale=1.0)
     return dot_attention(query, product(key, w.mT), value, mask=mask, causal=causal, scale=1.0)
@@ -113,7 +113,7 @@ def additive_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(w_v·tanh(W_q q + W_k k))V."""
-    _additive(query, key, value, w_q, w_k, w_v, mask)
+    _additive(query, key, value, w_q, w_k, w_v, mask, causal=causal)
     a, b = projections(query, key, w_q, w_k)
     return additive.attention(a, b, widened(w_v), widened(value), mask=mask, causal=causal).to(value.dtype)
 
@@ -124,7 +124,7 @@ def self_attention(
     x: Float[Tensor, "*#batch n d"], *, mask: Bool[Tensor, "*#batch #n #n"] | None = None, causal: bool = False
 ) -> Float[Tensor, "*batch n d"]:
     """softmax(XXᵀ/√d)X."""
-    _self(x, mask)
+    _self(x, mask, causal=causal)
     return dot_attention(x, x, x, mask=mask, causal=causal)
 
 
@@ -140,7 +140,7 @@ def projected_self_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(QKᵀ/√d)V with Q, K and V linear in x."""
-    _projected(x, w_q, w_k, w_v, mask)
+    _projected(x, w_q, w_k, w_v, mask, causal=causal)
     return dot_attention(product(x, w_q.mT), product(x, w_k.mT), product(x, w_v.mT), mask=mask, causal=causal)
 
 

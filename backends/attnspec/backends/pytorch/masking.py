@@ -18,7 +18,7 @@ _padding = Check("padding_mask")
 @implements(CausalMask[Tensor])
 def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[Tensor, "{n} {m}"]:
     """Key j is attendable for query i where j ≤ i, or j < i; on PyTorch's default device."""
-    _causal(n, m)
+    _causal(n, m, include_self=include_self)
     return causal_triangle(n, m, None, include_self=include_self)
 
 

@@ -72,7 +72,7 @@ def multi_head_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n p_o"]:
     """Scaled dot-product attention in every head, concatenated and projected."""
-    _multi_head(query, key, value, w_q, w_k, w_v, w_o, mask)
+    _multi_head(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
     return product(_in_heads(query, key, value, (w_q, w_k, w_v), mask, causal), w_o.mT)
 
 
@@ -117,7 +117,7 @@ def multi_head_additive_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n p_o"]:
     """Additive attention in one head after the other, concatenated and projected."""
-    _additive_heads(query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, a_v, mask)
+    _additive_heads(query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, a_v, mask, causal=causal)
     heads = [
         additive_attention(
             product(query, w_q[r].mT), product(key, w_k[r].mT), product(value, w_v[r].mT), a_q[r], a_k[r], a_v[r],
@@ -142,5 +142,5 @@ def concat_heads_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n heads*p_v"]:
     """Scaled dot-product attention in every head, concatenated."""
-    _concat(query, key, value, w_q, w_k, w_v, mask)
+    _concat(query, key, value, w_q, w_k, w_v, mask, causal=causal)
     return _in_heads(query, key, value, (w_q, w_k, w_v), mask, causal)

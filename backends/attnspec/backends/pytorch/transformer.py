@@ -106,8 +106,7 @@ def encoder_layer(
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
     """Attention in the dtype of x; sums and normalizations of half dtypes in float32."""
-    _check_norm("encoder_layer", norm)
-    _encoder_layer(x, parameters, mask)
+    _encoder_layer(x, parameters, mask, norm=norm)
     return _layer(widened(x), parameters, mask, norm, x.dtype).to(x.dtype)
 
 
@@ -121,8 +120,7 @@ def encoder_stack(
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
     """Layer after layer; what goes from one to the next is float32 for half dtypes."""
-    _check_norm("encoder_stack", norm)
-    shape = _encoder_stack(x, layers, mask)
+    shape = _encoder_stack(x, layers, mask, norm=norm)
     y = encoded(widened(x), layers, mask, norm, x.dtype)
     return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
 
@@ -139,8 +137,7 @@ def decoder_layer(
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
     """Both attentions in the dtype of x; sums and normalizations of half dtypes in float32."""
-    _check_norm("decoder_layer", norm)
-    _decoder_layer(x, memory, parameters, mask, memory_mask)
+    _decoder_layer(x, memory, parameters, mask, memory_mask, norm=norm)
     return _decode(widened(x), memory, parameters, mask, memory_mask, norm).to(x.dtype)
 
 
@@ -156,8 +153,7 @@ def decoder_stack(
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
     """Layer after layer; half dtypes are kept in float32 between them."""
-    _check_norm("decoder_stack", norm)
-    shape = _decoder_stack(x, memory, layers, mask, memory_mask)
+    shape = _decoder_stack(x, memory, layers, mask, memory_mask, norm=norm)
     y = _decoded(widened(x), memory, layers, mask, memory_mask, norm)
     return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
 
@@ -175,8 +171,7 @@ def cached_decoder_step(
     norm: Literal["post", "pre"] = "post",
 ) -> tuple[Float[Tensor, "*batch d"], KeyValueCache[Tensor]]:
     """The decoder layer for one row, which attends to the cache and to itself."""
-    _check_norm("cached_decoder_step", norm)
-    *batch, _ = _cached_step(x, cache, memory, parameters, mask, memory_mask)
+    *batch, _ = _cached_step(x, cache, memory, parameters, mask, memory_mask, norm=norm)
     p, w, dtype, cached = parameters, parameters.attention, x.dtype, cache.key.shape[-2]
     row = widened(x).expand(*batch, -1).unsqueeze(-2)
     own = (row if norm == "post" else normalized(row, p.attention_norm)).to(dtype)
@@ -268,11 +263,6 @@ def _language_model(
 def _distribution(y: Tensor, w: Tensor, b: Tensor, shape: Shape) -> Tensor:
     """Probabilities of all tokens for the whole batch, in the dtype of the weights."""
     return distribution(y, w, b).expand(shape).contiguous()
-
-
-def _check_norm(operation: str, norm: str) -> None:
-    if norm not in ("post", "pre"):
-        raise TypeError(f"{operation}: norm: expected 'post' or 'pre'; got {norm!r}")
 
 
 def encoded(

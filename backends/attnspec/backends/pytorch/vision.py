@@ -157,9 +157,7 @@ def interpolate(
     align_corners: bool = False,
 ) -> Float[Tensor, "*batch {slices} {rows} {columns} channels"]:
     """PyTorch's interpolation of two dimensions or three, with channels last; half dtypes in float32."""
-    if not isinstance(align_corners, bool):
-        raise TypeError(f"interpolate: align_corners: expected True or False; got {align_corners!r}")
-    _interpolate(x, slices, rows, columns)
+    _interpolate(x, slices, rows, columns, align_corners=align_corners)
     y = _resampled(widened(x), (slices, rows, columns), align_corners=align_corners)
     return y.to(x.dtype, copy=y is x).contiguous()
 

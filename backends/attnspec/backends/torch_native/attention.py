@@ -63,7 +63,7 @@ class Attention(TorchBackend):
         causal: bool = False,
     ) -> Float[Tensor, "*batch n d_v"]:
         """softmax(QKᵀ/√d)V by PyTorch's choice of kernel."""
-        *batch, n, _ = _check(query, key, value, mask)
+        *batch, n, _ = _check(query, key, value, mask, causal=causal)
         query = query.expand(*batch, n, -1)
         if mask is None:
             return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
@@ -85,7 +85,7 @@ class Attention(TorchBackend):
         causal: bool = False,
     ) -> Float[Tensor, "*batch n p_o"]:
         """torch.nn.MultiheadAttention, without biases and without asking for weights."""
-        *batch, n, width = _check_heads(query, key, value, w_q, w_k, w_v, w_o, mask)
+        *batch, n, width = _check_heads(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
         refuse_undivided("multi_head_attention", "", (w_q, w_k, w_v), w_o)
         m, heads, every = key.shape[-2], w_q.shape[0], tuple(batch)
         hidden = unattended(mask, every, n, m, heads)

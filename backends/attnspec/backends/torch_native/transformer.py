@@ -58,11 +58,6 @@ def _network(p: FeedForwardParameters[Tensor]) -> dict[str, Tensor]:
     return {"linear1.weight": p.w_1, "linear1.bias": p.b_1, "linear2.weight": p.w_2, "linear2.bias": p.b_2}
 
 
-def _refuse_norm(operation: str, norm: str) -> None:
-    if norm not in ("post", "pre"):
-        raise ValueError(f"{operation}: norm: expected one of post, pre; got {norm!r}")
-
-
 class Transformer(TorchBackend):
     """Layers of a transformer."""
 
@@ -90,8 +85,7 @@ class Transformer(TorchBackend):
         norm: Literal["post", "pre"] = "post",
     ) -> Float[Tensor, "*batch n d"]:
         """torch.nn.TransformerEncoderLayer."""
-        _refuse_norm("encoder_layer", norm)
-        *batch, n, d = _check_encoder(x, parameters, mask)
+        *batch, n, d = _check_encoder(x, parameters, mask, norm=norm)
         p, a, every = parameters, parameters.attention, tuple(batch)
         refuse_undivided("encoder_layer", "parameters.attention.", (a.w_q, a.w_k, a.w_v), a.w_o)
         heads = a.w_q.shape[0]
@@ -116,8 +110,7 @@ class Transformer(TorchBackend):
         norm: Literal["post", "pre"] = "post",
     ) -> Float[Tensor, "*batch n d"]:
         """torch.nn.TransformerDecoderLayer with the causal mask."""
-        _refuse_norm("decoder_layer", norm)
-        *batch, n, d = _check_decoder(x, memory, parameters, mask, memory_mask)
+        *batch, n, d = _check_decoder(x, memory, parameters, mask, memory_mask, norm=norm)
         p, m, every = parameters, memory.shape[-2], tuple(batch)
         for name, a in (("attention", p.attention), ("cross_attention", p.cross_attention)):
             refuse_undivided("decoder_layer", f"parameters.{name}.", (a.w_q, a.w_k, a.w_v), a.w_o)

@@ -19,7 +19,7 @@ from typing_extensions import TypeForm
 
 from attnspec.spec.contract.documentation import documentation, operation_of
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.shapes import Binding, ShapeError, bind
+from attnspec.spec.contract.shapes import Binding, ShapeError, bind, in_words
 from attnspec.spec.contract.tree import Branch, Kind, Leaf, Misfit, Node, Option, described, flatten, mapped
 
 F = TypeVar("F")
@@ -157,6 +157,8 @@ def _wrong_kind(operation: Operation, argument: Leaf | Option, expected: str, go
 
 
 def _array(operation: Operation, argument: Leaf, expected: str, value: Any) -> np.ndarray:
+    if value is None:
+        raise _wrong_kind(operation, argument, expected, type(value).__name__)
     try:
         return np.asarray(value)
     except ValueError as error:  # a list of lists of different lengths
@@ -212,8 +214,7 @@ def _number(operation: Operation, argument: Option, value: Any) -> Any:
 def _choice(operation: Operation, argument: Option, value: Any) -> Any:
     value = bool(value) if isinstance(value, np.bool_) else value
     if not argument.takes(value):
-        got = repr(value) if value is None or isinstance(value, str) else type(value).__name__
-        raise _wrong_kind(operation, argument, argument.expected, got)
+        raise _wrong_kind(operation, argument, argument.expected, in_words(value))
     return value
 
 

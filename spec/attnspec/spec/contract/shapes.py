@@ -32,6 +32,12 @@ class ShapeError(ValueError):
         self.operation, self.argument, self.expected, self.got = operation, argument, expected, got
 
 
+def in_words(value: Any) -> str:
+    """What was got in the place of an option: words, numbers and None as Python writes them, of others the type."""
+    brief = value is None or isinstance(value, str | int | float) or getattr(value, "shape", None) == ()
+    return repr(value) if brief else type(value).__name__
+
+
 @dataclass
 class Binding:
     """The sizes of one call, the argument that bound each, the common batch, and the arrays that were given."""
