@@ -28,6 +28,7 @@ class Backend:
 
     def __init__(self, operation: str, wrong: Wrong, limits: Mapping[str, Any]) -> None:
         self.limits = Limits(dtypes=("float64",), **limits)
+        self.semantics: dict[str, str] = {}
         setattr(self, operation, wrong)
 
 
@@ -170,4 +171,60 @@ def test_heads_of_every_layer_are_reduced_together() -> None:
     found = smallest(subject_of("encoder_stack", wrong, divided_heads=True))
     heads = {x.shape[0] for leaf, x in found.given if len(leaf.core) == 3 and not leaf.batched}
     assert heads == {2}
+    assert found.size("d") == 2
+
+
+def test_sizes_that_must_be_equal_are_reduced_together() -> None:
+    def scores(query: Numbers, key: Numbers) -> Numbers:
+        result = reference.dot_scores(query, key)
+        return result + 1.0 if query.shape[-2] == key.shape[-2] > 2 else result
+
+    found = smallest(subject_of("dot_scores", scores))
+    assert (found.size("n"), found.size("m"), found.size("d")) == (3, 3, 1)
+
+
+def test_three_equal_sizes_are_reduced_together_within_the_limits() -> None:
+    def scores(query: Numbers, key: Numbers) -> Numbers:
+        result = reference.dot_scores(query, key)
+        return result + 1.0 if query.shape[-2] == key.shape[-2] == query.shape[-1] else result
+
+    found = smallest(subject_of("dot_scores", scores, multiple_of=4, head_sizes=(6, 8, 16)))
+    assert {found.size("n"), found.size("m"), found.size("d")} == {8}
+
+
+def test_what_a_backend_declares_to_refuse_is_no_counterexample() -> None:
+    def encoding(n: int, d: int) -> Numbers:
+        if d % 2:
+            raise ValueError("odd")
+        if d > 2:
+            raise RuntimeError("wide")
+        return reference.sinusoidal_positional_encoding(n, d)
+
+    backend = Backend("sinusoidal_positional_encoding", encoding, {})
+    backend.semantics = {"odd_encoding": "error"}
+    operation = OPERATIONS["sinusoidal_positional_encoding"]
+    subject = Subject(backend, Contract.of(backend), operation, "float64", "cpu")
+    given = Arguments(operation, {"n": 7, "d": 16})
+    violation, *_ = attempt(subject, ORACLE, given, 0)
+    assert violation is not None
+    assert "wide" in violation.message
+    found, still = reduced(subject, ORACLE, given, violation, 0, lambda law, what: None)
+    assert (found.size("n"), found.size("d")) == (1, 4)
+    assert "wide" in still.message
+
+
+def test_a_law_with_inputs_of_its_own_gets_sizes_that_the_backend_does_not_refuse() -> None:
+    def encoding(n: int, d: int) -> Numbers:
+        if d % 2:
+            raise ValueError("odd")
+        return reference.sinusoidal_positional_encoding(n, d) + np.random.default_rng().random()
+
+    backend = Backend("sinusoidal_positional_encoding", encoding, {})
+    backend.semantics = {"odd_encoding": "error"}
+    operation, check = OPERATIONS["sinusoidal_positional_encoding"], CHECKS["semantics.repeatability"]
+    subject = Subject(backend, Contract.of(backend), operation, "float64", "cpu")
+    given = Arguments(operation, {"n": 7, "d": 16})
+    violation, *_ = attempt(subject, check, given, 0)
+    assert violation is not None
+    found, _ = simplest(subject, check, given, violation, 0, lambda law, what: None)
     assert found.size("d") == 2

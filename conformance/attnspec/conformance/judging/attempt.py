@@ -26,18 +26,18 @@ def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> 
     Where a number is out of its budget, it is judged again by a budget from samples, which is dear. A backend that is
     then within it must also do the same as before when it is asked once more.
     """
-    found = _attempt(subject, check, arguments, seed)
+    found = attempt_once(subject, check, arguments, seed)
     violation, *_ = found
     if violation is None or not _of_a_budget(violation):
         return found
     subject.sampled = True
     try:
-        sampled = _attempt(subject, check, arguments, seed)
+        sampled = attempt_once(subject, check, arguments, seed)
     finally:
         subject.sampled = False
     if sampled[0] is not None:
         return sampled
-    again, *_ = _attempt(subject, check, arguments, seed)
+    again, *_ = attempt_once(subject, check, arguments, seed)
     return sampled if again is not None and again.message == violation.message else found
 
 
@@ -46,7 +46,8 @@ def _of_a_budget(violation: Violation) -> bool:
     return violation.budget is not None and bool(np.any(violation.budget))
 
 
-def _attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
+def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
+    """The same by the usual budgets alone."""
     subject.ratio, subject.not_judged = 0.0, 0
     rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.law.id)))
     try:

@@ -12,7 +12,7 @@ from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
-from attnspec.conformance.judging.attempt import attempt, stable_seed
+from attnspec.conformance.judging.attempt import attempt, attempt_once, stable_seed
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.profiles import FORMULA, Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
@@ -223,7 +223,7 @@ def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> 
     if arguments is None or not run.guided:
         return 0.0
     run.mark(FORMULA, example)
-    *_, ratio, _ = attempt(run.subject, CHECKS[FORMULA], arguments, example.seed)
+    *_, ratio, _ = attempt_once(run.subject, CHECKS[FORMULA], arguments, example.seed)
     return ratio
 
 

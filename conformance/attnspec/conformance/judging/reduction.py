@@ -6,11 +6,12 @@ random choices that led to them.
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
+from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, keep, take
 from attnspec.conformance.inputs.corners import multiply_adds
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import count_of_heads, divided, divides, with_heads
@@ -46,9 +47,9 @@ class _Search:
     def spent(self) -> bool:
         return self.effort >= EFFORT or time.monotonic() > self.deadline
 
-    def accept(self, candidate: Arguments) -> bool:
+    def accept(self, candidate: Arguments | None) -> bool:
         """Take the candidate if the law fails on it too, for the same reason."""
-        if self.spent or not divides(candidate, self.subject.limits):
+        if candidate is None or self.spent or not divides(candidate, self.subject.limits):
             return False
         try:
             self.effort += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / LARGE
@@ -64,9 +65,13 @@ class _Search:
         return True
 
     def _in_domain(self, candidate: Arguments) -> bool:
+        """Whether the backend must answer: what it declares to refuse is no counterexample, whatever the reason."""
+        if self.subject.refuses(candidate):
+            return False
         try:
             self.subject.oracle(candidate)
-            return self.violation.reason != Reason.VALUE or self.subject.in_domain(candidate)
+            own = self.check.once and self.violation.reason != Reason.VALUE  # the law makes numbers of its own
+            return own or self.subject.in_domain(candidate)
         except ValueError:
             return False  # cutting sizes has left an index that is too large
         except Violation:
@@ -78,7 +83,7 @@ def reduced(
 ) -> tuple[Arguments, Violation]:
     """The smallest arguments found on which the law fails, and how it fails there."""
     search = _Search(subject, check, arguments, violation, seed, mark)
-    passes: tuple[Callable[[_Search], bool], ...] = (_options, _batch, _heads, _sizes, _numbers, _masks)
+    passes: tuple[Callable[[_Search], bool], ...] = (_options, _batch, _heads, _sizes, _numbers, _masks, _equal_sizes)
     changed = True
     while changed and not search.spent:
         changed = False
@@ -90,15 +95,14 @@ def reduced(
 def simplest(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
 ) -> tuple[Arguments, Violation]:
-    """For a law that makes its own inputs: zeros of size 1 as arguments, if the law still fails for the same reason."""
+    """For a law that makes its own inputs: zeros of size 1 or 2 as arguments, if it still fails for the same reason."""
     search = _Search(subject, check, arguments, violation, seed, mark)
-    sizes = {name: fitting(subject, name, 1) for name in subject.operation.sizes}
-    sizes = divided(sizes, subject.operation, subject.limits)
-    search.accept(
-        Example(sizes, kinds=dict.fromkeys(subject.operation.call.names, "zeros")).arguments(
-            subject.operation, data_dtype(subject)
-        )
-    )
+    kinds = dict.fromkeys(subject.operation.call.names, "zeros")
+    for size in (1, 2):  # a backend may refuse odd sizes
+        sizes = {name: fitting(subject, name, size) for name in subject.operation.sizes}
+        sizes = divided(sizes, subject.operation, subject.limits)
+        if search.accept(Example(sizes, kinds=kinds).arguments(subject.operation, data_dtype(subject))):
+            break
     return search.best, search.violation
 
 
@@ -158,41 +162,70 @@ def _sizes(search: _Search) -> bool:
     changed = False
     for name in tuple(search.best.sizes):
         if name in search.best.sizes:  # a layer that was cut off took its own sizes along
-            changed |= _shrink(search, name)
+            changed |= _shrink(search, (name,))
     return changed
 
 
-def _shrink(search: _Search, name: str) -> bool:
-    """The smallest size by bisection, then one by one; what is cut off is the end, or else the beginning."""
-    start = search.best.size(name)
+def _equal_sizes(search: _Search) -> bool:
+    """Sizes that are equal, all of them or two at a time: a defect may need as many keys as queries."""
+    changed = False
+    for size in sorted({size for size in search.best.sizes.values() if size > 1}, reverse=True):
+        equal = tuple(name for name, x in search.best.sizes.items() if x == size)
+        for names in dict.fromkeys((equal, *combinations(equal, 2))):
+            if len(names) > 1 and all(search.best.sizes.get(name) == size for name in names):
+                changed |= _shrink(search, names)
+    return changed
+
+
+def _shrink(search: _Search, names: tuple[str, ...]) -> bool:
+    """The smallest size by bisection, then one by one; what is cut off is the end, or else the beginning.
+
+    Several names are equal sizes, and stay equal.
+    """
+    first = names[0]
+    start = search.best.size(first)
     low = 0
-    while low + 1 < search.best.size(name) and not search.spent:
-        size = search.best.size(name)
+    while low + 1 < search.best.size(first) and not search.spent:
+        size = search.best.size(first)
         middle = (low + size) // 2
-        allowed = _allowed(search, name, middle)
+        allowed = _allowed(search, names, middle)
         if allowed is None or allowed >= size:
             break
-        head = search.best.along(name, keep(allowed))
-        tail = search.best.along(name, take(np.arange(size - allowed, size)))
+        head = _cut(search.best, names, keep(allowed))
+        tail = _cut(search.best, names, take(np.arange(size - allowed, size)))
         if not (search.accept(head) or search.accept(tail)):
             low = middle
-    size = search.best.size(name)
+    size = search.best.size(first)
     for index in range(size if size <= 8 else 0):
-        rest = [i for i in range(search.best.size(name)) if i != index]
-        if rest and _allowed(search, name, len(rest)) == len(rest):
-            search.accept(search.best.along(name, take(np.array(rest))))
-    return search.best.size(name) < start
+        rest = [i for i in range(search.best.size(first)) if i != index]
+        if rest and _allowed(search, names, len(rest)) == len(rest):
+            search.accept(_cut(search.best, names, take(np.array(rest))))
+    return search.best.size(first) < start
 
 
-def _allowed(search: _Search, name: str, size: int) -> int | None:
-    """The least size from this one on that the backend's limits allow."""
-    limits, axis = search.subject.limits, search.subject.operation.axis(name)
+def _cut(arguments: Arguments, names: tuple[str, ...], change: Change) -> Arguments | None:
+    """A copy with the same indices alone along all these sizes; None if the arguments do not fit each other then."""
+    try:
+        for name in names:
+            arguments = arguments.along(name, change)
+    except (ShapeError, KeyError):
+        return None  # without the first of several layers, the next one takes inputs of another width, or is gone
+    return arguments
+
+
+def _allowed(search: _Search, names: tuple[str, ...], size: int) -> int | None:
+    """The least number from this one on that the backend's limits allow for all these sizes."""
+    limits = search.subject.limits
+    axes = [search.subject.operation.axis(name) for name in names]
     size = max(size, 1)
-    if axis & Axis.POSITION:
-        return limits.length_from(size)
-    if axis & Axis.FEATURE and limits.head_sizes is not None:
-        return min((s for s in limits.head_sizes if s >= size), default=None)
-    return size
+    if any(axis & Axis.POSITION for axis in axes):
+        size = limits.length_from(size)
+    if limits.head_sizes is None or not any(axis & Axis.FEATURE for axis in axes):
+        return size
+    fitting = (s for s in sorted(limits.head_sizes) if s >= size)
+    if any(axis & Axis.POSITION for axis in axes):
+        fitting = (s for s in fitting if s % limits.multiple_of == 0)
+    return next(fitting, None)
 
 
 def _masks(search: _Search) -> bool:

@@ -345,13 +345,13 @@ class Subject(Comparisons):
 
     def in_domain(self, arguments: Arguments) -> bool:
         """Whether nothing overflows, neither in the oracle nor in any intermediate of the precision class."""
-        if self._refuses(arguments):
+        if self.refuses(arguments):
             return False
         if not self.operation.float_result or not self.operation.floats:
             return True
         return all(x.peak <= self.precision.largest for x in self.oracles(arguments).values())
 
-    def _refuses(self, arguments: Arguments) -> bool:
+    def refuses(self, arguments: Arguments) -> bool:
         """Whether the backend declares that it raises on these arguments."""
         choices = self.semantics
         if self.operation.mask is not None and choices.no_keys == "error" and arguments.keys_count == 0:
