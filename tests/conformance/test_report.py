@@ -18,7 +18,7 @@ from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting import table
 from attnspec.conformance.reporting.report import Report, in_common
-from attnspec.conformance.reporting.table import as_html, closing, print_report, remarks
+from attnspec.conformance.reporting.table import as_html, closing, print_report, remarks, violations
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Collector, Verdicts, case_of, record, recorded
@@ -201,3 +201,20 @@ def test_people_read_arguments_by_their_paths(tmp_path: Path) -> None:
     assert "1 of 4" not in text
     assert "3 of 4 laws hold on 18 examples, largest error ratio inf, 1.2 s" in text
     assert "parameters.w_hz" in as_html(found)
+
+
+def test_what_is_said_of_several_laws_and_dtypes_stands_in_one_line() -> None:
+    def failed(law: str, dtype: str, message: str) -> Result:
+        return Result("softmax", law, dtype, Status.FAILED, "raised", message)
+
+    both = ("float32", "float64")
+    oracle = [failed("operation.oracle", dtype, "raised X") for dtype in both]
+    alike = [failed(law, dtype, "raised X") for law in ("operation.shape", "operation.dtype") for dtype in both]
+    unlike = [failed("operation.empty-batch", dtype, f"raised {dtype}") for dtype in both]
+    found = Report(contract(), SETTINGS, (*oracle, *alike, *unlike), 1.0)
+    lines = [part.plain for part in violations(found)]
+    assert lines[1] == "failed: operation.oracle by softmax (float64): raised X"
+    assert lines[3:] == [
+        "failed: operation.empty-batch by softmax (float32, float64): raised float32",
+        "failed: operation.shape, operation.dtype by softmax (float32, float64): raised X",
+    ]

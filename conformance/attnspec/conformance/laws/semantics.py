@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.judging.comparison import number
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -15,11 +17,23 @@ from attnspec.conformance.laws.registry import Function, checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.semantics import QUESTIONS
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import Leaf
+from attnspec.spec.contract.tree import Leaf, as_tuple
 from attnspec.spec.laws.semantics import SEMANTICS
 
-Seen = list[tuple[str, Arguments]]
-"""The choices that were observed, each with the arguments that show it; empty if these do not tell."""
+OTHER = "something else"
+"""What is none of the known choices."""
+
+
+class Sighting(NamedTuple):
+    """A choice that was observed, the arguments that show it, and of what is no known choice what was seen."""
+
+    choice: str
+    arguments: Arguments
+    shown: str = ""
+
+
+Seen = list[Sighting]
+"""The choices that were observed; empty if the arguments do not tell."""
 
 Probe = Callable[[Subject, np.random.Generator], Seen]
 
@@ -45,14 +59,17 @@ def probes(question: str) -> Callable[[Probe], Probe]:
         def check(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
             declared = getattr(subject.semantics, question)
             seen = probe(subject, rng)
-            observed = " and ".join(dict.fromkeys(word for word, _ in seen)) or declared
+            observed = " and ".join(dict.fromkeys(found.choice for found in seen)) or declared
             subject.observed[question] = observed
             if observed != declared:
                 known = observed in QUESTIONS[question].choices
                 meant = f'; if that is meant, declare semantics = {{"{question}": "{observed}"}}' if known else ""
+                odd = next((found for found in seen if found.shown), None) or next(
+                    found for found in seen if found.choice != declared
+                )
                 raise Violation(
-                    f"{question}: declared {declared}, observed {observed}{meant}", reason=Reason.DECLARED,
-                    arguments=next(given for word, given in seen if word != declared), expected=declared, got=observed,
+                    f"{question}: declared {declared}, observed {observed}{odd.shown and f': {odd.shown}'}{meant}",
+                    reason=Reason.DECLARED, arguments=odd.arguments, expected=declared, got=observed,
                 )  # fmt: skip
             return True
 
@@ -76,25 +93,40 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
             masked = given.with_mask(mask, keys)
             got = wide(subject.call(masked))
             dead = np.broadcast_to(~live_rows(subject, masked), got.shape)
-            seen.append((_classified(got, dead, masked, subject), masked))
+            seen.append(_classified(got, dead, masked, subject))
     return seen
 
 
-def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> str:
-    """The choice that rows without attendable keys show."""
+def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> Sighting:
+    """The choice that rows without attendable keys show; numbers of other rows that are wrong are a violation."""
     rows = got[dead]
     normative = subject.normative_oracle(masked)
     expected, budget = normative.value[dead], normative.budget[dead]
     # What adds something to the attention, such as a layer, rounds; attention alone is exactly 0.
     zero = (rows == 0).all() if (expected == 0).all() else (np.abs(rows - expected) <= budget).all()
     if zero:
-        return "zero"
+        return Sighting("zero", masked)
     if np.isnan(rows).all():
-        return "nan"
+        return Sighting("nan", masked)
     even = _even(masked, got.shape, subject)[dead]
     coarse_unit = max(subject.precision.accumulation, subject.precision.output, subject.precision.operand)
     near = np.abs(rows - even) <= 64 * coarse_unit * max(float(np.abs(even).max(initial=0.0)), 1.0)
-    return "uniform" if near.all() else "something else"
+    if near.all():
+        return Sighting("uniform", masked)
+    _right_numbers(subject, masked.without_masks(), "fully_masked")
+    title = "fully_masked cannot be told: of the rows with attendable keys, the result"
+    subject.matches(got, normative.value, np.where(dead, np.inf, normative.budget), masked, title)
+    at = int(np.argmax(~(np.abs(rows - expected) <= budget)))
+    index = tuple(np.argwhere(dead)[at])
+    seen = f"without attendable keys, the result[{', '.join(map(str, index))}] is {number(got[index])}"
+    return Sighting(OTHER, masked, f"{seen}; zero would be {number(expected[at])}, uniform {number(even[at])}")
+
+
+def _right_numbers(subject: Subject, given: Arguments, question: str) -> None:
+    """What a choice does not concern is right; where it is not, the choice cannot be told and is not to blame."""
+    got, oracle = subject.call(given), subject.normative_oracle(given)
+    title = f"{question} cannot be told: where it is not asked, the result"
+    subject.matches(got, oracle.value, oracle.budget, given, title)
 
 
 def _even(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
@@ -121,7 +153,7 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
         empty = given.along(size, take([]))
         found = subject.outcome(subject.converted(empty))
         if isinstance(found, Raised):
-            seen.append(("error", empty))
+            seen.append(Sighting("error", empty))
             continue
         got = np.asarray(next(iter(found.values())))
         expected = empty.binding.result
@@ -131,8 +163,10 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
                 reason=Reason.SHAPE,
                 arguments=empty,
             )
-        word = "zero" if (got == 0).all() else "nan" if np.isnan(wide(got)).all() else "something else"
-        seen.append((word, empty))
+        if (got == 0).all() or np.isnan(wide(got)).all():
+            seen.append(Sighting("zero" if (got == 0).all() else "nan", empty))
+        else:
+            seen.append(Sighting(OTHER, empty, f"with no keys, an element is {number(got[got != 0][0])}"))
     return seen
 
 
@@ -156,7 +190,10 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
             error = np.abs(wide(got) - oracle.value)
             if (error <= oracle.budget)[live].all():
                 matching.append(name)
-        seen.append((matching[0] if matching else "something else", given))
+        if not matching:
+            _right_numbers(subject, given.plain(), "causal_alignment")
+        shown = "" if matching else "the result is right without `causal`, and under it fits neither alignment"
+        seen.append(Sighting(matching[0] if matching else OTHER, given, shown))
     return seen
 
 
@@ -179,7 +216,7 @@ def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
             for i, leaf in enumerate(_of_keys(subject, keys)):
                 poison = np.nan if (i + everybody) % 2 else np.inf
                 seen.append(_leak(subject, masked, keys, mask, clean, budget, leaf, poison))
-    return [found for found in seen if found[0] == "propagates"] or seen
+    return [found for found in seen if found.choice == "propagates"] or seen
 
 
 def _of_keys(subject: Subject, keys: str | None) -> list[Leaf]:
@@ -190,7 +227,7 @@ def _of_keys(subject: Subject, keys: str | None) -> list[Leaf]:
 def _leak(
     subject: Subject, masked: Arguments, keys: str, mask: Numbers, clean: Numbers, budget: Numbers, leaf: Leaf,
     poison: float,
-) -> tuple[str, Arguments]:  # fmt: skip
+) -> Sighting:  # fmt: skip
     """Whether NaN or an infinity at the last key reaches a row that may not attend to it."""
     x = masked.array(leaf.path).copy()
     if leaf in subject.operation.rows(keys):
@@ -206,7 +243,7 @@ def _leak(
     rows = np.broadcast_to(rows, got.shape)
     with np.errstate(invalid="ignore"):
         kept = np.abs(wide(got)[rows] - wide(clean)[rows]) <= 2 * np.broadcast_to(budget, got.shape)[rows]
-    return "excluded" if kept.all() else "propagates", poisoned
+    return Sighting("excluded" if kept.all() else "propagates", poisoned)
 
 
 @probes("attendable_nan")
@@ -235,8 +272,11 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
             if subject.operation.attends_to_itself and leaf.path not in subject.operation.linear:  # it is a query too
                 rows[..., chosen] = True
             found = np.isnan(got[np.broadcast_to(rows[..., None], got.shape)])
-            if found.size:
-                seen.append(("propagates" if found.all() else "something else" if found.any() else "hidden", poisoned))
+            if found.size and found.all() == found.any():
+                seen.append(Sighting("propagates" if found.all() else "hidden", poisoned))
+            elif found.size:
+                shown = f"of {found.size} numbers that depend on it, {int(found.sum())} are NaN"
+                seen.append(Sighting(OTHER, poisoned, shown))
     return seen
 
 
@@ -249,33 +289,44 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
         given = Arguments(subject.operation, {rows: n, columns: d})
         found = subject.outcome(subject.converted(given))
         if isinstance(found, Raised):
-            seen.append(("error", given))
+            seen.append(Sighting("error", given))
             continue
         got = np.asarray(next(iter(found.values())))
         if got.shape != (n, d):
-            seen.append(("something else", given))
+            seen.append(Sighting(OTHER, given, f"the result has shape {as_tuple(got.shape)}"))
             continue
         oracle = subject.oracle(given)
         near = np.abs(wide(got) - oracle.value) <= oracle.budget
-        seen.append(("unpaired-sine" if near.all() else "something else", given))
+        if near.all():
+            seen.append(Sighting("unpaired-sine", given))
+            continue
+        _right_numbers(subject, Arguments(subject.operation, {rows: n, columns: d + 1}), "odd_encoding")
+        index = tuple(np.argwhere(~near)[0])
+        shown = f"the result[{', '.join(map(str, index))}] is {number(got[index])}"
+        seen.append(Sighting(OTHER, given, f"{shown}; unpaired-sine would be {number(oracle.value[index])}"))
     return seen
 
 
 @probes("gru_reset")
 def gru_reset(subject: Subject, rng: np.random.Generator) -> Seen:
     """Compare the result with the formula under each choice."""
-    return [(word, given) for given in _samples(subject, rng) for word in _matching(subject, given, "gru_reset")]
+    samples = _samples(subject, rng)
+    return [Sighting(word, given) for given in samples for word in _matching(subject, given, "gru_reset")]
 
 
 def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
-    """The choice for which the formula gives the results; none where all choices do."""
+    """The choice for which the formula gives the results; none where all choices do, a violation where none does."""
     got, choices = subject.results(given), QUESTIONS[question].choices
     fitting = []
     for word in choices:
         oracles = subject.normative_oracles(given, choices={**subject.choices, question: word})
         if all((np.abs(wide(got[path]) - x.value) <= x.budget).all() for path, x in oracles.items()):
             fitting.append(word)
-    return [] if len(fitting) == len(choices) else fitting[:1] or ["something else"]
+    if not fitting:
+        oracles = subject.normative_oracles(given)
+        expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
+        subject.all_match(got, expected, budgets, given, f"{question} cannot be told: under no choice")
+    return [] if len(fitting) == len(choices) else fitting[:1]
 
 
 @probes("repeatability")
@@ -287,7 +338,7 @@ def repeatability(subject: Subject, rng: np.random.Generator) -> Seen:
         for _ in range(4):
             again = subject.call_anew(arguments)
             if not all(np.array_equal(again[p], x, equal_nan=x.dtype.kind not in "biu") for p, x in first.items()):
-                return [("within-budget", arguments)]
+                return [Sighting("within-budget", arguments)]
     return []
 
 

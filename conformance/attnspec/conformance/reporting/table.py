@@ -136,16 +136,16 @@ def violations(report: Report) -> list[Text]:
 
 
 def _lines(results: Iterable[Result]) -> list[Text]:
-    """A line for every message about an operation, with all laws and dtypes of which it is said."""
-    dtypes: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    """A line for what is said of an operation, with all laws and dtypes: of several dtypes, in the words of the first."""
+    dtypes: dict[tuple[str, str, str | None, str], list[Result]] = defaultdict(list)
     for r in results:
-        dtypes[r.status, r.operation, r.message, r.law].append(r.dtype)
-    laws: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = defaultdict(list)
-    for (status, operation, message, law), found in dtypes.items():
-        laws[status, operation, message, tuple(found)].append(law)
+        dtypes[r.status, r.operation, r.reason, r.law].append(r)
+    laws: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for (status, operation, _, law), found in dtypes.items():
+        laws[status, operation, ", ".join(r.dtype for r in found), found[0].message].append(law)
     return [
-        Text(f"{status}: {', '.join(names)} by {operation} ({', '.join(found)}): {message}", style="red")
-        for (status, operation, message, found), names in laws.items()
+        Text(f"{status}: {', '.join(names)} by {operation} ({where}): {message}", style="red")
+        for (status, operation, where, message), names in laws.items()
     ]
 
 
