@@ -16,6 +16,7 @@ from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision, Precision
 from attnspec.spec.contract.tree import flatten
+from attnspec.spec.transformer import LayerNormParameters
 
 from .conftest import draw_arguments
 
@@ -355,3 +356,15 @@ def test_scores_are_unknown_where_errors_decide_what_is_chosen(name: str) -> Non
     assert (score.budget >= UNKNOWN / 2).all()
     assert score.peak < 1e3
     assert np.isfinite(score.value).all()
+
+
+def test_a_variance_from_one_pass_is_within_the_budget_of_backends_that_declare_it() -> None:
+    x = (10 + normal(200, 12)).astype(np.float32)
+    gain, bias = normal(12), normal(12)
+    arguments = {"x": x, "parameters": LayerNormParameters(gain, bias)}
+    declared = DeclaredPrecision.of({"float32": "ieee32+one-pass-variance"}, OPERATIONS)("layer_norm", "float32")
+    mean = x.mean(-1, keepdims=True)
+    variance = np.maximum((x * x).mean(-1, keepdims=True) - mean * mean, 0)
+    got = gain * (x - mean) / np.sqrt(variance + np.float32(1e-5)) + bias
+    assert largest_ratio(got, judged(REFERENCE["layer_norm"], arguments, precision("layer_norm", "float32"))) > 2
+    assert 0.1 < largest_ratio(got, judged(REFERENCE["layer_norm"], arguments, declared)) < 1

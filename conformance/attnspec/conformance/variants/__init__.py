@@ -1,6 +1,27 @@
 """Honest implementations, to test that the laws spare them: :data:`VARIANTS`, a module for each way to differ."""
 
-from attnspec.conformance.variants import additive, declared, layouts, precisions, softmaxes, sums
+from attnspec.conformance.variants import (
+    additive,
+    declared,
+    layers,
+    layouts,
+    precisions,
+    recurrent,
+    softmaxes,
+    sums,
+)
 from attnspec.conformance.variants.registry import VARIANTS, Variant, variant
 
-__all__ = ["VARIANTS", "Variant", "additive", "declared", "layouts", "precisions", "softmaxes", "sums", "variant"]
+__all__ = [
+    "VARIANTS",
+    "Variant",
+    "additive",
+    "declared",
+    "layers",
+    "layouts",
+    "precisions",
+    "recurrent",
+    "softmaxes",
+    "sums",
+    "variant",
+]

@@ -1,8 +1,12 @@
 """The same products in other orders and layouts."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.library import Library
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import (
     AdditiveAttention,
@@ -12,6 +16,8 @@ from attnspec.spec.attention import (
     ScaledDotProductAttention,
     SelfAttention,
 )
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import mapped
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling
@@ -149,3 +155,27 @@ class DoubleSinusoids(Formulas):
     """Powers of 10⁴ in float64, returned as such."""
 
     default = np.float64
+
+
+@variant("results in columns", operations=(ScaledDotProductAttention, MultiHeadAttention, Softmax))
+class Columns(Library):
+    """Results whose last dimension is not contiguous."""
+
+    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+        """The same numbers in Fortran's order."""
+        return mapped(Library.finished(self, operation, result, arguments), lambda _, x: np.asfortranarray(x))
+
+
+@variant("results in padded rows", operations=(ScaledDotProductAttention, AdditiveAttention, DotScores))
+class Padded(Library):
+    """Results are parts of larger memory, in which NaN stands beside them."""
+
+    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+        """Seven numbers more in every row."""
+
+        def within(_: str, x: Any) -> Any:
+            memory = np.full((*x.shape[:-1], x.shape[-1] + 7), np.nan, x.dtype)
+            memory[..., : x.shape[-1]] = x
+            return memory[..., : x.shape[-1]]
+
+        return mapped(Library.finished(self, operation, result, arguments), within)

@@ -146,3 +146,43 @@ class TruncatingTensorFloat(Formulas):
     def product(self, a: Numbers, b: Numbers) -> Numbers:
         """Accumulated in float32."""
         return Formulas.product(self, _short(a, truncate=True), _short(b, truncate=True))
+
+
+@variant(
+    "TensorFloat-32 in three products",
+    operations=(DotScores, ScaledDotProductAttention, MultiHeadAttention),
+    differentiable=False,
+)
+class ThreeProducts(Formulas):
+    """Operands in two parts of eleven bits; the product of the lower parts is left out."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """The small products first."""
+        (a_high, a_low), (b_high, b_low) = ((_short(x), _short(x - _short(x))) for x in (a, b))
+        small = Formulas.product(self, a_low, b_high) + Formulas.product(self, a_high, b_low)
+        return small + Formulas.product(self, a_high, b_high)
+
+
+@variant(
+    "bfloat16 in six products",
+    operations=(DotScores, ScaledDotProductAttention),
+    differentiable=False,
+)
+class SixProducts(Formulas):
+    """Operands in three parts of eight bits; products of the lowest parts are left out."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """Six of nine, the smallest first."""
+        left, right = _in_three(a), _in_three(b)
+        total = 0.0
+        for order in (2, 1, 0):
+            for i in range(order + 1):
+                total = total + Formulas.product(self, left[i], right[order - i])
+        return total
+
+
+def _in_three(x: Numbers) -> list[Numbers]:
+    """Three parts of eight bits each, whose sum is x."""
+    high = rounded(x, "bfloat16")
+    middle = rounded(x - high, "bfloat16")
+    return [high, middle, rounded(x - high - middle, "bfloat16")]

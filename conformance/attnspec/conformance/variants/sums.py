@@ -162,3 +162,30 @@ class Double(Formulas):
     """The formulas as they stand, in float64."""
 
     default = np.float64
+
+
+@variant("sums with compensation", operations=(Softmax, AveragePooling), differentiable=False)
+class Compensated(Formulas):
+    """Kahan's sums, which carry what was lost."""
+
+    def total(self, x: Numbers) -> Numbers:
+        """Every term with the correction of the one before."""
+        total, lost = np.zeros_like(x[..., :1]), np.zeros_like(x[..., :1])
+        for i in range(x.shape[-1]):
+            term = x[..., i : i + 1] - lost
+            grown = total + term
+            lost = np.where(np.isfinite(grown), (grown - total) - term, 0)
+            total = grown
+        return total
+
+
+@variant("products split along the sum", operations=(ScaledDotProductAttention, AdditiveAttention, GeneralScores))
+class SplitSum(Formulas):
+    """Four partial products over a quarter of the terms each, added as a tree."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """As thread blocks that share a sum."""
+        terms = a.shape[-1]
+        parts = [slice(terms * i // 4, terms * (i + 1) // 4) for i in range(4)]
+        one, two, three, four = (Formulas.product(self, a[..., p], b[..., p, :]) for p in parts)
+        return (one + two) + (three + four)

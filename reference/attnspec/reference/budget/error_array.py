@@ -63,7 +63,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     be computed through numbers near 1, however small it is. ``weights`` is set on attention weights and holds what
     pooling needs to know of them; ``level`` is the error, relative to each, that all weights of a row have in common.
     ``factors`` is set on products of inputs: a product of three may be taken in either order. ``terms`` is set on sums:
-    how many terms they have. ``sources`` are the products that the numbers were computed from element by element: where
+    how many terms they have. ``between`` is set on differences where a variance may be taken from one pass: the two
+    numbers. ``sources`` are the products that the numbers were computed from element by element: where
     elements of a product are equal, they have the same error, and so have the numbers. ``extremes`` is shared by all
     arrays of one computation.
     """
@@ -83,6 +84,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         level: Numbers | float = 0.0,
         factors: tuple[Self, Self] | None = None,
         terms: int = 0,
+        between: tuple[Self, Self] | None = None,
         sources: tuple[Any, ...] = (),
         extremes: Extremes | None = None,
     ) -> None:
@@ -96,6 +98,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.level = level
         self.factors = factors
         self.terms = terms
+        self.between = between
         self.sources = sources
         self.extremes = Extremes() if extremes is None else extremes
 

@@ -51,7 +51,7 @@ class Rigorous(Approximate):
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
             error = error + self.precision.accumulation * (np.abs(a.value) + np.abs(b.value))
-        return self._rounded(a.value - b.value, error)
+        return self._rounded(a.value - b.value, error, between=(a, b) if self.precision.one_pass else None)
 
     def _multiply(self, a: Self, b: Self) -> Self:
         x, y = np.abs(a.value), np.abs(b.value)
@@ -67,7 +67,13 @@ class Rigorous(Approximate):
     _true_divide = _divide
 
     def _square(self, a: Self) -> Self:
-        return self._multiply(a, a)
+        if a.between is None:
+            return self._multiply(a, a)
+        x, y = a.between
+        squares, mean, u = x.value**2, np.abs(y.value), self.precision.accumulation
+        error = 2 * np.abs(a.value) * a.error + a.error**2 + 2 * u * squares
+        error = error + 2 * mean * y.error + y.error**2 + 2 * u * (mean + y.error) ** 2
+        return self._rounded(a.value**2, error, scale=np.broadcast_to(squares, a.shape))
 
     def _sqrt(self, a: Self) -> Self:
         value = np.sqrt(a.value)

@@ -54,7 +54,7 @@ class Statistical(Approximate):
             # What multiplies a difference may have multiplied both terms before.
             u = 0.5 * self.precision.accumulation
             variance = variance + u**2 * (as_double(a.value) ** 2 + as_double(b.value) ** 2)
-        return self._rounded(a.value - b.value, variance)
+        return self._rounded(a.value - b.value, variance, between=(a, b) if self.precision.one_pass else None)
 
     def _multiply(self, a: Self, b: Self) -> Self:
         x, y = as_double(a.value), as_double(b.value)
@@ -69,11 +69,22 @@ class Statistical(Approximate):
     _true_divide = _divide
 
     def _square(self, a: Self) -> Self:
-        return self._rounded(a.value**2, (2 * as_double(a.value) * a.error) ** 2)
+        variance = (2 * as_double(a.value) * a.error) ** 2
+        if a.between is None:
+            return self._rounded(a.value**2, variance)
+        # Σ(x − y)²/n may be taken as Σx²/n − y²: the n squares of y have the same error, which adds linearly.
+        x, y = a.between
+        squares, mean = as_double(x.value) ** 2, as_double(y.value)
+        times = max(x.value.size, 1) / max(y.value.size, 1)
+        u = 0.6 * self.precision.accumulation
+        variance = variance + (u * squares) ** 2 + times * ((2 * mean * y.error) ** 2 + (u * mean**2) ** 2)
+        return self._rounded(a.value**2, variance, scale=np.broadcast_to(squares, a.shape))
 
     def _sqrt(self, a: Self) -> Self:
         value = np.sqrt(a.value)
-        return self._rounded(value, (a.error / np.where(value > 0, 2 * as_double(value), np.inf)) ** 2)
+        # The steepest slope within the budget: a variance from one pass may err by as much as it is.
+        least = np.maximum(as_double(a.value) - WIDTH * a.error, 0)
+        return self._rounded(value, (a.error / np.where(value > 0, as_double(value) + np.sqrt(least), np.inf)) ** 2)
 
     def _exp(self, a: Self) -> Self:
         value = np.exp(a.value)

@@ -1,0 +1,110 @@
+"""Other ways to normalize, to feed forward, to cut images and to interpolate."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.variants.registry import variant
+from attnspec.spec.transformer import (
+    DecoderLayer,
+    EncoderLayer,
+    EncoderStack,
+    FeedForward,
+    FeedForwardParameters,
+    LayerNorm,
+    LayerNormParameters,
+)
+from attnspec.spec.vision import (
+    AttentionGate,
+    AttentionSkip,
+    Interpolate,
+    PatchEmbedding,
+    PatchEmbeddingParameters,
+    VitEncoder,
+)
+
+
+@variant(
+    "variance from one pass, declared",
+    operations=(LayerNorm,),
+    precision={"float32": "ieee32+one-pass-variance"},
+    differentiable=False,
+)
+class OnePass(Formulas):
+    """E[x²] − E[x]²."""
+
+    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+        """Two sums at once; what is lost to cancellation may be negative."""
+        p, mean = parameters, np.mean(x, axis=-1, keepdims=True)
+        variance = np.maximum(np.mean(x * x, axis=-1, keepdims=True) - mean * mean, 0)
+        return p.gain * (x - mean) / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
+
+
+@variant("variance updated element by element", operations=(LayerNorm, EncoderLayer), differentiable=False)
+class Welford(Formulas):
+    """Welford's recurrence, one pass without cancellation."""
+
+    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+        """Mean and sum of squares of what came before."""
+        p = parameters
+        mean, squares = np.zeros_like(x[..., :1]), np.zeros_like(x[..., :1])
+        for i in range(x.shape[-1]):
+            new = x[..., i : i + 1]
+            before, mean = mean, mean + (new - mean) / x.dtype.type(i + 1)
+            squares = squares + (new - before) * (new - mean)
+        variance = squares / x.dtype.type(max(x.shape[-1], 1))
+        return p.gain * (x - mean) / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
+
+
+@variant("deviations multiplied by a reciprocal root", operations=(LayerNorm, EncoderStack, VitEncoder))
+class ReciprocalRoot(Formulas):
+    """(x − μ)·(1/σ), then the gain."""
+
+    def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+        """One division for a row."""
+        p = parameters
+        centred = x - np.mean(x, axis=-1, keepdims=True)
+        root = 1 / np.sqrt(self.variance(centred) + x.dtype.type(self.epsilon()))
+        return (centred * root) * p.gain + p.bias
+
+
+@variant("hidden units in three parts", operations=(FeedForward, DecoderLayer))
+class HiddenInParts(Formulas):
+    """Each part of the hidden layer through both matrices, then the sum."""
+
+    def feed_forward(self, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
+        """As the layer is spread over devices."""
+        p, rows = parameters, x[..., None, :]
+        h = p.w_1.shape[0]
+        total = p.b_2
+        for i in range(3):
+            part = slice(h * i // 3, h * (i + 1) // 3)
+            hidden = self.rectified(self.project(rows, p.w_1[part]) + p.b_1[part])
+            total = total + self.project(hidden, p.w_2[:, part])
+        return total[..., 0, :]
+
+
+@variant("patches by a convolution", operations=(PatchEmbedding, VitEncoder), differentiable=False)
+class Convolved(Formulas):
+    """One product for every place in a patch, with all patches at once."""
+
+    def patch_embedding(self, image: Numbers, parameters: PatchEmbeddingParameters[Numbers]) -> Numbers:
+        """A convolution whose stride is its width."""
+        p = parameters
+        d, patch, *_ = p.w.shape
+        *batch, height, width, channels = image.shape
+        patches = height // patch * (width // patch)
+        total = np.zeros((*batch, patches, d), image.dtype)
+        for i in range(patch):
+            for j in range(patch):
+                pixels = image[..., i::patch, j::patch, :].reshape(*batch, patches, channels)
+                total = total + self.project(pixels, p.w[:, i, j])
+        return self.placed(p.class_token, total, p.positions)
+
+
+@variant("a step from the lower neighbour", operations=(Interpolate, AttentionGate, AttentionSkip))
+class Stepped(Formulas):
+    """a + t(b − a)."""
+
+    def mixed(self, lower: Numbers, upper: Numbers, share: Numbers) -> Numbers:
+        """One product."""
+        return lower + share * (upper - lower)
