@@ -156,6 +156,15 @@ def test_one_mutant_alone(tmp_path: Path) -> None:
     assert report["variants"] == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_kill_matrix_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path) -> None:
+    done = attnspec("mutants", "--only", "base 1000", "--workers", "1", "--json", "/dev/full", folder=tmp_path)
+    assert done.returncode == 2
+    assert "--json: '/dev/full' could not be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "1 of 1 killed" in done.stdout
+
+
 def test_every_kind_of_report(tmp_path: Path) -> None:
     done = attnspec(
         "check", written(tmp_path, RIGHT), "--law", "operation.oracle", "--html", "r.html", "--junit", "r.xml",
@@ -421,9 +430,14 @@ UNUSABLE = {
     ("check", "backend.py", "--json", "no/such/folder.json"): "--json: expected a file that can be written",
     ("spec", "--html", "no/such/folder.html"): "--html: expected a file that can be written; got 'no/such/folder.html'",
     ("spec", "--html", "one", "--markdown", "./one"): "--html: expected another file than that of --markdown",
+    ("mutants", "--json", "no/such/folder.json"): "--json: expected a file that can be written; got 'no/such/",
+    ("mutants", "--json", "."): "--json: expected a file that can be written; got '.': Is a directory",
+    ("mutants", "--only", "Base 1000"): "--only: expected one of base 1000, ",
     ("mutants", "--only", "base 100"): "--only: expected one of base 1000, ",
     ("mutants", "--only", "nosuch*"): "; got 'nosuch*'",
     ("show", "softmaxx"): "show: expected one of softmax",
+    ("show", "LSTM_Cell"): "show: expected one of lstm_cell, ",
+    ("check", "backend.py", "--operation", "SDPA"): "--operation: expected one of scaled_dot_product_attention, ",
     ("list", "things"): "list: expected one of operations, laws, backends, mutants; got 'things'",
 }
 

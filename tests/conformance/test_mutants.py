@@ -16,6 +16,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.reporting.writing import OutputFile
 from attnspec.conformance.running.kill_matrix import judge_mutants
 from attnspec.conformance.running.selection import matching
 from attnspec.conformance.running.trial_pool import outcomes
@@ -225,7 +226,7 @@ def run(tmp_path: Path, **subjects: Any) -> tuple[int, dict[str, Any], str]:
     given: dict[str, Any] = {"mutants": {}, "variants": {}} | subjects
     with (tmp_path / "out").open("w") as file:
         console = Console(record=True, width=160, file=file)
-        status = judge_mutants("quick", 1, False, 0, path, console, **given)
+        status = judge_mutants("quick", 1, False, 0, OutputFile(path, "--json"), console, **given)
     return status, json.loads(path.read_text()), console.export_text()
 
 

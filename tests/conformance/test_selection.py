@@ -31,6 +31,23 @@ def test_of_many_names_the_closest_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("Softmax", "softmax"),
+        ("LSTM", "lstm"),
+        ("SDPA", "scaled_dot_product_attention"),
+        ("mha", "multi_head_attention"),
+        ("MultiHeadAttention", "multi_head_attention"),
+        ("multi-head attention", "multi_head_attention"),
+    ],
+)
+def test_names_in_another_case_and_initials_are_understood(written: str, meant: str) -> None:
+    message = unknown_name("operation", written, OPERATIONS)
+    assert message.startswith(f"operation: expected one of {meant}, ")
+    assert message.endswith(f", …; got {written!r}")
+
+
+@pytest.mark.parametrize(
     ("patterns", "found"),
     [
         (["name-a"], ["name-a"]),

@@ -219,7 +219,7 @@ def mutants(
     from attnspec.conformance.variants import VARIANTS
 
     _known("--profile", profile, PROFILES)
-    _files(json=json)
+    file = _files(json=json).get("json")
     known = [*MUTANTS, *VARIANTS]
     patterns = only or ["*"]
     for pattern in patterns:
@@ -228,7 +228,7 @@ def mutants(
     chosen = matching(patterns, known)
     judged = {name: m for name, m in MUTANTS.items() if name in chosen}
     spared = {name: v for name, v in VARIANTS.items() if name in chosen}
-    status = judge_mutants(profile, seeds, matrix, workers, json, _console(), mutants=judged, variants=spared)
+    status = judge_mutants(profile, seeds, matrix, workers, file, _console(), mutants=judged, variants=spared)
     raise typer.Exit(status)
 
 

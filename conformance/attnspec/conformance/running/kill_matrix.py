@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.console import Console
 
 from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.reporting.kill_report import KillMatrix, Row
 from attnspec.conformance.reporting.kill_tables import TrialProgress, print_kill_matrix
+from attnspec.conformance.reporting.writing import OutputFile
 from attnspec.conformance.running.trial_pool import outcomes
 from attnspec.conformance.running.trials import Outcome, Task
 from attnspec.conformance.variants import VARIANTS, Variant
@@ -23,7 +23,7 @@ def judge_mutants(
     seeds: int,
     matrix: bool,
     workers: int | None,
-    json_path: Path | None,
+    file: OutputFile | None,
     console: Console,
     *,
     mutants: Mapping[str, Mutant] = MUTANTS,
@@ -45,6 +45,6 @@ def judge_mutants(
     judged, spared = ([Row(s, by_name[s.name]) for s in group.values()] for group in (mutants, variants))
     result = KillMatrix(profile, seeds, matrix, judged, spared)
     print_kill_matrix(result, console)
-    if json_path is not None:
-        json_path.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
+    if file is not None:
+        file.write(json.dumps(result.as_json(), indent=1) + "\n")
     return result.exit_status
