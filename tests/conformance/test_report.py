@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from html import unescape
 from importlib import resources
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +14,13 @@ import pytest
 from rich.console import Console
 
 from attnspec import reference
+from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging import declaration
+from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.extent import ORDER
+from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting import table
 from attnspec.conformance.reporting.report import Report, in_common
@@ -22,7 +28,7 @@ from attnspec.conformance.reporting.table import as_html, closing, print_report,
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Collector, Verdicts, case_of, record, recorded
-from attnspec.spec import OPERATIONS
+from attnspec.spec import OPERATIONS, Limits
 
 SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
 SETTINGS = Settings(operations=("softmax",), laws=("operation.oracle", "semantics.fully_masked"))
@@ -85,7 +91,7 @@ def test_what_is_not_finite_is_a_text_in_json() -> None:
 
 def test_verdicts_come_from_the_tests_to_the_collector() -> None:
     properties: list[tuple[str, object]] = [("of somebody else", [1])]
-    record([FAILED], lambda name, value: properties.append((name, value)))
+    record([FAILED], lambda name, value: properties.append((name, value)), {"queries": 3})
     verdicts = Verdicts()
     reports: tuple[tuple[str, list[tuple[str, object]], bool, str], ...] = (
         ("a.py::t[softmax-float64]", properties, False, ""),
@@ -97,6 +103,7 @@ def test_verdicts_come_from_the_tests_to_the_collector() -> None:
         test: Any = SimpleNamespace(nodeid=nodeid, user_properties=given, failed=bad, longreprtext=text)
         Collector(verdicts).pytest_runtest_logreport(test)
     assert verdicts.results == {"softmax-float64": [FAILED]}
+    assert verdicts.extents == {"softmax-float64": {"queries": 3}}
     assert verdicts.causes == {
         "softmax-float32": "no such thing",
         "dot_scores-float32": "worker 'gw0' crashed",
@@ -218,3 +225,43 @@ def test_what_is_said_of_several_laws_and_dtypes_stands_in_one_line() -> None:
         "failed: operation.empty-batch by softmax (float32, float64): raised float32",
         "failed: operation.shape, operation.dtype by softmax (float32, float64): raised X",
     ]
+
+
+def test_a_report_ends_with_what_was_not_tried() -> None:
+    plan = Plan.of(contract(), SETTINGS)
+    extents = {
+        "softmax-float64": {"queries": 3, "keys": 1300, "elements of a batch": 6},
+        "softmax-float32": {"queries": 5, "keys": 7},
+        "of another run-float32": {"queries": 9999},
+    }
+    results = {f"softmax-{d}": [passed(law, d) for law in SETTINGS.laws] for d in ("float64", "float32")}
+    verdicts = Verdicts(results, extents=extents)
+    found = Report.of(plan, verdicts, SETTINGS, 1.0)
+    assert found.tried == {"softmax": {"queries": 5, "keys": 1300, "elements of a batch": 6}}
+    assert found.not_tried == [
+        "more than 5 queries, 1,300 keys or 6 elements of a batch",
+        "bfloat16, float16",
+        "gradients",
+        "any device but cpu",
+        "calls compiled by a framework",
+    ]
+    document = found.as_json()
+    jsonschema.validate(document, SCHEMA)
+    assert (document["tried"], document["not_tried"]) == (found.tried, found.not_tried)
+    assert f"not tried: {'; '.join(found.not_tried)}" in " ".join(unescape(as_html(found)).split())
+    assert report(*everything()).not_tried[0] == "bfloat16, float16"
+
+
+def test_the_extent_of_a_run_is_that_of_its_calls() -> None:
+    backend = SimpleNamespace(name="mine", self_attention=reference.self_attention)
+    extent: dict[str, int] = {}
+    effort = Effort(corners=3, drawn=0, stride=1, gradients=1, work=2.0**12)
+    case = Case("self_attention", "float64", ("operation.oracle",))
+    judge(backend, Contract.of(backend), case, Profile(effort, effort, effort), extent=extent)
+    rows = corners(
+        OPERATIONS["self_attention"], Limits(), seed=stable_seed(0, case.operation, case.dtype), most=3, work=2.0**12
+    )
+    assert extent["queries"] == extent["keys"] == max(row.sizes["n"] for row in rows)
+    assert extent["features"] == max(row.sizes["d"] for row in rows)
+    assert extent["elements of a batch"] == max(prod(row.batch) for row in rows)
+    assert set(extent) <= set(ORDER)

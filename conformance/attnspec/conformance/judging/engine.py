@@ -14,6 +14,7 @@ from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
 from attnspec.conformance.judging.attempt import attempt, attempt_once, stable_seed
 from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.profiles import FORMULA, Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
 from attnspec.conformance.judging.results import Result, Status
@@ -139,13 +140,16 @@ def judge(
     mark: Mark = lambda law, example: None,
     skip: Mapping[str, Result] | None = None,
     stop_at_first: bool = False,
+    extent: Extent | None = None,
 ) -> list[Result]:
     """The verdicts of every law of a case.
 
     ``skip`` holds verdicts that are known already (laws that crashed the process before). ``stop_at_first`` ends at the
-    first violation, without reducing it.
+    first violation, without reducing it. ``extent`` is widened to the largest sizes of all calls.
     """
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device)
+    if extent is not None:
+        subject.extent = extent
     run = _Run(subject, profile.at(case.dtype), mark, stop_at_first)
     settled = dict(skip or {})
     run.guided = FORMULA not in settled

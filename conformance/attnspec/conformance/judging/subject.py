@@ -11,6 +11,7 @@ from attnspec.conformance.inputs.attendance import attendable, live_rows
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.extent import Extent, widen
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference import REFERENCE, choosing
@@ -42,6 +43,7 @@ class Subject(Comparisons):
         self.dtype, self.device = dtype, device
         self.observed: dict[str, str] = {}
         self.default_dtype = "float64"
+        self.extent: Extent = {}
         self.sampled = False
 
     # What the backend declares -----------------------------------------------------------------------------------
@@ -155,6 +157,7 @@ class Subject(Comparisons):
 
     def call_anew(self, arguments: Arguments) -> Results:
         """The arrays of a new call, whatever their shapes."""
+        widen(self.extent, arguments)
         found = self.outcome(self.converted(arguments))
         if isinstance(found, Raised):
             raise Violation(f"raised {found.message}", reason=Reason.RAISED, arguments=arguments)
@@ -188,6 +191,7 @@ class Subject(Comparisons):
 
     def vjp(self, arguments: Arguments, cotangents: Results) -> Results:
         """The backend's gradients by path; what it raises, or leaves out, is a violation."""
+        widen(self.extent, arguments)
         inputs = self.converted(arguments)
         found = call_safely(lambda: self._gradients_of_backend(inputs, self.like_result(cotangents, arguments)))
         if isinstance(found, Raised):

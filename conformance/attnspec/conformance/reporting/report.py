@@ -3,13 +3,14 @@
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
+from attnspec.conformance.judging.extent import Extent, widest
 from attnspec.conformance.judging.results import Result, Status, json_number
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
@@ -17,11 +18,15 @@ from attnspec.conformance.running.verdicts import Verdicts
 from attnspec.spec import SPEC_VERSION
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.semantics import QUESTIONS
 
 SCHEMA = "attnspec-report/1"
 EXIT = {"conforms": 0, "violates": 1, "unusable": 2}
 """The exit status of each verdict."""
+
+NEVER = ("calls compiled by a framework",)
+"""What the suite has no way to try."""
 
 PACKAGES = ("attnspec", "numpy", "hypothesis", "pytest", "torch", "triton", "numba", "jax")
 """Packages whose versions a report states."""
@@ -37,18 +42,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts of a run."""
+    """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called."""
 
     contract: Contract
     settings: Settings
     results: tuple[Result, ...]
     seconds: float
+    tried: Mapping[str, Extent] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float) -> "Report":
         """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
         results = (*planned_results(plan, verdicts), *missing_results(plan.contract, settings))
-        return cls(plan.contract, settings, results, seconds)
+        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts))
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -107,6 +113,22 @@ class Report:
             if set(answer.declared.values()) != {QUESTIONS[question].normative}
         }
 
+    @cached_property
+    def not_tried(self) -> list[str]:
+        """What the verdict says nothing of: greater sizes, other dtypes, gradients, devices, ways to call."""
+        largest = [f"{most:,} {words}" for words, most in widest(self.tried).items()]
+        sizes = " or ".join(filter(None, (", ".join(largest[:-1]), *largest[-1:])))
+        judged = {r.dtype for r in self.results if r.judged}
+        dtypes = [dtype for dtype in DEFAULTS if dtype not in judged] if judged & set(DEFAULTS) else []
+        gradients = not any(r.judged and LAWS[r.law].gradients for r in self.results)
+        return [
+            *([f"more than {sizes}"] if sizes else []),
+            *([", ".join(dtypes)] if dtypes else []),
+            *(["gradients"] if gradients else []),
+            f"any device but {self.settings.device}",
+            *NEVER,
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """The report as plain JSON, which ``report.schema.json`` describes."""
         contract, settings = self.contract, self.settings
@@ -143,12 +165,22 @@ class Report:
                 "not_judged": self.not_judged,
                 "error_ratio": json_number(self.error_ratio),
             },
+            "tried": {operation: dict(extent) for operation, extent in self.tried.items()},
+            "not_tried": self.not_tried,
             "results": [r.as_json() for r in self.results],
         }
 
     def as_text(self) -> str:
         """The report as the text of a JSON document."""
         return json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n"
+
+
+def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
+    """The extent of every operation, whatever the dtype."""
+    found: dict[str, dict[str, Extent]] = {}
+    for case in plan.cases:
+        found.setdefault(case.operation, {})[case.id] = verdicts.extents.get(case.id, {})
+    return {name: extent for name in OPERATIONS if name in found and (extent := widest(found[name]))}
 
 
 def planned_results(plan: Plan, verdicts: Verdicts) -> Iterable[Result]:

@@ -36,6 +36,7 @@ def print_report(report: Report, console: Console) -> None:
     for text in violations(report):
         console.print(text, soft_wrap=True)
     console.print(closing(report), highlight=False)
+    console.print(f"not tried: {'; '.join(report.not_tried)}", highlight=False)
 
 
 def chapters(report: Report) -> Table:
@@ -136,7 +137,7 @@ def violations(report: Report) -> list[Text]:
 
 
 def _lines(results: Iterable[Result]) -> list[Text]:
-    """A line for what is said of an operation, with all laws and dtypes: of several dtypes, in the words of the first."""
+    """A line for what is said of an operation, with all laws and dtypes; of dtypes in the words of the first."""
     dtypes: dict[tuple[str, str, str | None, str], list[Result]] = defaultdict(list)
     for r in results:
         dtypes[r.status, r.operation, r.reason, r.law].append(r)

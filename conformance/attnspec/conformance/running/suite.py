@@ -14,6 +14,7 @@ import pytest
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.messages import failure_message
@@ -88,18 +89,21 @@ def run_case(
     record_property: Callable[[str, object], None],
 ) -> None:
     """Judge a case, attach its verdicts to the test as a property, and fail the test if a law is violated."""
+    extent: Extent = {}
     if settings.crumbs is None:
         profile = PROFILES[settings.profile]
-        results = judge(backend, contract, case, profile, seed=settings.seed, device=settings.device)
+        results = judge(backend, contract, case, profile, seed=settings.seed, device=settings.device, extent=extent)
     else:
-        results = _judge_isolated(backend, contract, case, settings, Path(settings.crumbs))
-    record(results, record_property)
+        results = _judge_isolated(backend, contract, case, settings, Path(settings.crumbs), extent)
+    record(results, record_property, extent)
     failed = [r for r in results if r.status is Status.FAILED]
     if failed:
         pytest.fail(failure_message(failed), pytrace=False)
 
 
-def _judge_isolated(backend: Any, contract: Contract, case: Case, settings: Settings, folder: Path) -> list[Result]:
+def _judge_isolated(
+    backend: Any, contract: Contract, case: Case, settings: Settings, folder: Path, extent: Extent
+) -> list[Result]:
     """Judge a case under a watchdog, without the laws at which a worker has died before."""
     incidents = Incidents(folder, settings.hang_after)
     recorded = incidents.verdicts(case.operation, case.dtype)
@@ -121,6 +125,7 @@ def _judge_isolated(backend: Any, contract: Contract, case: Case, settings: Sett
             device=settings.device,
             mark=watchdog,
             skip=recorded,
+            extent=extent,
         )
     finally:
         watchdog.close()

@@ -5,16 +5,23 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import Result
 
 PROPERTY = "attnspec"
 """The property of a test that holds its verdicts, as JSON; pytest-xdist hands it on from a worker."""
 
+EXTENT = "attnspec-extent"
+"""The property that holds the largest sizes of its calls."""
 
-def record(results: Iterable[Result], record_property: Callable[[str, object], None]) -> None:
-    """Attach the verdicts of a case to its test."""
+
+def record(
+    results: Iterable[Result], record_property: Callable[[str, object], None], extent: Extent | None = None
+) -> None:
+    """Attach the verdicts of a case to its test, and the extent of its calls."""
     record_property(PROPERTY, [r.as_json() for r in results])
+    record_property(EXTENT, extent or {})
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
@@ -32,10 +39,11 @@ def case_of(nodeid: str) -> str:
 
 @dataclass
 class Verdicts:
-    """The verdicts of a run so far, by case, and for a case that failed without verdicts the reason."""
+    """The verdicts of a run so far, and the extent of its calls, by case; of one without verdicts, the reason."""
 
     results: dict[str, list[Result]] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
+    extents: dict[str, Extent] = field(default_factory=dict)
 
 
 VERDICTS = pytest.StashKey[Verdicts]()
@@ -53,6 +61,8 @@ class Collector:
         case, results = case_of(report.nodeid), recorded(report)
         if results is not None:
             self.verdicts.results[case] = results
+            extents = [x for name, x in report.user_properties if name == EXTENT and isinstance(x, dict)]
+            self.verdicts.extents.setdefault(case, {}).update(*extents)
         if report.failed and case not in self.verdicts.results:
             lines = report.longreprtext.strip().splitlines() or ["its process ended"]
             raised = [line[2:].strip() for line in lines if line.startswith("E ")]
