@@ -403,3 +403,12 @@ def test_a_result_of_another_structure(value: Any, message: str) -> None:
     with pytest.raises(Misfit) as raised:
         results(RECUR, value)
     assert str(raised.value) == message
+
+
+def test_a_refusal_is_remembered_like_a_binding() -> None:
+    scores = OPERATIONS["dot_scores"]
+    wrong = {"query": np.ones((2, 3)), "key": np.ones((4, 5))}
+    for given in (wrong, {name: x.copy() for name, x in wrong.items()}):
+        with pytest.raises(ShapeError, match=r"dot_scores: key: expected .*; got \(4, 5\)"):
+            bind(scores, given)
+    assert bind(scores, {**wrong, "key": np.ones((4, 3))}).result == (2, 4)

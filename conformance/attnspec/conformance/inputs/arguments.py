@@ -10,7 +10,7 @@ import numpy as np
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import Binding, bind
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, described, flatten, mapped, number_of
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, branches, described, field_names, flatten, number_of
 
 Numbers = np.ndarray[Any, Any]
 Change = Callable[[Numbers, int], Numbers]
@@ -32,13 +32,14 @@ class Arguments(Mapping[str, Any]):
         self.leaves: dict[str, Leaf] = {
             leaf.path: leaf for leaf, _ in described(operation.call, template) if isinstance(leaf, Leaf)
         }
-        self._template, self._flat = template, flatten(template)
+        self._flat = flatten(template)
+        self._rebuilt = {name: _rebuilder(x, name) for name, x in template.items()}
         self.memo: dict[str, Any] = {}
 
     def _copy(self, changes: Mapping[str, Any]) -> "Arguments":
         """A copy with the values at these paths replaced."""
         copy = object.__new__(Arguments)
-        copy.operation, copy.leaves, copy._template = self.operation, self.leaves, self._template
+        copy.operation, copy.leaves, copy._rebuilt = self.operation, self.leaves, self._rebuilt
         copy._flat = {**self._flat, **changes}
         copy.memo = {}
         return copy
@@ -57,13 +58,21 @@ class Arguments(Mapping[str, Any]):
     @cached_property
     def values_by_name(self) -> dict[str, Any]:
         """The arguments by name, as trees."""
-        return cast("dict[str, Any]", mapped(self._template, lambda path, x: self._flat.get(path, x)))
+        return {name: make(self._flat.__getitem__) for name, make in self._rebuilt.items()}
 
     @property
     def passed(self) -> dict[str, Any]:
         """The arguments of the call by name, without keyword-only ones that have their default value."""
-        hidden = {n for n in self.operation.keyword_only if self._is_default(n)}
-        return {name: x for name, x in self.values_by_name.items() if name not in hidden}
+        return {name: x for name, x in self.values_by_name.items() if name not in self._hidden}
+
+    def passed_as(self, at: Callable[[str], Any]) -> dict[str, Any]:
+        """The same arguments with what a function gives for each path in the place of arrays and options."""
+        return {name: make(at) for name, make in self._rebuilt.items() if name not in self._hidden}
+
+    @cached_property
+    def _hidden(self) -> frozenset[str]:
+        """The keyword-only arguments that have their default value."""
+        return frozenset(n for n in self.operation.keyword_only if self._is_default(n))
 
     def _is_default(self, name: str) -> bool:
         value, default = self._flat.get(name, ...), self.operation.defaults.get(name, ...)
@@ -185,6 +194,19 @@ class Arguments(Mapping[str, Any]):
     def element(self, index: tuple[int, ...]) -> "Arguments":
         """One element of the batch."""
         return self._copy({leaf.path: element(x, len(leaf.core), index) for leaf, x in self.batched})
+
+
+def _rebuilder(value: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
+    """How to make a tree like this one, compiled: from a function that gives what belongs at each path."""
+    inner = branches(value, path)
+    if inner is None:
+        return lambda at: at(path)
+    makers = [_rebuilder(part, below) for below, part in inner]
+    names = tuple(value) if isinstance(value, dict) else field_names(value)
+    if not names:
+        return lambda at: tuple([make(at) for make in makers])
+    build = dict if isinstance(value, dict) else type(value)
+    return lambda at: build(**dict(zip(names, [make(at) for make in makers], strict=True)))
 
 
 def _selected(node: Node, value: Any, size: str, change: Change) -> Any:

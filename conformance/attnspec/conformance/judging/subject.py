@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.precision import DEFAULTS, Precision
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics, asked_by_formula
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import Kind, Leaf, Misfit, Option, as_tuple, built, mapped
+from attnspec.spec.contract.tree import Kind, Leaf, Misfit, Option, as_tuple, built
 
 Results = dict[str, Numbers]
 """The arrays of a result by path, in order; a result that is one array has the path ``result``."""
@@ -104,7 +105,7 @@ class Subject(Comparisons):
 
     def converted(self, arguments: Arguments) -> dict[str, Any]:
         """The arguments as trees of the backend's arrays; what has its default value is left out."""
-        return {name: mapped(x, lambda _, leaf: self.convert(leaf)) for name, x in arguments.passed.items()}
+        return arguments.passed_as(lambda path: self.convert(arguments[path]))
 
     def invoke(self, inputs: Mapping[str, Any]) -> Any:
         """Call the operation with arrays of the backend; whatever it raises comes through."""
@@ -378,16 +379,29 @@ class Subject(Comparisons):
         return self.semantics.repeatability == "within-budget"
 
     def all_match(
-        self, got: Results, expected: Mapping[str, Any], budgets: Results, arguments: Arguments, what: str = ""
+        self,
+        got: Results,
+        expected: Mapping[str, Any],
+        budgets: Results | Callable[[], Results],
+        arguments: Arguments,
+        what: str = "",
     ) -> None:
-        """Every array of a result is within its budgets of what is expected; ``what`` is said before its name."""
+        """Every array of a result is within its budgets of what is expected; ``what`` is said before its name.
+
+        Budgets that have to be computed first are asked for only if numbers differ.
+        """
         for leaf in self.operation.outputs:
             title = f"{what} {self.titled(leaf)}".strip()
-            self.matches(got[leaf.path], expected[leaf.path], budgets[leaf.path], arguments, title)
+            budget = partial(_budget_at, budgets, leaf.path) if callable(budgets) else budgets[leaf.path]
+            self.matches(got[leaf.path], expected[leaf.path], budget, arguments, title)
 
     def exact(self, x: Any) -> Numbers:
         """The nearest numbers that the tested dtype can hold."""
         return exact_in(x, self.dtype)
+
+
+def _budget_at(budgets: Callable[[], Results], path: str) -> Numbers:
+    return budgets()[path]
 
 
 def _budgets(found: Mapping[str, Judged]) -> Results:

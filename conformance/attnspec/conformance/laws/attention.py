@@ -230,9 +230,10 @@ def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generat
         inputs = subject.converted(given)
         inputs |= dict.fromkeys(paths, inputs[attended[0]])
         got = subject.numbers(subject.demanded(inputs))
-        expected, budget = wide(subject.call(given)), subject.budget(given)
+        expected = wide(subject.call(given))
         subject.holds(got.shape == expected.shape, f"one array as {' and '.join(paths)} changes the shape", given)
-        subject.matches(got, expected, 2 * budget, given, f"with one array as {' and '.join(paths)}, the result")
+        what = f"with one array as {' and '.join(paths)}, the result"
+        subject.matches(got, expected, lambda: 2 * subject.budget(given), given, what)
     return True
 
 

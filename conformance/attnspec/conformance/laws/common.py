@@ -131,9 +131,12 @@ def permuted_alike(
             continue
         order = rng.permutation(given.size(size))
         permuted = given.along(size, take(order))
-        budgets = picked(subject.budgets(given), size, order, subject, given)
         expected = picked(doubles(subject.results(given)), size, order, subject, given)
-        subject.all_match(subject.results(permuted), expected, twice(budgets), permuted, what)
+
+        def budgets(size: str = size, order: Numbers = order) -> Results:
+            return twice(picked(subject.budgets(given), size, order, subject, given))
+
+        subject.all_match(subject.results(permuted), expected, budgets, permuted, what)
         judged = True
     return judged
 

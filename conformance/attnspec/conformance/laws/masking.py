@@ -139,9 +139,8 @@ def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Gene
     """Pass the causal mask as `mask`, joined with the mask that is given."""
     given = arguments.under_causal()
     spelled = given.plain().with_mask(allowed(subject, given))
-    budgets = subject.budgets(given)
-    expected = doubles(subject.results(spelled))
-    subject.all_match(subject.results(given), expected, twice(budgets), given, "with `causal`,")
+    expected, budgets = doubles(subject.results(spelled)), partial(_twice_budgets, subject, given)
+    subject.all_match(subject.results(given), expected, budgets, given, "with `causal`,")
     return True
 
 
@@ -263,10 +262,12 @@ def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator,
         return False
     padded, base = hiding(arguments, size, length)
     cut = base.along(size, keep(length))
-    expected, budgets = doubles(subject.results(cut)), subject.budgets(padded)
-    first = np.arange(length)
-    got, budgets = (picked(x, size, first, subject, padded) for x in (subject.results(padded), budgets))
-    budgets = together(budgets, subject.budgets(cut))
+    expected, first = doubles(subject.results(cut)), np.arange(length)
+    got = picked(subject.results(padded), size, first, subject, padded)
+
+    def budgets() -> Results:
+        return together(picked(subject.budgets(padded), size, first, subject, padded), subject.budgets(cut))
+
     subject.all_match(got, expected, budgets, padded, f"with positions masked from {length} on,")
     return True
 
@@ -282,9 +283,9 @@ def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Gen
         if small.shape == full.shape or not small.size:
             continue
         narrow, wide_mask = given.with_mask(small, keys), given.with_mask(full, keys)
-        budgets = subject.budgets(narrow)
         expected = doubles(subject.results(wide_mask))
-        subject.all_match(subject.results(narrow), expected, twice(budgets), narrow, "under a mask that broadcasts,")
+        budgets = partial(_twice_budgets, subject, narrow)
+        subject.all_match(subject.results(narrow), expected, budgets, narrow, "under a mask that broadcasts,")
         judged = True
     return judged
 
@@ -305,15 +306,15 @@ def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Gener
             mask = rng.random(shape) < 0.6
             mask[..., 0] = True
             masked = given.with_mask(mask, keys)
-            whole, budgets = subject.results(masked), subject.budgets(masked)
+            whole = subject.results(masked)
             for index in np.ndindex(*batch):
                 alone = subject.results(masked.element(index))
                 what = f"for element {index} of the batch, under its mask,"
                 for leaf in subject.operation.outputs:
                     path = leaf.path
-                    title = f"{what} {subject.titled(leaf)}"
-                    got, budget = whole[path][index], 2 * budgets[path][index]
-                    subject.matches(got, wide(alone[path]), budget, masked, title)
+                    got, expected, title = whole[path][index], wide(alone[path]), f"{what} {subject.titled(leaf)}"
+                    budget = partial(_element_budget, subject, masked, path, index)
+                    subject.matches(got, expected, budget, masked, title)
         judged = True
     return judged
 
@@ -324,10 +325,17 @@ def all_true(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     none = arguments.without_masks()
     masks = subject.operation.masks
     full = none.replaced({leaf.path: np.ones(mask_shape(none, keys), bool) for keys, leaf in masks.items()})
-    budgets = subject.budgets(none)
-    expected = doubles(subject.results(none))
-    subject.all_match(subject.results(full), expected, twice(budgets), full, "under a mask that allows everything,")
+    expected, budgets = doubles(subject.results(none)), partial(_twice_budgets, subject, none)
+    subject.all_match(subject.results(full), expected, budgets, full, "under a mask that allows everything,")
     return True
+
+
+def _twice_budgets(subject: Subject, arguments: Arguments) -> Results:
+    return twice(subject.budgets(arguments))
+
+
+def _element_budget(subject: Subject, arguments: Arguments, path: str, index: tuple[int, ...]) -> Any:
+    return _twice_budgets(subject, arguments)[path][index]
 
 
 def _sides(arguments: Arguments) -> tuple[str, str]:

@@ -213,13 +213,16 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
 @checks(law.REJECTION)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Make the shape of every argument wrong in turn, including that of the mask."""
-    tried = False
-    for path, broken in violations(_masked(arguments)):
+    tried, whole = False, _masked(arguments)
+    # Converted once for all calls: none of them computes anything.
+    fitting = {path: subject.convert(x) for path, x in whole.items()}
+    for path, broken in violations(whole):
         expected = _complaint(broken)
         if expected is None:
             continue
         tried = True
-        result = subject.outcome(subject.converted(broken))
+        inputs = fitting | {path: subject.convert(broken[path])}
+        result = subject.outcome(broken.passed_as(inputs.__getitem__))
         if not isinstance(result, Raised):
             got = " and ".join(f"{np.shape(x)}" for x in result.values())
             raise Violation(

@@ -49,7 +49,7 @@ SIZES: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
 def _samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
     for batch, queries, keys, features in SIZES:
         small = len(batch) <= subject.limits.max_batch_dims
-        yield sample(subject, rng, batch if small else (), queries=queries, keys=keys, features=features)
+        yield sample(subject, rng, batch if small else (), queries=queries, keys=keys, heads=2, features=features)
 
 
 def probes(question: str) -> Callable[[Probe], Probe]:
@@ -100,6 +100,8 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
 def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> Sighting:
     """The choice that rows without attendable keys show; numbers of other rows that are wrong are a violation."""
     rows = got[dead]
+    if (rows == 0).all() and (_plain(masked, subject)[dead] == 0).all():
+        return Sighting("zero", masked)
     normative = subject.normative_oracle(masked)
     expected, budget = normative.value[dead], normative.budget[dead]
     # What adds something to the attention, such as a layer, rounds; attention alone is exactly 0.
@@ -127,6 +129,12 @@ def _right_numbers(subject: Subject, given: Arguments, question: str) -> None:
     got, oracle = subject.call(given), subject.normative_oracle(given)
     title = f"{question} cannot be told: where it is not asked, the result"
     subject.matches(got, oracle.value, oracle.budget, given, title)
+
+
+def _plain(masked: Arguments, subject: Subject) -> Numbers:
+    """The leading result of the formula, without its errors."""
+    found = results(masked.operation, subject.formula()(**masked.values_by_name))
+    return np.asarray(next(x for leaf, x in found if leaf.path == masked.operation.leading.path))
 
 
 def _even(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
@@ -212,10 +220,9 @@ def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
                 mask[..., -1, -1] = True
             masked = given.plain().with_mask(mask, keys)
             clean = subject.call(masked)
-            budget = subject.budget(masked)
             for i, leaf in enumerate(_of_keys(subject, keys)):
                 poison = np.nan if (i + everybody) % 2 else np.inf
-                seen.append(_leak(subject, masked, keys, mask, clean, budget, leaf, poison))
+                seen.append(_leak(subject, masked, keys, mask, clean, leaf, poison))
     return [found for found in seen if found.choice == "propagates"] or seen
 
 
@@ -225,8 +232,7 @@ def _of_keys(subject: Subject, keys: str | None) -> list[Leaf]:
 
 
 def _leak(
-    subject: Subject, masked: Arguments, keys: str, mask: Numbers, clean: Numbers, budget: Numbers, leaf: Leaf,
-    poison: float,
+    subject: Subject, masked: Arguments, keys: str, mask: Numbers, clean: Numbers, leaf: Leaf, poison: float,
 ) -> Sighting:  # fmt: skip
     """Whether NaN or an infinity at the last key reaches a row that may not attend to it."""
     x = masked.array(leaf.path).copy()
@@ -241,8 +247,11 @@ def _leak(
     if keys == subject.operation.asking:
         rows = rows & (np.arange(mask.shape[-2])[:, None] < mask.shape[-2] - 1)
     rows = np.broadcast_to(rows, got.shape)
+    if np.array_equal(got[rows], clean[rows]):
+        return Sighting("excluded", poisoned)
     with np.errstate(invalid="ignore"):
-        kept = np.abs(wide(got)[rows] - wide(clean)[rows]) <= 2 * np.broadcast_to(budget, got.shape)[rows]
+        budget = np.broadcast_to(subject.budget(masked), got.shape)[rows]
+        kept = np.abs(wide(got)[rows] - wide(clean)[rows]) <= 2 * budget
     return Sighting("excluded" if kept.all() else "propagates", poisoned)
 
 

@@ -58,11 +58,8 @@ def context_follows_content(subject: Subject, arguments: Arguments, rng: np.rand
     order[[0, -1]] = order[[-1, 0]]
     given = arguments.with_mask(None)
     exchanged = given.along(size, take(order))
-    budget = subject.budget(given)
-    expected = wide(subject.call(given))
-    subject.matches(
-        subject.call(exchanged), expected, 2 * budget, exchanged, "with two annotations exchanged, the context"
-    )
+    expected, what = wide(subject.call(given)), "with two annotations exchanged, the context"
+    subject.matches(subject.call(exchanged), expected, lambda: 2 * subject.budget(given), exchanged, what)
     return True
 
 

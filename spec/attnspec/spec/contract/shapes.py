@@ -76,25 +76,26 @@ def bind(operation: Operation, values: Mapping[str, Any]) -> Binding:
     """The sizes of a call: ``values`` maps arguments to trees of whatever has a ``shape``, sizes to numbers.
 
     An argument that is missing or None is not given. Raises :class:`ShapeError` for the first argument that does not
-    fit. Bindings are cached by shapes.
+    fit. What was found is cached by shapes.
     """
     key = _key(operation, values)
     known = operation.bindings
     try:
-        seen: Binding | None = known.get(key)
+        seen: Binding | Misfit | None = known.get(key)
     except TypeError:  # a shape that cannot be hashed, such as a list
         key = seen = None
-    if seen is not None:
-        return seen
-    try:
-        binding = _bound(operation, values)
-    except Misfit as error:
-        raise ShapeError(operation.name, error.path, error.expected, error.got) from None
-    if key is not None:
-        if len(known) >= REMEMBERED:
-            known.clear()
-        known[key] = binding
-    return binding
+    if seen is None:
+        try:
+            seen = _bound(operation, values)
+        except Misfit as error:
+            seen = error.with_traceback(None)  # whose frames hold the arrays
+        if key is not None:
+            if len(known) >= REMEMBERED:
+                known.clear()
+            known[key] = seen
+    if isinstance(seen, Misfit):
+        raise ShapeError(operation.name, seen.path, seen.expected, seen.got)
+    return seen
 
 
 def results(operation: Operation, value: Any) -> list[tuple[Leaf, Any]]:
@@ -132,7 +133,8 @@ def _bound(operation: Operation, values: Mapping[str, Any]) -> Binding:
     def counted(branch: Branch, path: str, number: int) -> None:
         _say(binding, branch.count, path, number, f"{number} of them")
 
-    for node, value in described(operation.call, values, counted=counted):
+    call = zip(operation.call.names, operation.call.nodes, strict=True)
+    for node, value in (x for name, n in call for x in described(n, values.get(name), name, counted=counted)):
         if value is None:
             continue
         if isinstance(node, Option):
@@ -177,6 +179,8 @@ def _say(
     binding: Binding, size: str, path: str, number: int, got: Any, leaf: Leaf | None = None, written: str = ""
 ) -> None:
     """Bind a size to a number; :class:`Misfit` if it is bound to another one, or the number is too small."""
+    if binding.sizes.get(size) == number:  # it was not too small when it was bound
+        return
     known = binding.sizes.setdefault(size, number)
     origin = binding.origin.setdefault(size, path)
     least = binding.operation.least(size)

@@ -226,41 +226,41 @@ def as_source(value: Any, show: Callable[[Any], str]) -> str:
 # Descriptions ---------------------------------------------------------------------------------------------------------
 
 
-def described(
-    node: Node,
-    value: Any,
-    path: str = "",
-    items: Items = (),
-    counted: Callable[[Branch, str, int], None] | None = None,
-) -> Iterator[tuple[Leaf | Option, Any]]:
+Described: TypeAlias = list[tuple[Leaf | Option, Any]]
+Placed: TypeAlias = list[tuple[Leaf | Option, Items, Any]]
+Counter: TypeAlias = Callable[[Branch, str, int], None]
+"""It is called with the number of similar trees."""
+
+
+def described(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Described:
     """The arrays and options of a value with their descriptions, None for those that are not given.
 
-    :class:`Misfit` if the value has another structure. ``counted`` is called with the number of similar trees.
+    :class:`Misfit` if the value has another structure.
     """
-    for inner, at, x in placed(node, value, path, items, counted):
-        yield (inner.at(at) if at and isinstance(inner, Leaf) else inner), x
+    places = placed(node, value, path, counted)
+    return [(inner.at(at) if at and isinstance(inner, Leaf) else inner, x) for inner, at, x in places]
 
 
-def placed(
-    node: Node,
-    value: Any,
-    path: str = "",
-    items: Items = (),
-    counted: Callable[[Branch, str, int], None] | None = None,
-) -> Iterator[tuple[Leaf | Option, Items, Any]]:
+def placed(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Placed:
     """What :func:`described` gives, with the items instead of a description of each: PyTorch can trace this one."""
+    found: Placed = []
+    _place(node, value, path, (), counted, found)
+    return found
+
+
+def _place(node: Node, value: Any, path: str, items: Items, counted: Counter | None, found: Placed) -> None:
     if not isinstance(node, Branch):
-        yield node, items, value
+        found.append((node, items, value))
         return
     if value is None and node.optional:
-        yield from ((replace(inner, optional=True), items, None) for inner in walked(node) if isinstance(inner, Leaf))
+        found += [(replace(inner, optional=True), items, None) for inner in walked(node) if isinstance(inner, Leaf)]
         return
     parts = _parts(node, value, path)
     if node.many and counted is not None:
         counted(node, path, len(parts))
     for number, part in enumerate(parts):
-        inside = (*items, number) if node.many else items
-        yield from placed(node.node(number), part, node.part_path(number, path), inside, counted)
+        below = node.part_path(number, path) if isinstance(inner := node.node(number), Branch) else ""
+        _place(inner, part, below, (*items, number) if node.many else items, counted, found)
 
 
 def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
