@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -386,22 +385,15 @@ class Subject(Comparisons):
         arguments: Arguments,
         what: str = "",
     ) -> None:
-        """Every array of a result is within its budgets of what is expected; ``what`` is said before its name.
-
-        Budgets that have to be computed first are asked for only if numbers differ.
-        """
+        """Every array of a result is within its budgets of what is expected; ``what`` is said before its name."""
         for leaf in self.operation.outputs:
             title = f"{what} {self.titled(leaf)}".strip()
-            budget = partial(_budget_at, budgets, leaf.path) if callable(budgets) else budgets[leaf.path]
+            budget = (lambda leaf=leaf: budgets()[leaf.path]) if callable(budgets) else budgets[leaf.path]
             self.matches(got[leaf.path], expected[leaf.path], budget, arguments, title)
 
     def exact(self, x: Any) -> Numbers:
         """The nearest numbers that the tested dtype can hold."""
         return exact_in(x, self.dtype)
-
-
-def _budget_at(budgets: Callable[[], Results], path: str) -> Numbers:
-    return budgets()[path]
 
 
 def _budgets(found: Mapping[str, Judged]) -> Results:
