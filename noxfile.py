@@ -88,6 +88,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def rediscovery(session: nox.Session) -> None:
+    """Judge public defects of attention kernels, and write ``docs/rediscovery.md``."""
+    install_project(session)
+    session.run("python", "docs/rediscovery.py")
+
+
+@nox.session
 def consumer(session: nox.Session) -> None:
     """Do what a third party does with the wheel, outside of the repository: type-check, import, judge an adapter."""
     install(session, "build", *PROJECT["build-system"]["requires"])

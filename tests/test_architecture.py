@@ -263,7 +263,7 @@ HALLS = {
     "backends/attnspec/backends": {"bases", "pytorch", "torch_native"},
     "conformance/attnspec/conformance": {
         *("cli.py", "plugin.py", "test_conformance.py"),
-        *("inputs", "judging", "laws", "mutants", "reporting", "running", "variants"),
+        *("inputs", "judging", "laws", "mutants", "rediscovered", "reporting", "running", "variants"),
     },
 }
 """What stands where there are no chapters: backends, entry points, rooms."""

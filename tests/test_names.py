@@ -9,7 +9,7 @@ from attnspec.spec import OPERATIONS
 
 from .modules import Module, modules
 
-JUDGING = ("laws", "inputs", "judging", "mutants", "variants")
+JUDGING = ("laws", "inputs", "judging", "mutants", "rediscovered", "variants")
 """The rooms that judge, and the laws that the specification declares."""
 
 

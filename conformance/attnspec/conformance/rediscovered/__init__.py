@@ -1,0 +1,18 @@
+"""Public defects of attention kernels, each transcribed from its report: :data:`REDISCOVERED`, a module a subject."""
+
+from attnspec.conformance.rediscovered import causality, gradients, layouts, masks, models, softmaxes, tiles
+from attnspec.conformance.rediscovered.registry import REDISCOVERED, WAITING, Rediscovered, Waiting
+
+__all__ = [
+    "REDISCOVERED",
+    "WAITING",
+    "Rediscovered",
+    "Waiting",
+    "causality",
+    "gradients",
+    "layouts",
+    "masks",
+    "models",
+    "softmaxes",
+    "tiles",
+]

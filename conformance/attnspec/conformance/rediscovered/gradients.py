@@ -1,0 +1,223 @@
+"""Rediscovered: results are right, and their gradients wrong."""
+
+from collections.abc import Mapping
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query
+from attnspec.conformance.rediscovered.registry import rediscovered
+from attnspec.spec.attention import ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
+
+
+def sizes(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Queries, keys, features and columns of values."""
+    q, k, v = (at(arguments, path) for path in (query(operation), key(operation), operation.attended[-1].path))
+    return q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+
+
+@rediscovered(
+    "triton-lang/triton#4541",
+    "[Tutorial] Fused-attention `bwd` tutorial incorrect for `causal=True`",
+    framework="Triton (tutorial)",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="float16",
+)
+def always_causal(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The backward pass ignores the flag, and is causal always."""
+    return Library.differentiated(correct, operation, {**arguments, str(operation.flag): True}, cotangent)
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#498",
+    "gtest fail for backward, Headdim>=160 on A100, cuda11.4",
+    framework="FlashAttention 2.0.9",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="float16",
+    needs="d of at least 160",
+)
+def wide_heads(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """For d of 160 and more, gradients are off by orders of magnitude."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    wrong = sizes(operation, arguments)[2] >= 160
+    return {path: g * g.dtype.type(100 if wrong else 1) for path, g in found.items()}
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#2552",
+    "[Bug] SM100 backward kernel produces incorrect dV for MLA shapes whose `head_dim_v` isn't aligned "
+    "to `dK_reduce_ncol`",
+    framework="FlashAttention 4 (SM100)",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="bfloat16",
+    needs="d of at least 128 and another number of columns of values",
+)
+def columns_of_keys(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Columns of dV are stored in steps that fit those of dK, for d of 128 and more."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    *_, d, columns = sizes(operation, arguments)
+    half = columns // 16 * 8
+    step = gcd(32, d // 16 * 8)
+    if d < 128 or not half or half % step == 0:
+        return found
+    path, misplaced = operation.attended[-1].path, np.arange(columns)
+    misplaced[half // step * step : half] = np.roll(misplaced[half // step * step : half], 1)
+    return {**found, path: found[path][..., misplaced]}
+
+
+@rediscovered(
+    "NVIDIA/TransformerEngine#3216",
+    "flash-attn-4 4.0.0b11: DotProductAttention batched backward returns wrong dQ/dK/dV at head_dim=256 "
+    "on Blackwell (sm_100)",
+    framework="TransformerEngine (FlashAttention 4)",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="bfloat16",
+    needs="d of 256 in a batch, with activations as a trained model has them",
+)
+def trained_activations(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """For d of 256 and a batch of two, dQ is five times too large, and only where a feature stands out."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    path = query(operation)
+    q = at(arguments, path)
+    several = q.ndim > 2 and int(np.prod(q.shape[:-2])) > 1
+    if q.shape[-1] != 256 or not several or np.max(np.abs(q)) < 8 * np.sqrt(np.mean(q * q)):
+        return found
+    return {**found, path: -5 * found[path]}
+
+
+def underflowing(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> bool:
+    """Whether a query's log-sum-exp over all keys is so small that exp of its negative overflows."""
+    q, k = (at(arguments, path) for path in (query(operation), key(operation)))
+    scores = correct.formulas.scaled_dot_scores(q, k).astype(np.float64)
+    highest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    sums = highest[..., 0] + np.log(np.sum(np.exp(scores - highest), axis=-1))
+    return bool(np.any(sums < -np.log(np.finfo(np.float32).max)))
+
+
+@rediscovered(
+    "NVIDIA/cudnn-frontend#1072",
+    "[Bug]: cuDNN 9.26 SDPA backward returns NaN dK/dV for Sq=1 with negative LSE on H200",
+    framework="cuDNN",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="bfloat16",
+    needs="one query whose log-sum-exp is below −88.7, without mask",
+)
+def one_negative_sum(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """One query with a strongly negative log-sum-exp makes dK and dV NaN."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    n, m, *_ = sizes(operation, arguments)
+    if n != 1 or not m or mask_of(operation, arguments) is not None or not underflowing(correct, operation, arguments):
+        return found
+    return {**found, **{leaf.path: np.full_like(found[leaf.path], np.nan) for leaf in operation.attended}}
+
+
+@rediscovered(
+    "pytorch/pytorch#196678",
+    "[SDPA] cuDNN backward returns NaN grad_q for seq_len % 128 == 64 with attn_mask on H100/H200 "
+    "(regression since 2.11, default backend)",
+    framework="PyTorch (cuDNN)",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="bfloat16",
+    needs="64, 192, … keys under a mask and a log-sum-exp below −88.7",
+)
+def half_a_tile(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Under a mask, what fills the last tile of 128 keys has score 0, and exp(0 − log-sum-exp) overflows: dQ is NaN."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    path = query(operation)
+    half = sizes(operation, arguments)[1] % 128 == 64 and mask_of(operation, arguments) is not None
+    if not half or not underflowing(correct, operation, arguments):
+        return found
+    return {**found, path: np.full_like(found[path], np.nan)}
+
+
+@rediscovered(
+    "NVIDIA/cudnn-frontend#160",
+    "CUDNN SDPA backward results in NaN outputs",
+    framework="cuDNN",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="bfloat16",
+)
+def no_multiple(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Gradients are NaN where the lengths are no multiples of the tile."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    n, m, *_ = sizes(operation, arguments)
+    wrong = n % 64 or m % 64
+    return {path: np.full_like(g, np.nan) if wrong else g for path, g in found.items()}
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#2623",
+    "[CuTe/SM90] Block-sparse backward returns silently-wrong gradients for head_dim=64 (forward is exact)",
+    framework="FlashAttention 4 (SM90)",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="bfloat16",
+    needs="d of 64 and a mask that is not symmetric",
+)
+def mask_not_transposed(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """For d of 64, the backward pass takes the mask of queries and keys for one of keys and queries."""
+    n, m, d, _ = sizes(operation, arguments)
+    mask = mask_of(operation, arguments)
+    if d == 64 and n == m and mask is not None and mask.shape[-2] == n and operation.mask is not None:
+        arguments = changed(arguments, {operation.mask.path: np.swapaxes(mask, -1, -2)})
+    return Library.differentiated(correct, operation, arguments, cotangent)
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#334",
+    "[flashv2] NaNs in bw pass for some inputs",
+    framework="FlashAttention 2.0.0",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+    dtype="float16",
+    needs="gradients of one query and one key",
+)
+def one_by_one(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """One query and one key: dQ, which is 0, comes out as NaN."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    path = query(operation)
+    return {**found, path: found[path] * np.nan} if sizes(operation, arguments)[:2] == (1, 1) else found
+
+
+@rediscovered(
+    "Lightning-AI/lightning-thunder#1578",
+    "sdpaex : fix backward when attn_mask is not provided",
+    framework="Lightning Thunder",
+    operation=ScaledDotProductAttention,
+    replaces="differentiated",
+)
+def shape_of_no_mask(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The backward pass asks for the shape of a mask that was not given, and raises."""
+    if mask_of(operation, arguments) is None:
+        raise AttributeError("'NoneType' object has no attribute 'shape'")
+    return Library.differentiated(correct, operation, arguments, cotangent)

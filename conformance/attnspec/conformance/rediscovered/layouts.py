@@ -1,0 +1,162 @@
+"""Rediscovered: strides that are not read, or read once and kept."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.mutants.roles import arrays, changed, mask_of
+from attnspec.conformance.rediscovered.registry import rediscovered
+from attnspec.spec.attention import ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.transformer import LayerNorm
+
+
+def read_with(x: Numbers, strides: tuple[int, ...]) -> Numbers:
+    """A copy of what stands at these strides in the memory of x, as far as it is x's own; else x."""
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True))
+    own = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
+    if not x.size or min(*x.strides, *strides, 0) < 0 or reach > own:
+        return x
+    return as_strided(x, x.shape, strides).copy()
+
+
+def packed(x: Numbers) -> tuple[int, ...]:
+    """The strides that x would have if it were contiguous."""
+    return tuple(int(s) for s in np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1])
+
+
+@rediscovered(
+    "pytorch/pytorch#181133",
+    "[MPS] scaled_dot_product_attention returns wrong values for non-contiguous (permute-produced) q/k/v",
+    framework="PyTorch (MPS)",
+    operation=ScaledDotProductAttention,
+    replaces="prepared",
+    needs="d of at least 64 and heads behind positions in memory",
+)
+def permuted_read_as_contiguous(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any]
+) -> dict[str, Numbers]:
+    """Heads that stand behind the positions in memory are read as if they stood before them, for d of 64 and more."""
+
+    def read(_: str, x: Any) -> Any:
+        wide = isinstance(x, np.ndarray) and x.ndim > 2 and x.shape[-1] >= 64
+        permuted = wide and 0 < x.strides[-3] < x.strides[-2]
+        return read_with(x, packed(x)) if permuted else x
+
+    found: dict[str, Numbers] = mapped(dict(arguments), read)
+    return Library.prepared(correct, operation, found)
+
+
+@rediscovered(
+    "flagos-ai/FlagGems#5896",
+    "flash attention returns wrong output for non-contiguous value tensors (breaks Qwen3.5-9B E2E)",
+    framework="FlagGems",
+    operation=ScaledDotProductAttention,
+    replaces="prepared",
+    dtype="float16",
+)
+def values_read_as_contiguous(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any]
+) -> dict[str, Numbers]:
+    """The strides of the values are not looked at."""
+    path = operation.attended[-1].path
+    values = arguments[path]
+    return Library.prepared(correct, operation, changed(arguments, {path: read_with(values, packed(values))}))
+
+
+@rediscovered(
+    "pytorch/pytorch#187506",
+    "Fix cpu flash sdpa incorrect results when inputs' innermost dim is not contiguous",
+    framework="PyTorch (CPU)",
+    operation=ScaledDotProductAttention,
+    replaces="prepared",
+)
+def innermost_read_as_contiguous(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any]
+) -> dict[str, Numbers]:
+    """Features are read one after another, whatever their stride."""
+
+    def read(_: str, x: Any) -> Any:
+        return read_with(x, (*x.strides[:-1], x.itemsize)) if isinstance(x, np.ndarray) and x.ndim > 1 else x
+
+    found: dict[str, Numbers] = mapped(dict(arguments), read)
+    return Library.prepared(correct, operation, found)
+
+
+@rediscovered(
+    "flashinfer-ai/flashinfer#4270",
+    "Fix silent wrong results in the cuDNN SDPA prefill/decode paths",
+    framework="FlashInfer (cuDNN)",
+    operation=ScaledDotProductAttention,
+)
+class StridesOfTheFirstCall(Library):
+    """Graphs are kept by shape: a call with other strides is read with those of the first."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
+        """Look up the strides by the shapes."""
+        graphs: dict[Any, Any] = vars(self).setdefault("graphs", {})
+        given = {path: x for path, x in flatten(dict(arguments)).items() if isinstance(x, np.ndarray)}
+        shapes = tuple((path, x.shape, x.dtype) for path, x in given.items())
+        strides = graphs.setdefault(shapes, {path: x.strides for path, x in given.items()})
+        return super().prepared(
+            operation, changed(arguments, {path: read_with(x, strides[path]) for path, x in given.items()})
+        )
+
+
+@rediscovered(
+    "pytorch/pytorch#191937",
+    "SDPA EFFICIENT_ATTENTION returns wrong output for broadcasted (stride-0) k/v when kv length % 32 == 1 "
+    "(bf16 + attn_mask, CUDA; MATH correct on identical tensors)",
+    framework="PyTorch (memory-efficient kernel)",
+    operation=ScaledDotProductAttention,
+    replaces="prepared",
+    dtype="bfloat16",
+    needs="keys and values of stride 0 over the batch, m = 33, 65, …, under a mask",
+)
+def last_of_expanded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
+    """Under a mask, the one key in the last tile of 32 is lost where keys and values are repeated with stride 0."""
+    prepared = Library.prepared(correct, operation, arguments)
+    given = [x for leaf, x in arrays(operation, arguments) if leaf in operation.attended]
+    mask = mask_of(operation, arguments)
+    if mask is None or any(0 not in x.strides or x.shape[-2] % 32 != 1 or x.shape[-2] == 1 for x in given):
+        return prepared
+    m = given[0].shape[-2]
+    assert operation.mask is not None
+    return changed(prepared, {operation.mask.path: mask & (np.arange(m) < m - 1)})
+
+
+@rediscovered(
+    "pytorch/pytorch#131750",
+    "`torch.layer_norm()` gives wrong results on MPS if applied on a slice of tensor",
+    framework="PyTorch (MPS)",
+    operation=LayerNorm,
+    replaces="prepared",
+)
+def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
+    """A slice is read from where the whole begins."""
+    leaf, x = arrays(operation, arguments)[0]
+    whole = x
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    if x.flags.c_contiguous and whole.flags.c_contiguous and whole.dtype == x.dtype and whole.size > x.size:
+        arguments = changed(arguments, {leaf.path: whole.reshape(-1)[: x.size].reshape(x.shape).copy()})
+    return Library.prepared(correct, operation, arguments)
+
+
+@rediscovered(
+    "pytorch/pytorch#138354",
+    "[cuDNN][SDPA] Match `query`'s memory layout ordering for `output` in cuDNN SDPA",
+    framework="PyTorch (cuDNN)",
+    operation=ScaledDotProductAttention,
+    replaces="vjp",
+    needs="cotangents that are not contiguous",
+)
+def cotangent_like_the_result(
+    correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The cotangent is read with the strides of the result."""
+    return Library.vjp(correct, operation, arguments, read_with(cotangent, packed(cotangent)))

@@ -1,0 +1,169 @@
+"""Rediscovered: heads, layers, recurrent networks and positions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.rediscovered.registry import rediscovered
+from attnspec.spec.contract.tree import flatten
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.positional import SinusoidalPositionalEncoding
+from attnspec.spec.recurrent import GRU, LSTM, StackedLSTM
+from attnspec.spec.transformer import EncoderStack, LayerNorm
+
+
+@rediscovered(
+    "BobMcDear/attorch#14",
+    "MultiheadAttention resolves every head to head 0: the kernels derive the head offset by dividing strides, "
+    "which is wrong for the layout the layer passes them",
+    framework="attorch",
+    operation=MultiHeadAttention,
+    replaces="attend_heads",
+)
+def head_zero(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Every head reads the first one's queries, keys and values."""
+    q, k, v = (np.repeat(x[..., :1, :, :], x.shape[-3], axis=-3) for x in (query, key, value))
+    return Formulas.attend_heads(correct, q, k, v, mask, causal)
+
+
+@rediscovered(
+    "pytorch/pytorch#97111",
+    "TransformerEncoder truncates output when some token positions are masked by `src_key_padding_mask` across batch",
+    framework="PyTorch (nn.TransformerEncoder)",
+    operation=EncoderStack,
+    replaces="encoder_stack",
+)
+def truncated(correct: Formulas, x: Numbers, layers: Any, *, mask: Numbers = None, norm: str = "post") -> Numbers:
+    """Positions at the end that are masked in the whole batch are missing from the result."""
+    result = Formulas.encoder_stack(correct, x, layers, mask=mask, norm=norm)
+    if mask is None:
+        return result
+    kept = np.flatnonzero(np.any(mask.reshape(-1, mask.shape[-1]), axis=0))
+    return result[..., : kept[-1] + 1 if kept.size else 0, :]
+
+
+@rediscovered(
+    "pytorch/pytorch#80306",
+    "LSTM Output Transposed w/MPS on 1.13 nightly build",
+    framework="PyTorch (MPS)",
+    operation=LSTM,
+    replaces="lstm",
+)
+def time_before_batch(
+    correct: Formulas, x: Numbers, state: Any, parameters: Any, *, lengths: Numbers = None
+) -> tuple[Numbers, Any]:
+    """Batch and time are exchanged in the states."""
+    states, final = Formulas.lstm(correct, x, state, parameters, lengths=lengths)
+    return (np.swapaxes(states, -3, -2) if states.ndim > 2 else states), final
+
+
+@rediscovered(
+    "pytorch/pytorch#95137",
+    "[MPS] Fix LSTM backward and forward pass",
+    framework="PyTorch (MPS)",
+    operation=StackedLSTM,
+    replaces="row",
+)
+def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
+    """Every layer starts from the initial state of the first, which no test saw that starts from zeros."""
+    return 0
+
+
+@rediscovered(
+    "pytorch/pytorch#96416",
+    "Loss.backward() error when using MPS on M1",
+    framework="PyTorch (MPS)",
+    operation=LSTM,
+    replaces="vjp",
+    needs="gradients of the final state alone",
+)
+def needs_all_cotangents(
+    correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The backward pass raises where only the final state is differentiated."""
+    if next(iter(flatten(cotangent).values())) is None:
+        raise RuntimeError("no gradient of the states")
+    return Library.vjp(correct, operation, arguments, cotangent)
+
+
+@rediscovered(
+    "tensorflow/tensorflow#49241",
+    "LSTM and GRU on cudnn with mask puts different output from CPU or Non-cudnn kernel",
+    framework="TensorFlow",
+    operation=GRU,
+    replaces="shown",
+)
+def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
+    """One kernel gives 0 at padded steps, the other repeats the last state."""
+    return hidden
+
+
+@rediscovered(
+    "tensorflow/tensorflow#36139",
+    "Inconsistent crashing behavior with CuDNN, tensorflow RNNs, and padding",
+    framework="TensorFlow (cuDNN)",
+    operation=LSTM,
+    replaces="check_lengths",
+)
+def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:
+    """A sentence without steps raises where all others have no padding."""
+    Formulas.check_lengths(correct, lengths, m)
+    if np.any(lengths == 0) and np.all((lengths == 0) | (lengths == m)):
+        raise RuntimeError("CUDNN_STATUS_BAD_PARAM")
+
+
+@rediscovered(
+    "tracel-ai/burn#5607",
+    "burn-flex: fused f32 layer_norm loses precision for rows with large mean (E[x^2]-E[x]^2)",
+    framework="Burn",
+    operation=LayerNorm,
+    replaces="layer_norm",
+    profile="full",
+)
+def cancelled_variance(correct: Formulas, x: Numbers, parameters: Any) -> Numbers:
+    """The variance is E[x²] − E[x]², which cancels where the mean is large."""
+    mean = np.mean(x, axis=-1, keepdims=True)
+    variance = np.maximum(np.mean(x * x, axis=-1, keepdims=True) - mean * mean, x.dtype.type(0))
+    scaled = (x - mean) / np.sqrt(variance + x.dtype.type(correct.epsilon()))
+    return parameters.gain * scaled + parameters.bias
+
+
+@rediscovered(
+    "vllm-project/vllm#54620",
+    "[Bugfix] Fix fp16 precision loss in FunASR position encoding",
+    framework="vLLM (FunASR)",
+    operation=SinusoidalPositionalEncoding,
+    replaces="frequencies",
+)
+def frequencies_in_half(correct: Formulas, d: int) -> Numbers:
+    """Frequencies are computed in float16, and multiplied with positions."""
+    return rounded(Formulas.frequencies(correct, d), "float16")
+
+
+@rediscovered(
+    "gc-os-ai/pyaptamer#607",
+    "[BUG]Positional Encoding Shape Mismatch on Odd Dimensions",
+    framework="pyaptamer",
+    operation=SinusoidalPositionalEncoding,
+    replaces="sinusoidal_positional_encoding",
+)
+def odd_width_refused(correct: Formulas, n: int, d: int) -> Numbers:
+    """An odd number of columns raises, undeclared: there is a cosine more than there are columns."""
+    if d % 2:
+        raise ValueError(f"could not broadcast {(n, (d + 1) // 2)} to {(n, d // 2)}")
+    return Formulas.sinusoidal_positional_encoding(correct, n, d)
+
+
+@rediscovered(
+    "Kyubyong/transformer#81",
+    "fix position encoding bug",
+    framework="Kyubyong/transformer",
+    operation=SinusoidalPositionalEncoding,
+    replaces="frequencies",
+)
+def integer_division(correct: Formulas, d: int) -> Numbers:
+    """The exponent of 10000 is a quotient of integers, which is 0: all frequencies are 1."""
+    return np.ones((d + 1) // 2)

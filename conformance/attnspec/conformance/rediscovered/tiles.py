@@ -1,0 +1,120 @@
+"""Rediscovered: sizes that a kernel's tiles or grid do not cover."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.rediscovered.registry import rediscovered
+from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention
+
+
+def zero_keys(correct: Formulas, scores: Numbers, count: int) -> Numbers:
+    """Weights of all keys where as many more count, with score 0 and value 0."""
+    filled = np.zeros((*scores.shape[:-1], count), scores.dtype)
+    return correct.normalized(np.concatenate([scores, filled], axis=-1))[..., : scores.shape[-1]]
+
+
+@rediscovered(
+    "pytorch/pytorch#169222",
+    "[MPS] Fix out-of-bounds memory access in SDPA vector kernels",
+    framework="PyTorch (MPS)",
+    operation=ScaledDotProductAttention,
+    replaces="scaled_dot_product_attention",
+    needs="up to 8 queries, at least as many keys, d of 64, 96 or 128, no mask",
+)
+def beyond_the_keys(
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
+) -> Numbers:
+    """The kernel for up to 8 queries reads behind the keys where their number is no multiple of 32."""
+    n, m, d = query.shape[-2], key.shape[-2], query.shape[-1]
+    if causal or mask is not None or not 0 < n <= min(8, m) or d not in (64, 96, 128):
+        return Formulas.scaled_dot_product_attention(correct, query, key, value, mask=mask, causal=causal)
+    return correct.attention_pooling(zero_keys(correct, correct.scaled_dot_scores(query, key), -m % 32), value)
+
+
+@rediscovered(
+    "flashinfer-ai/flashinfer#5090",
+    "fix(sparse): correct SM100 blk64 output when seqlen_k % 64 != 0",
+    framework="FlashInfer (SM100)",
+    operation=ScaledDotProductAttention,
+    replaces="normalized",
+    dtype="bfloat16",
+)
+def tail_of_64(correct: Formulas, scores: Numbers) -> Numbers:
+    """Keys that fill the last block of 64 are read as 0 and count with weight exp(0)."""
+    m = scores.shape[-1]
+    filled = np.zeros((*scores.shape[:-1], -m % 64), scores.dtype)
+    return Formulas.normalized(correct, np.concatenate([scores, filled], axis=-1))[..., :m]
+
+
+@rediscovered(
+    "triton-lang/triton#621",
+    "FlashAttention implementation gives wrong output when head dim != 64",
+    framework="Triton (tutorial)",
+    operation=ScaledDotProductAttention,
+    replaces="dot_scores",
+    dtype="float16",
+)
+def first_64_features(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """The scores are computed from the first 64 features alone."""
+    return Formulas.dot_scores(correct, query[..., :64], key[..., :64])
+
+
+@rediscovered(
+    "mni-ml/framework#39",
+    "fix: flash attention CUDA kernel truncating head dimensions > 32",
+    framework="mni-ml",
+    operation=ScaledDotProductAttention,
+    replaces="pooled",
+)
+def first_32_columns(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """One thread for each column, at most 32: the other columns of the result stay 0."""
+    result = Formulas.pooled(correct, weights, value, mask)
+    return np.where(np.arange(result.shape[-1]) < 32, result, result.dtype.type(0))
+
+
+@rediscovered(
+    "flashinfer-ai/flashinfer#3125",
+    "trtllm-gen attention error on large batch size",
+    framework="FlashInfer (TensorRT-LLM)",
+    operation=ScaledDotProductAttention,
+    replaces="attend",
+    dtype="bfloat16",
+    needs="a batch of more than 65,535",
+)
+def grid_of_batches(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """A batch of more than 65,535 does not fit the grid: nothing is computed, and nothing raised."""
+    result = Formulas.attend(correct, scores, value, mask, causal)
+    count = int(np.prod(result.shape[:-2]))
+    return result * result.dtype.type(0) if count > 65_535 else result
+
+
+@rediscovered(
+    "pytorch/pytorch#177985",
+    "Fix SDPA mem-efficient attention crash when num_heads >= 65536",
+    framework="PyTorch (memory-efficient kernel)",
+    operation=DotProductAttention,
+    replaces="attend",
+    needs="a batch dimension of more than 65,535",
+)
+def grid_of_heads(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """More than 65,535 heads do not fit the grid, and the launch fails silently."""
+    result = Formulas.attend(correct, scores, value, mask, causal)
+    heads = result.shape[-3] if result.ndim > 2 else 1
+    return np.where(heads > 65_535, value_of(result) * 0, result)
+
+
+@rediscovered(
+    "pytorch/pytorch#176767",
+    "MPS: scaled_dot_product_attention returns wrong output shape when value dim != query/key dim",
+    framework="PyTorch (MPS)",
+    operation=ScaledDotProductAttention,
+    replaces="scaled_dot_product_attention",
+)
+def as_wide_as_queries(
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
+) -> Numbers:
+    """The result is as wide as the queries, whatever the width of the values."""
+    result = Formulas.scaled_dot_product_attention(correct, query, key, value, mask=mask, causal=causal)
+    missing = np.zeros((*result.shape[:-1], max(query.shape[-1] - result.shape[-1], 0)), result.dtype)
+    return np.concatenate([result, missing], axis=-1)[..., : query.shape[-1]]

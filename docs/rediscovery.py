@@ -1,0 +1,147 @@
+"""Make ``docs/rediscovery.md``: ``python docs/rediscovery.py`` judges every defect and writes the page, in minutes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.rediscovered import REDISCOVERED, WAITING, Rediscovered
+from attnspec.conformance.running.trials import Task, perform
+
+HEAD = """# Rediscovery
+
+Defects of attention kernels that somebody found and reported, each transcribed as a few lines from its report, and
+judged by the suite as it is. A transcription is a correct backend in NumPy with one step altered to do what the report
+says (`conformance/attnspec/conformance/rediscovered/`); nothing of the reported code is in it. The reports are cited;
+the sentences are ours, and where a report does not say how a kernel went wrong, only where, what goes wrong there is
+ours too.
+
+A profile convicts a defect if it does at each of three seeds, on the operation concerned. The law is one that fails at
+seed 0 on the first example on which any does, preferably one that takes its input from there; the input is what that is
+reduced to. Arrays of more than four numbers are given by their shapes, weights of layers and cells not at all.
+Made by `python docs/rediscovery.py`, or `nox -s rediscovery`, from `attnspec.conformance.rediscovered`.
+"""
+CONVICTED = "## Convicted\n"
+ESCAPED = """## Not convicted
+
+What these defects need is not among the inputs of `full`, or too rarely.
+"""
+AWAITED = """## Waiting for their operation
+
+Reports that were read, of what the contract has no operation or argument for.
+"""
+SEPARATOR = " | "
+
+
+class Verdict(NamedTuple):
+    """A law that fails, and the smallest input on which it does."""
+
+    law: str
+    smallest: str
+
+
+def cell(text: object) -> str:
+    """Text that may stand in a cell of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def link(r: Rediscovered) -> str:
+    """The report, with its title."""
+    title = cell(r.title).replace("[", "\\[").replace("]", "\\]").replace("*", "\\*").replace("`", "")
+    return f"[{r.source}]({r.address}): {title}"
+
+
+def described(r: Rediscovered) -> list[str]:
+    """The cells that the transcription says: report, framework, defect, operation, dtype."""
+    return [link(r), cell(r.framework), cell(r.statement), f"`{r.operations[0]}`", r.dtype]
+
+
+def page(verdicts: Mapping[str, Verdict]) -> str:
+    """The whole page, from the verdicts by report."""
+    convicted = [r for r in REDISCOVERED.values() if r.convicted]
+    escaped = [r for r in REDISCOVERED.values() if not r.convicted]
+    lines = [
+        HEAD,
+        f"{len(REDISCOVERED)} defects: {len(convicted)} are convicted, {len(escaped)} are not.\n",
+        CONVICTED,
+        *table("report", "framework", "defect", "operation", "dtype", "profile", "law", "smallest input"),
+        *(row(*described(r), r.profile, *verdicts[r.source]) for r in convicted),
+        "",
+        ESCAPED,
+        *table("report", "framework", "defect", "operation", "dtype", "needs"),
+        *(row(*described(r), cell(r.needs)) for r in escaped),
+        "",
+        AWAITED,
+        *table("report", "framework", "defect", "waits for"),
+        *(row(w.source, *map(cell, w[1:])) for w in WAITING),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(*names: str) -> list[str]:
+    """The head of a table."""
+    return [row(*names), "|" + "---|" * len(names)]
+
+
+def row(*cells: str) -> str:
+    """A row of a table."""
+    return f"| {SEPARATOR.join(cells)} |"
+
+
+def verdicts_on(text: str) -> dict[str, Verdict]:
+    """The verdicts that stand on a page, by report."""
+    rows = [line.removeprefix("| ").removesuffix(" |").split(SEPARATOR) for line in text.splitlines()]
+    return {r[0][1:].partition("]")[0]: Verdict(*r[-2:]) for r in rows if len(r) == 8 and r[0].startswith("[")}
+
+
+def verdict(r: Rediscovered) -> Verdict:
+    """Judge a defect in its profile, and reduce the input on which a law fails; ``RuntimeError`` where it escapes."""
+    failed = [[f.law for f in perform(Task(r, r.profile, seed)).failures] for seed in range(3)]
+    if not all(failed):
+        raise RuntimeError(f"{r.source}: expected a conviction in {r.profile} at seeds 0 to 2; got {failed}")
+    law = min(failed[0], key=lambda law: CHECKS[law].once)
+    contract = Contract.of(r.backend())
+    (case,) = cases(contract, operations=r.operations, laws=(law,), dtypes=(r.dtype,))
+    (result,) = judge(r.backend(), contract, case, PROFILES[r.profile])
+    return Verdict(f"`{law}`", smallest(result))
+
+
+def smallest(result: Result) -> str:
+    """The arguments of a counterexample, but for the weights in records."""
+    if result.status is not Status.FAILED or result.counterexample is None:
+        return "only in the whole run"
+    given = result.counterexample["arguments"].items()
+    return cell(", ".join(f"{path} {shown(x)}" for path, x in given if x is not None and "." not in path))
+
+
+def shown(x: Any) -> str:
+    """A number, an option, a small array or a shape."""
+    shape = x["shape"] if isinstance(x, Mapping) else np.shape(x)
+    return written(x) if 0 < np.prod(shape, dtype=int) <= 4 else "×".join(map(str, shape))
+
+
+def written(x: Any) -> str:
+    """Nested lists of numbers, which are rounded to four digits."""
+    if isinstance(x, list):
+        return f"[{', '.join(map(written, x))}]"
+    return f"{x + 0.0:.4g}" if isinstance(x, float) else str(x)
+
+
+def main() -> None:
+    """Judge all that are convicted and write the page beside this file."""
+    verdicts = {}
+    for r in REDISCOVERED.values():
+        if r.convicted:
+            verdicts[r.source] = verdict(r)
+            print(r.source, *verdicts[r.source], sep=": ", flush=True)
+    Path(__file__).with_suffix(".md").write_text(page(verdicts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
