@@ -146,6 +146,27 @@ def test_a_hang_is_told_from_a_crash_by_the_time_that_has_passed(
     assert ("did not answer within 10 s at the input an input" in found.message) == (reason == "hung")
 
 
+def test_the_first_hang_of_a_law_is_tried_again_and_a_crash_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, incidents = 1000.0, Incidents(tmp_path, 10.0)
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(time=lambda: now))
+    assert not incidents.tried_again("dot_scores", "float64")
+    check(tmp_path, ORACLE, "an input")
+    now += 9.1
+    assert incidents.tried_again("dot_scores", "float64")
+    assert incidents.record("dot_scores", "float64") is None
+    check(tmp_path, ORACLE, "an input")
+    now += 9.1
+    assert not incidents.tried_again("dot_scores", "float64")
+    assert incidents.record("dot_scores", "float64") is not None
+    check(tmp_path, DTYPE, "an input")
+    now += 8.9
+    assert not incidents.tried_again("dot_scores", "float64")
+    assert incidents.record("dot_scores", "float64") is not None
+    assert [r.reason for r in incidents.verdicts("dot_scores", "float64").values()] == ["hung", "crashed"]
+
+
 def test_nothing_is_recorded_before_the_first_check(tmp_path: Path) -> None:
     incidents = Incidents(tmp_path, PATIENT)
     assert incidents.record("dot_scores", "float64") is None

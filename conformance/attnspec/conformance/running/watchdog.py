@@ -103,16 +103,29 @@ class Incidents:
     def __init__(self, folder: Path, hang_after: float) -> None:
         self.folder, self.hang_after = folder, hang_after
 
+    def tried_again(self, operation: str, dtype: str) -> bool:
+        """Whether a case may be run again as if nothing had happened: at the first hang of a law, as of a busy machine.
+
+        It is taken down, so that the second one counts.
+        """
+        crumb, path = Breadcrumb.read(self._crumb(operation, dtype)), self.folder / f"{operation}-{dtype}.doubts"
+        doubted = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if crumb is None or not self._hung(crumb) or crumb.law in doubted:
+            return False
+        path.write_text("\n".join([*doubted, crumb.law]), encoding="utf-8")
+        self._crumb(operation, dtype).write_bytes(bytes(SIZE))
+        return True
+
     def record(self, operation: str, dtype: str) -> Result | None:
         """Record the law at which the worker of a case died, and return its verdict.
 
         None if no law can be blamed: the worker died before its first check, or at a law that is recorded already.
         """
         case = f"{operation}-{dtype}"
-        crumb, recorded = Breadcrumb.read(breadcrumb_path(self.folder, case)), self.verdicts(operation, dtype)
+        crumb, recorded = Breadcrumb.read(self._crumb(operation, dtype)), self.verdicts(operation, dtype)
         if crumb is None or crumb.law in recorded:
             return None
-        hung = time.time() - crumb.at >= 0.9 * self.hang_after
+        hung = self._hung(crumb)
         what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
         message = f"the backend {what} at the input {crumb.input}"
         reason = Reason.HUNG if hung else Reason.CRASHED
@@ -120,7 +133,7 @@ class Incidents:
         self._verdicts_path(case).write_text(
             json.dumps([r.as_json() for r in (*recorded.values(), result)]), encoding="utf-8"
         )
-        breadcrumb_path(self.folder, case).write_bytes(bytes(SIZE))
+        self._crumb(operation, dtype).write_bytes(bytes(SIZE))
         with self._reasons_path(operation).open("a", encoding="utf-8") as f:
             f.write(f"{reason}\n")
         return result
@@ -138,6 +151,12 @@ class Incidents:
         reasons = path.read_text(encoding="utf-8").split() if path.exists() else []
         return reasons[-1] if len(reasons) >= STOP_AFTER else None
 
+    def _crumb(self, operation: str, dtype: str) -> Path:
+        return breadcrumb_path(self.folder, f"{operation}-{dtype}")
+
+    def _hung(self, crumb: Breadcrumb) -> bool:
+        return time.time() - crumb.at >= 0.9 * self.hang_after
+
     def _verdicts_path(self, case: str) -> Path:
         return self.folder / f"{case}.incidents.json"
 
@@ -146,7 +165,10 @@ class Incidents:
 
 
 class CrashHandler:
-    """A plugin of the controlling process: it records the law at which a worker died, and has the case run again."""
+    """A plugin of the controlling process: it records the law at which a worker died, and has the case run again.
+
+    The first hang of a law is not recorded.
+    """
 
     def __init__(self, folder: Path, hang_after: float) -> None:
         self.incidents = Incidents(folder, hang_after)
@@ -155,6 +177,6 @@ class CrashHandler:
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """Run a case again whose worker died at a law that can be named."""
         operation, _, dtype = case_of(crashitem).rpartition("-")
-        if self.incidents.record(operation, dtype) is not None:
+        if self.incidents.tried_again(operation, dtype) or self.incidents.record(operation, dtype) is not None:
             sched.mark_test_pending(crashitem)
             report.outcome = "rerun"  # type: ignore[assignment]  # as xdist's documentation says
