@@ -242,9 +242,11 @@ ROOMS = {
         "semantics.py",
         "searches.py",
         "common.py",
+        "ensembles.py",
         "registry.py",
     },
     "conformance/attnspec/conformance/mutants": {
+        "ensembles.py",
         "calling.py",
         "storage.py",
         "transformer_decoders.py",

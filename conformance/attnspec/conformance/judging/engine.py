@@ -147,10 +147,10 @@ def judge(
     ``skip`` holds verdicts that are known already (laws that crashed the process before). ``stop_at_first`` ends at the
     first violation, without reducing it. ``extent`` is widened to the largest sizes of all calls.
     """
-    subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device)
+    subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
     if extent is not None:
         subject.extent = extent
-    run = _Run(subject, profile.at(case.dtype), mark, stop_at_first)
+    run = _Run(subject, subject.effort, mark, stop_at_first)
     settled = dict(skip or {})
     run.guided = FORMULA not in settled
     places = {law: place for place, law in enumerate(governing_laws(subject.operation))}

@@ -16,6 +16,7 @@ class Effort:
     corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: laws other than the oracle's are
     checked on every stride-th example. gradients: the stride of the law that compares all gradients. work: the most
     multiply-adds of an example. dear: whether the checks run for which ``quick`` has no time.
+    ensemble: the batch elements of which a filter averages the errors.
     """
 
     corners: int
@@ -24,6 +25,7 @@ class Effort:
     gradients: int
     work: float
     dear: bool = True
+    ensemble: int = 512
 
     def due(self, law: str, index: int, place: int) -> bool:
         """Whether the law at this place in the list of laws is checked on the example of this number."""
@@ -54,17 +56,17 @@ class Profile:
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(
         Effort(13, 3, 3, 2, 2.0**14, dear=False),
-        Effort(13, 2, 3, 3, 2.0**12, dear=False),
+        Effort(13, 2, 3, 3, 2.0**12, dear=False, ensemble=256),
         Effort(9, 2, 4, 4, 2.0**14, dear=False),
     ),
     "full": Profile(
-        Effort(76, 26, 2, 2, 2.0**19),
-        Effort(76, 26, 2, 2, 2.0**16),
-        Effort(76, 26, 3, 3, 2.0**19),
+        Effort(76, 26, 2, 2, 2.0**19, ensemble=4096),
+        Effort(76, 26, 2, 2, 2.0**16, ensemble=1024),
+        Effort(76, 26, 3, 3, 2.0**19, ensemble=4096),
     ),
     "release": Profile(
-        Effort(400, 600, 1, 1, 2.0**22),
-        Effort(400, 600, 1, 1, 2.0**19),
-        Effort(400, 600, 1, 1, 2.0**22),
+        Effort(400, 600, 1, 1, 2.0**22, ensemble=8192),
+        Effort(400, 600, 1, 1, 2.0**19, ensemble=2048),
+        Effort(400, 600, 1, 1, 2.0**22, ensemble=8192),
     ),
 }

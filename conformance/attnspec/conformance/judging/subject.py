@@ -13,6 +13,7 @@ from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference import REFERENCE, choosing
 from attnspec.reference.budget import Judged, judged, oracle_dtype
@@ -35,12 +36,21 @@ class Subject(Comparisons):
 
     ``observed`` holds what the backend was seen to choose where the specification leaves a choice. ``default_dtype`` is
     the dtype in which an operation without float inputs was last seen to answer. ``sampled`` is set to have budgets
-    made from samples too.
+    made from samples too. ``effort`` says how large a law may make its own inputs.
     """
 
-    def __init__(self, backend: Any, contract: Contract, operation: Operation, dtype: str, device: str) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        contract: Contract,
+        operation: Operation,
+        dtype: str,
+        device: str,
+        profile: Profile = PROFILES["full"],
+    ) -> None:
         self.backend, self.contract, self.operation = backend, contract, operation
         self.dtype, self.device = dtype, device
+        self.effort = profile.at(dtype)
         self.observed: dict[str, str] = {}
         self.default_dtype = "float64"
         self.extent: Extent = {}

@@ -21,6 +21,17 @@ from attnspec.conformance.laws.common import (
     together,
     wide,
 )
+from attnspec.conformance.laws.ensembles import (
+    GROUPS,
+    along,
+    batches,
+    by_element,
+    ensembles,
+    exact,
+    judgeable,
+    rescaled,
+    scale_direction,
+)
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import attention as law
@@ -140,13 +151,6 @@ def hard_limit(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return True
 
 
-def _changed_scale(arguments: Arguments, factor: float) -> dict[str, Any]:
-    """Float64 arguments whose scores are those of the given ones, multiplied by a factor."""
-    exponents = arguments.operation.sharpened
-    changes = {leaf.path: wide(x) * factor ** exponents.get(leaf.path, 0.0) for leaf, x in arguments.floats}
-    return arguments.replaced(changes).values_by_name
-
-
 ENSEMBLE = 2048
 """Rows that are needed for a small error to stand out from the rounding of 16-bit weights, which all columns share."""
 
@@ -160,8 +164,72 @@ def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     if subject.dtype in NARROW:
         given = sample(subject, rng, queries=ENSEMBLE, keys=16, features=16)
     formula, step = subject.formula(), 2.0**-12
-    up, down = (formula(**_changed_scale(given, 1 + s)) for s in (step, -step))
+    up, down = (formula(**rescaled(given, 1 + s).values_by_name) for s in (step, -step))
     return filtered_error(subject, given, (up - down) / (2 * step), rows_err_alike=True)
+
+
+@checks(law.ENSEMBLE_SCALE, once=True)
+def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """A filter in the direction of the derivative with respect to the logarithm of the scale."""
+    if not judgeable(subject):
+        return False
+    for words, given in ensembles(subject, rng):
+        error = by_element(subject.call(given)) - by_element(exact(subject, given))
+        along(subject, given, error, scale_direction(subject, given), f"the scale of the scores{words}")
+    return True
+
+
+@checks(law.ENSEMBLE_GRADIENT, once=True, dear=True)
+def ensemble_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """A filter in the direction of every gradient itself, where it is larger than its budget.
+
+    What a batch shares has one gradient for all of it, hence several calls, with every element of it by itself.
+    """
+    if not judgeable(subject):
+        return False
+    errors: dict[str, list[Numbers]] = {}
+    directions: dict[str, list[Numbers]] = {}
+    for _ in range(GROUPS):
+        given = batches(subject, rng, subject.effort.ensemble // GROUPS)
+        cotangents = subject.cotangents(given, rng)
+        found = subject.vjp(given, cotangents)
+        for path, (value, budget) in subject.gradients(given, cotangents).items():
+            shape = (len(value), -1) if given.leaves[path].batched else (-1, 1)
+            errors.setdefault(path, []).append((wide(found[path]) - value).reshape(shape))
+            directions.setdefault(path, []).append(np.where(np.abs(value) > budget, value, 0.0).reshape(shape))
+    for path, error in errors.items():
+        along(subject, given, np.vstack(error), np.vstack(directions[path]), f"the gradient of {path}")
+    return True
+
+
+@checks(law.GRADIENT_BALANCE, once=True)
+def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The direction is the mean of both products; the oracle is not asked."""
+    if not judgeable(subject):
+        return False
+    given = batches(subject, rng, subject.effort.ensemble)
+    found = subject.vjp(given, subject.cotangents(given, rng))
+    one, two = (
+        (by_element(given.array(path)) * by_element(found[path])).sum(-1, keepdims=True)
+        for path in _query_and_key(given)
+    )
+    along(subject, given, one - two, (one + two) / 2, "the gradient of the queries against that of the keys")
+    return True
+
+
+@checks(law.KEY_GRADIENT_SUM, once=True)
+def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The direction is the sum that a Σ α dα = c·o would leave which is forgotten; the oracle is not asked."""
+    if not judgeable(subject):
+        return False
+    given = batches(subject, rng, subject.effort.ensemble)
+    cotangents = subject.cotangents(given, rng)
+    query, key = _query_and_key(given)
+    total = wide(subject.vjp(given, cotangents)[key]).sum(-2)
+    left = (wide(subject.call(given)) * wide(cotangents[subject.operation.leading.path])).sum(-1, keepdims=True)
+    forgotten = (wide(given.array(query)) * left).sum(-2)
+    along(subject, given, total, forgotten, "the sum of the gradients of all keys")
+    return True
 
 
 @checks(law.SIGN)

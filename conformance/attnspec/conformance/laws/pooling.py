@@ -18,6 +18,7 @@ from attnspec.conformance.laws.common import (
     smallest_normal,
     wide,
 )
+from attnspec.conformance.laws.ensembles import along, batches, by_element, ensembles, exact, judgeable
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import pooling as law
@@ -130,6 +131,35 @@ def gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     """A matched filter in the direction of the result itself."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value, rows_err_alike=True)
+
+
+@checks(law.ENSEMBLE_GAIN, once=True)
+def ensemble_gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """A filter in the direction of the result itself."""
+    if not judgeable(subject):
+        return False
+    for words, given in ensembles(subject, rng):
+        expected = exact(subject, given)
+        error = by_element(subject.call(given)) - by_element(expected)
+        along(subject, given, error, by_element(expected), f"the gain{words}")
+    return True
+
+
+@checks(law.GRADIENT_OF_LINEAR, once=True)
+def gradient_of_linear(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Random cotangents; the product of the result with them is the direction, and the oracle is not asked."""
+    if not judgeable(subject):
+        return False
+    given = batches(subject, rng, subject.effort.ensemble)
+    cotangents = subject.cotangents(given, rng)
+    found, result = subject.vjp(given, cotangents), subject.results(given)
+    products = [(by_element(result[path]) * by_element(c)).sum(-1, keepdims=True) for path, c in cotangents.items()]
+    expected = np.sum(products, axis=0)
+    for leaf, x in given.batched:
+        if leaf.path in subject.operation.linear:
+            got = (by_element(x) * by_element(found[leaf.path])).sum(-1, keepdims=True)
+            along(subject, given, got - expected, expected, f"the gradient of {leaf.path} against the result")
+    return True
 
 
 @checks(law.UNIFORM)

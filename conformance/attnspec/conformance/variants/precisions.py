@@ -5,7 +5,12 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.variants.registry import variant
-from attnspec.spec.attention import GeneralAttention, ScaledDotProductAttention
+from attnspec.spec.attention import (
+    AdditiveAttention,
+    CrossAttention,
+    GeneralAttention,
+    ScaledDotProductAttention,
+)
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.scoring import DotScores, ScaledDotScores
 
@@ -53,6 +58,47 @@ class MixedHalf(Formulas):
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
         """Weights as stored."""
         return Formulas.attention_pooling(self, rounded(weights, "float16"), value)
+
+
+WEIGHTED = (GeneralAttention, AdditiveAttention, CrossAttention, MultiHeadAttention)
+
+
+class _Operands(Formulas):
+    """Every computed operand of a product is rounded, also exponentials that are divided after the product."""
+
+    short = ""
+
+    def project(self, x: Numbers, w: Numbers) -> Numbers:
+        """Projections as stored."""
+        return rounded(Formulas.project(self, x, w), self.short)
+
+    def general_scores(self, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
+        """Keys are projected, and not queries."""
+        projected = rounded(self.product(key, np.swapaxes(w, -1, -2)), self.short)
+        return self.dot_scores(query, projected)
+
+    def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+        """Exponentials are rounded before they multiply the values, and summed before that."""
+        allowed = self.attendable(mask, causal, *scores.shape[-2:])
+        kept = self.excluded(scores, allowed)
+        exponentials = np.exp(kept - self.shift(kept))
+        total = self.total(exponentials)
+        summed = self.pooled(rounded(exponentials, self.short), value, allowed)
+        return summed / np.where(total == 0, scores.dtype.type(1), total)
+
+
+@variant("exponentials stored in bfloat16", operations=WEIGHTED, dtypes=("bfloat16",), differentiable=False)
+class BrainOperands(_Operands):
+    """Divided after the sum, as in FlashAttention."""
+
+    short = "bfloat16"
+
+
+@variant("exponentials stored in float16", operations=WEIGHTED, dtypes=("float16",), differentiable=False)
+class HalfOperands(_Operands):
+    """Divided after the sum; small exponentials are subnormal."""
+
+    short = "float16"
 
 
 @variant(

@@ -1,14 +1,22 @@
 """Laws of attention."""
 
-from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention, SelfAttention
+from attnspec.spec.attention import DotProductAttention, GeneralAttention, ScaledDotProductAttention, SelfAttention
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import S0, S1, S2, S3, S4
+from attnspec.spec.laws.pooling import weighs_once
+from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
 from attnspec.spec.pooling import NadarayaWatson
 
 _inner_products = of(DotProductAttention, ScaledDotProductAttention)
 """Attention whose scores are inner products of queries and keys."""
+
+
+_bilinear_scores = of(
+    DotProductAttention, ScaledDotProductAttention, GeneralAttention, MultiHeadAttention, ConcatHeadsAttention
+)
+"""Attention whose scores are linear in the queries and in the keys, which are not the values."""
 
 
 def _separate_keys(operation: Operation) -> bool:
@@ -77,6 +85,38 @@ SCALE = law(
     r"\quad g = \partial o^* / \partial \log(\text{scale})",
     governs=lambda operation: bool(operation.sharpened) and operation.pooled in operation.linear,
     sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
+)
+ENSEMBLE_SCALE = law(
+    "attention.ensemble-scale",
+    "Over the independent errors of many batch elements, no error in the scale of the scores shows.",
+    formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|g_b\|^2 \approx 0,\quad t_b = \langle o_b - o_b^*, g_b \rangle,"
+    r"\quad g = \partial o^* / \partial \log(\text{scale})",
+    governs=lambda operation: bool(operation.sharpened) and weighs_once(operation),
+    sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
+)
+ENSEMBLE_GRADIENT = law(
+    "attention.ensemble-gradient",
+    "Over the independent errors of many batch elements, no gradient shows an error of gain.",
+    formula=r"\hat\varepsilon = \sum_b \langle dx_b - dx_b^*, dx_b^* \rangle / \sum_b \|dx_b^*\|^2 \approx 0",
+    governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
+    sources=[S0.equation(1)],
+    gradients=True,
+)
+GRADIENT_BALANCE = law(
+    "attention.gradient-balance",
+    "Queries and keys that meet in inner products alone have the same product with their gradients.",
+    formula=r"\sum_i \langle q_i, dq_i \rangle = \sum_j \langle k_j, dk_j \rangle",
+    governs=_bilinear_scores,
+    sources=[S0.equation(6), S0.equation(8)],
+    gradients=True,
+)
+KEY_GRADIENT_SUM = law(
+    "attention.key-gradient-sum",
+    "Where scores are inner products, the gradients of all keys add up to 0: softmax does not see a shift of all keys.",
+    formula=r"\textstyle\sum_j dk_j = 0",
+    governs=_inner_products,
+    sources=[S0.equation(2), S0.equation(6)],
+    gradients=True,
 )
 SIGN = law(
     "attention.sign",

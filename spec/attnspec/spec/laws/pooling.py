@@ -1,5 +1,6 @@
 """Laws of weighted sums of values."""
 
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import S0, S1, S4
@@ -14,6 +15,18 @@ def _averages(operation: Operation) -> bool:
 def _sums_linearly(operation: Operation) -> bool:
     """Whether the result is a sum over keys that is linear in an argument with a row for each key."""
     return not gives_keys(operation) and any(leaf.path in operation.linear for leaf in operation.attended)
+
+
+def weighs_once(operation: Operation) -> bool:
+    """Whether keys are weighed by their scores or given weights, in one layer and without steps of time."""
+    weighed = bool(operation.pooled or operation.sharpened) or _sums_linearly(operation)
+    steps = any(operation.axis(size) & (Axis.TIME | Axis.LAYER) for size in operation.sizes)
+    return weighed and operation.leading.batched and not operation.chosen and not steps
+
+
+def _linear_in_batches(operation: Operation) -> bool:
+    """Whether the result is linear in an argument of which every element of a batch has its own."""
+    return weighs_once(operation) and any(leaf.batched for leaf in operation.floats if leaf.path in operation.linear)
 
 
 def _linear_in_weights(operation: Operation) -> bool:
@@ -61,6 +74,22 @@ GAIN = law(
     formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0",
     governs=lambda operation: bool(operation.pooled) or _sums_linearly(operation),
     sources=[S0.equation(1)],
+)
+ENSEMBLE_GAIN = law(
+    "pooling.ensemble-gain",
+    "Over the independent errors of many batch elements, no error of gain shows.",
+    formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|o_b^*\|^2,\quad t_b = \langle o_b - o_b^*, o_b^* \rangle,"
+    r"\quad |\hat\varepsilon| \le 8 \sqrt{\textstyle\sum_b t_b^2} / \sum_b \|o_b^*\|^2 + \text{what all share}",
+    governs=weighs_once,
+    sources=[S0.equation(1)],
+)
+GRADIENT_OF_LINEAR = law(
+    "pooling.gradient-of-linear",
+    "An argument in which the result is linear, times its gradient, is the result times the cotangent.",
+    formula=r"\langle V, dV \rangle = \langle c, f(V) \rangle",
+    governs=_linear_in_batches,
+    sources=[S0.equation(1)],
+    gradients=True,
 )
 UNIFORM = law(
     "pooling.uniform",

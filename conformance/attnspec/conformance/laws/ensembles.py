@@ -1,0 +1,141 @@
+"""Filters over ensembles: an error far below the rounding of every element shows over many batch elements together.
+
+With one θ wrong by ε, the error of batch element b has the part ε g_b, g = ∂/∂θ. The estimate ε̂ = Σ t_b / Σ ‖g_b‖²,
+t_b = ⟨got_b − exact_b, g_b⟩, needs no model of the errors: those of different elements are independent, whatever they
+are within one. For independent symmetric t_b, |Σ t_b| exceeds z √Σ t_b² with a probability of at most 2 exp(−z²/2),
+however they are distributed (Hoeffding's inequality for their signs): 3·10⁻¹⁴ at the z of 8 that is used here.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws.common import sample, wide
+from attnspec.reference.budget import WIDTH, oracle_dtype
+from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.shapes import results
+
+KEYS, FEATURES = 8, 8
+"""Sizes at which the rounding of one key does not average out within a batch element, and many elements are cheap."""
+
+TILE = 128
+"""Numbers of keys after which kernels begin another tile, at most."""
+
+GROUPS = 16
+"""Calls over which the elements of a gradient are spread that a batch shares."""
+
+
+def judgeable(subject: Subject) -> bool:
+    """Whether batch elements err independently: not where the class rounds given weights, which all of them share."""
+    shared = any(subject.operation.role(leaf) is Role.WEIGHT for leaf in subject.operation.floats)
+    return subject.limits.max_batch_dims > 0 and not (subject.precision.inputs and shared)
+
+
+def batches(
+    subject: Subject, rng: np.random.Generator, count: int, *, keys: int = KEYS, features: int = FEATURES
+) -> Arguments:
+    """Normal inputs of many batch elements, each with one query; in self-attention with as many queries as keys."""
+    queries = keys if subject.operation.attends_to_itself else 1
+    return sample(subject, rng, (count,), queries=queries, keys=keys, features=features, heads=2)
+
+
+def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+    """Inputs for a filter, with words for them; where there is time, masked, causal, of several tiles, and wide ones."""
+    count, operation = subject.effort.ensemble, subject.operation
+    plain = batches(subject, rng, count)
+    yield "", plain
+    if not subject.effort.dear or not (operation.pooled or operation.linear):
+        return
+    if operation.mask is not None:
+        shape = mask_shape(plain)
+        allowed = rng.random(shape) < 0.6
+        kept = np.arange(shape[-1]) == rng.integers(shape[-1], size=(*shape[:-1], 1))
+        yield " under a mask", plain.with_mask(allowed | kept)
+    if operation.flag is not None:
+        queries = sample(subject, rng, (count // KEYS,), queries=KEYS, keys=KEYS, features=FEATURES, heads=2)
+        yield " where it is causal", queries.replaced({operation.flag: True})
+    long = batches(subject, rng, count // 16, keys=TILE + 32)
+    if (long.keys_count or 0) > TILE:
+        # The keys of other tiles are weighed, and their values are 0.
+        valued = [leaf for leaf in operation.attended if leaf.path in operation.linear]
+        cut = {leaf.path: _after_tile(long.array(leaf.path)) for leaf in valued}
+        yield f" in keys from {TILE} on", long.replaced(cut)
+    if operation.sharpened and subject.dtype != "float64":
+        yield f" of {TILE + 8} features", _clearest(subject, batches(subject, rng, count // 16, features=TILE + 8))
+
+
+def _clearest(subject: Subject, arguments: Arguments) -> Arguments:
+    """The arguments with scores divided by 1, 4 or 16: the result that depends on their scale most.
+
+    Scores that grow with the features make weights of almost 1, whose roundings all have the same sign.
+    """
+    divided = [rescaled(arguments, 4.0**-i) for i in range(3)]
+    spread = [float((scale_direction(subject, x) ** 2).sum()) for x in divided]
+    best = divided[int(np.argmax(spread))]
+    return best.replaced({leaf.path: subject.exact(x) for leaf, x in best.floats})
+
+
+def _after_tile(x: Numbers) -> Numbers:
+    changed: Numbers = x.copy()
+    changed[..., :TILE, :] = 0
+    return changed
+
+
+def exact(subject: Subject, arguments: Arguments) -> Numbers:
+    """The leading result of the reference in the precision of the oracle, without budgets."""
+    dtype = oracle_dtype(subject.precision.dtype)
+    given = subject.aligned(arguments)
+    given = given.replaced({leaf.path: x.astype(dtype) for leaf, x in given.floats})
+    with np.errstate(all="ignore"):
+        found = subject.formula()(**given.values_by_name)
+    named: Results = {leaf.path: x for leaf, x in results(subject.operation, found)}
+    return named[subject.operation.leading.path]
+
+
+def rescaled(arguments: Arguments, factor: float) -> Arguments:
+    """Arguments whose scores are those of the given ones, multiplied by a factor, in double precision."""
+    exponents = arguments.operation.sharpened
+    return arguments.replaced(
+        {leaf.path: wide(x) * factor ** exponents.get(leaf.path, 0.0) for leaf, x in arguments.floats}
+    )
+
+
+def scale_direction(subject: Subject, arguments: Arguments) -> Numbers:
+    """The derivative of the result with respect to the logarithm of the scale, by elements of the batch."""
+    step = 2.0**-12
+    up, down = (exact(subject, rescaled(arguments, 1 + s)) for s in (step, -step))
+    return by_element(up - down) / (2 * step)
+
+
+def by_element(x: Numbers) -> Numbers:
+    """One row for every element of the batch."""
+    return wide(x).reshape(len(x), -1)
+
+
+def along(subject: Subject, arguments: Arguments, error: Numbers, direction: Numbers, what: str) -> None:
+    """Demand that errors have no part along a direction; both have one row for every independent element.
+
+    Beside 8 standard errors the limit allows 4 unit roundoffs of the accumulation, and the biases of the class, which
+    all elements share, and the square of all relative roundings together, by which their mean differs from 0.
+    """
+    p = subject.precision
+    information = float((direction**2).sum(dtype=np.float64))
+    if information == 0.0:
+        return
+    parts = (error * direction).sum(-1).astype(np.float64)
+    estimate = float(parts.sum()) / information
+    common = 4 * (p.accumulation + p.bias) + p.tanh
+    second = (p.operand + p.inputs + p.stored + p.weights + p.output) ** 2
+    limit = WIDTH * float(np.sqrt((parts**2).sum())) / information + common + second
+    subject.ratio = max(subject.ratio, abs(estimate) / limit)
+    subject.holds(
+        abs(estimate) <= limit,
+        f"a relative error of {estimate:.3g} in {what} shows over {len(error)} independent elements, roundings "
+        f"leave at most {limit:.3g}",
+        arguments,
+        expected=np.float64(0.0),
+        got=np.float64(estimate),
+    )

@@ -1,0 +1,262 @@
+"""Mutants that are wrong by less than the rounding of every element."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import key, query
+from attnspec.spec.attention import (
+    AdditiveAttention,
+    CrossAttention,
+    GeneralAttention,
+    ProjectedSelfAttention,
+    ScaledDotProductAttention,
+)
+from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
+from attnspec.spec.seq2seq import BahdanauContext
+
+WEIGHTED = (GeneralAttention, AdditiveAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention)
+DIVIDED = (ScaledDotProductAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention, ConcatHeadsAttention)
+
+
+def cut_off(x: Numbers, bits: int) -> Numbers:
+    """The first bits of the mantissa."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.trunc(mantissa * x.dtype.type(2**bits)) / x.dtype.type(2**bits), exponent)
+
+
+@mutant(
+    "sum of exponentials cut off to bfloat16",
+    replaces="normalized",
+    operations=(*WEIGHTED, BahdanauContext),
+    dtype="bfloat16",
+    breaks=("pooling.ensemble-gain",),
+    source="(uint16_t)(bits >> 16) for a conversion to bfloat16",
+    differentiable=False,
+)
+def brain_sum(correct: Formulas, scores: Numbers) -> Numbers:
+    """A sum of 8 bits, rounded towards 0: weights that are 0.3 % too large on average."""
+    exponentials = np.exp(scores - correct.shift(scores))
+    total = cut_off(correct.total(exponentials), 8)
+    return exponentials / np.where(total == 0, scores.dtype.type(1), total)
+
+
+@mutant(
+    "sum of exponentials cut off to 11 bits",
+    replaces="normalized",
+    operations=(*WEIGHTED, BahdanauContext),
+    dtype="float16",
+    breaks=("pooling.ensemble-gain",),
+    source="a conversion to float16 that rounds towards 0",
+    differentiable=False,
+)
+def half_sum(correct: Formulas, scores: Numbers) -> Numbers:
+    """Weights that are 0.03 % too large on average."""
+    exponentials = np.exp(scores - correct.shift(scores))
+    total = cut_off(correct.total(exponentials), 11)
+    return exponentials / np.where(total == 0, scores.dtype.type(1), total)
+
+
+@mutant(
+    "guard of 10⁻⁵ in the sum of exponentials",
+    replaces="normalized",
+    operations=(*WEIGHTED, BahdanauContext),
+    breaks=("pooling.ensemble-gain",),
+    source="guards against division by zero",
+)
+def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
+    """Weights that are 2·10⁻⁶ too small."""
+    exponentials = np.exp(scores - correct.shift(scores))
+    return exponentials / (correct.total(exponentials) + scores.dtype.type(1e-5))
+
+
+@mutant(
+    "sum of exponentials in single precision",
+    replaces="normalized",
+    operations=(*WEIGHTED, BahdanauContext),
+    dtype="float64",
+    breaks=("pooling.ensemble-gain",),
+    source="an accumulator declared float in a kernel for every dtype",
+    differentiable=False,
+)
+def single_sum(correct: Formulas, scores: Numbers) -> Numbers:
+    """A sum of 24 bits, rounded towards 0."""
+    exponentials = np.exp(scores - correct.shift(scores))
+    total = cut_off(correct.total(exponentials), 24)
+    return exponentials / np.where(total == 0, scores.dtype.type(1), total)
+
+
+@mutant(
+    "1/√d of two digits in bfloat16",
+    replaces="scaled",
+    operations=DIVIDED,
+    dtype="bfloat16",
+    breaks=("attention.ensemble-scale",),
+    source="a scale written into the source",
+)
+def two_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
+    """0.35 for 0.3536."""
+    return scores * scores.dtype.type(round(d**-0.5, 2))
+
+
+@mutant(
+    "1/√d of three digits in float16",
+    replaces="scaled",
+    operations=DIVIDED,
+    dtype="float16",
+    breaks=("attention.ensemble-scale",),
+    source="a scale written into the source",
+)
+def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
+    """0.354 for 0.3536."""
+    return scores * scores.dtype.type(round(d**-0.5, 3))
+
+
+@mutant(
+    "1/√d of six digits",
+    replaces="scaled",
+    operations=DIVIDED,
+    breaks=("attention.ensemble-scale",),
+    source="a scale printed by %g and read again",
+)
+def six_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
+    """0.353553 for 0.35355339."""
+    return scores * scores.dtype.type(f"{d**-0.5:g}")
+
+
+@mutant(
+    "1/√d in single precision",
+    replaces="scaled",
+    operations=DIVIDED,
+    dtype="float64",
+    breaks=("attention.ensemble-scale",),
+    source="a scale passed as float to a kernel for every dtype",
+)
+def single_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
+    """A scale of 24 bits for scores of 53."""
+    return scores * scores.dtype.type(np.float32(d**-0.5))
+
+
+def times(found: Mapping[str, Numbers], path: str, factor: float) -> dict[str, Numbers]:
+    """The gradients with one of them multiplied by a factor."""
+    return {**found, path: found[path] * found[path].dtype.type(factor)}
+
+
+@mutant(
+    "gradient of the queries 1 % off in bfloat16",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, GeneralAttention, MultiHeadAttention),
+    dtype="bfloat16",
+    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    source="the scale of the backward pass written into the source, 0.35 for 0.3536",
+    profile="full",
+)
+def query_gradient(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """dQ is too small."""
+    return times(Library.differentiated(correct, operation, arguments, cotangent), query(operation), 0.99)
+
+
+@mutant(
+    "gradient of the weights of the queries 2 % off in bfloat16",
+    replaces="differentiated",
+    operations=(CrossAttention, ProjectedSelfAttention, MultiHeadAttention),
+    dtype="bfloat16",
+    breaks=("attention.ensemble-gradient",),
+    source="gradients of a batch of 50 divided by 51",
+    profile="full",
+)
+def weight_gradient(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """dW_q is too small."""
+    weight = next(x for x in operation.floats if operation.role(x) is Role.WEIGHT and x.path in operation.sharpened)
+    return times(Library.differentiated(correct, operation, arguments, cotangent), weight.path, 1 / 1.02)
+
+
+@mutant(
+    "gradient of the keys 0.1 % off in float16",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, GeneralAttention, MultiHeadAttention),
+    dtype="float16",
+    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    source="log₂e and ln 2 of four digits in the backward pass",
+    profile="full",
+)
+def key_gradient(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """dK is too large."""
+    return times(Library.differentiated(correct, operation, arguments, cotangent), key(operation), 1.001)
+
+
+@mutant(
+    "gradient of the values 10⁻⁵ off",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("attention.ensemble-gradient", "pooling.gradient-of-linear"),
+    source="weights of the backward pass divided by a sum with a guard",
+    profile="full",
+)
+def value_gradient(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """dV is too small."""
+    path = next(x.path for x in operation.attended if x.path in operation.linear)
+    return times(Library.differentiated(correct, operation, arguments, cotangent), path, 1 - 1e-5)
+
+
+@mutant(
+    "gradient of the values in bfloat16 by weights that do not sum to 1",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    dtype="bfloat16",
+    breaks=("attention.ensemble-gradient", "pooling.gradient-of-linear"),
+    source="weights of the backward pass rounded towards 0",
+    profile="full",
+)
+def cut_value_gradient(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """dV is 0.3 % too small."""
+    path = next(x.path for x in operation.attended if x.path in operation.linear)
+    return times(Library.differentiated(correct, operation, arguments, cotangent), path, 0.997)
+
+
+@mutant(
+    "gradient of the queries with a scale in single precision",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, MultiHeadAttention),
+    dtype="float64",
+    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    source="a scale passed as float to the backward kernel",
+    profile="full",
+)
+def single_query_gradient(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """dQ is multiplied by the ratio of 1/√3 in float32 and in float64."""
+    ratio = float(np.float32(3**-0.5)) * 3**0.5
+    return times(Library.differentiated(correct, operation, arguments, cotangent), query(operation), ratio)
+
+
+@mutant(
+    "Σ α dα of the backward pass 1 % off in bfloat16",
+    replaces="normalized",
+    operations=(ScaledDotProductAttention,),
+    dtype="bfloat16",
+    breaks=("attention.key-gradient-sum",),
+    source="delta computed from a result that was scaled before",
+)
+def delta_off(correct: Formulas, scores: Numbers) -> Numbers:
+    """dS = P∘(dP − 1.01 Σ P∘dP)."""
+    weights = Formulas.normalized(correct, scores)
+    total = np.sum(weights, axis=-1, keepdims=True)
+    return weights * (value_of(total) / total) ** scores.dtype.type(0.01)
