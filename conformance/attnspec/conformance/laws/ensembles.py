@@ -43,7 +43,7 @@ def batches(
 
 
 def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Inputs for a filter, with words for them; where there is time, masked, causal, of several tiles, and wide ones."""
+    """Inputs for a filter, with words for them; where there is time, masked, causal, long and wide ones too."""
     count, operation = subject.effort.ensemble, subject.operation
     plain = batches(subject, rng, count)
     yield "", plain
