@@ -47,6 +47,19 @@ def bottom_right(correct: Formulas, n: int, m: int, *, include_self: bool = True
 
 
 @rediscovered(
+    "Dao-AILab/flash-attention#1778",
+    "seems to not support the case where seq_q is longer than seq_k and (Is_causal || Is_local) == True",
+    framework="FlashAttention 2",
+    operation=ScaledDotProductAttention,
+    replaces="causal_mask",
+    dtype="float16",
+)
+def first_rows_without_keys(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+    """With more queries than keys the first n − m rows have no keys, undeclared."""
+    return np.arange(m) <= np.arange(n)[:, None] - max(n - m, 0)
+
+
+@rediscovered(
     "keras-team/keras#23038",
     "MultiHeadAttention silently drops the causal mask when `use_causal_mask=True` and the fused SDPA path is disabled "
     "(dropout > 0, `return_attention_scores=True`, or non-4D inputs) — regression in #22910",

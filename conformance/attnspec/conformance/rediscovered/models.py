@@ -11,7 +11,7 @@ from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.contract.tree import flatten
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.positional import SinusoidalPositionalEncoding
-from attnspec.spec.recurrent import GRU, LSTM, StackedLSTM
+from attnspec.spec.recurrent import LSTM, StackedLSTM
 from attnspec.spec.transformer import EncoderStack, LayerNorm
 
 
@@ -90,14 +90,14 @@ def needs_all_cotangents(
 
 
 @rediscovered(
-    "tensorflow/tensorflow#49241",
-    "LSTM and GRU on cudnn with mask puts different output from CPU or Non-cudnn kernel",
+    "tensorflow/tensorflow#49738",
+    "No description about forcing zero output for mask in Bidirectional",
     framework="TensorFlow",
-    operation=GRU,
+    operation=LSTM,
     replaces="shown",
 )
 def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
-    """One kernel gives 0 at padded steps, the other repeats the last state."""
+    """Padded steps repeat the last state, where the same network in both directions gives 0."""
     return hidden
 
 

@@ -104,8 +104,8 @@ WAITING = (
     Waiting(
         "pytorch/pytorch#162362",
         "PyTorch (CUDA)",
-        "A mask of blocks over 97,220 positions gives wrong rows beyond 44,000.",
-        "windows",
+        "A mask of blocks of 64 over 97,220 positions gives wrong rows beyond 44,000.",
+        "windows: as a mask it has 9·10⁹ elements",
     ),
     Waiting(
         "tenstorrent/tt-metal#41215",
