@@ -233,13 +233,16 @@ def test_a_chapter_is_a_file_in_every_column(chapter: str, column: str) -> None:
 
 ROOMS = {
     "spec/attnspec/spec": {"contract", "laws", "lectures", "errata.py"},
-    "spec/attnspec/spec/laws": {"storage.py", "operation.py", "semantics.py"},
+    "spec/attnspec/spec/laws": {"storage.py", "operation.py", "semantics.py", "training.py"},
     "reference/attnspec/reference": {"budget", "defining"},
     "backends/attnspec/backends/pytorch": {"kernels", "nn", "runtime"},
     "conformance/attnspec/conformance/laws": {
         "storage.py",
         "operation.py",
         "semantics.py",
+        "training.py",
+        "lessons.py",
+        "passes.py",
         "searches.py",
         "common.py",
         "ensembles.py",
@@ -255,6 +258,7 @@ ROOMS = {
         "searches.py",
         "gradients.py",
         "semantics.py",
+        "training.py",
         "registry.py",
         "roles.py",
         "correct",
@@ -321,7 +325,7 @@ IMPORTED = {
         Backend Converts Differentiates implements Limits Semantics Precision precision"""
     ),
     "attnspec.reference": words("REFERENCE arithmetic choice choosing defines name overridable two_point_design"),
-    "attnspec.backends.bases.torch": words("TorchBackend devices from_numpy gradients to_numpy"),
+    "attnspec.backends.bases.torch": words("TorchBackend devices from_numpy gradients modes pullback to_numpy"),
     "attnspec.backends.bases.contract": words("Operations Table"),
     "attnspec.backends.bases.shapes": words("Check"),
     "attnspec.conformance": words("BackendError ConformanceSuite call load replay"),
@@ -363,6 +367,7 @@ LONG = {
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.recurrent": "a catalogue: one short function for each mutant",
+    "attnspec.conformance.mutants.training": "a catalogue: one short backend for each mutant",
     "attnspec.conformance.mutants.transformer_decoders": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.vision": "a catalogue: one short function for each mutant",
     "attnspec.spec.recurrent": "a catalogue: one Protocol for each of fourteen operations",

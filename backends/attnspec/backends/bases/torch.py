@@ -1,6 +1,8 @@
 """Base of backends that compute with PyTorch tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -45,27 +47,83 @@ def to_numpy(array: Tensor) -> NDArray:
     return copy.numpy()
 
 
+class _Seed(torch.autograd.Function):
+    """A number whose gradient is the cotangent as it lies in memory.
+
+    In place of ``grad_outputs``, whose shapes PyTorch checks with a symbolic algebra system that it imports for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cotangent: Tensor) -> Tensor:
+        """0."""
+        ctx.cotangent = cotangent
+        return torch.zeros((), dtype=x.dtype, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        """The cotangent itself."""
+        return ctx.cotangent, None
+
+
+def pullback(
+    function: Callable[..., Any], arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
+    """function(**arguments), recorded for the float tensors at these paths, and the function that takes it backwards.
+
+    That function takes a cotangent like the result, with None for what has no part in it, and gives the gradients by
+    path, 0 where the result does not depend on an argument, in memory of their own.
+    """
+    given = flatten(dict(arguments))
+    leaves = {path: given[path].detach().requires_grad_() for path in wanted}
+    with torch.enable_grad():
+        result = function(**mapped(dict(arguments), lambda path, a: leaves.get(path, a)))
+
+    def backward(cotangent: Any) -> dict[str, Tensor]:
+        pairs = zip(flatten(result).values(), flatten(cotangent).values(), strict=True)
+        with torch.enable_grad():
+            totals = [_seeded(x, c) for x, c in pairs if c is not None and x.requires_grad]
+        if not totals:
+            return {path: torch.zeros_like(a) for path, a in leaves.items()}
+        total = sum(totals[1:], totals[0])
+        found = torch.autograd.grad(
+            total, tuple(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        # Where a result is an argument plus something, autograd hands on the cotangent, to several arguments alike.
+        shared = {c.untyped_storage().data_ptr() for c in flatten(cotangent).values() if c is not None}
+        own = {}
+        for path, g in zip(leaves, found, strict=True):
+            place = g.untyped_storage().data_ptr()
+            own[path] = g.clone() if place in shared else g
+            shared.add(place)
+        return own
+
+    return result, backward
+
+
+def _seeded(x: Tensor, cotangent: Tensor) -> Tensor:
+    return _Seed.apply(x, cotangent)  # type: ignore[no-untyped-call, no-any-return]
+
+
 def gradients(function: Callable[..., Any], arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
     """Gradients of ⟨cotangent, function(**arguments)⟩ for every float tensor, 0 where the result does not depend on it.
 
     Arguments and cotangent may be trees of tensors, the cotangent with None where the result has no part in it.
     Gradients come by path. An argument counts by its path: one tensor passed under two names gets two gradients.
     """
-    leaves = {
-        path: a.detach().requires_grad_()
-        for path, a in flatten(dict(arguments)).items()
-        if isinstance(a, Tensor) and a.is_floating_point()
+    given = flatten(dict(arguments))
+    wanted = [path for path, a in given.items() if isinstance(a, Tensor) and a.is_floating_point()]
+    return pullback(function, arguments, wanted)[1](cotangent)
+
+
+def modes(dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    """Without gradients, inference, and autocast to the dtype itself where it is one of 16 bits."""
+    found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "no_grad": torch.no_grad,
+        "inference_mode": torch.inference_mode,
     }
-    with torch.enable_grad():
-        result = function(**mapped(dict(arguments), lambda path, a: leaves.get(path, a)))
-        pairs = zip(flatten(result).values(), flatten(cotangent).values(), strict=True)
-        # Of the sum, and not with `grad_outputs`: PyTorch imports a symbolic algebra system to check their shape.
-        totals = [(x * c).sum() for x, c in pairs if c is not None]
-        total = sum(totals[1:], totals[0])
-    if not total.requires_grad:
-        return {path: torch.zeros_like(a) for path, a in leaves.items()}
-    found = torch.autograd.grad(total, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+    if dtype in ("bfloat16", "float16"):
+        found["autocast"] = partial(torch.autocast, torch.device(device).type, dtype=getattr(torch, dtype))
+    return found
 
 
 class TorchBackend(Operations[Tensor]):
@@ -87,3 +145,13 @@ class TorchBackend(Operations[Tensor]):
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
         """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float tensor, by path, by autograd."""
         return gradients(getattr(self, operation), arguments, cotangent)
+
+    def pullback(
+        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
+        """The result, recorded for the float tensors at these paths, and its backward pass, by autograd."""
+        return pullback(getattr(self, operation), arguments, wanted)
+
+    def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+        """Without gradients, inference, and autocast to the dtype itself where it is one of 16 bits."""
+        return modes(dtype, device=device)

@@ -1,6 +1,6 @@
 """The PyTorch backend: this module is the backend, and its operations are ordinary functions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from attnspec.backends.bases.torch import devices as devices
 from attnspec.backends.bases.torch import from_numpy as from_numpy
 from attnspec.backends.bases.torch import gradients as gradients
+from attnspec.backends.bases.torch import modes as modes
+from attnspec.backends.bases.torch import pullback as recorded
 from attnspec.backends.bases.torch import to_numpy as to_numpy
 from attnspec.backends.pytorch import nn as nn
 from attnspec.backends.pytorch.attention import *
@@ -58,3 +60,10 @@ notes = {
 def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
     """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float tensor, by path, by autograd."""
     return gradients(globals()[operation], arguments, cotangent)
+
+
+def pullback(
+    operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
+    """The result, recorded for the float tensors at these paths, and its backward pass, by autograd."""
+    return recorded(globals()[operation], arguments, wanted)

@@ -135,9 +135,12 @@ LAYOUTS: tuple[Layout, ...] = (
 """Every way to lay an array out that needs nothing but views."""
 
 
-def repeated(x: Numbers, axis: int, convert: Convert) -> Any:
-    """Numbers that are the same along an axis, which has stride 0; as they are where the framework cannot repeat."""
-    moved = convert(np.take(x, [0], axis))
+def repeated(x: Numbers, axis: int | tuple[int, ...], convert: Convert) -> Any:
+    """Numbers that are the same along axes, which have stride 0; as they are where the framework cannot repeat."""
+    one = x
+    for place in (axis,) if isinstance(axis, int) else axis:
+        one = np.take(one, [0], place)
+    moved = convert(one)
     broadcast = getattr(_namespace(moved), "broadcast_to", None)
     return convert(x) if broadcast is None else broadcast(moved, x.shape)
 

@@ -1,6 +1,6 @@
 """One operation of one backend, seen from NumPy: calls, oracle, budgets and comparisons."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -202,19 +202,22 @@ class Subject(Comparisons):
     def vjp(self, arguments: Arguments, cotangents: Results) -> Results:
         """The backend's gradients by path; what it raises, or leaves out, is a violation."""
         widen(self.extent, arguments)
-        inputs = self.converted(arguments)
-        found = call_safely(lambda: self._gradients_of_backend(inputs, self.like_result(cotangents, arguments)))
+        inputs, cotangent = self.converted(arguments), self.like_result(cotangents, arguments)
+        return self.gradients_of(lambda: self.backend.vjp(self.operation.name, inputs, cotangent), arguments)
+
+    def gradients_of(
+        self, call: Callable[[], Mapping[str, Any]], arguments: Arguments, wanted: Collection[str] | None = None
+    ) -> Results:
+        """The gradients that a call of the backend gives, all that are wanted; what it raises is a violation."""
+        found = call_safely(lambda: {path: self.back(g) for path, g in call().items()})
         if isinstance(found, Raised):
             raise Violation(f"vjp raised {found.message}", reason=Reason.RAISED, arguments=arguments)
-        for leaf, x in arguments.floats:
+        for leaf, x in (f for f in arguments.floats if wanted is None or f[0].path in wanted):
             g = found.get(leaf.path)
             if not isinstance(g, np.ndarray) or g.shape != x.shape:
-                raise Violation(
-                    f"vjp: expected a gradient for {leaf.path} of shape {as_tuple(x.shape)}; got "
-                    f"{'none' if g is None else getattr(g, 'shape', type(g).__name__)}",
-                    reason=Reason.TYPE if g is None else Reason.SHAPE,
-                    arguments=arguments,
-                )
+                got = "none" if g is None else getattr(g, "shape", type(g).__name__)
+                message = f"vjp: expected a gradient for {leaf.path} of shape {as_tuple(x.shape)}; got {got}"
+                raise Violation(message, reason=Reason.TYPE if g is None else Reason.SHAPE, arguments=arguments)
         return cast(Results, found)
 
     def like_result(self, arrays: Mapping[str, Numbers], arguments: Arguments, *, convert: bool = True) -> Any:
@@ -225,10 +228,6 @@ class Subject(Comparisons):
             return self.convert(x) if convert else x
 
         return built(self.operation.result, at, lambda branch: arguments.size(branch.count))
-
-    def _gradients_of_backend(self, inputs: Mapping[str, Any], cotangent: Any) -> dict[str, Any]:
-        result = self.backend.vjp(self.operation.name, inputs, cotangent)
-        return {name: self.back(g) for name, g in result.items()}
 
     # Oracle ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from attnspec.conformance.laws import (
     multihead,
     normalization,
     operation,
+    passes,
     pooling,
     positional,
     recurrent,
@@ -16,6 +17,7 @@ from attnspec.conformance.laws import (
     semantics,
     seq2seq,
     storage,
+    training,
     transformer,
     vision,
 )
@@ -32,6 +34,7 @@ __all__ = [
     "multihead",
     "normalization",
     "operation",
+    "passes",
     "pooling",
     "positional",
     "recurrent",
@@ -40,6 +43,7 @@ __all__ = [
     "semantics",
     "seq2seq",
     "storage",
+    "training",
     "transformer",
     "vision",
 ]

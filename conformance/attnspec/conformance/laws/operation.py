@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers, element
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, element, take
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import is_float
@@ -14,12 +14,22 @@ from attnspec.conformance.inputs.layouts import LAYOUTS
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import doubles, follows_formula, live_rows, normal_like, sample, twice, wide
+from attnspec.conformance.laws.common import (
+    doubles,
+    follows_formula,
+    live_rows,
+    normal_like,
+    sample,
+    twice,
+    wide,
+)
+from attnspec.conformance.laws.lessons import overwritten
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.storage import laid_out
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.shapes import ShapeError, bind
-from attnspec.spec.contract.tree import Kind, Leaf, mapped
+from attnspec.spec.contract.shapes import ShapeError, bind, results
+from attnspec.spec.contract.tree import Kind, Leaf, flatten, mapped
 from attnspec.spec.laws import operation as law
 
 
@@ -165,7 +175,7 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     other_raw = subject.demanded(subject.converted(other))
     _same(subject, _copied(subject, first_raw), first, arguments, "after a later call, the earlier")
     for raw in (first_raw, other_raw):
-        mapped(raw, lambda _, x: _poison(x))
+        mapped(raw, lambda _, x: overwritten(x))
     again = _copied(subject, subject.demanded(subject.converted(arguments)))
     _same(subject, again, first, arguments, "of the same call, made again after another, the")
     return True
@@ -185,11 +195,35 @@ def _budget(subject: Subject, arguments: Arguments, path: str) -> Numbers:
     return subject.budgets(arguments)[path]
 
 
-def _poison(raw: Any) -> None:
-    try:
-        raw[...] = 1
-    except (TypeError, ValueError, RuntimeError, IndexError):
-        return  # arrays of this backend cannot be written to
+@checks(law.OWN_MEMORY, once=True, at_leading=True)
+def own_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Write to the result, then, after another call, to the arguments; of no layers, steps or heads but one too."""
+    written = False
+    for given in _little_to_do(subject, rng):
+        for first in ("result", "argument"):
+            moved = subject.converted(given)
+            paths = {path: x for path, x in flatten(moved).items() if path in given.arrays}
+            raw = subject.demanded(moved)
+            result = {leaf.path: x for leaf, x in results(subject.operation, raw)}
+            mine, others = (result, paths) if first == "result" else (paths, result)
+            before = {path: np.array(subject.numbers(x)) for path, x in others.items()}
+            done = [path for path, x in mine.items() if overwritten(x)]
+            written |= bool(done)
+            for path, x in others.items():
+                same = np.array_equal(subject.numbers(x), before[path], equal_nan=is_float(before[path]))
+                message = f"writing to the {first}{'s' if len(done) > 1 else ''} {', '.join(done)} changes {path}"
+                subject.holds(same, message, given, reason=Reason.MUTATED_INPUT, expected=before[path])
+    return written
+
+
+def _little_to_do(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
+    """Calls of common sizes, and of sizes for which a function may have nothing to do."""
+    yield sample(subject, rng, (2,), queries=3, keys=5)
+    yield sample(subject, rng, (), queries=1, keys=1, heads=1, features=1)
+    for kind in (Axis.LAYER, Axis.TIME):
+        for size in (s for s in subject.operation.sizes if kind in subject.operation.axis(s)):
+            if subject.operation.least(size) == 0 and not subject.operation.axis(size) & (Axis.QUERY | Axis.KEY):
+                yield sample(subject, rng).along(size, take([]))
 
 
 @checks(law.OPTION_EFFECT)

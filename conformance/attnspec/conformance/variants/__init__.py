@@ -9,6 +9,7 @@ from attnspec.conformance.variants import (
     recurrent,
     softmaxes,
     sums,
+    training,
 )
 from attnspec.conformance.variants.registry import VARIANTS, Variant, variant
 
@@ -23,5 +24,6 @@ __all__ = [
     "recurrent",
     "softmaxes",
     "sums",
+    "training",
     "variant",
 ]

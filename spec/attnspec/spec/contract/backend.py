@@ -1,11 +1,13 @@
 """What the suite asks of a backend: any object with a name and some of the operations.
 
-Only ``name`` is required. The optional attributes are ``from_numpy``, ``to_numpy``, ``vjp``, ``semantics``,
-``precision``, ``limits`` and ``notes`` (a mapping of strings that reports print: which kernels run, what is missing).
+Only ``name`` is required. The optional attributes are ``from_numpy``, ``to_numpy``, ``vjp``, ``pullback``, ``modes``,
+``semantics``, ``precision``, ``limits`` and ``notes`` (a mapping of strings that reports print: which kernels run, what
+is missing).
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import Any, Generic, Protocol, TypeVar, get_origin, runtime_checkable
 
@@ -51,8 +53,30 @@ class Differentiates(Protocol[Array_co]):
 
         ``arguments`` holds the arguments by name: arrays of the backend, or trees of them. The cotangent is like the
         result: an array, or a tree of arrays, with None for those that are not of floating point. Gradients come back
-        by path: ``key``, ``parameters.w_hf``.
+        by path: ``key``, ``parameters.w_hf``, each in the dtype of its array and in memory of its own.
         """
+        ...
+
+
+class Records(Protocol[Array_co]):
+    """A backend whose forward and backward passes can be called apart."""
+
+    def pullback(
+        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    ) -> tuple[Any, Callable[[Any], Mapping[str, Array_co]]]:
+        """operation(**arguments), computed while gradients of the arrays at these paths are recorded, and its backward.
+
+        The backward takes a cotangent and gives the gradients of ⟨cotangent, result⟩ by path, those that are wanted.
+        It may be called more than once.
+        """
+        ...
+
+
+class HasModes(Protocol):
+    """A backend whose framework computes in several modes."""
+
+    def modes(self, dtype: str, *, device: str) -> Mapping[str, Callable[[], AbstractContextManager[Any]]]:
+        """Every mode that is to give the same results in this dtype, by name; each makes a context to call within."""
         ...
 
 

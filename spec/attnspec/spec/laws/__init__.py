@@ -1,4 +1,4 @@
-"""The laws, a module for each chapter; ``storage``, ``operation`` and ``semantics`` hold those of every chapter."""
+"""The laws, a module for each chapter; ``storage``, ``operation``, ``semantics`` and ``training`` hold those of all."""
 
 from attnspec.spec.laws import (
     attention,
@@ -15,6 +15,7 @@ from attnspec.spec.laws import (
     semantics,
     seq2seq,
     storage,
+    training,
     transformer,
     vision,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "semantics",
     "seq2seq",
     "storage",
+    "training",
     "transformer",
     "vision",
 ]

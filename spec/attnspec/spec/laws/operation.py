@@ -84,6 +84,12 @@ NO_MEMORY = law(
     formula=r"f(x), f(y), f(x):\ \text{first} = \text{third}",
     governs=every,
 )
+OWN_MEMORY = law(
+    "operation.own-memory",
+    "A result is in memory of its own: who writes to it, or to an argument after the call, changes nothing else.",
+    formula=r"f(x) \text{ shares no memory with } x",
+    governs=_takes_arrays,
+)
 REJECTION = law(
     "operation.rejection",
     "A shape that violates the Protocol raises; it never returns.",

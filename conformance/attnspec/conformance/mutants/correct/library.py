@@ -1,6 +1,7 @@
 """A backend around the formulas: how arguments come in and results go out, which can be wrong as well."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,7 @@ class Library:
         self.precision = precision
         if not differentiable:
             self.vjp = None  # type: ignore[assignment,method-assign]
+            self.pullback = None  # type: ignore[assignment,method-assign]
         for operation in OPERATIONS.values():
             if hasattr(self.formulas, operation.name):
                 setattr(self, operation.name, partial(self.call, operation))
@@ -109,6 +111,22 @@ class Library:
             found = self.differentiated(described, self.prepared(described, arguments), weights)
         given = flatten(dict(arguments))
         return {path: np.array(g, dtype=given[path].dtype) for path, g in found.items()}
+
+    def pullback(
+        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
+        """The result and its backward pass, for the arrays at these paths."""
+        result = getattr(self, operation)(**arguments)
+
+        def backward(cotangent: Any) -> dict[str, Numbers]:
+            found = self.vjp(operation, arguments, cotangent)
+            return {path: found[path] for path in wanted}
+
+        return result, backward
+
+    def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+        """One, in which nothing differs."""
+        return {"inference": nullcontext}
 
     def differentiated(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Gradients with respect to every prepared float array, by path."""

@@ -1,0 +1,222 @@
+"""Checks of the laws of the training path: backward passes, their cotangents and their memory."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.dtypes import NARROW, is_float
+from attnspec.conformance.inputs.layouts import (
+    CANNOT,
+    Convert,
+    Layout,
+    every_second,
+    heads_behind,
+    last_exchanged,
+    packed,
+    padded_positions,
+    padded_rows,
+    repeated,
+    shifted,
+)
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.laws.common import normal_like, sample
+from attnspec.conformance.laws.lessons import Gradients, fits, judged_as, lesson_of, numbers_of, overwritten
+from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.tree import flatten
+from attnspec.spec.laws import training as law
+
+LARGE, TINY = 2.0**11, 2.0**-50
+"""What cotangents are multiplied by: as loss scaling does, and as the mean over many tokens."""
+
+WAYS: tuple[Layout, ...] = (every_second, last_exchanged, padded_rows, packed, padded_positions, heads_behind, shifted)
+"""How a cotangent is laid out, beside those with stride 0."""
+
+# Cotangents -----------------------------------------------------------------------------------------------------------
+
+
+@checks(law.COTANGENT_STRIDES, once=True, at_leading=True)
+def cotangent_strides(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Pass the same cotangent in every layout, with rows of stride 0, and ones that are one number, as of a sum."""
+    lesson = lesson_of(subject, arguments)
+    if lesson is None:
+        return False
+    for way in (*WAYS, _one_row):
+        _laid_out(subject, lesson.arguments, lesson.cotangents, way, lesson.expected)
+    if subject.dtype not in NARROW:
+        ones = {path: np.ones_like(x) for path, x in lesson.cotangents.items()}
+        _laid_out(subject, lesson.arguments, ones, _one_number, subject.gradients(lesson.arguments, ones))
+    return True
+
+
+def _laid_out(subject: Subject, given: Arguments, cotangents: Results, way: Layout, expected: Gradients) -> None:
+    try:
+        moved = {path: way(x, subject.convert) if x.ndim else subject.convert(x) for path, x in cotangents.items()}
+    except CANNOT:
+        return
+    cotangent = subject.like_result(moved, given, convert=False)
+    inputs = subject.converted(given)
+    found = subject.gradients_of(lambda: subject.backend.vjp(subject.operation.name, inputs, cotangent), given)
+    judged_as(
+        subject, found, expected, given, f"of a cotangent laid out as {way.__name__.strip('_').replace('_', ' ')},"
+    )
+
+
+def _one_row(x: Numbers, convert: Convert) -> Any:
+    """The first row in the place of all, with stride 0."""
+    return repeated(x, tuple(range(x.ndim - 1)), convert)
+
+
+def _one_number(x: Numbers, convert: Convert) -> Any:
+    """One number in the place of all."""
+    return repeated(x, tuple(range(x.ndim)), convert)
+
+
+@checks(law.COTANGENT_SCALE, once=True, at_leading=True)
+def cotangent_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Multiply the cotangent by a large number, by a tiny one and by 0."""
+    lesson = lesson_of(subject, arguments)
+    if lesson is None:
+        return False
+    large = LARGE
+    while large > 1 and not fits(subject, lesson.expected, 16 * large):
+        large /= 2
+    for scale, what in ((large, "large"), (TINY, "tiny"), (0.0, "0")):
+        if scale == TINY and subject.dtype == "float16":
+            continue  # it cannot hold them, which is why losses are scaled
+        cotangents = {path: x * x.dtype.type(scale) for path, x in lesson.cotangents.items()}
+        found = subject.vjp(lesson.arguments, cotangents)
+        if scale:
+            judged_as(subject, found, lesson.expected, lesson.arguments, f"of a {what} cotangent,", scale)
+            continue
+        for path, g in found.items():
+            message = f"of a cotangent that is 0, the gradient of {path} is not 0"
+            subject.holds(not np.any(g != 0), message, lesson.arguments, got=g)
+    return True
+
+
+@checks(law.BROADCAST_SUM, once=True, at_leading=True)
+def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Leave out the batch of the first argument, then that of all others."""
+    if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
+        return False
+    given = sample(subject, rng, (2,), queries=3, keys=5)
+    batched = [leaf for leaf, _ in given.floats if leaf.batched]
+    for chosen in (batched[:1], batched[1:]):
+        alone = given.replaced({leaf.path: np.asarray(given.array(leaf.path)[0]) for leaf in chosen})
+        cotangents = subject.cotangents(alone, rng)
+        expected = subject.gradients(alone, cotangents)
+        if not fits(subject, expected):
+            return False
+        names = " and ".join(leaf.path for leaf in chosen)
+        judged_as(subject, subject.vjp(alone, cotangents), expected, alone, f"with no batch of {names},")
+    return True
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+class _Pass(NamedTuple):
+    """A backward pass: what the backend was given, and what it gave, in its own arrays and in NumPy's, by path."""
+
+    given: dict[str, Any]
+    cotangents: dict[str, Any]
+    gradients: Mapping[str, Any]
+    numbers: Results
+
+
+def _pass(subject: Subject, arguments: Arguments, cotangents: Results) -> _Pass:
+    inputs = subject.converted(arguments)
+    cotangent = subject.like_result(cotangents, arguments)
+    raw: dict[str, Any] = {}
+
+    def call() -> dict[str, Any]:
+        raw.update(subject.backend.vjp(subject.operation.name, inputs, cotangent))
+        return raw
+
+    found = subject.gradients_of(call, arguments)
+    weights = {f"the cotangent {path}".strip(): c for path, c in flatten(cotangent).items() if c is not None}
+    return _Pass({path: x for path, x in flatten(inputs).items() if path in arguments.arrays}, weights, raw, found)
+
+
+def _snapshot(subject: Subject, arrays: Mapping[str, Any]) -> Results:
+    return {path: np.array(subject.numbers(x)) for path, x in arrays.items()}
+
+
+def _unchanged(subject: Subject, arrays: Mapping[str, Any], before: Results, arguments: Arguments, what: str) -> None:
+    for path, x in _snapshot(subject, arrays).items():
+        same = np.array_equal(x, before[path], equal_nan=is_float(x))
+        message = f"{what} {path}"
+        subject.holds(same, message, arguments, reason=Reason.MUTATED_INPUT, expected=before[path], got=x)
+
+
+@checks(law.NO_MUTATION, once=True, at_leading=True)
+def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare what the backend was given before and after a backward pass."""
+    lesson = lesson_of(subject, arguments)
+    if lesson is None:
+        return False
+    given = lesson.arguments
+    made = _pass(subject, given, lesson.cotangents)
+    before = dict(zip(made.cotangents, lesson.cotangents.values(), strict=True))
+    _unchanged(subject, made.given, given.arrays, given, "the backward pass wrote to")
+    _unchanged(subject, made.cotangents, before, given, "the backward pass wrote to")
+    return True
+
+
+@checks(law.OWN_MEMORY, once=True, at_leading=True)
+def own_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Write to each gradient in turn."""
+    lesson = lesson_of(subject, arguments)
+    if lesson is None:
+        return False
+    made = _pass(subject, lesson.arguments, lesson.cotangents)
+    written = False
+    for path, g in made.gradients.items():
+        others = {f"the gradient of {other}": x for other, x in made.gradients.items() if other != path}
+        arrays = {**made.given, **made.cotangents, **others}
+        before = _snapshot(subject, arrays)
+        if overwritten(g):
+            written = True
+            what = f"writing to the gradient of {path} changes"
+            _unchanged(subject, arrays, before, lesson.arguments, what)
+    return written
+
+
+@checks(law.NO_MEMORY, once=True, at_leading=True)
+def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Go back three times, the second time from other numbers, and keep what came before."""
+    lesson = lesson_of(subject, arguments)
+    if lesson is None:
+        return False
+    given = lesson.arguments
+    other = normal_like(subject, given, rng) or given
+    result = subject.demanded(subject.converted(given))
+    of_result = numbers_of(subject, result)
+    first = _pass(subject, given, lesson.cotangents)
+    before = _snapshot(subject, first.gradients)
+    _pass(subject, other, subject.cotangents(other, rng))
+    _unchanged(subject, first.gradients, before, given, "a later backward pass changes the earlier gradient of")
+    after = numbers_of(subject, result)
+    for path, x in of_result.items():
+        same = np.array_equal(after[path], x, equal_nan=is_float(x))
+        subject.holds(same, "a backward pass changes an earlier result", given, expected=x, got=after[path])
+    third = _pass(subject, given, lesson.cotangents).numbers
+    judged_as(subject, third, lesson.expected, given, "of the same call, made again after another,")
+    return True
+
+
+@checks(law.DTYPE, once=True, at_leading=True)
+def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The names of the dtypes."""
+    lesson = lesson_of(subject, arguments)
+    if lesson is None:
+        return False
+    found = subject.vjp(lesson.arguments, lesson.cotangents)
+    for leaf, x in lesson.arguments.floats:
+        got = found[leaf.path].dtype.name
+        message = f"the gradient of {leaf.path} has dtype {got}, expected {x.dtype.name}"
+        subject.holds(got == x.dtype.name, message, lesson.arguments, reason=Reason.DTYPE)
+    return True

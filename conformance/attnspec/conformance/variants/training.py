@@ -1,0 +1,93 @@
+"""Backward passes and results that come in other memory, or as no more than is asked for."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.variants.registry import variant
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention, SelfAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.pooling import AttentionPooling
+from attnspec.spec.scoring import DotScores
+
+
+@variant("gradients in transposed memory", operations=(DotScores, ScaledDotProductAttention, MultiHeadAttention))
+class Transposed(Library):
+    """Dense, in the opposite order of dimensions."""
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """As a kernel leaves them."""
+        return {path: np.asfortranarray(g) for path, g in super().vjp(operation, arguments, cotangent).items()}
+
+
+@variant("read-only results and gradients", operations=(Softmax, ScaledDotProductAttention, AttentionPooling))
+class ReadOnly(Library):
+    """Immutable arrays, as JAX has them."""
+
+    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+        """Lock the result."""
+        found: Numbers = super().finished(operation, result, arguments)
+        found.flags.writeable = False
+        return found
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Lock the gradients."""
+        found = super().vjp(operation, arguments, cotangent)
+        for g in found.values():
+            g.flags.writeable = False
+        return found
+
+
+@variant("the cotangent made contiguous, subnormal numbers flushed", operations=(DotScores, SelfAttention))
+class Flushed(Library):
+    """A copy of the cotangent, in which what is subnormal is 0, and so it is in the gradients."""
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Flush before and after."""
+        copy = mapped(cotangent, lambda _, c: None if c is None else _flushed(np.ascontiguousarray(c)))
+        return {path: _flushed(g) for path, g in super().vjp(operation, arguments, copy).items()}
+
+
+def _flushed(x: Numbers) -> Numbers:
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, x.dtype.type(0), x)
+
+
+@variant("a backward pass that computes the result again", operations=(ScaledDotProductAttention, AdditiveAttention))
+class Recomputed(Library):
+    """Nothing is saved but copies of the arguments, and only gradients that are wanted are made."""
+
+    def pullback(
+        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
+        """Checkpointing."""
+        saved = mapped(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
+        result, _ = super().pullback(operation, arguments, wanted)
+
+        def backward(cotangent: Any) -> dict[str, Numbers]:
+            found = self.vjp(operation, saved, cotangent)
+            return {path: g for path, g in found.items() if path in wanted}
+
+        return result, backward
+
+
+@variant("gradients of the batch one by one", operations=(DotScores, ScaledDotProductAttention))
+class OneByOne(Library):
+    """Each element of the batch alone; what broadcasts is added up in another order."""
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """From the last element to the first."""
+        if not isinstance(cotangent, np.ndarray) or cotangent.ndim != 3 or cotangent.shape[0] < 2:
+            return super().vjp(operation, arguments, cotangent)
+        total: dict[str, Numbers] = {}
+        for i in reversed(range(cotangent.shape[0])):
+            alone = np.zeros_like(cotangent)
+            alone[i] = cotangent[i]
+            for path, g in super().vjp(operation, arguments, alone).items():
+                total[path] = total[path] + g if path in total else g
+        given = flatten(dict(arguments))
+        return {path: g.astype(given[path].dtype) for path, g in total.items()}

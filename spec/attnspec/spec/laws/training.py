@@ -1,0 +1,90 @@
+"""Laws of the training path: results while gradients are recorded, and backward passes."""
+
+from attnspec.spec.contract.law import law
+from attnspec.spec.contract.operation import Operation
+
+
+def _differentiable(operation: Operation) -> bool:
+    return operation.differentiable
+
+
+def _broadcasts(operation: Operation) -> bool:
+    return operation.differentiable and sum(leaf.batched for leaf in operation.floats) > 1
+
+
+MODES = law(
+    "training.modes",
+    "A result is the same in every mode of the framework, such as inference.",
+    formula=r"f(x) = f^*(x) \text{ in every mode}",
+    governs=lambda operation: operation.float_result,
+)
+RECORDED = law(
+    "training.recorded-result",
+    "Recording gradients, of whichever arguments, does not change the result.",
+    formula=r"f(x) = f^*(x) \text{ while } \nabla_{x_i} f \text{ is recorded},\ i \in S, \text{ for every } S",
+    governs=_differentiable,
+    gradients=True,
+)
+SUBSETS = law(
+    "training.subsets",
+    "The gradient of an argument does not depend on which others have gradients.",
+    formula=r"\nabla_{x_i} \langle c, f(x) \rangle \text{ is the same for every } S \ni i",
+    governs=_differentiable,
+    gradients=True,
+)
+SECOND_BACKWARD = law(
+    "training.second-backward",
+    "A second backward pass through the same record gives the same gradients.",
+    formula=r"J(x)^\top c,\ J(x)^\top c':\ \text{each as if alone}",
+    governs=_differentiable,
+    gradients=True,
+)
+COTANGENT_STRIDES = law(
+    "training.cotangent-strides",
+    "Of a cotangent only the numbers count, not its strides in memory: it may be expanded, strided or transposed.",
+    formula=r"J(x)^\top c = J(x)^\top (\operatorname{strided} c)",
+    governs=_differentiable,
+    gradients=True,
+)
+COTANGENT_SCALE = law(
+    "training.cotangent-scale",
+    "Gradients are linear in the cotangent: large and tiny ones give as large and as tiny gradients, 0 gives 0.",
+    formula=r"J(x)^\top (sc) = s J(x)^\top c",
+    governs=_differentiable,
+    gradients=True,
+)
+BROADCAST_SUM = law(
+    "training.broadcast-sum",
+    "The gradient of an argument that has no batch is summed over the batch of the others.",
+    formula=r"\nabla_x f(x_{\text{new axis}}) = \sum_b (\nabla f)_b",
+    governs=_broadcasts,
+    gradients=True,
+)
+NO_MUTATION = law(
+    "training.no-mutation",
+    "A backward pass writes neither to arguments nor to the cotangent.",
+    formula=r"x, c \text{ after } J(x)^\top c = x, c \text{ before}",
+    governs=_differentiable,
+    gradients=True,
+)
+OWN_MEMORY = law(
+    "training.own-memory",
+    "Every gradient is in memory of its own: who writes to it changes no argument, no cotangent and no other gradient.",
+    formula=r"J(x)^\top c \text{ shares no memory with } x \text{ and } c",
+    governs=_differentiable,
+    gradients=True,
+)
+NO_MEMORY = law(
+    "training.no-memory",
+    "Gradients depend on no earlier backward pass, and a later one changes neither them nor earlier results.",
+    formula=r"J(x)^\top c,\ J(y)^\top c',\ J(x)^\top c:\ \text{first} = \text{third}",
+    governs=_differentiable,
+    gradients=True,
+)
+DTYPE = law(
+    "training.dtype",
+    "A gradient has the dtype of its argument.",
+    formula=r"\operatorname{dtype} \nabla_x f = \operatorname{dtype} x",
+    governs=_differentiable,
+    gradients=True,
+)
