@@ -354,4 +354,14 @@ def test_check_names_a_size_that_is_no_integer(wrong: Any) -> None:
     with pytest.raises(TypeError) as raised:
         check(x, wrong)
     assert str(raised.value) == f"split_heads: heads: expected an integer; got {wrong!r}"
+
+
+@pytest.mark.parametrize(("wrong", "got"), [(torch.zeros(3), "Tensor"), (np.ones(2), "ndarray"), ([2], "list")])
+def test_check_names_what_is_no_number_by_its_type(wrong: Any, got: str) -> None:
+    with pytest.raises(TypeError, match=rf"^split_heads: heads: expected an integer; got {got}$"):
+        Check("split_heads")(torch.zeros(3, 4), wrong)
+
+
+def test_check_takes_integers_of_numpy() -> None:
+    check, x = Check("split_heads"), torch.zeros(3, 4)
     assert check(x, np.int64(2)) == check(x, 2) == (2, 3, 2)

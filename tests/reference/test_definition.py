@@ -133,6 +133,7 @@ def test_mask_is_keyword_only() -> None:
         ("self_attention", (ONES,), {"causal": 1}, "causal: expected True or False; got 1"),
         ("self_attention", (ONES,), {"causal": None}, "causal: expected True or False; got None"),
         ("causal_mask", (2.0, 3), {}, "n: expected an integer; got 2.0"),
+        ("causal_mask", (ONES, 3), {}, "n: expected an integer; got ndarray"),
         ("causal_mask", (True, 3), {}, "n: expected an integer; got True"),
         ("padding_mask", ([1.0], 3), {}, "lengths: expected integers; got float64"),
         ("padding_mask", (None, 3), {}, "lengths: expected integers; got NoneType"),

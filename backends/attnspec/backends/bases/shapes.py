@@ -1,6 +1,7 @@
 """Tensors checked against the Protocols: shapes (by one look-up for those that were seen before), dtypes, devices."""
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, NoReturn, TypeAlias
 
 import torch
@@ -13,6 +14,17 @@ from attnspec.spec.contract.tree import Items, Misfit, Shape, number_of, placed,
 
 _Place: TypeAlias = tuple[Leaf, Items]
 """The description of an array, with the items of similar trees in which it stands."""
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether a value is an integer, also one of NumPy or the symbol of a size; a tensor and a flag are none."""
+    if isinstance(value, bool | Tensor | torch.SymInt):
+        return isinstance(value, torch.SymInt)
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return True
 
 
 class Check:
@@ -82,10 +94,9 @@ class Check:
         return [((leaf, items), x) for leaf, items, x in found if isinstance(leaf, Leaf)]
 
     def _check_number(self, option: Option, value: Any) -> None:
-        """Refuse what is no number of the kind of an option: a tensor and a flag are none, integers of NumPy are."""
-        integer = hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
-        if not integer and not option.takes(value):
-            raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {value!r}")
+        """Refuse what is no number of the kind of an option."""
+        if not _is_integer(value) and not option.takes(value):
+            raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {in_words(value)}")
 
     def _check_word(self, name: str, value: Any) -> None:
         """Refuse what is none of the choices of an option; where sizes are symbols, so are flags."""

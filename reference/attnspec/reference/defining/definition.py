@@ -8,6 +8,7 @@ documentation of the operation. The formula itself is ``__wrapped__``.
 import operator
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import wraps
 from types import MappingProxyType
@@ -200,14 +201,15 @@ def _integers(operation: Operation, argument: Leaf, value: Any) -> Any:
 
 
 def _integer(operation: Operation, argument: Option, value: Any) -> Any:
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-        raise _wrong_kind(operation, argument, "an integer", repr(value))
-    return operator.index(value)
+    if not isinstance(value, bool | np.bool_):
+        with suppress(TypeError):
+            return operator.index(value)
+    raise _wrong_kind(operation, argument, "an integer", in_words(value))
 
 
 def _number(operation: Operation, argument: Option, value: Any) -> Any:
     if not argument.takes(value):
-        raise _wrong_kind(operation, argument, argument.expected, repr(value))
+        raise _wrong_kind(operation, argument, argument.expected, in_words(value))
     return value
 
 
