@@ -1,23 +1,22 @@
 """One operation of one backend, seen from NumPy: calls, oracle, budgets and comparisons."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import attendable, live_rows
+from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.left_open import with_open_choices, with_unspecified
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference import REFERENCE, choosing
 from attnspec.reference.budget import Judged, judged, oracle_dtype
-from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.reference.budget.gradients import gradients
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
@@ -287,7 +286,7 @@ class Subject(Comparisons):
             self.default_dtype = self.result_dtype(arguments)
         found = self.judged(self.formula(choices), arguments.values_by_name, wide)
         named = {leaf.path: x for leaf, x in results(self.operation, found)}
-        return self._with_open_choices(named) if self.operation.chosen else named
+        return with_open_choices(self.operation, named) if self.operation.chosen else named
 
     def judged(self, formula: Callable[..., Any], given: Mapping[str, Any], wide: np.dtype[Any] | None = None) -> Any:
         """What a formula gives, with the budgets of this backend's precision class."""
@@ -297,40 +296,15 @@ class Subject(Comparisons):
         """The oracle's leading result, as the specification has it."""
         return self.normative_oracles(arguments)[self.operation.leading.path]
 
-    def _with_open_choices(self, found: dict[str, Judged]) -> dict[str, Judged]:
-        """The oracle without a budget for elements of the batch in which errors decide what is chosen.
-
-        The formula leaves the error of a result unknown that comes from such a choice.
-        """
-        behind = {leaf.path: tuple(range(-len(leaf.core), 0)) for leaf in self.operation.outputs}
-        open_ = np.logical_or.reduce([(x.budget >= UNKNOWN / 2).any(axis=behind[path]) for path, x in found.items()])
-        return {
-            path: replace(x, budget=np.where(np.expand_dims(open_, behind[path]), np.inf, x.budget))
-            for path, x in found.items()
-        }
-
     def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
         spelled = self.aligned(arguments)
         found = self.normative_oracles(spelled, wide)
         if self.operation.mask is None:
             return found
-        return {leaf.path: self._with_unspecified(leaf, found[leaf.path], spelled) for leaf in self.operation.outputs}
-
-    def _with_unspecified(self, leaf: Leaf, result: Judged, arguments: Arguments) -> Judged:
-        """The oracle, with NaN for elements that a declared choice leaves unspecified."""
-        asking = self.operation.asking
-        rows = asking is None or -2 in leaf.axes(asking)
-        open_: Numbers = np.zeros(result.value.shape, bool)
-        if self.semantics.no_keys != "zero" and not all(map(arguments.size, self.operation.masks)):
-            open_ = np.ones(result.value.shape, bool)
-        elif self.semantics.fully_masked != "zero" and rows:
-            behind = tuple(range(-(len(leaf.core) if asking is None else 1), 0))
-            open_ = np.broadcast_to(np.expand_dims(~live_rows(arguments), behind), result.value.shape)
-        if not open_.any():
-            return result
-        return replace(
-            result, value=np.where(open_, np.nan, result.value), budget=np.where(open_, np.inf, result.budget)
-        )
+        return {
+            leaf.path: with_unspecified(leaf, found[leaf.path], spelled, self.semantics)
+            for leaf in self.operation.outputs
+        }
 
     def aligned(self, arguments: Arguments) -> Arguments:
         """The same arguments for the reference: a causal mask that the backend aligns otherwise is spelled out."""

@@ -1,0 +1,43 @@
+"""What the oracle leaves open: elements that errors decide, and elements that a declared choice leaves unspecified."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import live_rows
+from attnspec.reference.budget import Judged
+from attnspec.reference.budget.error_array import UNKNOWN
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.semantics import Semantics
+from attnspec.spec.contract.tree import Leaf
+
+
+def with_open_choices(operation: Operation, found: Mapping[str, Judged]) -> dict[str, Judged]:
+    """The oracle without a budget for elements of the batch in which errors decide what is chosen.
+
+    The formula leaves the error of a result unknown that comes from such a choice.
+    """
+    behind = {leaf.path: tuple(range(-len(leaf.core), 0)) for leaf in operation.outputs}
+    open_ = np.logical_or.reduce([(x.budget >= UNKNOWN / 2).any(axis=behind[path]) for path, x in found.items()])
+    return {
+        path: replace(x, budget=np.where(np.expand_dims(open_, behind[path]), np.inf, x.budget))
+        for path, x in found.items()
+    }
+
+
+def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics: Semantics) -> Judged:
+    """The oracle, with NaN for elements that a declared choice leaves unspecified."""
+    operation = arguments.operation
+    asking = operation.asking
+    rows = asking is None or -2 in leaf.axes(asking)
+    open_: Numbers = np.zeros(result.value.shape, bool)
+    if semantics.no_keys != "zero" and not all(map(arguments.size, operation.masks)):
+        open_ = np.ones(result.value.shape, bool)
+    elif semantics.fully_masked != "zero" and rows:
+        behind = tuple(range(-(len(leaf.core) if asking is None else 1), 0))
+        open_ = np.broadcast_to(np.expand_dims(~live_rows(arguments), behind), result.value.shape)
+    if not open_.any():
+        return result
+    return replace(result, value=np.where(open_, np.nan, result.value), budget=np.where(open_, np.inf, result.budget))
