@@ -4,6 +4,8 @@ from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import S2, S3
+from attnspec.spec.laws.pooling import weighs_once
+from attnspec.spec.laws.scoring import gives_keys
 from attnspec.spec.masking import CausalMask, PaddingMask
 
 
@@ -14,6 +16,12 @@ def _causal(operation: Operation) -> bool:
 
 def _masked(operation: Operation) -> bool:
     return bool(operation.masks)
+
+
+def _weighs_by_scores(operation: Operation) -> bool:
+    """Whether a scale of the scores is among the arguments, and the result is weights or what they weigh."""
+    weights = gives_keys(operation) or bool(operation.pooled or operation.linear)
+    return bool(operation.sharpened) and operation.mask is not None and weights and weighs_once(operation)
 
 
 def _separate_keys(operation: Operation) -> bool:
@@ -54,6 +62,12 @@ GARBAGE = law(
     "Finite numbers stored at masked keys and values never reach the result.",
     formula=r"j \notin A_i\ \forall i \Rightarrow f \text{ does not depend on } (k_j, v_j)",
     governs=lambda operation: any(map(operation.weighed, operation.masks)),
+)
+FINITE_FILL = law(
+    "masking.finite-fill",
+    "Masked keys have no weight, however large scores are: no finite number in place of −∞ is enough.",
+    formula=r"A_i = \{j\} \Rightarrow \alpha_{ij} = 1,\ |e_{ik}| \gg 10^4, 10^6, 10^9",
+    governs=_weighs_by_scores,
 )
 NONFINITE_GRADIENT = law(
     "masking.nonfinite-gradient",
