@@ -246,10 +246,12 @@ ROOMS = {
         "searches.py",
         "common.py",
         "ensembles.py",
+        "fills.py",
         "registry.py",
     },
     "conformance/attnspec/conformance/mutants": {
         "ensembles.py",
+        "fills.py",
         "calling.py",
         "storage.py",
         "transformer_decoders.py",

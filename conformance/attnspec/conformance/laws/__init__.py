@@ -3,6 +3,7 @@
 from attnspec.conformance.laws import (
     attention,
     complexity,
+    fills,
     masking,
     moments,
     multihead,
@@ -29,6 +30,7 @@ __all__ = [
     "attention",
     "checks",
     "complexity",
+    "fills",
     "masking",
     "moments",
     "multihead",

@@ -1,0 +1,80 @@
+"""Mutants that have a finite number where masked scores are −∞."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import AdditiveAttention, CrossAttention, ScaledDotProductAttention
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.normalization import Softmax
+
+
+def _added(scores: Numbers, mask: Numbers, fill: float) -> Numbers:
+    return scores if mask is None else scores + np.where(mask, scores.dtype.type(0), scores.dtype.type(fill))
+
+
+def _replaced(scores: Numbers, mask: Numbers, fill: float) -> Numbers:
+    return scores if mask is None else np.where(mask, scores, scores.dtype.type(fill))
+
+
+@mutant(
+    "−10⁴ added to masked scores in float16",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    dtype="float16",
+    breaks=("masking.finite-fill",),
+    source="huggingface/transformers#12109",
+)
+def minus_ten_thousand_half(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """What float16 holds for −∞."""
+    return _added(scores, mask, -1e4)
+
+
+@mutant(
+    "−10⁶ added to masked scores",
+    replaces="excluded",
+    operations=(Softmax, ScaledDotProductAttention, CrossAttention, AdditiveAttention),
+    breaks=("masking.finite-fill",),
+    source="fills that were chosen by eye",
+)
+def minus_a_million(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """Enough for the scores of trained models."""
+    return _added(scores, mask, -1e6)
+
+
+@mutant(
+    "−10⁹ added to masked scores in double precision",
+    replaces="excluded",
+    operations=(Softmax, ScaledDotProductAttention, MultiHeadAttention),
+    dtype="float64",
+    breaks=("masking.finite-fill",),
+    source="tensorflow/models: _NEG_INF_FP32 = -1e9",
+)
+def minus_a_milliard(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """As in many tutorials."""
+    return _added(scores, mask, -1e9)
+
+
+@mutant(
+    "masked scores filled with −10⁴ in bfloat16",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, CrossAttention, MultiHeadAttention),
+    dtype="bfloat16",
+    breaks=("masking.finite-fill",),
+    source="a fill that float16 holds, in every dtype",
+)
+def filled_brain(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """Attendable scores may lie below."""
+    return _replaced(scores, mask, -1e4)
+
+
+@mutant(
+    "masked scores filled with −10⁹",
+    replaces="excluded",
+    operations=(Softmax, ScaledDotProductAttention, CrossAttention),
+    breaks=("masking.finite-fill",),
+    source="harvardnlp/annotated-transformer: scores.masked_fill(mask == 0, -1e9)",
+)
+def filled(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """The fill of most tutorials."""
+    return _replaced(scores, mask, -1e9)
