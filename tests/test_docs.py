@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,12 @@ def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) ->
 
 
 def test_the_examples_of_the_pytorch_backend_print_what_their_comments_say(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     examples = re.findall(r"```python\n(.*?)```", read("docs/pytorch.md"), re.DOTALL)
     assert len(examples) == 4
     for code in examples:
         exec(code, {})
-        assert capsys.readouterr().out.splitlines() == re.findall(r"  # (.*)", code)
+        said = re.findall(r"  # (.*)", code)
+        if find_spec("llvmlite") is None:  # as the text above the example says
+            said = [line.replace(": llvm", ": pytorch").replace("llvm", "plain") for line in said]
+        assert capsys.readouterr().out.splitlines() == said
