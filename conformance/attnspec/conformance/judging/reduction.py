@@ -34,7 +34,9 @@ SECONDS = 30.0
 """After which a reduction ends all the same: some backends take long for small inputs."""
 
 
-class _Search:
+class Search:
+    """The smallest arguments so far on which a law fails, and what the search for smaller ones may cost."""
+
     def __init__(
         self, subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
     ) -> None:
@@ -45,6 +47,7 @@ class _Search:
 
     @property
     def spent(self) -> bool:
+        """Whether the search may cost no more."""
         return self.effort >= EFFORT or time.monotonic() > self.deadline
 
     def accept(self, candidate: Arguments | None) -> bool:
@@ -56,13 +59,18 @@ class _Search:
         except ShapeError:
             return False  # without the first of several layers, the next one takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
-        if not self._in_domain(candidate):
-            return False
-        violation, *_ = attempt(self.subject, self.check, candidate, self.seed)
+        violation = self.failure(candidate)
         if violation is None or violation.reason != self.violation.reason:
             return False
         self.best, self.violation = candidate, violation
         return True
+
+    def failure(self, candidate: Arguments) -> Violation | None:
+        """How the law fails on the candidate, if it is in the domain and the law does."""
+        if not self._in_domain(candidate):
+            return None
+        violation, *_ = attempt(self.subject, self.check, candidate, self.seed)
+        return violation
 
     def _in_domain(self, candidate: Arguments) -> bool:
         """Whether the backend must answer: what it declares to refuse is no counterexample, whatever the reason."""
@@ -82,8 +90,12 @@ def reduced(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
 ) -> tuple[Arguments, Violation]:
     """The smallest arguments found on which the law fails, and how it fails there."""
-    search = _Search(subject, check, arguments, violation, seed, mark)
-    passes: tuple[Callable[[_Search], bool], ...] = (_options, _batch, _heads, _sizes, _numbers, _masks, _equal_sizes)
+    return shrunk(Search(subject, check, arguments, violation, seed, mark))
+
+
+def shrunk(search: Search) -> tuple[Arguments, Violation]:
+    """The smallest arguments that a search finds, and how the law fails there."""
+    passes: tuple[Callable[[Search], bool], ...] = (_options, _batch, _heads, _sizes, _numbers, _masks, _equal_sizes)
     changed = True
     while changed and not search.spent:
         changed = False
@@ -96,7 +108,12 @@ def simplest(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
 ) -> tuple[Arguments, Violation]:
     """For a law that makes its own inputs: zeros of size 1 or 2 as arguments, if it still fails for the same reason."""
-    search = _Search(subject, check, arguments, violation, seed, mark)
+    return simplified(Search(subject, check, arguments, violation, seed, mark))
+
+
+def simplified(search: Search) -> tuple[Arguments, Violation]:
+    """The same, by this search."""
+    subject = search.subject
     kinds = dict.fromkeys(subject.operation.call.names, "zeros")
     for size in (1, 2):  # a backend may refuse odd sizes
         sizes = {name: fitting(subject, name, size) for name in subject.operation.sizes}
@@ -106,7 +123,7 @@ def simplest(
     return search.best, search.violation
 
 
-def _options(search: _Search) -> bool:
+def _options(search: Search) -> bool:
     """Every option as it is by default, and nothing that need not be given."""
     changed = False
     operation = search.best.operation
@@ -120,7 +137,7 @@ def _options(search: _Search) -> bool:
     return changed
 
 
-def _batch(search: _Search) -> bool:
+def _batch(search: Search) -> bool:
     changed = False
     while True:
         candidate = next((c for c in _without_batch(search.best) if search.accept(c)), None)
@@ -143,7 +160,7 @@ def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
                 yield arguments.replaced(changes)
 
 
-def _heads(search: _Search) -> bool:
+def _heads(search: Search) -> bool:
     """Fewer heads and fewer features of each together with the width, where the limits bind them to each other."""
     if not search.subject.limits.divided_heads:
         return False
@@ -158,7 +175,7 @@ def _heads(search: _Search) -> bool:
     return changed
 
 
-def _sizes(search: _Search) -> bool:
+def _sizes(search: Search) -> bool:
     changed = False
     for name in tuple(search.best.sizes):
         if name in search.best.sizes:  # a layer that was cut off took its own sizes along
@@ -166,7 +183,7 @@ def _sizes(search: _Search) -> bool:
     return changed
 
 
-def _equal_sizes(search: _Search) -> bool:
+def _equal_sizes(search: Search) -> bool:
     """Sizes that are equal, all of them or two at a time: a defect may need as many keys as queries."""
     changed = False
     for size in sorted({size for size in search.best.sizes.values() if size > 1}, reverse=True):
@@ -177,7 +194,7 @@ def _equal_sizes(search: _Search) -> bool:
     return changed
 
 
-def _shrink(search: _Search, names: tuple[str, ...]) -> bool:
+def _shrink(search: Search, names: tuple[str, ...]) -> bool:
     """The smallest size by bisection, then one by one; what is cut off is the end, or else the beginning.
 
     Several names are equal sizes, and stay equal.
@@ -213,7 +230,7 @@ def _cut(arguments: Arguments, names: tuple[str, ...], change: Change) -> Argume
     return arguments
 
 
-def _allowed(search: _Search, names: tuple[str, ...], size: int) -> int | None:
+def _allowed(search: Search, names: tuple[str, ...], size: int) -> int | None:
     """The least number from this one on that the backend's limits allow for all these sizes."""
     limits = search.subject.limits
     axes = [search.subject.operation.axis(name) for name in names]
@@ -228,7 +245,7 @@ def _allowed(search: _Search, names: tuple[str, ...], size: int) -> int | None:
     return next(fitting, None)
 
 
-def _masks(search: _Search) -> bool:
+def _masks(search: Search) -> bool:
     changed = False
     for leaf, mask in search.best.given:
         if search.subject.operation.role(leaf) is Role.MASK and not mask.all():
@@ -236,7 +253,7 @@ def _masks(search: _Search) -> bool:
     return changed
 
 
-def _numbers(search: _Search) -> bool:
+def _numbers(search: Search) -> bool:
     changed = False
     for leaf, x in search.best.floats:
         path = leaf.path
@@ -258,7 +275,7 @@ def _as_simple(x: Numbers, simpler: Numbers) -> bool:
     return bool(np.array_equal(x, simpler)) or bool((np.abs(x) <= np.abs(simpler)).all() and np.isin(x, (0, 1)).all())
 
 
-def _simplify_elements(search: _Search, path: str, target: Numbers) -> bool:
+def _simplify_elements(search: Search, path: str, target: Numbers) -> bool:
     """Set elements to those of the target, many at a time and then fewer (delta debugging)."""
     changed = False
     size = search.best.array(path).size
@@ -276,7 +293,7 @@ def _simplify_elements(search: _Search, path: str, target: Numbers) -> bool:
     return changed
 
 
-def _to_ones(search: _Search, path: str) -> bool:
+def _to_ones(search: Search, path: str) -> bool:
     changed = False
     x = search.best.array(path)
     if np.count_nonzero(x) > 64:

@@ -8,6 +8,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.isolation import POSSIBLE, end_of
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.running.loading import contract_of, load
@@ -25,32 +26,43 @@ def replay(
     *,
     seed: int = 0,
     device: str = "cpu",
+    hang_after: float | None = None,
 ) -> int:
     """Check a law on these arguments and print what became of it: 1 if it is violated, 0 if it holds.
 
     ``backend`` is a backend, or the name of one. The seed determines what a law draws at random. The inputs that are
     printed are those that the backend was called with; they differ from ``arguments`` where the law changes them or
-    makes its own.
+    makes its own. With ``hang_after`` the law is checked in a process of its own first, which may crash, or take longer
+    than so many seconds.
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
     loaded = load(backend) if isinstance(backend, str) else backend
     subject = Subject(loaded, contract_of(loaded, origin), OPERATIONS[operation], dtype, device)
     given = Arguments(OPERATIONS[operation], arguments)
-    violation, *_ = attempt(subject, CHECKS[law], given, seed)
     print(f"{law}: {LAWS[law].statement}")
+    if hang_after is not None and POSSIBLE:
+        end = end_of(lambda: attempt(subject, CHECKS[law], given, seed), hang_after)
+        if end is not None:
+            print(f"{operation} of {origin} ({dtype}) violates it: {end.words}")
+            _print_arguments(given)
+            return 1
+    violation, *_ = attempt(subject, CHECKS[law], given, seed)
     if violation is None:
         print(f"{operation} of {origin} ({dtype}) satisfies it here.")
         return 0
     print(f"{operation} of {origin} ({dtype}) violates it: {violation.message}")
-    shown = violation.arguments or given
-    for name, value in shown.values_by_name.items():
-        print(f"{name} = {as_source(value, _printed)}")
+    _print_arguments(violation.arguments or given)
     if violation.expected is not None:
         print("expected", violation.expected, "got", violation.got, sep="\n")
         difference = _difference(violation.got, violation.expected)
         if difference is not None:
             print("difference", difference, sep="\n")
     return 1
+
+
+def _print_arguments(shown: Arguments) -> None:
+    for name, value in shown.values_by_name.items():
+        print(f"{name} = {as_source(value, _printed)}")
 
 
 def _printed(x: Any) -> str:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+UNJUDGED = "not judged: "
+"""How the message of a law begins that fails because the backend had crashed or hung at others."""
+
 
 class Status(StrEnum):
     """What became of a law."""

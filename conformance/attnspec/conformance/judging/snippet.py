@@ -27,9 +27,18 @@ DERIVED = (
 
 
 def counterexample(
-    subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int
+    subject: Subject,
+    check: Check,
+    arguments: Arguments,
+    violation: Violation,
+    seed: int,
+    *,
+    hang_after: float | None = None,
 ) -> dict[str, Any]:
-    """The counterexample as the report holds it; its snippet, run by itself, exits with 1."""
+    """The counterexample as the report holds it; its snippet, run by itself, exits with 1.
+
+    With ``hang_after`` the snippet calls the backend in a process of its own, for at most so many seconds.
+    """
     shown = violation.arguments or arguments
     return {
         "arguments": {path: readable(value) for path, value in shown.items()},
@@ -37,7 +46,7 @@ def counterexample(
         "got": readable(violation.got),
         "budget": readable(violation.budget),
         "index": None if violation.index is None else list(violation.index),
-        "snippet": snippet(subject, check, arguments, violation, seed),
+        "snippet": snippet(subject, check, arguments, violation, seed, hang_after=hang_after),
     }
 
 
@@ -76,7 +85,15 @@ def literal(x: Any) -> str:
     return f"np.frombuffer(zlib.decompress(base64.b85decode({packed!r})), {dtype}).reshape({x.shape})"
 
 
-def snippet(subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int) -> str:
+def snippet(
+    subject: Subject,
+    check: Check,
+    arguments: Arguments,
+    violation: Violation,
+    seed: int,
+    *,
+    hang_after: float | None = None,
+) -> str:
     """A script that shows the violation and exits with 1."""
     operation = subject.operation
     given = arguments.passed
@@ -106,10 +123,11 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)})))
         imports += ["from attnspec.conformance import replay", *record_import]
         derived = not _same(violation.arguments or arguments, arguments)
         body = f"\n{DERIVED}" if derived else ""
+        alone = "" if hang_after is None else f", hang_after={hang_after:g}"
         body += textwrap.dedent(f"""
             sys.exit(
                 replay({backend!r}, {check.law.id!r}, {operation.name!r}, {subject.dtype!r},
-                       dict({named}), seed={seed}, device={subject.device!r})
+                       dict({named}), seed={seed}, device={subject.device!r}{alone})
             )
             """)
     return "\n".join([*imports, "", code]) + body

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 
 from attnspec.conformance.judging.profiles import FORMULA
-from attnspec.conformance.judging.results import Result
+from attnspec.conformance.judging.results import UNJUDGED, Result
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.semantics import QUESTIONS
 from attnspec.spec.contract.tree import as_tuple
@@ -46,13 +46,14 @@ def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
     """The violations by likelihood of being a cause, and those that may be consequences of others.
 
     First comes the formula, then what may only have to be declared, then the rest; of each, those with a counterexample
-    come first, and of those the laws that govern the fewest operations, which say most clearly what is wrong.
+    come first, and of those the laws that govern the fewest operations, which say most clearly what is wrong. Laws
+    that were not judged after crashes are last.
     """
     results = list(violations)
     following = consequences(results)
 
     def rank(r: Result) -> tuple[int, bool, int]:
-        kind = 0 if r.law == FORMULA else 1 if _declarable(r) else 2
+        kind = 3 if r.message.startswith(UNJUDGED) else 0 if r.law == FORMULA else 1 if _declarable(r) else 2
         return kind, r.counterexample is None, len(LAWS[r.law].operations)
 
     causes = [r for r in results if r not in following]
@@ -68,7 +69,7 @@ def consequences(violations: Iterable[Result]) -> list[Result]:
     results = list(violations)
     broken: dict[str, set[str | None]] = {}
     for r in results:
-        if r.law == FORMULA:
+        if r.law == FORMULA and not r.message.startswith(UNJUDGED):
             broken.setdefault(r.operation, {"value", "declared"}).add(r.reason)
     return [r for r in results if r.law != FORMULA and r.reason in broken.get(r.operation, ()) and not _declarable(r)]
 

@@ -16,11 +16,12 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.reporting.messages import failure_message
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record
 from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
@@ -109,14 +110,15 @@ def _judge_isolated(
     recorded = incidents.verdicts(case.operation, case.dtype)
     reason = incidents.given_up(case.operation)
     if reason is not None:
-        message = f"not judged: the operation was stopped after it had {reason} {STOP_AFTER} times"
+        recorded = examined(incidents, contract.origin, case, settings)
+        message = f"{UNJUDGED}the operation was stopped after it had {reason} {STOP_AFTER} times"
         return [
             recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
             for law in case.laws
         ]
     watchdog = Watchdog(folder, case.id, settings.hang_after)
     try:
-        return judge(
+        results = judge(
             backend,
             contract,
             case,
@@ -129,3 +131,7 @@ def _judge_isolated(
         )
     finally:
         watchdog.close()
+    if not recorded:
+        return results
+    recorded = examined(incidents, contract.origin, case, settings)
+    return [recorded.get(r.law, r) for r in results]

@@ -10,8 +10,10 @@ import faulthandler
 import json
 import mmap
 import os
+import pickle
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,11 @@ def breadcrumb_path(folder: Path, case: str) -> Path:
     return folder / f"{case}.crumb"
 
 
+def example_path(folder: Path, case: str, law: str = "") -> Path:
+    """Where it leaves the input itself, and where that is kept once a law is blamed."""
+    return folder / (f"{case}.{law}.example" if law else f"{case}.example")
+
+
 class Watchdog:
     """In a worker: called with a law and its input before every check, it leaves a breadcrumb and restarts the timer.
 
@@ -73,6 +80,7 @@ class Watchdog:
         self.hang_after = hang_after
         path = breadcrumb_path(folder, case)
         path.write_bytes(bytes(SIZE))
+        self._example = example_path(folder, case)
         self._file = path.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), SIZE)
         self._silent = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - faulthandler needs a file that stays open
@@ -82,6 +90,7 @@ class Watchdog:
         """Leave a breadcrumb, and restart the timer unless it has just been started."""
         if given is not self._given:  # an input is printed once for all laws
             self._given, self._text = given, str(given)[:INPUT_CHARACTERS]
+            self._example.write_bytes(pickle.dumps(given))
         now = time.time()
         written = Breadcrumb(law, self._text, now).encoded()
         self._map[: len(written)] = written
@@ -134,6 +143,8 @@ class Incidents:
             json.dumps([r.as_json() for r in (*recorded.values(), result)]), encoding="utf-8"
         )
         self._crumb(operation, dtype).write_bytes(bytes(SIZE))
+        if example_path(self.folder, case).exists():
+            example_path(self.folder, case).replace(example_path(self.folder, case, crumb.law))
         with self._reasons_path(operation).open("a", encoding="utf-8") as f:
             f.write(f"{reason}\n")
         return result
@@ -144,6 +155,13 @@ class Incidents:
         if not path.exists():
             return {}
         return {r.law: r for r in map(Result.from_json, json.loads(path.read_text(encoding="utf-8")))}
+
+    def examined(self, operation: str, dtype: str, law: str, found: Mapping[str, Any]) -> None:
+        """Add a counterexample to a recorded verdict, and to its message how the process ended."""
+        recorded = self.verdicts(operation, dtype)
+        recorded[law] = replace(recorded[law], **found)
+        text = json.dumps([r.as_json() for r in recorded.values()])
+        self._verdicts_path(f"{operation}-{dtype}").write_text(text, encoding="utf-8")
 
     def given_up(self, operation: str) -> str | None:
         """Why an operation is given up, ``crashed`` or ``hung``; None if it is not."""
