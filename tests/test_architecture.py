@@ -233,10 +233,11 @@ def test_a_chapter_is_a_file_in_every_column(chapter: str, column: str) -> None:
 
 ROOMS = {
     "spec/attnspec/spec": {"contract", "laws", "lectures", "errata.py"},
-    "spec/attnspec/spec/laws": {"storage.py", "operation.py", "semantics.py", "training.py"},
+    "spec/attnspec/spec/laws": {"operation.py", "semantics.py", "sizes.py", "storage.py", "training.py"},
     "reference/attnspec/reference": {"budget", "defining"},
     "backends/attnspec/backends/pytorch": {"kernels", "nn", "runtime"},
     "conformance/attnspec/conformance/laws": {
+        "sizes.py",
         "storage.py",
         "operation.py",
         "semantics.py",
@@ -253,6 +254,7 @@ ROOMS = {
         "ensembles.py",
         "fills.py",
         "calling.py",
+        "sizes.py",
         "storage.py",
         "transformer_decoders.py",
         "transformer_models.py",

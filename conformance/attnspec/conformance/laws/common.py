@@ -1,6 +1,6 @@
 """What checks of several laws share: selected rows, samples of given sizes, budgets of averages, the matched filter."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -160,10 +160,11 @@ def sample(
     heads: int = 4,
     features: int = 4,
     whole: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> Arguments:
     """Normal inputs within the backend's limits, unmasked; if ``whole``, with masks and all optional arrays.
 
-    Sizes are given by what they count; ``features`` is every other size.
+    Sizes are given by what they count, ``features`` is every other size, or by name.
     """
     operation = subject.operation
     kinds = {Axis.HEAD: heads, Axis.KEY: keys, Axis.QUERY: queries}
@@ -173,7 +174,7 @@ def sample(
         wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
         fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
         fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
-    fitted = divided(fitted, operation, subject.limits)
+    fitted = divided(fitted | dict(sizes or {}), operation, subject.limits)
     fits = len(batch) <= subject.limits.max_batch_dims
     absent = _optional(subject) if not whole else _lacking(subject)
     masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}

@@ -1,0 +1,91 @@
+"""Judging by rows: of results with more rows than the oracle can afford, some rows of every element of the batch."""
+
+from math import prod
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
+from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.judging.subject import Subject
+from attnspec.spec.contract.axes import Axis
+
+MOST = 24
+"""Rows of each element of a batch."""
+
+WORK = 2**17
+"""Pairs of a row and a key for which the oracle is asked at once."""
+
+TILES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Beside multiples of these, kernels go from one tile to the next."""
+
+
+def sampled(count: int, most: int, rng: np.random.Generator) -> Numbers:
+    """At most so many numbers below ``count``, in order: the first, the last, those at borders of tiles, others."""
+    if count <= most:
+        return np.arange(count)
+    borders = [border + side for border in TILES for side in (0, -1) if border + side < count]
+    ends = [0, count - 1]
+    near = rng.permutation([x for x in borders if x not in ends])[: max((most - len(ends)) * 2 // 3, 0)]
+    chosen = {*ends, *map(int, near)}
+    rest = rng.permutation([x for x in range(count) if x not in chosen])[: max(most - len(chosen), 0)]
+    return np.array(sorted({*chosen, *map(int, rest)}))
+
+
+def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what: str = "", most: int = MOST) -> bool:
+    """Compare a result with the oracle: all of it, or the sampled rows of every element of the batch.
+
+    Rows are left out where each depends on its own query alone, and counted as not judged. Returns whether the inputs
+    are in the domain.
+    """
+    rows = _rows(subject, arguments, most, rng)
+    if rows is None:
+        if not subject.in_domain(arguments):
+            return False
+        expected = subject.oracles(arguments)
+        values, budgets = ({path: x.value for path, x in expected.items()}, {p: x.budget for p, x in expected.items()})
+        subject.all_match(subject.results(arguments), values, budgets, arguments, what)
+        return True
+    operation, asking = subject.operation, subject.operation.asking or ""
+    found = subject.results(arguments)
+    spelled = _spelled(subject, arguments)
+    for chosen in np.array_split(rows, -(-len(rows) * _pairs(arguments) // WORK)):
+        part = spelled.along(asking, take(chosen))
+        if not subject.in_domain(part):
+            return False
+        expected = subject.oracles(part)
+        for leaf in operation.outputs:
+            got = along(found[leaf.path], leaf, asking, arguments.binding, take(chosen))
+            title = f"{what} {subject.titled(leaf)}, in {len(rows)} of {arguments.queries} rows,".strip()
+            subject.matches(got, expected[leaf.path].value, expected[leaf.path].budget, part, title)
+    left = 1 - len(rows) / (arguments.queries or 1)
+    subject.not_judged += round(left * sum(found[leaf.path].size for leaf in operation.outputs))
+    return True
+
+
+def _pairs(arguments: Arguments) -> int:
+    """The number of keys that the rows of one query meet, in all elements of the batch."""
+    return max(prod(arguments.batch) * (arguments.keys_count or 1), 1)
+
+
+def _rows(subject: Subject, arguments: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:
+    """The rows to judge; None for all, because there are few or because each depends on other queries."""
+    operation, count = subject.operation, arguments.queries or 0
+    asking, mask = operation.asking, operation.mask
+    if asking is None or count <= most or operation.attends_to_itself or asking not in operation.order_free(Axis.QUERY):
+        return None
+    if any(asking not in leaf.sizes for leaf in operation.outputs):
+        return None
+    others = [path for path in operation.ordered if path != operation.flag]
+    if any(arguments[path] != operation.defaults[path] for path in others):
+        return None
+    if arguments.causal and (mask is None or asking not in mask.sizes):
+        return None
+    return sampled(count, most, rng)
+
+
+def _spelled(subject: Subject, arguments: Arguments) -> Arguments:
+    """The same arguments, with the causal flag spelled out in the mask."""
+    if not arguments.causal:
+        return arguments
+    bottom_right = subject.semantics.causal_alignment == "bottom-right"
+    return arguments.plain().with_mask(attendable(arguments, bottom_right=bottom_right))
