@@ -18,7 +18,9 @@ from attnspec.conformance.running.trials import Task, perform
 from attnspec.spec import Limits
 from attnspec.spec.contract.law import LAWS
 
-WRONG = [m for m in MUTANTS.values() if m.chapter == "storage"]
+WRONG = [m for m in MUTANTS.values() if m.chapter == "storage"][::4]
+"""One of each kind; `test_mutants` tries them all."""
+
 SHAPES = [(3,), (2, 3), (2, 3, 4), (2, 1, 3, 4), (0, 3), (2, 0)]
 
 

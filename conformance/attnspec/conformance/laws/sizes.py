@@ -46,6 +46,7 @@ def _narrow(subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tup
     operation = subject.operation
     few = 2 if prod(batch) > TILE else 8 if operation.counts else 4
     wanted = {name: 2 for name in operation.sizes if operation.axis(name) & Axis.GRID} | wanted
+    wanted = dict.fromkeys(operation.counts, 1) | wanted
     heads = 1 if batch else 2
     given = sample(subject, rng, batch, queries=2, keys=3, heads=heads, features=few, whole=True, sizes=wanted)
     given = given.replaced({path: _all(given, path, size) for path, size in operation.lengths.items()})

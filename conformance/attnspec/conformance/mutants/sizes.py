@@ -37,7 +37,7 @@ def _zeroed(x: Numbers, axis: int, size: int) -> Numbers:
 
 
 def _beyond(x: Numbers, axis: int, size: int) -> bool:
-    return x.ndim >= abs(axis) and x.shape[axis] > size
+    return x.ndim >= abs(axis) and int(x.shape[axis]) > size
 
 
 # Lengths --------------------------------------------------------------------------------------------------------------
