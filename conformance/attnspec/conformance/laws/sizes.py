@@ -29,7 +29,7 @@ WIDEST = 512
 MOST = 8
 """Calls that are wide in one size or another, of models with many sizes."""
 
-WORK = 2.0**20
+WORK = 2.0**21
 """The most multiply-adds of a call."""
 
 Sizes = Mapping[str, int]
@@ -51,7 +51,7 @@ def _narrow(subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tup
     given = sample(subject, rng, batch, queries=2, keys=3, heads=heads, features=few, whole=True, sizes=wanted)
     given = given.replaced({path: _all(given, path, size) for path, size in operation.lengths.items()})
     longest = max([sizes[name] for name in sizes if operation.axis(name) & Axis.POSITION], default=0)
-    within = 3 * longest**2 if operation.counts else 0
+    within = 5 * longest**2 if operation.counts else 0
     return given if max(multiply_adds(dict(given.sizes), batch, operation), within) <= WORK else None
 
 
