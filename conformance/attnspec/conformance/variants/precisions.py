@@ -196,7 +196,7 @@ class TruncatingTensorFloat(Formulas):
 
 @variant(
     "TensorFloat-32 in three products",
-    operations=(DotScores, ScaledDotProductAttention, MultiHeadAttention),
+    operations=(ScaledDotProductAttention, MultiHeadAttention),
     differentiable=False,
 )
 class ThreeProducts(Formulas):
