@@ -244,6 +244,7 @@ ROOMS = {
         "training.py",
         "lessons.py",
         "passes.py",
+        "rows_without_keys.py",
         "searches.py",
         "common.py",
         "ensembles.py",

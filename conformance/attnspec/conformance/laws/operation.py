@@ -1,13 +1,13 @@
 """Checks of the laws that govern every operation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, element, take
-from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.layouts import LAYOUTS
@@ -305,6 +305,38 @@ def _small(arguments: Arguments) -> bool:
     return any(x.max() < 2.0**-5 or (x[x > 0].min(initial=1.0) < 2.0**-12) for x in sizes)
 
 
+def _idle_in_one_element(arguments: Arguments) -> Arguments:
+    """The arguments with rows without keys in the first element of the batch alone: all others attend to every key."""
+    if not arguments.batch:
+        return arguments
+    for keys, leaf in arguments.operation.masks.items():
+        shape, rows = mask_shape(arguments, keys), attendable(arguments, keys)
+        if rows.shape == shape and arguments[leaf.path] is not None:
+            later = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) > 0
+            idle = ~rows.any(-1, keepdims=True) & later
+            full = np.broadcast_to(arguments[leaf.path], shape)
+            arguments = arguments.replaced({leaf.path: full | idle})
+    return arguments
+
+
+def _of_elements_without_nan(
+    subject: Subject, arguments: Arguments, expected: Mapping[str, tuple[Numbers, Numbers]], live: Numbers
+) -> dict[str, tuple[Numbers, Numbers]]:
+    """Of arguments with the whole batch, gradients where no row of the result is NaN; what is NaN is not compared."""
+    core = len(subject.operation.leading.core)
+    rows = np.broadcast_to(live, arguments.binding.shape(subject.operation.leading))
+    alive = rows.all(axis=tuple(range(-core, 0)))
+    found = {}
+    for leaf, x in arguments.batched:
+        if leaf.path in expected and arguments.batch and x.shape[: x.ndim - len(leaf.core)] == arguments.batch:
+            value, budget = expected[leaf.path]
+            found[leaf.path] = (
+                np.where(np.expand_dims(alive, tuple(range(-len(leaf.core), 0))), value, np.nan),
+                budget,
+            )
+    return found
+
+
 @checks(law.GRADIENT)
 def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The gradient of a sum of the results, weighted at random.
@@ -316,17 +348,21 @@ def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
         if changed is None:
             return False
         arguments = changed
+    if subject.operation.masks and subject.semantics.fully_masked == "nan":
+        arguments = _idle_in_one_element(arguments)
     if not any(x.size for x in subject.results(arguments).values()):
         return False
     cotangents = subject.cotangents(arguments, rng)
     if subject.operation.masks:
         live = live_rows(subject, arguments)
-        if subject.semantics.fully_masked == "nan" and not live.all():
-            return False
         if subject.operation.only_weighs_keys:
             cotangents = {path: np.where(live, x, x.dtype.type(0)) for path, x in cotangents.items()}
     expected = subject.gradients(arguments, cotangents)
+    if subject.operation.masks and subject.semantics.fully_masked == "nan" and not live.all():
+        expected = _of_elements_without_nan(subject, arguments, expected, live)
     if any(np.abs(value).max(initial=0.0) > subject.precision.largest / 16 for value, _ in expected.values()):
+        return False
+    if not any(np.isfinite(value).any() for value, _ in expected.values()):
         return False
     found = subject.vjp(arguments, cotangents)
     for path, (value, budget) in expected.items():

