@@ -356,9 +356,22 @@ def test_a_lost_case_says_why(tmp_path: Path) -> None:
     assert lost == ["ZeroDivisionError: division by zero"] * 2
 
 
-@pytest.mark.parametrize("law", ["operation.fewer-dimensions", "operation.rejection", "semantics.causal_alignment"])
-def test_a_snippet_prints_the_inputs_of_the_report(tmp_path: Path, law: str) -> None:
-    _, report = checked(tmp_path, ATTENTION, "--law", law, "--dtype", "float64")
+SHIFTED = ATTENTION.replace("scores.shape[-2:], dtype", "scores.shape[-2:], 1, dtype").replace(
+    "query.shape[-1], query.dtype)", "query.shape[-1] ** 0.5, query.dtype)"
+)
+"""Right but for its causal mask, which lets every query see one key too many."""
+
+
+@pytest.mark.parametrize(
+    ("code", "law"),
+    [
+        (ATTENTION, "operation.fewer-dimensions"),
+        (ATTENTION, "operation.rejection"),
+        (SHIFTED, "semantics.causal_alignment"),
+    ],
+)
+def test_a_snippet_prints_the_inputs_of_the_report(tmp_path: Path, code: str, law: str) -> None:
+    _, report = checked(tmp_path, code, "--law", law, "--dtype", "float64")
     (found,) = [r["counterexample"] for r in report["results"] if r["status"] == "failed"]
     assert f"\n{DERIVED}\n" in found["snippet"]
     (tmp_path / "snippet.py").write_text(found["snippet"])
