@@ -47,3 +47,11 @@ def test_the_page_is_up_to_date() -> None:
     for source, (law, _) in verdicts.items():
         (operation,) = REDISCOVERED[source].operations
         assert OPERATIONS[operation] in LAWS[law.strip("`")].operations
+
+
+def test_a_result_of_another_shape_is_a_violation_in_every_mode() -> None:
+    transposed = REDISCOVERED["pytorch/pytorch#80306"]
+    trials = [perform(Task(transposed, "quick", seed, law="training.modes")) for seed in range(3)]
+    messages = [f.message for trial in trials for f in trial.failures]
+    assert messages
+    assert all("has shape" in message for message in messages)

@@ -149,7 +149,10 @@ class Subject(Comparisons):
         """All arrays of the result, computed once for the same arguments. What the backend raises is a violation."""
         if "results" not in arguments.memo:
             arguments.memo["results"] = self.call_anew(arguments)
-        found = cast(Results, arguments.memo["results"])
+        return self.shaped(cast(Results, arguments.memo["results"]), arguments)
+
+    def shaped(self, found: Results, arguments: Arguments) -> Results:
+        """The arrays of a result; one of another shape than the Protocol's is a violation."""
         for leaf in self.operation.outputs:
             shape, expected = found[leaf.path].shape, arguments.binding.shape(leaf)
             if shape != expected:

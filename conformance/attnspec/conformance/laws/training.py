@@ -43,7 +43,7 @@ def _within(
     got = call_safely(call)
     if isinstance(got, Raised):
         raise Violation(f"in mode {mode}: raised {got.message}", reason=Reason.RAISED, arguments=given)
-    return cast(Results, got)
+    return subject.shaped(cast(Results, got), given)
 
 
 def _subsets(paths: list[str], rng: np.random.Generator) -> list[tuple[str, ...]]:
@@ -101,7 +101,7 @@ def _trials(subject: Subject, arguments: Arguments, lesson: Lesson) -> list[_Tri
 
 def _trial(subject: Subject, lesson: Lesson, wanted: tuple[str, ...]) -> _Trial:
     record = _recorded(subject, lesson.arguments, wanted)
-    before = numbers_of(subject, record.result)
+    before = subject.shaped(numbers_of(subject, record.result), lesson.arguments)
     found = _backward(subject, record, lesson.arguments, lesson.cotangents, wanted)
     return _Trial(wanted, before, found, numbers_of(subject, record.result))
 

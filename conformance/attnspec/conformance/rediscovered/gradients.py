@@ -196,7 +196,7 @@ def mask_not_transposed(
     operation=ScaledDotProductAttention,
     replaces="differentiated",
     dtype="float16",
-    needs="gradients of one query and one key",
+    needs="gradients of one query and one key in float16",
 )
 def one_by_one(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any

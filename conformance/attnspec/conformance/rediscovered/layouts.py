@@ -179,7 +179,6 @@ def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[st
     framework="PyTorch (cuDNN)",
     operation=ScaledDotProductAttention,
     replaces="vjp",
-    needs="cotangents that are not contiguous",
 )
 def cotangent_like_the_result(
     correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
