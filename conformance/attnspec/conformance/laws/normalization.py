@@ -4,14 +4,18 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import attendable
-from attnspec.conformance.inputs.dtypes import LARGEST
+from attnspec.conformance.inputs.dtypes import LARGEST, NARROW
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import coarse, live_rows, smallest_normal, wide
+from attnspec.conformance.laws.common import coarse, follows_formula, live_rows, sample, smallest_normal, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import normalization as law
 
 LOW = 2.0**15
 """The offset of rows with low scores: unshifted exponentials underflow, but the scores still have enough precision."""
+
+
+MANY = 70_000
+"""More keys than the largest number of float16."""
 
 
 def _scores(subject: Subject) -> str:
@@ -114,4 +118,17 @@ def homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Generator
     got = np.where(normal, subject.call(doubled), 2 * result)
     what = "of doubled scores, the weight"
     subject.same(got, 2 * result, lambda: 2 * subject.budget(arguments), doubled, what)
+    return True
+
+
+@checks(law.MANY_KEYS, once=True)
+def many_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Ones at more keys than float16 can count."""
+    if subject.dtype not in NARROW:
+        return False
+    given = sample(subject, rng, queries=1, keys=MANY, features=1)
+    if (given.keys_count or 0) < MANY:
+        return False
+    ones = given.replaced({leaf.path: np.ones_like(x) for leaf, x in given.floats})
+    follows_formula(subject, ones, f"of {ones.keys_count} ones,")
     return True

@@ -266,6 +266,19 @@ def counted_only(correct: Formulas, scores: Numbers, *, mask: Numbers = None) ->
 
 
 @mutant(
+    "attendable keys counted in half precision",
+    replaces="count",
+    operations=(MeanNormalization, AveragePooling),
+    dtype="float16",
+    breaks=("normalization.many-keys",),
+    source="a count that is cast to the dtype of what it divides",
+)
+def half_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
+    """More than 65,504 keys are infinitely many."""
+    return rounded(Formulas.count(correct, shape, mask, dtype), "float16")
+
+
+@mutant(
     "attendable keys counted in eight bits",
     replaces="count",
     operations=(MeanNormalization, AveragePooling),

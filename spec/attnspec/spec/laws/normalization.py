@@ -3,6 +3,7 @@
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S1
 from attnspec.spec.normalization import MeanNormalization, Softmax
+from attnspec.spec.pooling import AveragePooling
 
 ROW_SUMS = law(
     "normalization.row-sums",
@@ -17,6 +18,12 @@ NONNEGATIVE = law(
     formula=r"\alpha_{ij} \ge 0",
     governs=of(Softmax),
     sources=[S0.equation(2)],
+)
+MANY_KEYS = law(
+    "normalization.many-keys",
+    "The number of keys is exact, also where it exceeds what the dtype can hold.",
+    formula=r"|A| = 70\,000:\ f(x) = f^*(x)",
+    governs=of(MeanNormalization, AveragePooling),
 )
 MASKED_ZERO = law(
     "normalization.masked-zero",
