@@ -249,11 +249,13 @@ ROOMS = {
         "common.py",
         "ensembles.py",
         "fills.py",
+        "magnitudes.py",
         "registry.py",
     },
     "conformance/attnspec/conformance/mutants": {
         "ensembles.py",
         "fills.py",
+        "magnitudes.py",
         "calling.py",
         "sizes.py",
         "storage.py",

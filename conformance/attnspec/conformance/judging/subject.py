@@ -35,7 +35,8 @@ class Subject(Comparisons):
 
     ``observed`` holds what the backend was seen to choose where the specification leaves a choice. ``default_dtype`` is
     the dtype in which an operation without float inputs was last seen to answer. ``sampled`` is set to have budgets
-    made from samples too. ``effort`` says how large a law may make its own inputs.
+    made from samples too. ``effort`` says how large a law may make its own inputs. ``estimates`` holds
+    the relative errors that filters estimated, each with its limit.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Subject(Comparisons):
         self.backend, self.contract, self.operation = backend, contract, operation
         self.dtype, self.device = dtype, device
         self.effort = profile.at(dtype)
+        self.estimates: dict[str, tuple[float, float]] = {}
         self.observed: dict[str, str] = {}
         self.default_dtype = "float64"
         self.extent: Extent = {}

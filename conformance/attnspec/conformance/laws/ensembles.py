@@ -130,6 +130,7 @@ def along(subject: Subject, arguments: Arguments, error: Numbers, direction: Num
     common = 4 * (p.accumulation + p.bias) + p.tanh
     second = (p.operand + p.inputs + p.stored + p.weights + p.output) ** 2
     limit = WIDTH * float(np.sqrt((parts**2).sum())) / information + common + second
+    subject.estimates[what] = estimate, limit
     subject.ratio = max(subject.ratio, abs(estimate) / limit)
     subject.holds(
         abs(estimate) <= limit,

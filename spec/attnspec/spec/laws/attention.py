@@ -94,6 +94,14 @@ ENSEMBLE_SCALE = law(
     governs=lambda operation: bool(operation.sharpened) and weighs_once(operation),
     sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
 )
+MAGNITUDES = law(
+    "attention.magnitudes",
+    "The formula holds for numbers that normal ones do not come near: values of 10¹¹ and subnormal ones, scores "
+    "that are all near −120, a feature that outweighs all others, a key that every query likes and one that none "
+    "does, and rows of low rank, as those of trained models.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget}(x)",
+    governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
+)
 ENSEMBLE_GRADIENT = law(
     "attention.ensemble-gradient",
     "Over the independent errors of many batch elements, no gradient shows an error of gain.",

@@ -1,0 +1,107 @@
+"""The check of numbers that normal ones do not come near."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import sample, wide
+from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.tree import Leaf
+from attnspec.spec.laws import attention as law
+
+LEAST = {"float64": 2.0**-1060, "float32": 2.0**-132, "bfloat16": 2.0**-132, "float16": 2.0**-20}
+"""What makes normal numbers subnormal, by dtype."""
+
+
+@checks(law.MAGNITUDES, once=True, at_leading=True)
+def magnitudes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The oracle, on one input of each kind that is within the domain."""
+    tried = False
+    base = sample(subject, rng, queries=6, keys=12, features=8, heads=2)
+    for what, change in KINDS.items():
+        given = change(subject, base, rng)
+        if all(np.isfinite(wide(x)).all() for _, x in given.floats) and subject.in_domain(given):
+            oracle = subject.oracle(given)
+            subject.matches(subject.call(given), oracle.value, oracle.budget, given, f"{what}, the result")
+            tried = True
+    return tried
+
+
+def _values(subject: Subject) -> tuple[str, ...]:
+    """The arguments whose rows are summed."""
+    summed = (*subject.operation.linear, subject.operation.pooled)
+    return tuple(leaf.path for leaf in subject.operation.attended if leaf.path in summed)
+
+
+def _in_rows(subject: Subject, arguments: Arguments, change: Callable[[Leaf, Numbers], Numbers]) -> Arguments:
+    """The arguments with queries and what is attended to changed."""
+    leaves = {leaf.path: leaf for leaf in (*subject.operation.queries, *subject.operation.attended)}
+    given = {leaf.path: x for leaf, x in arguments.floats if leaf.path in leaves}
+    return arguments.replaced({path: subject.exact(change(leaves[path], wide(x))) for path, x in given.items()})
+
+
+def huge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Values of some 10¹¹."""
+    return arguments.replaced({p: subject.exact(2.0**37 * wide(arguments.array(p))) for p in _values(subject)})
+
+
+def subnormal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Values below the smallest normal number."""
+    least = LEAST[subject.dtype]
+    return arguments.replaced({p: subject.exact(least * wide(arguments.array(p))) for p in _values(subject)})
+
+
+def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Queries and keys that point away from each other: scores whose exponentials are all 0 in float32."""
+    asking = {leaf.path for leaf in subject.operation.queries}
+
+    def change(leaf: Leaf, x: Numbers) -> Numbers:
+        away = np.sqrt(150.0 / np.sqrt(max(x.shape[-1], 1)))
+        return 0.25 * x + (away if leaf.path in asking else -away)
+
+    return _in_rows(subject, arguments, change)
+
+
+def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """One feature that is 64 times as large as the others."""
+
+    def change(leaf: Leaf, x: Numbers) -> Numbers:
+        return x * np.where(np.arange(x.shape[-1]) == 0, 64.0, 1.0)
+
+    return _in_rows(subject, arguments, change)
+
+
+def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Queries with a mean, a first key along it and a second one against it."""
+    attended = {leaf.path for leaf in subject.operation.attended}
+
+    def change(leaf: Leaf, x: Numbers) -> Numbers:
+        if leaf.path not in attended:
+            return x + 2.0
+        moved: Numbers = x.copy()
+        moved[..., 0, :], moved[..., 1, :] = 4.0, -4.0
+        return moved
+
+    return _in_rows(subject, arguments, change) if (arguments.keys_count or 0) > 1 else arguments
+
+
+def low_rank(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Rows of rank 2 but for small noise, with outliers in a few places."""
+
+    def change(leaf: Leaf, x: Numbers) -> Numbers:
+        rows: Numbers = rng.standard_normal((*x.shape[:-1], 2)) @ rng.standard_normal((2, x.shape[-1]))
+        return rows + 0.01 * x + 20.0 * (rng.random(x.shape) < 0.02)
+
+    return _in_rows(subject, arguments, change)
+
+
+KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
+    "of values above 10¹⁰": huge,
+    "of subnormal values": subnormal,
+    "of queries and keys that point away from each other": opposed,
+    "of a feature that outweighs the others": outlier,
+    "of a key that every query likes and one that none does": sink,
+    "of rows of low rank with outliers": low_rank,
+}
