@@ -27,8 +27,7 @@ def finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Generator
         for factor in (4 * fill, 2 * fill, fill, fill / 2):
             larger = {path: factor**exponent * wide(one.array(path)) for path, exponent in exponents.items()}
             given = one.replaced({path: subject.exact(x) for path, x in larger.items()})
-            finite = all(np.isfinite(wide(x)).all() for _, x in given.floats)
-            if finite and fill < subject.precision.largest and subject.in_domain(given):
+            if fill < subject.precision.largest and _judgeable(subject, given):
                 oracle, what = (
                     subject.oracle(given),
                     f"with one attendable key and scores of some {factor:g}, the result",
@@ -37,3 +36,13 @@ def finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Generator
                 tried = True
                 break
     return tried
+
+
+def _judgeable(subject: Subject, given: Arguments) -> bool:
+    """Whether nothing overflows, nor does 2 to the rounding of the largest score times log₂e.
+
+    Kernels that fuse s·log₂e − max·log₂e round the second product alone.
+    """
+    if not all(np.isfinite(wide(x)).all() for _, x in given.floats) or not subject.in_domain(given):
+        return False
+    return 1.5 * subject.precision.accumulation * subject.oracle(given).peak <= 126

@@ -68,7 +68,8 @@ def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     """One feature that is 64 times as large as the others."""
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
-        return x * np.where(np.arange(x.shape[-1]) == 0, 64.0, 1.0)
+        larger: Numbers = x * np.where(np.arange(x.shape[-1]) == 0, 64.0, 1.0)
+        return larger
 
     return _in_rows(subject, arguments, change)
 

@@ -72,6 +72,7 @@ def filled_brain(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     "masked scores filled with −10⁹",
     replaces="excluded",
     operations=(Softmax, ScaledDotProductAttention, CrossAttention),
+    dtype="float64",
     breaks=("masking.finite-fill",),
     source="harvardnlp/annotated-transformer: scores.masked_fill(mask == 0, -1e9)",
 )
