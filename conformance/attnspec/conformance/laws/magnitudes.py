@@ -59,7 +59,8 @@ def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
         away = np.sqrt(150.0 / np.sqrt(max(x.shape[-1], 1)))
-        return 0.25 * x + (away if leaf.path in asking else -away)
+        moved: Numbers = 0.25 * x + (away if leaf.path in asking else -away)
+        return moved
 
     return _in_rows(subject, arguments, change)
 
