@@ -30,7 +30,7 @@ Made by `python docs/rediscovery.py`, or `nox -s rediscovery`, from `attnspec.co
 CONVICTED = "## Convicted\n"
 ESCAPED = """## Not convicted
 
-What these defects need is not among the inputs of `full`, or too rarely.
+What these defects need is not among the inputs of `full`, or too rarely, or was not yet tried at three seeds.
 """
 AWAITED = """## Waiting for their operation
 
