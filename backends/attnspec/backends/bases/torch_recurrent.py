@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -11,13 +12,22 @@ State: TypeAlias = tuple[Tensor, ...]
 """The state of a network: (h,), of an LSTM (h, c)."""
 
 
+_READERS = {
+    gates: attrgetter(*[f"{name}{gate}" for name in ("w_x", "w_h", "b_") for gate in gates])
+    for gates in ("h", "rzh", "ifco")
+}
+
+
 def joined(parameters: Any, gates: str) -> tuple[Tensor, ...]:
     """The parameters of all gates as PyTorch takes them: for inputs (g·h, d), for states (g·h, h), and biases (g·h)."""
-    found = []
-    for name in ("w_x", "w_h", "b_"):
-        parts = [getattr(parameters, f"{name}{gate}").transpose(-1, 0) for gate in gates]
-        found.append(torch.cat(parts) if len(parts) > 1 else parts[0])
-    return tuple(found)
+    found = _READERS[gates](parameters)
+    count = len(gates)
+    if count == 1:
+        w_x, w_h, b = found
+        return w_x.mT, w_h.mT, b
+    # side by side, and transposed afterwards: transposed parts are slow to join
+    w_x, w_h = torch.cat(found[:count], -1), torch.cat(found[count : 2 * count], -1)
+    return w_x.mT, w_h.mT, torch.cat(found[2 * count :])
 
 
 def fused(
@@ -28,13 +38,21 @@ def fused(
     flat = []
     for w_x, w_h, b in weights:
         flat += [w_x, w_h, b, torch.zeros_like(b)]
-    parts = tuple(torch.stack(part) for part in zip(*states, strict=True))
+    several = len(states) > 1
+    parts = tuple([torch.stack(part) for part in zip(*states, strict=True)]) if several else _alone(states[0])
     batch_first = () if len(given) > 1 else (True,)
     how: tuple[Any, ...] = (True, len(states) // directions, 0.0, False, directions > 1, *batch_first)
     state = parts if len(parts) > 1 else parts[0]
     with _exact(given[0]):
         hidden, *final = operator(*given, state, flat, *how)
-    return hidden, list(zip(*final, strict=True))
+    if not several:
+        return hidden, [tuple([part.squeeze(0) for part in final])]
+    return hidden, list(zip(*[part.unbind() for part in final], strict=True))
+
+
+def _alone(state: State) -> State:
+    """The state of one network as a layer of its own."""
+    return tuple([part.unsqueeze(0) for part in state])
 
 
 def _exact(x: Tensor) -> AbstractContextManager[Any]:

@@ -1,5 +1,7 @@
 """Recurrent cells and sequences. Protocols: ``attnspec.spec.recurrent``."""
 
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -76,8 +78,28 @@ def rnn_cell(
     """tanh of an affine map of input and state."""
     _rnn_cell(x, state, parameters)
     p = parameters
-    summed = widened(x) @ widened(p.w_xh) + widened(state) @ widened(p.w_hh) + widened(p.b_h)
-    return summed.tanh().to(x.dtype)
+    return _affine(x, state, p.w_xh, p.w_hh, p.b_h).tanh().to(x.dtype)
+
+
+def _affine(x: Tensor, state: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Tensor:
+    """x W_x + state W_h + b, in float32 for half dtypes; batches broadcast."""
+    given, before = widened(x), widened(state)
+    if given.dim() == before.dim() == 2 and len(given) == len(before):
+        return torch.addmm(linear(given, widened(w_x).mT, widened(b)), before, widened(w_h))
+    return linear(given, widened(w_x).mT, widened(b)) + before @ widened(w_h)
+
+
+JOINED = 2**12
+"""Numbers in a matrix up to which it takes longer to multiply by the weights of one gate after another."""
+
+Weights: TypeAlias = tuple[Tensor, ...]
+
+
+def _sums(x: Tensor, state: Tensor, w_x: Weights, w_h: Weights, b: Weights) -> Weights:
+    """What goes into every gate: x W_x + state W_h + b with its weights."""
+    if w_x[0].numel() + w_h[0].numel() > 2 * JOINED:
+        return tuple([_affine(x, state, *of_gate) for of_gate in zip(w_x, w_h, b, strict=True)])
+    return _affine(x, state, torch.cat(w_x, -1), torch.cat(w_h, -1), torch.cat(b)).chunk(len(b), -1)
 
 
 @implements(RNNOutput[Tensor])
@@ -95,18 +117,16 @@ def rnn_output(
 def gru_cell(
     x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: GRUParameters[Tensor]
 ) -> Float[Tensor, "*batch h"]:
-    """Both gates in one product for the state, and with the candidate in one for the input.
+    """Small gates in one product for the input and one for the state.
 
     torch.gru_cell multiplies by the reset gate after the product.
     """
     _gru_cell(x, state, parameters)
     p, h = parameters, widened(state)
-    of_input = widened(x) @ widened(torch.cat([p.w_xr, p.w_xz, p.w_xh], -1)) + widened(torch.cat([p.b_r, p.b_z, p.b_h]))
-    width = h.shape[-1]
-    of_state = h @ widened(torch.cat([p.w_hr, p.w_hz], -1))
-    reset, update = (of_input[..., : 2 * width] + of_state).sigmoid().chunk(2, -1)
-    candidate = (of_input[..., 2 * width :] + (reset * h) @ widened(p.w_hh)).tanh()
-    return (update * h + (1 - update) * candidate).to(x.dtype)
+    of_gates = _sums(x, h, (p.w_xr, p.w_xz), (p.w_hr, p.w_hz), (p.b_r, p.b_z))
+    reset, update = (gate.sigmoid() for gate in of_gates)
+    candidate = _affine(x, reset * h, p.w_xh, p.w_hh, p.b_h).tanh()
+    return torch.lerp(candidate, h, update).to(x.dtype)
 
 
 @implements(LSTMCell[Tensor])
@@ -116,41 +136,36 @@ def lstm_cell(
     state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
     parameters: LSTMParameters[Tensor],
 ) -> tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]:
-    """All four gates in one product for the input and one for the state."""
+    """Small gates in one product for the input and one for the state, others gate by gate."""
     _lstm_cell(x, state, parameters)
     p, (h, c) = parameters, state
-    of_input = torch.cat([p.w_xi, p.w_xf, p.w_xo, p.w_xc], -1)
-    of_state = torch.cat([p.w_hi, p.w_hf, p.w_ho, p.w_hc], -1)
-    bias = torch.cat([p.b_i, p.b_f, p.b_o, p.b_c])
-    gates = widened(x) @ widened(of_input) + widened(h) @ widened(of_state) + widened(bias)
-    sigmoids, candidate = gates[..., : 3 * h.shape[-1]].sigmoid(), gates[..., 3 * h.shape[-1] :].tanh()
-    input_gate, forget_gate, output_gate = sigmoids.chunk(3, -1)
-    cell = forget_gate * widened(c) + input_gate * candidate
-    return (output_gate * cell.tanh()).to(x.dtype), cell.to(x.dtype)
+    w_x, w_h, b = (p.w_xi, p.w_xf, p.w_xo, p.w_xc), (p.w_hi, p.w_hf, p.w_ho, p.w_hc), (p.b_i, p.b_f, p.b_o, p.b_c)
+    input_gate, forget_gate, output_gate, candidate = _sums(x, h, w_x, w_h, b)
+    cell = forget_gate.sigmoid() * widened(c) + input_gate.sigmoid() * candidate.tanh()
+    return (output_gate.sigmoid() * cell.tanh()).to(x.dtype), cell.to(x.dtype)
 
 
-def _rnn_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
-    return (torch.addmm(of_input, state[0], w_h).tanh(),)
+def _rnn_step(terms: tuple[Tensor, ...], weights: tuple[Tensor, ...], state: State) -> State:
+    return (torch.addmm(terms[0], state[0], weights[0]).tanh(),)
 
 
-def _gru_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
-    (h,) = state
-    gates = 2 * h.shape[-1]
-    reset, update = torch.addmm(of_input[:, :gates], h, w_h[:, :gates]).sigmoid().chunk(2, -1)
-    candidate = torch.addmm(of_input[:, gates:], reset * h, w_h[:, gates:]).tanh()
+def _gru_step(terms: tuple[Tensor, ...], weights: tuple[Tensor, ...], state: State) -> State:
+    (h,), (of_gates, of_candidate), (w_gates, w_candidate) = state, terms, weights
+    reset, update = torch.addmm(of_gates, h, w_gates).sigmoid().chunk(2, -1)
+    candidate = torch.addmm(of_candidate, reset * h, w_candidate).tanh()
     return (torch.lerp(candidate, h, update),)
 
 
-def _lstm_step(of_input: Tensor, w_h: Tensor, state: State) -> State:
+def _lstm_step(terms: tuple[Tensor, ...], weights: tuple[Tensor, ...], state: State) -> State:
     h, c = state
-    input_gate, forget_gate, candidate, output_gate = torch.addmm(of_input, h, w_h).chunk(4, -1)
+    input_gate, forget_gate, candidate, output_gate = torch.addmm(terms[0], h, weights[0]).chunk(4, -1)
     cell = forget_gate.sigmoid() * c + input_gate.sigmoid() * candidate.tanh()
     return output_gate.sigmoid() * cell.tanh(), cell
 
 
-_RNN = Network("h", _rnn_step, torch.rnn_tanh)
-_GRU = Network("rzh", _gru_step)  # torch.gru multiplies by the reset gate after the product
-_LSTM = Network("ifco", _lstm_step, torch.lstm)
+_RNN = Network("h", (1,), _rnn_step, torch.rnn_tanh)
+_GRU = Network("rzh", (2, 1), _gru_step)  # torch.gru multiplies by the reset gate after the product
+_LSTM = Network("ifco", (4,), _lstm_step, torch.lstm)
 
 
 @implements(RNN[Tensor])

@@ -10,21 +10,25 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from attnspec.backends.bases.torch_recurrent import State, fused, joined, packed
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, widened
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 
 class Network(NamedTuple):
     """A kind of network.
 
-    ``gates`` are the letters of its parameters, in PyTorch's order. ``step`` computes the next state of what a product
-    with the input gave (n, g·h), the weights of states (h, g·h), and a state (n, h). ``fused`` is PyTorch's operator.
+    ``gates`` are the letters of its parameters, in PyTorch's order. ``step`` multiplies the state by the weights of so
+    many gates at once as ``products`` says, one after another: it computes the next state of what these products are
+    added to, which comes from the input, (n, g·h) each, of their weights (h, g·h) and a state (n, h). ``fused`` is
+    PyTorch's operator.
     """
 
     gates: str
-    step: Callable[[Tensor, Tensor, State], State]
+    products: tuple[int, ...]
+    step: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], State], State]
     fused: Callable[..., tuple[Tensor, ...]] | None = None
 
 
@@ -43,19 +47,33 @@ def recurrence(
     ``parameters`` and ``initial`` states (*batch, h) are those of each layer and, within it, direction. The result is
     the states of the last layer (*batch, t, directions·h), and the final state of every layer and direction.
     """
-    (steps, width), dtype, count = x.shape[-2:], x.dtype, prod(batch)
-    flat = widened(x).expand((*batch, steps, width)).reshape(count, steps, width)
-    states = [tuple(widened(p).expand((*batch, -1)).reshape(count, p.shape[-1]) for p in s) for s in initial]
+    steps, dtype, count = x.shape[-2], x.dtype, prod(batch)
+    weights = [joined(p, network.gates) for p in parameters]
+    states: list[State] = list(initial)
+    if dtype in HALF_DTYPES:
+        x, weights = widened(x), [tuple(map(widened, w)) for w in weights]
+        states = [tuple(map(widened, s)) for s in states]
+    flat = _flattened(x, batch, count, 2)
+    states = [tuple([_flattened(part, batch, count, 1) for part in s]) for s in states]
     counts = None if lengths is None else lengths.expand(tuple(batch)).reshape(count)
-    weights = [tuple(map(widened, joined(p, network.gates))) for p in parameters]
     if network.fused is None or not count or not steps or intercepted():
         hidden, final = _by_steps(network, flat, states, weights, counts, directions)
     elif counts is None or bool((counts == steps).all()):
         hidden, final = fused(network.fused, (flat,), states, weights, directions)
     else:
         hidden, final = packed(network.fused, flat, states, weights, counts, directions)
-    finals = [tuple(part.to(dtype).reshape(*batch, part.shape[-1]) for part in s) for s in final]
-    return hidden.to(dtype).reshape(*batch, steps, hidden.shape[-1]), finals
+    if len(batch) != 1 or hidden.dtype is not dtype:
+        hidden = hidden.to(dtype).reshape(*batch, steps, hidden.shape[-1])
+        final = [tuple([part.to(dtype).reshape(*batch, part.shape[-1]) for part in s]) for s in final]
+    return hidden, final
+
+
+def _flattened(x: Tensor, batch: Sequence[int], count: int, core: int) -> Tensor:
+    """x with one batch dimension, and so many others."""
+    shape = x.shape[-core:]
+    if len(batch) == 1 and x.shape[:-core] == (count,):
+        return x
+    return x.expand((*batch, *shape)).reshape(count, *shape)
 
 
 def _by_steps(
@@ -80,13 +98,15 @@ def _one_run(
     network: Network, x: Tensor, state: State, weights: tuple[Tensor, ...], counts: Tensor | None, *, backward: bool
 ) -> tuple[Tensor, State]:
     """The hidden states (n, t, h) and the final state of one layer in one direction; ``counts`` is (t, n)."""
-    w_x, w_h, b = weights
-    of_input = x.transpose(0, 1) @ w_x.mT + b
+    (w_x, w_h, b), width = weights, state[0].shape[-1]
+    sizes = [gates * width for gates in network.products]
+    products = w_h.mT.split(sizes, -1)
+    terms = list(zip(*[part.unbind(1) for part in linear(x, w_x, b).split(sizes, -1)], strict=True))
     hidden = []
     steps = range(x.shape[1])
     state = state if steps else tuple(part.clone() for part in state)
     for t in reversed(steps) if backward else steps:
-        following = network.step(of_input[t], w_h.mT, state)
+        following = network.step(terms[t], products, state)
         if counts is None:
             state = following
             hidden.append(state[0])
