@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch
+from attnspec.backends.pytorch.runtime.decoder import LARGE
 from attnspec.backends.pytorch.runtime.greatest import first_greatest
-from attnspec.backends.pytorch.seq2seq import LARGE
 from attnspec.spec import AttentionDecoderParameters, RNNParameters
 
 VOCABULARY, EOS, STEPS = 5, 2, 4

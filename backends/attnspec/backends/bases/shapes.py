@@ -1,7 +1,7 @@
 """Tensors checked against the Protocols: shapes (by one look-up for those that were seen before), dtypes, devices."""
 
 from collections.abc import Sequence
-from operator import index
+from operator import attrgetter, index
 from typing import Any, NoReturn, TypeAlias
 
 import torch
@@ -14,6 +14,9 @@ from attnspec.spec.contract.tree import Items, Misfit, Shape, number_of, placed,
 
 _Place: TypeAlias = tuple[Leaf, Items]
 """The description of an array, with the items of similar trees in which it stands."""
+
+
+_SEEN = attrgetter("shape", "dtype", "device")
 
 
 def _is_integer(value: Any) -> bool:
@@ -77,14 +80,22 @@ class Check:
                     read(argument, found, numbers)
         except TypeError:
             self._refuse_structure(arguments)
+        key: tuple[Any, ...] | None = None
+        shape = None
+        try:
+            key = (*numbers, *[None if x is None else _SEEN(x) for x in found])
+            shape = self._known.get(key)
+        except (AttributeError, TypeError):  # what are no tensors is refused below, by name
+            pass
+        if shape is not None and not torch._C._is_any_autocast_enabled():
+            return shape
         leaves = self._leaves or [place for place, _ in self._arrays(arguments)]
         self._check_tensors(leaves, found)
-        key = (*numbers, *[None if x is None else x.shape for x in found])
-        shape = self._known.get(key)
-        if shape is None:
+        shape = bind(self.operation, dict(zip(self.names, arguments, strict=True))).result
+        if not torch._C._is_any_autocast_enabled():  # under it dtypes may differ
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            shape = self._known[key] = bind(self.operation, dict(zip(self.names, arguments, strict=True))).result
+            self._known[key] = shape
         return shape
 
     def _arrays(self, arguments: Sequence[Any]) -> list[tuple[_Place, Any]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -12,15 +11,14 @@ State: TypeAlias = tuple[Tensor, ...]
 """The state of a network: (h,), of an LSTM (h, c)."""
 
 
-_READERS = {
-    gates: attrgetter(*[f"{name}{gate}" for name in ("w_x", "w_h", "b_") for gate in gates])
-    for gates in ("h", "rzh", "ifco")
+_FIELDS = {
+    gates: tuple(f"{name}{gate}" for name in ("w_x", "w_h", "b_") for gate in gates) for gates in ("h", "rzh", "ifco")
 }
 
 
 def joined(parameters: Any, gates: str) -> tuple[Tensor, ...]:
     """The parameters of all gates as PyTorch takes them: for inputs (g·h, d), for states (g·h, h), and biases (g·h)."""
-    found = _READERS[gates](parameters)
+    found = [getattr(parameters, name) for name in _FIELDS[gates]]
     count = len(gates)
     if count == 1:
         w_x, w_h, b = found

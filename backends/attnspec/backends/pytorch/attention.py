@@ -41,14 +41,21 @@ _cross = Check("cross_attention")
 
 
 def dot_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, causal: bool, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None = None,
+    in_layer: bool = False,
 ) -> Tensor:
-    """Softmax over dot products, times 1/√d unless a scale is given."""
+    """Softmax over dot products, times 1/√d unless a scale is given; ``in_layer`` as a part of another operation."""
     if key.shape[-2] == 0:
         # PyTorch's own adds 0·Σq, which is NaN where the sum overflows.
         nothing = masked_softmax(widened(query) @ widened(key).mT, mask)
         return (nothing @ widened(value)).to(value.dtype)
-    return attend(query, key, value, mask=mask, causal=causal, scale=scale)
+    return attend(query, key, value, mask=mask, causal=causal, scale=scale, in_layer=in_layer)
 
 
 @implements(DotProductAttention[Tensor])

@@ -1,13 +1,17 @@
 """Multi-head attention. Protocols: ``attnspec.spec.multihead``."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention, dot_attention
-from attnspec.backends.pytorch.runtime.accumulation import product
+from attnspec.backends.pytorch.kernels.additive import plain
+from attnspec.backends.pytorch.runtime.accumulation import projected, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.spec import (
     ConcatHeadsAttention,
     MergeHeads,
@@ -33,11 +37,27 @@ _split = Check("split_heads")
 _merge = Check("merge_heads")
 
 
+JOINED = 2**14
+"""Numbers in the projections of a query up to which one product with all three costs less than three."""
+
+
+FEW_TERMS = 2**15
+"""Terms of additive attention in a head up to which a kernel for each head would take longer than the formula."""
+
+
 def per_head(x: Tensor, w: Tensor) -> Tensor:
     """Project (*batch, n, d) with (heads, p, d) to (*batch, heads, n, p), by one product for all heads."""
     heads, p, d = w.shape
-    joined = product(x, w.reshape(heads * p, d).mT)
-    return joined.reshape(*joined.shape[:-1], heads, p).transpose(-3, -2)
+    joined = projected(x, w.reshape(heads * p, d))
+    return joined.view(*joined.shape[:-1], heads, p).transpose(-3, -2)
+
+
+def _of_itself(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """x projected with several weights of one shape, by one product."""
+    heads, p, d = weights[0].shape
+    joined = projected(x, torch.cat([w.reshape(heads * p, d) for w in weights]))
+    parts = joined.view(*joined.shape[:-1], len(weights), heads, p).unbind(-3)
+    return [part.transpose(-3, -2) for part in parts]
 
 
 @implements(SplitHeads[Tensor])
@@ -73,7 +93,7 @@ def multi_head_attention(
 ) -> Float[Tensor, "*batch n p_o"]:
     """Scaled dot-product attention in every head, concatenated and projected."""
     _multi_head(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
-    return product(_in_heads(query, key, value, (w_q, w_k, w_v), mask, causal), w_o.mT)
+    return projected(_in_heads(query, key, value, (w_q, w_k, w_v), mask, causal), w_o)
 
 
 def attend_in_heads(
@@ -81,7 +101,7 @@ def attend_in_heads(
 ) -> Tensor:
     """Attention of x (*batch, n, d) to a memory, which may be x, for layers, which have checked their arguments."""
     p = parameters
-    return product(_in_heads(x, memory, memory, (p.w_q, p.w_k, p.w_v), mask, causal), p.w_o.mT)
+    return projected(_in_heads(x, memory, memory, (p.w_q, p.w_k, p.w_v), mask, causal), p.w_o)
 
 
 def _in_heads(
@@ -94,8 +114,12 @@ def _in_heads(
 ) -> Tensor:
     """Attention in every head, with weights w_q, w_k and w_v; the heads side by side."""
     in_every_head = None if mask is None else mask.unsqueeze(-3)
-    projected = (per_head(x, w) for x, w in zip((query, key, value), weights, strict=True))
-    heads = dot_attention(*projected, mask=in_every_head, causal=causal)
+    w_q, w_k, w_v = weights
+    if query is key is value and w_q.numel() <= JOINED and w_q.shape == w_k.shape == w_v.shape:
+        of_query, of_key, of_value = _of_itself(query, weights)
+    else:
+        of_query, of_key, of_value = per_head(query, w_q), per_head(key, w_k), per_head(value, w_v)
+    heads = dot_attention(of_query, of_key, of_value, mask=in_every_head, causal=causal, in_layer=True)
     return heads.transpose(-3, -2).flatten(-2)
 
 
@@ -116,16 +140,30 @@ def multi_head_additive_attention(
     mask: Bool[Tensor, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "*batch n p_o"]:
-    """Additive attention in one head after the other, concatenated and projected."""
+    """Additive attention in one head after the other, in all at once where they have few terms."""
     _additive_heads(query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, a_v, mask, causal=causal)
+    if (
+        query.is_cpu
+        and w_q.shape[0]
+        and query.shape[-2] * key.shape[-2] * a_q.shape[1] * _entries(query, key, value, mask) <= FEW_TERMS
+    ):
+        a, b = (widened(per_head(x, w)) @ widened(own).mT for x, w, own in ((query, w_q, a_q), (key, w_k, a_k)))
+        in_every_head, w = None if mask is None else mask.unsqueeze(-3), widened(a_v)[:, None, None]
+        pooled = plain.attention_in_memory(a, b, w, widened(per_head(value, w_v)), mask=in_every_head, causal=causal)
+        return projected(pooled.to(query.dtype).transpose(-3, -2).flatten(-2), w_o)
     heads = [
         additive_attention(
-            product(query, w_q[r].mT), product(key, w_k[r].mT), product(value, w_v[r].mT), a_q[r], a_k[r], a_v[r],
+            projected(query, w_q[r]), projected(key, w_k[r]), projected(value, w_v[r]), a_q[r], a_k[r], a_v[r],
             mask=mask, causal=causal,
         )
         for r in range(w_q.shape[0])
     ]  # fmt: skip
-    return product(torch.cat(heads, -1), w_o.mT)
+    return projected(torch.cat(heads, -1), w_o)
+
+
+def _entries(*operands: Tensor | None) -> int:
+    """How many there are in the batch."""
+    return broadcast(*[x.shape[:-2] for x in operands if x is not None]).numel()
 
 
 @implements(ConcatHeadsAttention[Tensor])

@@ -1,5 +1,7 @@
 """Sequence to sequence. Protocols: ``attnspec.spec.seq2seq``."""
 
+from math import prod
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -7,13 +9,15 @@ from torch.nn import functional
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention, dot_attention
-from attnspec.backends.pytorch.kernels import additive
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, product, widened
+from attnspec.backends.pytorch.kernels.additive import plain
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, batched_product, finite, projected, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
-from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.decoder import LARGE, Decoder, joined
 from attnspec.backends.pytorch.runtime.greatest import first_greatest
 from attnspec.backends.pytorch.runtime.ranges import refuse_outside
+from attnspec.backends.pytorch.runtime.tables import rows
 from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.backends.pytorch.scoring import projections
 from attnspec.spec import (
     AttentionalState,
     AttentionDecoderParameters,
@@ -32,7 +36,6 @@ from attnspec.spec import (
     TeacherForcedDecode,
     implements,
 )
-from attnspec.spec.contract.tree import flatten, mapped
 
 __all__ = [
     "attentional_state",
@@ -77,8 +80,13 @@ def bahdanau_context(
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> Float[Tensor, "*batch d_h"]:
     """Additive attention of one query, the state, to the annotations."""
-    _bahdanau(state, annotations, w_q, w_k, w_v, mask)
+    *batch, _ = _bahdanau(state, annotations, w_q, w_k, w_v, mask)
     query, rows = state.unsqueeze(-2), _for_query(mask)
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (state, annotations, w_q, w_k, w_v))
+    if state.is_cpu and (tracked or prod(batch) * annotations.shape[-2] * w_v.shape[0] < LARGE):
+        a, b = projections(query, annotations, w_q, w_k)
+        context = plain.attention_in_memory(a, b, widened(w_v), widened(annotations), mask=rows)
+        return context.squeeze(-2).to(annotations.dtype)
     return additive_attention(query, annotations, annotations, w_q, w_k, w_v, mask=rows).squeeze(-2)
 
 
@@ -88,9 +96,23 @@ def _for_query(mask: Tensor | None) -> Tensor | None:
 
 
 def _context(query: Tensor, key: Tensor, annotations: Tensor, mask: Tensor | None) -> Tensor:
-    """Annotations (*batch, m, d_h) pooled by the dot products of a query (*batch, d) with keys (*batch, m, d)."""
+    """Annotations (*batch, m, d_h) pooled by the dot products of a query (*batch, d) with keys (*batch, m, d).
+
+    With one query PyTorch's products leave no array that is larger than the annotations.
+    """
     rows = _for_query(mask)
-    return dot_attention(query.unsqueeze(-2), key, annotations, mask=rows, causal=False, scale=1.0).squeeze(-2)
+    readable = query.dtype not in HALF_DTYPES and query.is_cpu and annotations.shape[-2] > 0 and not intercepted()
+    if readable and rows is not None:
+        readable = bool(rows.any(-1).all()) and finite(annotations) and (key is annotations or finite(key))
+    if not readable:
+        return dot_attention(query.unsqueeze(-2), key, annotations, mask=rows, causal=False, scale=1.0).squeeze(-2)
+    if key.dim() == 2:
+        scores = functional.linear(query, key).unsqueeze(-2)
+    else:
+        scores = batched_product(query.unsqueeze(-2), key.mT)
+    if rows is not None:
+        scores = scores.masked_fill(~rows, -torch.inf)
+    return batched_product(scores.softmax(-1), annotations).squeeze(-2)
 
 
 @implements(LuongContextDot[Tensor])
@@ -117,7 +139,7 @@ def luong_context_general(
 ) -> Float[Tensor, "*batch d_h"]:
     """The same with the state multiplied by W, which costs less than the annotations would."""
     _general(state, annotations, w, mask)
-    return _context(product(state.unsqueeze(-2), w).squeeze(-2), annotations, annotations, mask)
+    return _context(projected(state, w.mT), annotations, annotations, mask)
 
 
 @implements(LuongContextLocation[Tensor])
@@ -139,11 +161,9 @@ def luong_context_location(
 def attentional_state(
     state: Float[Tensor, "*#batch d_s"], context: Float[Tensor, "*#batch d_h"], w: Float[Tensor, "p_o d_s+d_h"]
 ) -> Float[Tensor, "*batch p_o"]:
-    """tanh of two products, one with the columns of W for the state, one with those for the context."""
+    """tanh of a linear layer of the state beside the context."""
     _attentional(state, context, w)
-    of_state, of_context = w[:, : state.shape[-1]], w[:, state.shape[-1] :]
-    summed = widened(state) @ widened(of_state).mT + widened(context) @ widened(of_context).mT
-    return summed.tanh().to(state.dtype)
+    return functional.linear(widened(joined(state, context)), widened(w)).tanh().to(state.dtype)
 
 
 @implements(ConcatOutput[Tensor])
@@ -153,8 +173,7 @@ def concat_output(
 ) -> Float[Tensor, "*batch d_h+d_s"]:
     """The context, then the state."""
     _concat(context, state)
-    batch = broadcast(context.shape[:-1], state.shape[:-1])
-    return torch.cat([x.expand(*batch, x.shape[-1]) for x in (context, state)], -1)
+    return joined(context, state)
 
 
 @implements(Embed[Tensor])
@@ -169,11 +188,6 @@ def embed(tokens: Int[Tensor, "*batch n"], table: Float[Tensor, "vocabulary d"])
     if torch.is_grad_enabled() and table.requires_grad:
         return rows(tokens, widened(table)).to(table.dtype)
     return rows(tokens, table)
-
-
-def rows(tokens: Tensor, table: Tensor) -> Tensor:
-    """The rows (*batch, d) of a table (vocabulary, d) with these numbers (*batch)."""
-    return functional.embedding(tokens if tokens.dtype in (torch.int32, torch.int64) else tokens.long(), table)
 
 
 @implements(OutputDistribution[Tensor])
@@ -205,67 +219,14 @@ def encoder_context(
         return states.sum(-2).expand(shape).clone()
     if lengths is None:
         return states[..., -1, :].expand(shape).clone()
+    if states.dim() == 3 and states.shape[:1] == lengths.shape:
+        found = states[torch.arange(lengths.shape[0], device=states.device), lengths.long() - 1]
+        return found.masked_fill((lengths == 0)[:, None], 0.0)
     last = lengths.long().expand(shape[:-1])[..., None]
     read = states.expand(*shape[:-1], *states.shape[-2:]).gather(
         -2, (last - 1).clamp(min=0)[..., None].expand(*shape[:-1], 1, shape[-1])
     )
     return torch.where(last > 0, read.squeeze(-2), 0.0)
-
-
-LARGE, MANY_STEPS = 2**15, 4
-"""The numbers in projected keys, and steps, from which on a kernel is faster than PyTorch's operations."""
-
-
-class Decoder:
-    """Bahdanau's decoder for source sentences whose annotations are projected once; numbers are in float32 or float64.
-
-    ``annotations`` (*batch, m, d_h) and ``mask`` (*batch, m) are those of the operations. Where gradients are tracked,
-    and for few or small steps, the context is computed by PyTorch's operations.
-    """
-
-    def __init__(
-        self, annotations: Tensor, parameters: AttentionDecoderParameters[Tensor], mask: Tensor | None, steps: int = 1
-    ) -> None:
-        half = annotations.dtype in HALF_DTYPES
-        self.parameters = p = mapped(parameters, lambda _, x: widened(x)) if half else parameters
-        self.mask, source = mask, widened(annotations)
-        taken = (source, *flatten(p).values()) if torch.is_grad_enabled() else ()
-        large = steps >= MANY_STEPS and source.shape[:-1].numel() * p.w_v.shape[0] >= LARGE
-        by_kernel = large and not any(x.requires_grad for x in taken)
-        if mask is not None and not by_kernel:
-            # What is left out is 0, so that where all is, whatever the weights, the context is 0.
-            source = torch.where(mask.unsqueeze(-1), source, 0.0)
-            some = mask.any(-1, keepdim=True)
-            self.bias = torch.zeros_like(mask, dtype=source.dtype).masked_fill(some & ~mask, -torch.inf)
-        self.source, self.projected = source, source @ p.w_k.mT
-        self.keys = additive.prepare_keys(self.projected, p.w_v, source) if by_kernel else None
-        self.of_token, of_context = p.cell.w_xh.split([p.embedding.shape[-1], source.shape[-1]])
-        self.of_both = torch.cat((of_context, p.cell.w_hh))
-
-    def token_terms(self, tokens: Tensor) -> Tensor:
-        """What tokens (*batch) add to the pre-activation of the cell, with its bias: (*batch, d_s)."""
-        return functional.linear(rows(tokens, self.parameters.embedding), self.of_token.mT, self.parameters.cell.b_h)
-
-    def context(self, state: Tensor) -> Tensor:
-        """The context (*batch, d_h) of states (*batch, d_s)."""
-        query = state @ self.parameters.w_q.mT
-        if self.keys is not None:
-            return additive.step(self.keys, query, mask=self.mask)
-        scores = (query.unsqueeze(-2) + self.projected).tanh() @ self.parameters.w_v
-        weights = (scores if self.mask is None else scores + self.bias).softmax(-1)
-        return (weights.unsqueeze(-2) @ self.source).squeeze(-2)
-
-    def following(self, terms: Tensor, state: Tensor) -> Tensor:
-        """The next state (*batch, d_s), from what the token adds and the state before."""
-        context = self.context(state)
-        if context.shape[:-1] != state.shape[:-1]:
-            state = state.expand(*broadcast(context.shape[:-1], state.shape[:-1]), state.shape[-1])
-        summed: Tensor = terms + torch.cat((context, state), -1) @ self.of_both
-        return summed.tanh()
-
-    def scores(self, states: Tensor) -> Tensor:
-        """The scores (*batch, vocabulary) of all tokens."""
-        return functional.linear(states, self.parameters.w_o, self.parameters.b_o)
 
 
 @implements(DecoderStep[Tensor])
@@ -281,8 +242,8 @@ def decoder_step(
     """A context, a cell and an output layer, without rounding in between."""
     _step(token, state, annotations, parameters, mask)
     refuse_outside("decoder_step", "token", token, parameters.b_o.shape[0] - 1)
-    decoder = Decoder(annotations, parameters, mask)
-    following = decoder.following(decoder.token_terms(token), widened(state))
+    decoder = Decoder(annotations, parameters, mask, 1)
+    following = decoder.only(token, widened(state))
     return decoder.scores(following).softmax(-1).to(state.dtype), following.to(state.dtype)
 
 
@@ -299,7 +260,7 @@ def teacher_forced_decode(
     """Only states wait for each other: tokens are embedded before, and scored after, all steps at once."""
     (*batch, _, vocabulary) = _forced(tokens, state, annotations, parameters, mask)
     refuse_outside("teacher_forced_decode", "tokens", tokens, vocabulary - 1)
-    decoder = Decoder(annotations, parameters, mask, tokens.shape[-1])
+    decoder = Decoder(annotations, parameters, mask, max(tokens.shape[-1], 2))
     last, states = widened(state).expand(*batch, state.shape[-1]), []
     for terms in decoder.token_terms(tokens).unbind(-2):
         last = decoder.following(terms, last)
@@ -324,7 +285,7 @@ def greedy_decode(
     """Steps until all sentences have ended, which is asked for after each; no gradients."""
     batch = _greedy(token, state, annotations, parameters, steps, eos, mask)
     _refuse_tokens("greedy_decode", token, eos, parameters)
-    decoder = Decoder(annotations, parameters, mask, steps)
+    decoder = Decoder(annotations, parameters, mask, max(steps, 2))
     last, following = token.expand(batch), widened(state).expand(*batch, state.shape[-1])
     tokens = torch.full((*batch, steps), eos, device=token.device)
     score, ended = following.new_zeros(batch), token.new_zeros(batch, dtype=torch.bool)
@@ -358,7 +319,9 @@ def beam_decode(
     """All hypotheses of a source read its keys, which are projected once; no gradients."""
     batch = _beam(token, state, annotations, parameters, steps, eos, beams, mask)
     _refuse_tokens("beam_decode", token, eos, parameters)
-    decoder = Decoder(annotations.unsqueeze(-3), parameters, None if mask is None else mask.unsqueeze(-2), steps)
+    decoder = Decoder(
+        annotations.unsqueeze(-3), parameters, None if mask is None else mask.unsqueeze(-2), max(steps, 2)
+    )
     vocabulary = parameters.b_o.shape[0]
     only_eos = torch.full((vocabulary,), -torch.inf, device=state.device, dtype=widened(state).dtype)
     only_eos[eos] = 0.0

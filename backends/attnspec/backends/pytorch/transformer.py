@@ -7,17 +7,17 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import dot_attention
 from attnspec.backends.pytorch.multihead import attend_in_heads, per_head
 from attnspec.backends.pytorch.positional import sinusoids
-from attnspec.backends.pytorch.runtime.accumulation import product, widened
+from attnspec.backends.pytorch.runtime.accumulation import projected, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.ranges import refuse_outside
-from attnspec.backends.pytorch.seq2seq import distribution, rows
+from attnspec.backends.pytorch.runtime.tables import rows
+from attnspec.backends.pytorch.seq2seq import distribution
 from attnspec.spec import (
     CachedDecoderStep,
     DecoderLayer,
@@ -71,7 +71,7 @@ EPSILON = 1e-5
 def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
     """Layer normalization over the last dimension, in the dtype of x."""
     gain, bias = parameters.gain.to(x.dtype), parameters.bias.to(x.dtype)
-    return functional.layer_norm(x, x.shape[-1:], gain, bias, EPSILON)
+    return torch.layer_norm(x, x.shape[-1:], gain, bias, EPSILON)
 
 
 def _two_layers(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
@@ -185,8 +185,8 @@ def cached_decoder_step(
         allowed = torch.cat((every, every.new_ones(*every.shape[:-1], 1)), -1)[..., None, None, :]
 
     def attend(y: Tensor) -> Tensor:
-        heads = dot_attention(per_head(y.to(dtype), w.w_q), key, value, mask=allowed, causal=False)
-        return widened(product(heads.transpose(-3, -2).flatten(-2), w.w_o.mT))
+        heads = dot_attention(per_head(y.to(dtype), w.w_q), key, value, mask=allowed, causal=False, in_layer=True)
+        return widened(projected(heads.transpose(-3, -2).flatten(-2), w.w_o))
 
     seen = None if memory_mask is None else memory_mask.unsqueeze(-2)
     y = _added(row, attend, p.attention_norm, norm)

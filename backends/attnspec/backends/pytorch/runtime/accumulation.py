@@ -1,7 +1,10 @@
 """Floating dtypes, and the dtype in which sums are accumulated: float32 for the half dtypes, else their own."""
 
+from math import isfinite
+
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 FLOAT_DTYPES = (torch.float64, torch.float32, *HALF_DTYPES)
@@ -12,6 +15,23 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.float32) if x.dtype in HALF_DTYPES else x
 
 
+def projected(x: Tensor, w: Tensor) -> Tensor:
+    """x Wᵀ with W (out, in), rounded once to the dtype of x."""
+    return linear(widened(x), widened(w)).to(x.dtype)
+
+
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Matrix product, rounded once to the dtype of ``left``; batches broadcast."""
     return (widened(left) @ widened(right)).to(left.dtype)
+
+
+def batched_product(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix products (*batch, n, m) of one dtype; batches broadcast, which takes time only where they do."""
+    if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
+        return torch.bmm(left, right)
+    return left @ right
+
+
+def finite(x: Tensor) -> bool:
+    """Whether all numbers are finite; a sum of huge finite numbers may overflow, which costs time alone."""
+    return isfinite(x.detach().sum(dtype=torch.float32 if x.dtype in HALF_DTYPES else None))

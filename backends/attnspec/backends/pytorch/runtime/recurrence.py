@@ -100,8 +100,8 @@ def _one_run(
     """The hidden states (n, t, h) and the final state of one layer in one direction; ``counts`` is (t, n)."""
     (w_x, w_h, b), width = weights, state[0].shape[-1]
     sizes = [gates * width for gates in network.products]
-    products = w_h.mT.split(sizes, -1)
-    terms = list(zip(*[part.unbind(1) for part in linear(x, w_x, b).split(sizes, -1)], strict=True))
+    products = torch.split_with_sizes(w_h.mT, sizes, -1)
+    terms = list(zip(*[part.unbind(1) for part in torch.split_with_sizes(linear(x, w_x, b), sizes, -1)], strict=True))
     hidden = []
     steps = range(x.shape[1])
     state = state if steps else tuple(part.clone() for part in state)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.pytorch.runtime import autocast
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.accumulation import batched_product, finite, widened
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.backends.pytorch.runtime.transforms import functional, intercepted
@@ -31,20 +31,22 @@ def _score_chunk(a: Tensor, b: Tensor, w_v: Tensor, allowed: Tensor | None) -> T
     if allowed is not None:
         # a NaN of an excluded key must not reach the gradient of the query
         terms = torch.where(allowed[..., None], terms, 0.0)
-    return torch.tanh(terms) @ w_v
+    terms = torch.tanh(terms)
+    return terms @ w_v if w_v.dim() == 1 else (terms * w_v).sum(-1)
 
 
 def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: Tensor, exclude: bool) -> Tensor:
-    scores = _score_chunk(a, b, w_v, allowed if exclude else None).masked_fill(~allowed, float("-inf"))
+    scores = _score_chunk(a, b, w_v, allowed if exclude else None)
     # a row without an attendable key has weights 0 and gradients 0
-    empty = ~allowed.any(-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(~allowed, 0.0)
+    excluded, empty = ~allowed, ~allowed.any(-1, keepdim=True)
+    scores = scores.masked_fill(excluded, -torch.inf)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(excluded, 0.0)
     if exclude:
-        pooled = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0).sum(-2)
+        found = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0).sum(-2)
     else:
-        pooled = weights @ value
+        found = batched_product(weights, value)
     # stops a NaN in the incoming gradient of an empty row
-    return pooled.masked_fill(empty, 0.0)
+    return found.masked_fill(empty, 0.0)
 
 
 def _checkpointed(compute: Callable[..., Tensor], *operands: Tensor | bool | None) -> Tensor:
@@ -77,6 +79,20 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
             operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], exclude)
             parts.append(_checkpointed(_attention_chunk, *operands))
         return torch.cat(parts, -2).to(dtype).expand(*batch, n, d)
+
+
+def attention_in_memory(
+    a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """The same for few terms in float32 or float64, all at once; w_v (h), or (*batch, 1, 1, h)."""
+    n, m = a.shape[-2], b.shape[-2]
+    if mask is None and not causal and m:
+        return batched_product(_score_chunk(a, b, w_v, None).softmax(-1), value)
+    allowed = mask if mask is not None else torch.ones(1, m, dtype=torch.bool, device=a.device)
+    allowed = allowed.expand(*allowed.shape[:-1], m)
+    if causal:
+        allowed = allowed & causal_triangle(n, m, a.device)
+    return _attention_chunk(a, b, w_v, value, allowed, intercepted() or not all(map(finite, (a, b, value))))
 
 
 def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ class Call(NamedTuple):
     """query (b, h, n, d), key (b, h, m, d), value (b, h, m, d_v), mask (b|1, h|1, n|1, m).
 
     ``lengths``, where given, says for every batch element how many keys its mask leaves, from the first on.
+    ``in_layer`` says that the call is a part of another operation.
     """
 
     query: Tensor
@@ -26,6 +27,7 @@ class Call(NamedTuple):
     causal: bool
     scale: float
     lengths: tuple[int, ...] | None = None
+    in_layer: bool = False
 
     def first_keys(self, stop: int) -> "Call":
         """The call with the first keys only."""

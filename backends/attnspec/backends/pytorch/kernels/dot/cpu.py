@@ -27,7 +27,7 @@ _once = no_second_derivative("scaled dot-product attention", "llvm", "torch.nn.a
 
 def attend(call: Call) -> tuple[Tensor, bool]:
     """The output (b, h, n, d_v) of a call without empty operands, and whether a NaN is in it."""
-    query, key, value, mask, causal, scale, _ = call
+    query, key, value, mask, causal, scale, *_ = call
     if call.differentiates():
         output, nan = DotAttention.apply(query, key, value, mask, causal, scale)  # type: ignore[no-untyped-call]
         return output, nan

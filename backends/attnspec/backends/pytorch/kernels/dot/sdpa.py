@@ -6,6 +6,7 @@ dimensions (views where possible); for an accelerator, masks are read for their 
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot import cpu_routes, cuda_routes
@@ -22,14 +23,20 @@ def attend(
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    in_layer: bool = False,
 ) -> Tensor:
     """softmax(scale·QKᵀ)V over the attendable keys; ``scale`` is 1/√d unless given.
 
     query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask boolean (*batch, n, m) with True = attend;
     batches broadcast, and so do all dimensions of the mask. Raises ``ValueError`` for sizes and devices that do not
     agree and batches that do not broadcast, ``TypeError`` for dtypes that differ and a mask that is not boolean.
+    A call ``in_layer``, a part of another operation, is computed by PyTorch where it is small.
     """
+    if in_layer and mask is None and not causal and cpu_routes.at_once(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
+    if in_layer:
+        call = call._replace(in_layer=True)
     output = cpu_routes.attend(call) if query.is_cpu else _on_accelerator(call)
     rank = len(batch)
     return output if rank == 2 else output.squeeze(1) if rank == 1 else output.reshape(*batch, *output.shape[-2:])
@@ -43,12 +50,13 @@ def path_for(
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    in_layer: bool = False,
 ) -> str:
     """The route that ``attend`` takes for these arguments, as ``structure: kernel``.
 
     Where something excluded is not finite, the CPU then computes again, with the scores in memory.
     """
-    call = four_dimensional(query, key, value, mask, causal, scale)[0]
+    call = four_dimensional(query, key, value, mask, causal, scale)[0]._replace(in_layer=in_layer)
     if query.is_cpu:
         return f"{_keys(call)}: {cpu_routes.kernel(call)}"
     call = _structured(call)
