@@ -22,6 +22,10 @@ CEILING_NOTES = {
     "multihead": "the rate of one large matrix product, for every pair of query and key; pairs that a causal mask "
     "excludes count as work, so that a subject that skips them can exceed 100%.",
     "layers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
+    **dict.fromkeys(
+        ("recurrent", "decoders", "vision"),
+        "the rate of one large matrix product, which small products and what is no product do not reach.",
+    ),
     "scorers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
 }
 """Which rate is the ceiling of each suite, and what can exceed 100% of it."""

@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from benchmarks.case import Case
-from benchmarks.suites import additive, layers, multihead, scaled_dot_product, scorers, step
+from benchmarks.suites import (
+    additive,
+    decoders,
+    layers,
+    multihead,
+    recurrent,
+    scaled_dot_product,
+    scorers,
+    step,
+    vision,
+)
 from benchmarks.suites.settings import Settings
 
 SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
@@ -12,6 +22,9 @@ SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
     "sdpa": scaled_dot_product.cases,
     "multihead": multihead.cases,
     "layers": layers.cases,
+    "recurrent": recurrent.cases,
+    "decoders": decoders.cases,
+    "vision": vision.cases,
     "scorers": scorers.cases,
 }
 

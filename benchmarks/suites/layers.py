@@ -136,7 +136,7 @@ def encoded(x: Tensor, *weights: Tensor) -> Tensor:
 
 def remembered(x: Tensor, *weights: Tensor) -> Tensor:
     """States of an LSTM, by its formula; weights are those of the gates i, f, o and of the candidate."""
-    h = c = x.new_zeros(len(x), WIDTH)
+    h = c = x.new_zeros(len(x), len(weights[1]))
     states = []
     for step in x.unbind(1):
         i, f, o, candidate = (step @ w_x + h @ w_h + b for w_x, w_h, b in zip(*[iter(weights)] * 3, strict=True))

@@ -1,0 +1,61 @@
+"""Functions with all their weights, against named other ways to write them, whose weights may lie otherwise."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.case import FORWARD, OURS, Call, Case, Subject, forward, forward_backward, make_call
+from benchmarks.exact import cotangent
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another way to compute the function of the data, with weights of its own that hold the same numbers."""
+
+    compute: Callable[..., Tensor]
+    weights: Sequence[Tensor]
+    rearrange: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    """Gradients of its weights as those of the function's."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of data and weights, its formula, its rivals, and the floating-point operations of a forward pass."""
+
+    ours: Callable[..., Tensor]
+    formula: Callable[..., Tensor]
+    data: Sequence[Tensor]
+    weights: Sequence[Tensor]
+    rivals: Mapping[str, Rival]
+    work: float
+
+
+def case(suite: str, name: str, mode: str, sizes: Mapping[str, int], size: int, function: Function) -> Case:
+    """One function at one size; whole results are compared, and gradients of data and weights."""
+    f = function
+    inputs = (*f.data, *f.weights)
+
+    def made(rival: Rival) -> Call:
+        if mode == FORWARD:
+            return forward(rival.compute, f.data)
+        return forward_backward(rival.compute, f.data, rival.weights, rival.rearrange)
+
+    def exact(dtype: torch.dtype) -> Sequence[Tensor]:
+        leaves = [x.detach().to(dtype).requires_grad_(mode != FORWARD) for x in inputs]
+        out = f.formula(*leaves)
+        gradients = () if mode == FORWARD else torch.autograd.grad(out, leaves, cotangent(out))
+        return (out.detach(), *gradients)
+
+    def subject(name: str, rival: Rival) -> Subject:
+        return Subject(name, lambda: made(rival))
+
+    return Case(
+        suite, name, mode, sizes, size, f.work * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
+        [
+            *(subject(name, rival) for name, rival in f.rivals.items()),
+            Subject(OURS, lambda: make_call(mode, f.ours, inputs)),
+        ],
+        exact, lambda found: [x.detach() for x in found], baseline=next(iter(f.rivals)), shared=len(f.weights),
+    )  # fmt: skip
