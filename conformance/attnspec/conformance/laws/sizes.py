@@ -38,7 +38,8 @@ Sizes = Mapping[str, int]
 def _narrow(subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tuple[int, ...] = ()) -> Arguments | None:
     """A call with these sizes, all others being small; None if the limits or the bound on work do not allow them.
 
-    In the layers of a model positions attend to each other.
+    In the layers of a model positions attend to each other. The largest batches are not masked: tens of thousands of
+    rows with one key each are judged elsewhere, by fewer.
     """
     wanted = {name: fitting(subject, name, size) for name, size in sizes.items()}
     if len(batch) > subject.limits.max_batch_dims or any(wanted[name] < size for name, size in sizes.items()):
@@ -50,6 +51,7 @@ def _narrow(subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tup
     heads = 1 if batch else 2
     given = sample(subject, rng, batch, queries=2, keys=3, heads=heads, features=few, whole=True, sizes=wanted)
     given = given.replaced({path: _all(given, path, size) for path, size in operation.lengths.items()})
+    given = given.without_masks() if prod(batch) > TILE else given
     longest = max([sizes[name] for name in sizes if operation.axis(name) & Axis.POSITION], default=0)
     within = 5 * longest**2 if operation.counts else 0
     return given if max(multiply_adds(dict(given.sizes), batch, operation), within) <= WORK else None
