@@ -95,7 +95,8 @@ def grid_of_batches(correct: Formulas, scores: Numbers, value: Numbers, mask: Nu
     framework="PyTorch (memory-efficient kernel)",
     operation=DotProductAttention,
     replaces="attend",
-    needs="a batch dimension of more than 65,535; `sizes.beyond` convicts it in `full` at seed 0, other seeds were not tried",
+    needs="a batch dimension of more than 65,535; "
+    "`sizes.beyond` convicts it in `full` at seed 0, other seeds were not tried",
 )
 def grid_of_heads(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """More than 65,535 heads do not fit the grid, and the launch fails silently."""
