@@ -661,6 +661,32 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), -1),
         "TransformerEncoder: num_layers: expected at least 0; got -1",
     ),
+    (lambda: nn.RNN.from_record(()), "RNN: layers: expected at least one; got 0"),
+    (
+        lambda: nn.RNN.from_record((nn.RNNCell(3, 4).record(),), bidirectional=True),
+        "RNN: layers: expected cells in pairs, the forward one first; got 1",
+    ),
+]
+
+UNFIT: list[tuple[Callable[[], Any], str]] = [
+    (lambda: nn.LSTM(3, 4, 1.0), "LSTM: num_layers: expected an integer; got 1.0"),  # type: ignore[arg-type]
+    (lambda: nn.LSTMCell(3, True), "LSTMCell: hidden_size: expected an integer; got True"),
+    (lambda: nn.MultiHeadAttention(8, "2"), "MultiHeadAttention: num_heads: expected an integer; got '2'"),  # type: ignore[arg-type]
+    (lambda: nn.RNN(3, 4)(None), "RNN: x: expected a torch.Tensor; got NoneType"),  # type: ignore[arg-type]
+    (lambda: nn.LSTMCell(3, 4)(None), "LSTMCell: x: expected a torch.Tensor; got NoneType"),  # type: ignore[arg-type]
+    (
+        # one array for a batch of two, which could be taken for the pair
+        lambda: nn.LSTM(3, 4, bidirectional=True)(torch.zeros(2, 5, 3), torch.zeros(2, 2, 4)),  # type: ignore[arg-type]
+        "LSTM: state: expected a tuple of 2, (h, c); got Tensor",
+    ),
+    (
+        lambda: nn.LSTM(3, 4, bidirectional=True)(torch.zeros(5, 3), (torch.zeros(2, 4),)),  # type: ignore[arg-type]
+        "LSTM: state: expected a tuple of 2, (h, c); got a tuple of 1",
+    ),
+    (
+        lambda: nn.GRU(3, 4, bidirectional=True)(torch.zeros(5, 3), (torch.zeros(2, 4),)),  # type: ignore[arg-type]
+        "GRU: state: expected a torch.Tensor; got tuple",
+    ),
 ]
 
 
@@ -669,6 +695,21 @@ def test_wrong_sizes_are_named(wrong: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
         wrong()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("wrong", "message"), UNFIT, ids=[message for _, message in UNFIT])
+def test_what_is_of_another_kind_is_named_before_it_is_read(wrong: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        wrong()
+    assert str(caught.value) == message
+
+
+def test_layers_that_normalize_elsewhere_are_refused_by_a_stack() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 1)
+    encoder.layers.append(nn.TransformerEncoderLayer(4, 2, 8, norm_first=True))
+    expected = r"^TransformerEncoder: layers\[1\].norm_first: expected False, as of the stack; got True$"
+    with pytest.raises(ValueError, match=expected):
+        encoder(torch.zeros(3, 4))
 
 
 def test_wrong_inputs_are_named_by_the_operation() -> None:

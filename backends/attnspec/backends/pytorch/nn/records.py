@@ -89,11 +89,19 @@ def parameter(*shape: int, device: torch.device | str | None, dtype: torch.dtype
     return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
 
-def check_sizes(module: str, **sizes: int) -> None:
-    """Raise ``ValueError`` for a size below 1, by name."""
+def check_sizes(module: str, *, least: int = 1, **sizes: int) -> None:
+    """Raise ``ValueError`` for a size below the least, by name, and ``TypeError`` for what is no integer."""
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{module}: {name}: expected at least 1; got {size}")
+        if isinstance(size, bool) or not isinstance(size, int | torch.SymInt):
+            raise TypeError(f"{module}: {name}: expected an integer; got {size!r}")
+        if size < least:
+            raise ValueError(f"{module}: {name}: expected at least {least}; got {size}")
+
+
+def check_tensor(module: str, name: str, value: object) -> None:
+    """Raise ``TypeError`` for what is no tensor, before anything is read from it."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{module}: {name}: expected a torch.Tensor; got {type(value).__name__}")
 
 
 def copied(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.conversion import check, check_kind, refuse
 from attnspec.backends.pytorch.nn.initialization import draw, linear_bound
-from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes, copied, parameter
+from attnspec.backends.pytorch.nn.records import Record, Recorded, check_sizes, check_tensor, copied, parameter
 from attnspec.backends.pytorch.recurrent import gru_cell, lstm_cell, rnn_cell
 from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
 
@@ -55,6 +55,7 @@ class Gates(Recorded[Record]):
 
     def zeros(self, x: Tensor) -> Tensor:
         """A first state for inputs x (*batch, d)."""
+        check_tensor(type(self).__name__, "x", x)
         return x.new_zeros((*x.shape[:-1], self.hidden_size))
 
     @classmethod

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout
-from attnspec.backends.pytorch.nn.records import Record, check_sizes, each, records, reset
+from attnspec.backends.pytorch.nn.records import Record, check_sizes, check_tensor, each, records, reset
 from attnspec.backends.pytorch.nn.recurrent.cells import GRUCell, LSTMCell, RNNCell, refuse_gru
 from attnspec.backends.pytorch.recurrent import (
     bidirectional_gru,
@@ -46,7 +46,13 @@ class Network(nn.Module, Generic[Record]):
 
     @classmethod
     def from_record(cls, layers: tuple[Record, ...], *, bidirectional: bool = False) -> Self:
-        """A network with a copy of the weights of every cell."""
+        """A network with a copy of the weights of every cell.
+
+        ``ValueError`` without a layer, and for an odd number of cells in two directions.
+        """
+        if not layers or (bidirectional and len(layers) % 2):
+            expected = "cells in pairs, the forward one first" if bidirectional else "at least one"
+            raise ValueError(f"{cls.__name__}: layers: expected {expected}; got {len(layers)}")
         network = cls.__new__(cls)
         nn.Module.__init__(network)
         network.bidirectional = bidirectional
@@ -79,6 +85,7 @@ class Network(nn.Module, Generic[Record]):
 
     def zeros(self, x: Tensor) -> Tensor:
         """A first state of every cell for inputs x (*batch, t, d)."""
+        check_tensor(type(self).__name__, "x", x)
         return x.new_zeros((*x.shape[:-2], len(self.layers), self.sizes[1]))
 
     def both_ways(
@@ -86,6 +93,7 @@ class Network(nn.Module, Generic[Record]):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Layer after layer, each in both directions; a state has one array, or two, with a row for every cell."""
         for part in state:
+            check_tensor(type(self).__name__, "state", part)
             if part.ndim < 2 or part.shape[-2] != len(self.layers):
                 expected = f"a state for each of the {len(self.layers)} cells, (*batch, {len(self.layers)}, h)"
                 raise ShapeError(type(self).__name__, "state", expected, tuple(part.shape))
@@ -248,6 +256,9 @@ class LSTM(Network[LSTMParameters[Tensor]]):
         state = (self.zeros(x), self.zeros(x)) if state is None else state
         if not self.bidirectional:
             return stacked_lstm(x, state, self.record(), lengths=lengths)
+        if not isinstance(state, tuple) or len(state) != 2:
+            got = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
+            raise TypeError(f"LSTM: state: expected a tuple of 2, (h, c); got {got}")
         states, (h, c) = self.both_ways(bidirectional_lstm, x, state, lengths)
         return states, (h, c)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.conversion import check_kind, check_same, refuse
-from attnspec.backends.pytorch.nn.records import Record, each, records, reset
+from attnspec.backends.pytorch.nn.records import Record, check_sizes, each, records, reset
 from attnspec.backends.pytorch.nn.transformer.layers import (
     Layer,
     TransformerDecoderLayer,
@@ -25,8 +25,7 @@ class Stack(nn.Module, Generic[Record]):
 
     def __init__(self, layer: Layer[Record], num_layers: int) -> None:
         super().__init__()
-        if num_layers < 0:
-            raise ValueError(f"{type(self).__name__}: num_layers: expected at least 0; got {num_layers}")
+        check_sizes(type(self).__name__, least=0, num_layers=num_layers)
         self.norm_first = layer.norm_first
         self.layers = nn.ModuleList([deepcopy(layer) for _ in range(num_layers)])
 
@@ -40,7 +39,11 @@ class Stack(nn.Module, Generic[Record]):
         return stack
 
     def record(self) -> tuple[Record, ...]:
-        """The weights of every layer."""
+        """The weights of every layer; ``ValueError`` if the place of the normalizations of one is not the stack's."""
+        for i, layer in enumerate(each(self.layers)):
+            if layer.norm_first != self.norm_first:
+                who, expected = f"{type(self).__name__}: layers[{i}].norm_first", f"{self.norm_first}, as of the stack"
+                raise ValueError(f"{who}: expected {expected}; got {layer.norm_first}")
         return records(self.layers)
 
     def reset_parameters(self) -> None:
