@@ -476,6 +476,18 @@ def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tupl
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.skipif(os.name != "posix", reason="SIGINT is ignored by a shell of POSIX")
+def test_the_wait_for_workers_ends_where_sigint_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(f"import sys, time\nif 'execnet' in sys.modules:\n    time.sleep(600)\n{RIGHT}")
+    command = f'trap "" INT; exec "{sys.executable}" -P -m attnspec.conformance.cli check waits.py'
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env={**os.environ, "ATTNSPEC_IMPORT_SECONDS": "6"}, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "worker processes did not import the backend within 6 s" in done.stderr
+
+
 def test_lists_and_shows(tmp_path: Path) -> None:
     for what, found in (
         ("operations", "bahdanau_context"),

@@ -1,6 +1,7 @@
 """The workers as the command line sees them: whether they start, and how far they have come."""
 
 import _thread
+import signal
 import threading
 import time
 
@@ -14,6 +15,9 @@ from attnspec.conformance.running.verdicts import case_of, recorded
 
 MAX_DEATHS = 3
 """Worker processes that may end before they are ready."""
+
+WAKE = getattr(signal, "SIGUSR1", signal.SIGINT)
+"""What ends the wait for workers. SIGINT may be ignored, as in a job that a script starts."""
 
 LINE_SECONDS = 10
 """Seconds between two lines of progress where there is no terminal."""
@@ -30,6 +34,7 @@ class StartupMonitor:
         self._deaths = 0
         self._starting: set[object] = set()
         self._clock: threading.Timer | None = None
+        self._handled = signal.signal(WAKE, signal.default_int_handler)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: object) -> None:
@@ -61,6 +66,7 @@ class StartupMonitor:
     def pytest_sessionfinish(self) -> None:
         """Stop waiting for workers."""
         self._stop()
+        signal.signal(WAKE, self._handled)
 
     def pytest_internalerror(self, excrepr: object) -> None:
         """Remember what broke the run itself."""
@@ -77,7 +83,7 @@ class StartupMonitor:
 
     def _too_late(self) -> None:
         self.trouble = f"worker processes did not import the backend within {IMPORT_SECONDS:g} s"
-        _thread.interrupt_main()
+        _thread.interrupt_main(WAKE)
 
 
 class ProgressDisplay:
