@@ -24,7 +24,8 @@ ours too.
 
 A profile convicts a defect if it does at each of three seeds, on the operation concerned. The law is one that fails at
 seed 0 on the first example on which any does, preferably one that takes its input from there; the input is what that is
-reduced to. Arrays of more than four numbers are given by their shapes, weights of layers and cells not at all.
+reduced to. A law that makes its inputs itself does so in sizes of its own; such an input is shown as it was made, not
+reduced. Arrays of more than four numbers are given by their shapes, weights of layers and cells not at all.
 Made by `python docs/rediscovery.py`, or `nox -s rediscovery`, from `attnspec.conformance.rediscovered`.
 """
 CONVICTED = "## Convicted\n"
@@ -79,7 +80,7 @@ def page(verdicts: Mapping[str, Verdict]) -> str:
         "",
         AWAITED,
         *table("report", "framework", "defect", "waits for"),
-        *(row(w.source, *map(cell, w[1:])) for w in WAITING),
+        *(row(f"[{w.source}]({w.address})", *map(cell, w[1:])) for w in WAITING),
     ]
     return "\n".join(lines) + "\n"
 
@@ -123,7 +124,9 @@ def smallest(result: Result) -> str:
 def shown(x: Any) -> str:
     """A number, an option, a small array or a shape."""
     shape = x["shape"] if isinstance(x, Mapping) else np.shape(x)
-    return written(x) if 0 < np.prod(shape, dtype=int) <= 4 else "×".join(map(str, shape))
+    if 0 < np.prod(shape, dtype=int) <= 4:
+        return written(x)
+    return f"({shape[0]})" if len(shape) == 1 else "×".join(map(str, shape))
 
 
 def written(x: Any) -> str:

@@ -149,7 +149,17 @@ def test_an_operation_that_was_asked_for_and_is_not_provided_is_listed() -> None
     absent = {r.operation for r in found.results if r.status is Status.NOT_PROVIDED}
     assert "scaled_dot_product_attention" in absent
     assert "softmax" not in absent
-    assert any(line.startswith("not provided: add_positions, additive_attention, ") for line in remarks(found))
+    asked = {r.operation for r in found.results}
+    assert f"not provided: {len(absent)} of {len(asked)} operations" in remarks(found)
+    assert {r["operation"] for r in found.as_json()["results"] if r["status"] == "not-provided"} == absent
+
+
+def test_a_few_operations_that_are_not_provided_are_named() -> None:
+    absent = (
+        Result(name, "operation.oracle", "float64", Status.NOT_PROVIDED) for name in ("dot_scores", "additive_scores")
+    )
+    found = Report(contract(), SETTINGS, (passed("operation.oracle"), *absent), 0.0)
+    assert "not provided: additive_scores, dot_scores" in remarks(found)
 
 
 def test_semantics_are_summed_up_where_all_operations_agree() -> None:

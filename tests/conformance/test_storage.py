@@ -1,5 +1,6 @@
 """Layouts of arrays in memory, and the backends that do not read them as they are."""
 
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status
+from attnspec.conformance.laws.storage import STEP
 from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.running.trials import Task, perform
 from attnspec.spec import Limits
@@ -30,6 +32,10 @@ def tensor(x: Any) -> torch.Tensor:
 
 def array(x: Any) -> Any:
     return np.array(x, order="C")
+
+
+def test_every_array_of_a_call_gets_a_layout_of_its_own() -> None:
+    assert gcd(STEP, len(LAYOUTS)) == 1
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -1,4 +1,4 @@
-"""How much is tried: quick for every save, full for a release candidate, release for a release."""
+"""How much is tried: quick for every save, full for a change to be published, release for a release."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

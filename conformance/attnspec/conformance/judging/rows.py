@@ -55,7 +55,7 @@ def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what
         expected = subject.oracles(part)
         for leaf in operation.outputs:
             got = along(found[leaf.path], leaf, asking, arguments.binding, take(chosen))
-            title = f"{what} {subject.titled(leaf)}, in {len(rows)} of {arguments.queries} rows,".strip()
+            title = f"{what} in {len(rows)} of {arguments.queries} rows, {subject.titled(leaf)}".strip()
             subject.matches(got, expected[leaf.path].value, expected[leaf.path].budget, part, title)
     left = 1 - len(rows) / (arguments.queries or 1)
     subject.not_judged += round(left * sum(found[leaf.path].size for leaf in operation.outputs))

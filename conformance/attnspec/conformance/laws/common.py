@@ -264,7 +264,7 @@ def additive_in(subject: Subject, arguments: Arguments, rng: np.random.Generator
     parts = [arguments.replaced({path: x}) for x in (first, second, both)]
     one, two, total = (subject.call(p) for p in parts)
     budget = sum((subject.budget(p) for p in parts), np.zeros(()))
-    subject.matches(total, wide(one) + wide(two), budget, parts[2], f"{what} of the sum of two {path}s")
+    subject.matches(total, wide(one) + wide(two), budget, parts[2], f"of the sum of two {path}s, {what}")
     return True
 
 
@@ -297,8 +297,9 @@ def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *
     ε̂ = Σ w (got − o) g / Σ w g² with w = 1/σ² has the standard error se = (Σ g²/σ²)^−½ if errors are independent, as
     they are for normal inputs. With ``rows_err_alike`` the errors within a row are taken as equal instead, except for
     the rounding of the result, because all columns share the errors of their weights. The limit is 12 se, plus 4 unit
-    roundoffs of the accumulation for an error that all elements share. Returns whether anything was judged: where the
-    class rounds the operands of products nothing is, since all rows share the error of a key.
+    roundoffs of the accumulation for an error that all elements share. Returns whether anything was judged. Where the
+    class rounds given operands, or computed ones in an operation that has weight matrices, the filter is not used: all
+    rows share the error of a key.
     """
     weights = any(
         subject.operation.role(leaf) == Role.WEIGHT and len(leaf.core) > 1 for leaf in subject.operation.leaves

@@ -59,7 +59,7 @@ def locality(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
         changed = given.replaced({path: np.where(unseen[:, None], random_like(x, rng, subject), x)})
         got, expected = subject.call(changed)[..., i, :], wide(subject.call(given))[..., i, :]
         budget = 2 * subject.budget(given)[..., i, :]
-        subject.matches(got, expected, budget, changed, f"with other tokens out of reach, the result of token {i}")
+        subject.matches(got, expected, budget, changed, f"with other tokens out of reach of token {i}, the result")
     return True
 
 

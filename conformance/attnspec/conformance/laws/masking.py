@@ -67,7 +67,7 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
         return _first(subject.budgets(given), i + 1, rows, subject, given)[path]
 
     for path, x in before.items():
-        what = f"after a change behind position {i}, the {path} up to it"
+        what = f"after a change behind position {i}, the {path}"
         subject.same(after[path], x, partial(budget, path), changed, what)
     return True
 
@@ -88,9 +88,9 @@ def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
         cut = cut.along(size, keep(length))
     expected = _first(doubles(subject.results(given)), length, rows, subject, given)
     budgets = _first(subject.budgets(given), length, rows, subject, given)
-    got = subject.results(cut)
+    got, kept = subject.results(cut), "position" if length == 1 else f"{length} positions"
     for path, x in expected.items():
-        subject.matches(got[path], x, 2 * budgets[path], given, f"the {path} of the first {length} alone")
+        subject.matches(got[path], x, 2 * budgets[path], given, f"for the first {kept} alone, the {path}")
     return True
 
 

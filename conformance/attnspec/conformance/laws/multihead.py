@@ -108,5 +108,5 @@ def head_columns(subject: Subject, arguments: Arguments, rng: np.random.Generato
     r, p = int(rng.integers(count)), heads.shape[-1]
     columns, head = rows[..., r * p : (r + 1) * p], heads[..., r, :, :]
     got, expected = (head, columns) if splits else (columns, head)
-    subject.same(got, expected, lambda: np.zeros(expected.shape), arguments, f"head {r}")
+    subject.same(got, expected, lambda: np.zeros(expected.shape), arguments, f"of head {r}, the features")
     return bool(expected.size)

@@ -58,7 +58,7 @@ def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     (sine, cosine), (sine_budget, cosine_budget) = _pairs(found[0]), _pairs(found[1])
     budget = 2 * (np.abs(sine) * sine_budget + np.abs(cosine) * cosine_budget) + sine_budget**2 + cosine_budget**2
     lengths = sine**2 + cosine**2
-    subject.matches(lengths, np.ones(lengths.shape), budget + 2.0**-50, arguments, "the squared length of a pair")
+    subject.matches(lengths, np.ones(lengths.shape), budget + 2.0**-50, arguments, "the squared length of pair")
     return True
 
 
@@ -75,7 +75,7 @@ def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     rotated = sine[:-shift] * turn_cosine + cosine[:-shift] * turn_sine
     largest = np.maximum(*_pairs(budget))
     total = largest[shift:] + 2 * (largest[:-shift] + largest[shift]) + 2.0**-50
-    subject.matches(sine[shift:], rotated, total, arguments, f"the sine of a position {shift} later")
+    subject.matches(sine[shift:], rotated, total, arguments, f"{shift} positions later, the sine")
     return True
 
 
@@ -93,7 +93,7 @@ def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     expected = np.full(products.shape, products[0])
     # Inner products may be near 0 by cancellation, so they are measured against the squared length d/2.
     whole = np.append(products, got.shape[1] / 2), np.append(expected, got.shape[1] / 2), np.append(slack, 1.0)
-    subject.matches(*whole, arguments, f"the inner product at distance {shift}")
+    subject.matches(*whole, arguments, f"at distance {shift}, the inner product")
     return True
 
 
@@ -119,7 +119,7 @@ def position_prefix(subject: Subject, arguments: Arguments, rng: np.random.Gener
     got, budget = found
     count = int(rng.integers(1, len(got)))
     fewer = arguments.replaced({_size(arguments, Axis.QUERY)[0]: count})
-    subject.matches(subject.call(fewer), got[:count], 2 * budget[:count], fewer, "the encoding of fewer positions")
+    subject.matches(subject.call(fewer), got[:count], 2 * budget[:count], fewer, "of fewer positions, the encoding")
     return True
 
 

@@ -348,7 +348,7 @@ def halves(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     for chosen, half, what in ((later, slice(width), "first"), (~later, slice(width, None), "second")):
         changed = with_other_rows(arguments, _time(subject), chosen, lambda x: random_like(x, rng, subject))
         kept = (..., np.flatnonzero(~chosen), half)
-        message = f"the {what} half of the {path}, of inputs that it has not seen,"
+        message = f"with other inputs that it has not seen, the {what} half of the {path}"
         got = subject.results(changed)[path]
         subject.same(got[kept], before[kept], partial(_budget, subject, arguments, path, kept), changed, message)
     return True

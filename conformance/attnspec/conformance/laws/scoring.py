@@ -91,7 +91,7 @@ def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     )
     budget = subject.budget(arguments)[..., j : j + 1] + subject.budget(joined)[..., :1]
     expected = wide(subject.call(arguments)[..., j : j + 1])
-    subject.matches(subject.call(joined)[..., :1], expected, budget, arguments, "the score of the concatenation")
+    subject.matches(subject.call(joined)[..., :1], expected, budget, arguments, "of the concatenation, the score")
     return True
 
 
@@ -278,5 +278,5 @@ def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator
     got = subject.call(same)
     diagonal = np.diagonal(wide(got), axis1=-2, axis2=-1)
     budget = np.diagonal(subject.budget(same), axis1=-2, axis2=-1)
-    subject.matches(diagonal, np.zeros(diagonal.shape), budget, same, "the score of a query against itself")
+    subject.matches(diagonal, np.zeros(diagonal.shape), budget, same, "of queries against themselves, the score")
     return True

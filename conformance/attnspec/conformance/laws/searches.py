@@ -70,7 +70,7 @@ def score_of_tokens(subject: Subject, arguments: Arguments, rng: np.random.Gener
     tokens, got = _chosen(subject, arguments)
     if not got.size:
         return False
-    subject.matches(got, *_score(subject, arguments, tokens), arguments, "the score of the tokens")
+    subject.matches(got, *_score(subject, arguments, tokens), arguments, "of the tokens, the score")
     return True
 
 
@@ -87,7 +87,7 @@ def sentences_of_a_batch(subject: Subject, arguments: Arguments, rng: np.random.
         if not subject.in_domain(several):
             break
         tokens, got = _chosen(subject, several)
-        subject.matches(got, *_score(subject, several, tokens), several, "the score of the tokens of a sentence")
+        subject.matches(got, *_score(subject, several, tokens), several, "of the tokens of a sentence, the score")
         several = several.replaced({path: int(tokens.reshape(-1)[0])})
         compared += got.size
     return compared > 0
@@ -186,5 +186,5 @@ def exhaustive_beam(subject: Subject, arguments: Arguments, rng: np.random.Gener
         best = int(scores.argmax())
         _, got = _chosen(subject, given)
         budget = np.asarray(slack.max())
-        subject.matches(got, np.asarray(scores[best]), budget, given, "the score of the best sentence")
+        subject.matches(got, np.asarray(scores[best]), budget, given, "of the best sentence, the score")
     return True

@@ -44,7 +44,7 @@ def independent_states(subject: Subject, arguments: Arguments, rng: np.random.Ge
     together, budget = wide(subject.call(given)), subject.budget(given)
     for i, x in enumerate(states):
         got = subject.call(given.replaced({state.path: x}))
-        subject.matches(got, together[i], 2 * budget[i], given, f"the context of state {i} alone")
+        subject.matches(got, together[i], 2 * budget[i], given, f"for state {i} alone, the context")
     return True
 
 

@@ -85,7 +85,7 @@ def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     budget = np.where(np.isfinite(budget), budget, 0)
     means, slack = got.mean(-1), budget.mean(-1) + 2.0**-50
     subject.matches(np.append(means, 1.0), np.append(np.zeros(means.shape), 1.0), np.append(slack, 1.0), given,
-                    "the mean of a row")  # fmt: skip
+                    "the mean of row")  # fmt: skip
     squares, more = (got**2).mean(-1), (2 * np.abs(got) * budget + budget**2).mean(-1)
     excess = np.maximum(squares - 1, 0)
     subject.holds(
@@ -126,10 +126,10 @@ def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Ge
     expected, slack = variance / (variance + EPSILON), budget.mean(-1) + 2.0**-50
     zeros = np.zeros(expected.shape)
     means = np.append(got.mean(-1), 1.0), np.append(zeros, 1.0), np.append(slack, 1.0)
-    subject.matches(*means, given, "the mean of a row")
+    subject.matches(*means, given, "the mean of row")
     more = (2 * np.abs(got) * budget + budget**2).mean(-1) + 2.0**-50
     squares = np.append((got**2).mean(-1), 1.0), np.append(expected, 1.0), np.append(more, 1.0)
-    subject.matches(*squares, given, "the mean square of a row")
+    subject.matches(*squares, given, "the mean square of row")
     return True
 
 
@@ -230,7 +230,9 @@ def cached_is_full(subject: Subject, arguments: Arguments, rng: np.random.Genera
         for i, one in enumerate(x):
             given = given.replaced({row.path: one})
             results, budget = subject.results(given), found.budget[i] + subject.budget(given)
-            subject.matches(subject.call(given), found.value[i], budget, given, f"position {i} of the decoder")
+            subject.matches(
+                subject.call(given), found.value[i], budget, given, f"against position {i} of the decoder, the result"
+            )
             grown = zip(operation.rows(cached), operation.outputs[1:], strict=True)
             given = given.replaced({leaf.path: results[out.path] for leaf, out in grown})
     return True
@@ -294,6 +296,10 @@ def encoder_alone(subject: Subject, arguments: Arguments, rng: np.random.Generat
             changed = given.replaced({path: np.append(tokens[..., :-1], token)})
             got, expected = (subject.call(x)[..., :-1, :] for x in (changed, given))
             subject.same(
-                got, expected, lambda: subject.budget(given)[..., :-1, :], changed, f"with another end of the {path},"
+                got,
+                expected,
+                lambda: subject.budget(given)[..., :-1, :],
+                changed,
+                f"with another end of the {path}, the result",
             )
     return True

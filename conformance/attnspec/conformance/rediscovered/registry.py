@@ -8,6 +8,12 @@ from attnspec.conformance.mutants.correct.altered import Alteration, Registry, n
 from attnspec.conformance.mutants.registry import Mutant
 
 
+def address_of(source: str) -> str:
+    """Where a report is, of ``owner/repository#number``."""
+    repository, _, number = source.partition("#")
+    return f"https://github.com/{repository}/issues/{number}"
+
+
 @dataclass(frozen=True)
 class Rediscovered(Mutant):
     """A defect that somebody reported; ``source`` is the report, as ``owner/repository#number``.
@@ -28,8 +34,7 @@ class Rediscovered(Mutant):
     @property
     def address(self) -> str:
         """Where the report is."""
-        repository, _, number = self.source.partition("#")
-        return f"https://github.com/{repository}/issues/{number}"
+        return address_of(self.source)
 
 
 REDISCOVERED: Registry[Rediscovered] = Registry("rediscovered defects")
@@ -80,6 +85,11 @@ class Waiting(NamedTuple):
     framework: str
     defect: str
     awaits: str
+
+    @property
+    def address(self) -> str:
+        """Where the report is."""
+        return address_of(self.source)
 
 
 WAITING = (

@@ -25,6 +25,9 @@ COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
 IN_FULL = 4
 """Violations that are shown in full, none of them a possible consequence; the others are listed by name."""
 
+NAMED = 12
+"""Operations that are named where they are not provided; more are counted, and named in the JSON report alone."""
+
 PAGE_WIDTH = 120
 
 
@@ -85,7 +88,10 @@ def remarks(report: Report) -> Iterator[str]:
     for name, text in report.contract.notes.items():
         yield escape(f"{name}: {text}")
     absent = sorted({r.operation for r in report.results if r.status is Status.NOT_PROVIDED})
-    if absent:
+    if len(absent) > NAMED:
+        asked = {r.operation for r in report.results}
+        yield f"not provided: {len(absent)} of {len(asked)} operations"
+    elif absent:
         yield f"not provided: {', '.join(absent)}"
     for question, declared in report.deviations.items():
         choice = in_common(declared)

@@ -215,9 +215,8 @@ def _said(operation: Operation, heading: str) -> str:
     """
     module = sys.modules.get(operation.protocol.__module__)
     texts = [_written(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
-    attends = operation.only_weighs_keys
     text = re.sub(
-        r"As in `(\w+)`\.", lambda match: _edges_of(match[1]) * attends, " ".join(filter(None, texts))
+        r"As in `(\w+)`\.", lambda match: _edges_of(match[1], operation), " ".join(filter(None, texts))
     ).strip()
     lacking = {name for name in re.findall(r"`(\w+)`", text) if name not in _names(operation)}
     about_others = {name for o in OPERATIONS.values() for name in lacking & _names(o)} if lacking else set()
@@ -225,9 +224,19 @@ def _said(operation: Operation, heading: str) -> str:
     return " ".join(s for s in sentences if not any(f"`{name}`" in s for name in about_others))
 
 
-def _edges_of(chapter: str) -> str:
+def _edges_of(chapter: str, operation: Operation) -> str:
+    """The edges of a chapter, for an operation that attends and does nothing else.
+
+    Without a query axis there is a single query, which goes by its own name.
+    """
+    if not operation.only_weighs_keys:
+        return ""
     module = next(o.protocol.__module__ for o in OPERATIONS.values() if o.chapter == chapter)
-    return _written(sys.modules[module].__doc__)["Edges"]
+    edges = _written(sys.modules[module].__doc__)["Edges"]
+    if operation.asking is not None:
+        return edges
+    (query,) = operation.queries
+    return re.sub(r"\bquery\b", query.path, edges.replace(" for query i", ""))
 
 
 def _names(operation: Operation) -> set[str]:
