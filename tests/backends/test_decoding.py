@@ -121,6 +121,22 @@ def test_scores_have_the_dtype_of_the_inputs_and_no_gradient(dtype: torch.dtype,
     assert decode(**given, steps=0, eos=EOS, **how)[1].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("beams", [None, 2])
+@pytest.mark.parametrize("steps", [0, STEPS])
+def test_sentences_are_decoded_under_vmap(beams: int | None, steps: int) -> None:
+    given = drawn()
+    p = given.pop("parameters")
+    how: dict[str, Any] = {"steps": steps, "eos": EOS} | ({} if beams is None else {"beams": beams})
+    decode: Any = pytorch.greedy_decode if beams is None else pytorch.beam_decode
+
+    def one(token: Tensor, state: Tensor, annotations: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = decode(token, state, annotations, p, mask=mask, **how)
+        return found
+
+    for got, want in zip(torch.vmap(one)(*given.values()), decode(**given, parameters=p, **how), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize("size", [7, 5000])
 def test_the_first_of_equals_are_the_greatest(size: int) -> None:
     x = torch.randint(4, (3, 2, size), generator=torch.Generator().manual_seed(0)).double()
@@ -144,6 +160,26 @@ def test_the_first_of_equals_are_the_greatest(size: int) -> None:
 def test_what_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError)) as raised:
         pytorch.beam_decode(**{**drawn(), "steps": STEPS, "eos": EOS, "beams": 2, **wrong})
+    assert str(raised.value) == f"beam_decode: {message}"
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")  # after a graph break
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"eos": True}, "eos: expected an integer; got True"),
+        ({"beams": True}, "beams: expected an integer; got True"),
+        ({"beams": 2.0}, "beams: expected an integer; got 2.0"),
+        ({"beams": 0}, "beams: expected beams of at least 1; got 0"),
+        ({"beams": -1}, "beams: expected beams of at least 1; got -1"),
+        ({"steps": -1}, "steps: expected steps of at least 0; got -1"),
+    ],
+)
+def test_what_is_refused_in_compiled_code(wrong: dict[str, Any], message: str) -> None:
+    given = {**drawn(), "steps": STEPS, "eos": EOS, "beams": 2, **wrong}
+    torch.compiler.reset()
+    with pytest.raises((ValueError, TypeError)) as raised:
+        torch.compile(pytorch.beam_decode, backend="eager")(**given)
     assert str(raised.value) == f"beam_decode: {message}"
 
 

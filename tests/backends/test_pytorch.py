@@ -1043,10 +1043,15 @@ def test_functions_show_the_contract_and_others_are_left_alone() -> None:
     assert implements(DotScores[Tensor])(torch.bmm) is torch.bmm  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bool, torch.complex64, torch.uint16, torch.uint32, torch.uint64]
+)
 def test_tokens_are_integers(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match=rf"^embed: tokens: expected an integer dtype; got {dtype}$"):
+    expected = rf"expected torch\.uint8 or a signed integer dtype; got {dtype}$"
+    with pytest.raises(TypeError, match=f"^embed: tokens: {expected}"):
         backend.embed(torch.zeros(3, dtype=dtype), torch.ones(4, 2))
+    with pytest.raises(TypeError, match=f"^padding_mask: lengths: {expected}"):
+        backend.padding_mask(torch.zeros(3, dtype=dtype), 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounter
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.export import Dim, export
@@ -13,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive, sdpa
+from attnspec.spec import LayerNormParameters
 
 Operation = Callable[..., Tensor]
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by PyTorch's own forward mode
@@ -87,6 +89,54 @@ def test_compiled_once_for_all_sizes(path: str, masked: bool) -> None:
         got = compiled(*operands, mask=mask, path=path)
         torch.testing.assert_close(got, additive.attention(*operands, mask=mask, path=path))
     assert counter.frame_count == 1
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "sinusoidal_positional_encoding: n: expected an integer; got True": lambda: pytorch.sinusoidal_positional_encoding(
+        True, 4
+    ),
+    "sinusoidal_positional_encoding: d: expected d of at least 1; got -2": lambda: (
+        pytorch.sinusoidal_positional_encoding(2, -2)
+    ),
+    "padding_mask: m: expected m of at least 0; got -1": lambda: pytorch.padding_mask(torch.tensor([1, 2]), -1),
+    "padding_mask: m: expected an integer; got 2.0": lambda: pytorch.padding_mask(
+        torch.tensor([1, 2]),
+        2.0,  # type: ignore[arg-type]  # what is refused
+    ),
+    "padding_mask: lengths: expected torch.uint8 or a signed integer dtype; got torch.uint16": lambda: (
+        pytorch.padding_mask(torch.tensor([1, 2]).to(torch.uint16), 2)
+    ),
+    "patchify: patch: expected patch of at least 1; got -2": lambda: pytorch.patchify(draw(4, 4, 1), -2),
+    "patchify: image: expected rows of at least 1; got (0, 4, 1)": lambda: pytorch.patchify(draw(0, 4, 1), 2),
+    "interpolate: rows: expected rows of at least 1; got 0": lambda: pytorch.interpolate(draw(2, 2, 2, 3), 1, 0, 5),
+    "layer_norm: x: expected d of at least 1; got (2, 0)": lambda: pytorch.layer_norm(
+        draw(2, 0), LayerNormParameters(draw(0), draw(0))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_compiled_code_refuses_in_the_same_words(message: str) -> None:
+    torch.compiler.reset()
+    for run in (REFUSED[message], torch.compile(REFUSED[message], backend="eager")):
+        with pytest.raises((ValueError, TypeError)) as raised:
+            run()
+        assert str(raised.value) == message
+    torch.compiler.reset()
+    with pytest.raises(Unsupported):
+        torch.compile(REFUSED[message], fullgraph=True, backend="eager")()
+
+
+def test_numbers_of_positions_are_compiled_once() -> None:
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(pytorch.padding_mask, fullgraph=True, dynamic=True, backend=counter)
+    lengths = torch.tensor([3, 2])
+    for m in (4, 7, 3):
+        assert torch.equal(compiled(lengths, m), pytorch.padding_mask(lengths, m))
+    assert counter.frame_count == 1
+    with pytest.raises(Unsupported):
+        compiled(lengths, -1)
 
 
 class Scaled(torch.nn.Module):

@@ -10,10 +10,26 @@ from torch import Tensor
 from attnspec.backends.bases.autocast import is_on
 from attnspec.spec import OPERATIONS, Branch, Dim, Kind, Leaf, Option, bind
 from attnspec.spec.contract.shapes import REMEMBERED, in_words, unknown_of
-from attnspec.spec.contract.tree import Items, Misfit, Shape, number_of, placed, reader, walked, with_items
+from attnspec.spec.contract.tree import (
+    Counter,
+    Items,
+    Misfit,
+    Shape,
+    as_tuple,
+    number_of,
+    placed,
+    reader,
+    schematic,
+    short,
+    walked,
+    with_items,
+)
 
 _Place: TypeAlias = tuple[Leaf, Items]
 """The description of an array, with the items of similar trees in which it stands."""
+
+_INDEXING = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
+"""The integers that PyTorch compares and indexes with: wider ones without a sign are only stored."""
 
 
 _SEEN = attrgetter("shape", "dtype", "device")
@@ -48,8 +64,9 @@ class Check:
         self._choices = {name: option.choices for name, option in self._words.items()}
         varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walked(self.operation.call))
         self._leaves: list[_Place] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
-        # Read now: torch.compile cannot enter the lock of a property that is computed once.
+        # Read now: torch.compile cannot enter the lock of a property that is computed once, or a cache of calls.
         self._result = self.operation.leading.core
+        self._least = {size: self.operation.least(size) for size in self.operation.sizes}
         self._known: dict[Any, Shape] = {}
 
     def __call__(self, *arguments: Any, **words: Any) -> Shape:
@@ -65,11 +82,11 @@ class Check:
                     break
             else:
                 self._check_word(name, word)
-        if torch.compiler.is_compiling():
-            return self._traced(arguments)
         for place, option in self._options:
             if type(arguments[place]) is not int:
                 self._check_number(option, arguments[place])
+        if torch.compiler.is_compiling():
+            return self._traced(arguments)
         found: list[Any] = []
         numbers: list[Any] = []
         try:
@@ -98,10 +115,10 @@ class Check:
             self._known[key] = shape
         return shape
 
-    def _arrays(self, arguments: Sequence[Any]) -> list[tuple[_Place, Any]]:
+    def _arrays(self, arguments: Sequence[Any], counted: Counter | None = None) -> list[tuple[_Place, Any]]:
         """All arrays, those of every layer, each with its place; None for those that are not given."""
         taken = list(zip(self._nodes, self.names, arguments, strict=True))
-        found = [place for n, name, x in taken for place in placed(n, x, name)]
+        found = [place for n, name, x in taken for place in placed(n, x, name, counted)]
         return [((leaf, items), x) for leaf, items, x in found if isinstance(leaf, Leaf)]
 
     def _check_number(self, option: Option, value: Any) -> None:
@@ -142,8 +159,8 @@ class Check:
                     if dtype is not None and not is_on(x):
                         self._refuse(TypeError, leaf, items, f"{dtype} as the others", kind)
                     dtype = kind
-                elif leaf.kind is Kind.INT and (kind.is_floating_point or kind.is_complex or kind is torch.bool):
-                    self._refuse(TypeError, leaf, items, "an integer dtype", kind)
+                elif leaf.kind is Kind.INT and kind not in _INDEXING:
+                    self._refuse(TypeError, leaf, items, "torch.uint8 or a signed integer dtype", kind)
                 elif leaf.kind is Kind.BOOL and kind is not torch.bool:
                     self._refuse(TypeError, leaf, items, "torch.bool, True = may attend", kind)
             elif not (x is None and leaf.optional):
@@ -152,15 +169,27 @@ class Check:
     def _refuse(self, error: type[Exception], leaf: Leaf, items: Items, expected: str, got: object) -> NoReturn:
         raise error(f"{self.operation.name}: {with_items(leaf.path, items)}: expected {expected}; got {got}")
 
+    def _check_least(self, size: str, number: int, path: str, got: Any, written: str = "") -> None:
+        """Refuse a number below the least of a size; one of which PyTorch knows nothing is taken on trust."""
+        least = self._least[size]
+        if torch.fx.experimental.symbolic_shapes.guard_or_false(number < least):
+            name, shown = written or short(size), as_tuple(got) if isinstance(got, tuple) else got
+            raise ValueError(f"{self.operation.name}: {path}: expected {name} of at least {least}; got {shown}")
+
     def _traced(self, arguments: Sequence[Any]) -> Shape:
         """The same where sizes may be symbols; ValueError, in ``torch.compile``'s own, if something does not fit."""
-        arrays = self._arrays(arguments)
+        sizes: dict[str, int] = {}
+        counts: list[tuple[Branch, str, int]] = []
+        arrays = self._arrays(arguments, lambda *count: counts.append(count))
         self._check_tensors([place for place, _ in arrays], [x for _, x in arrays])
-        sizes: dict[str, int] = {
-            node.path: x for node, x in zip(self._nodes, arguments, strict=True) if isinstance(node, Option)
-        }
+        for place, option in self._options:
+            if option.kind is Kind.SIZE:
+                sizes[option.path] = number = arguments[place]
+                self._check_least(option.path, number, option.path, number)
+        for branch, path, number in counts:
+            self._check_least(branch.count, number, path, f"{number} of them")
         batches = []
-        late: list[tuple[Leaf, Items, Dim, tuple[str, ...], int]] = []
+        late: list[tuple[Leaf, Items, Dim, tuple[str, ...], int, Shape]] = []
         for (leaf, items), x in arrays:
             if x is None:
                 continue
@@ -172,13 +201,16 @@ class Check:
             for d, size in zip(leaf.core, shape[rank:], strict=True):
                 factors = tuple(with_items(f, items) for f in d.factors)
                 if not d.plain:
-                    late.append((leaf, items, d, factors, size))
-                elif sizes.setdefault(factors[0], size) != size:
+                    late.append((leaf, items, d, factors, size, shape))
+                    continue
+                self._check_least(d.factors[0], size, with_items(leaf.path, items), shape, d.written)
+                if sizes.setdefault(factors[0], size) != size:
                     self._refuse(ValueError, leaf, items, f"{d.written} = {sizes[factors[0]]}", size)
-        for leaf, items, d, factors, size in late:
+        for leaf, items, d, factors, size, shape in late:
             unknown, rest = unknown_of(factors, sizes)
             if unknown:
                 sizes[unknown] = size // (rest or 1) if len(factors) > 1 else max(size - rest, 0)
+                self._check_least(schematic(unknown), sizes[unknown], with_items(leaf.path, items), shape)
             expected = number_of(factors, sizes)
             if size != expected and not (d.broadcast and size == 1):
                 self._refuse(ValueError, leaf, items, f"{d.written} = {expected}", size)

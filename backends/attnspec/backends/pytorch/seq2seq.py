@@ -287,19 +287,22 @@ def greedy_decode(
     _refuse_tokens("greedy_decode", token, eos, parameters)
     decoder = Decoder(annotations, parameters, mask, max(steps, 2))
     last, following = token.expand(batch), widened(state).expand(*batch, state.shape[-1])
-    tokens = torch.full((*batch, steps), eos, device=token.device)
+    tokens: list[Tensor] = []
     score, ended = following.new_zeros(batch), token.new_zeros(batch, dtype=torch.bool)
-    for i in range(steps):
+    for _ in range(steps):
         following = decoder.following(decoder.token_terms(last), following)
         scores = decoder.scores(following)
         best, place = scores.max(-1)
         last = torch.where(ended, eos, place)
         score = score + torch.where(ended, 0.0, best - scores.logsumexp(-1))
-        tokens[..., i] = last
+        tokens.append(last)
         ended = last == eos
         if not intercepted() and ended.all():
             break
-    return tokens, score.to(state.dtype)
+    every = torch.stack(tokens, -1) if tokens else last.new_empty((*batch, 0), dtype=torch.int64)
+    if len(tokens) < steps:
+        every = functional.pad(every, (0, steps - len(tokens)), value=eos)
+    return every, score.to(state.dtype)
 
 
 @implements(BeamDecode[Tensor])
