@@ -317,7 +317,14 @@ def test_longdouble_keeps_what_float64_loses() -> None:
 
 
 def test_a_result_is_memory_of_its_own() -> None:
-    x = np.ones((2, 3))
-    result = REFERENCE["encoder_stack"](x, ())
-    assert result.flags.writeable
-    assert not np.shares_memory(result, x)
+    table = np.arange(12.0).reshape(3, 4)
+    for name, arguments in (
+        ("learned_positions", {"table": table, "n": 2}),
+        ("split_heads", {"x": table, "heads": 2}),
+        ("merge_heads", {"x": table[None]}),
+        ("patchify", {"image": table[..., None], "patch": 1}),
+        ("encoder_stack", {"x": table, "layers": ()}),
+    ):
+        result = REFERENCE[name](**arguments)
+        assert result.flags.writeable, name
+        assert not np.shares_memory(result, table), name

@@ -211,7 +211,8 @@ def own_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator)
             written |= bool(done)
             for path, x in others.items():
                 same = np.array_equal(subject.numbers(x), before[path], equal_nan=is_float(before[path]))
-                message = f"writing to the {first}{'s' if len(done) > 1 else ''} {', '.join(done)} changes {path}"
+                what = first if done == [first] else f"{first}{'s' if len(done) > 1 else ''} {', '.join(done)}"
+                message = f"writing to the {what} changes {path}"
                 subject.holds(same, message, given, reason=Reason.MUTATED_INPUT, expected=before[path])
     return written
 

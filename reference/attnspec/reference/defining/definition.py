@@ -130,7 +130,7 @@ def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) 
 
 
 def _finished(result: Any, floats: list[Any]) -> Any:
-    """The result as arrays, in a dtype of 16 bits if all float arguments have it.
+    """The result as arrays in memory of their own, in a dtype of 16 bits if all float arguments have it.
 
     NumPy has no matrix product in bfloat16, and float16 holds no count above 65,504: such formulas are computed in
     float32, and rounded once, here.
@@ -141,8 +141,8 @@ def _finished(result: Any, floats: list[Any]) -> Any:
     def finish(path: str, x: Any) -> Any:
         if isinstance(x, np.generic):
             x = np.asarray(x)
-        if isinstance(x, np.ndarray) and not x.flags.writeable:  # a broadcast view, perhaps of an argument
-            x = x.copy()
+        if isinstance(x, np.ndarray) and (x.base is not None or any(x is given for given in floats)):
+            x = x.copy()  # a view, perhaps of an argument, or the argument itself
         return x.astype(narrow) if narrow and isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
 
     return mapped(result, finish) if isinstance(result, tuple) else finish("", result)
