@@ -5,10 +5,13 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import live_rows, pooled, wide
+from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.laws import masking as law
+
+QUERIES = 40
+"""Queries of a call whose rows go beyond a tile."""
 
 
 def evenly(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
@@ -32,12 +35,19 @@ def near_even(rows: Numbers, even: Numbers, subject: Subject) -> Numbers:
 
 @checks(law.ROWS_AS_DECLARED)
 def rows_as_declared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Leave some rows of the example without keys."""
+    """Leave some rows of the example without keys, and some of a call with many queries."""
     declared = subject.semantics.fully_masked
     if declared == "zero":
         return False
     # Which keys an average under a causal mask is over is not declared.
     arguments = arguments.plain() if declared == "uniform" else arguments
+    long = sample(subject, rng, queries=QUERIES, keys=5)
+    judged = [_judge_some(subject, given, rng, declared) for given in (arguments, long)]
+    return any(judged)
+
+
+def _judge_some(subject: Subject, arguments: Arguments, rng: np.random.Generator, declared: str) -> bool:
+    """Judge a call in which some rows have no keys, for each mask; False if there is no row."""
     tried = False
     for keys, leaf in subject.operation.masks.items():
         shape = mask_shape(arguments, keys)
