@@ -41,9 +41,7 @@ def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what
     if rows is None:
         if not subject.in_domain(arguments):
             return False
-        expected = subject.oracles(arguments)
-        values, budgets = ({path: x.value for path, x in expected.items()}, {p: x.budget for p, x in expected.items()})
-        subject.all_match(subject.results(arguments), values, budgets, arguments, what)
+        subject.follows_formula(arguments, what)
         return True
     operation, asking = subject.operation, subject.operation.asking or ""
     found = subject.results(arguments)

@@ -379,6 +379,11 @@ class Subject(Comparisons):
             budget = (lambda leaf=leaf: budgets()[leaf.path]) if callable(budgets) else budgets[leaf.path]
             self.matches(got[leaf.path], expected[leaf.path], budget, arguments, title)
 
+    def follows_formula(self, arguments: Arguments, what: str = "") -> None:
+        """Every array of the result is within its budgets of the oracle's; ``what`` is said before its name."""
+        got, oracles = self.results(arguments), self.oracles(arguments)
+        self.all_match(got, {p: x.value for p, x in oracles.items()}, _budgets(oracles), arguments, what)
+
     def exact(self, x: Any) -> Numbers:
         """The nearest numbers that the tested dtype can hold."""
         return exact_in(x, self.dtype)

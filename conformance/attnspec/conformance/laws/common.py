@@ -82,13 +82,6 @@ def without_layers(arguments: Arguments) -> Arguments:
 # Results along an axis ------------------------------------------------------------------------------------------------
 
 
-def follows_formula(subject: Subject, arguments: Arguments, what: str = "") -> None:
-    """Every array of the result is within its budgets of the oracle's; ``what`` is said before its name."""
-    got, oracles = subject.results(arguments), subject.oracles(arguments)
-    expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
-    subject.all_match(got, expected, budgets, arguments, what)
-
-
 def picked(results: Results, size: str, order: Any, subject: Subject, arguments: Arguments) -> Results:
     """The arrays of a result; of those that have an axis of this size, the selected rows."""
     change = take(order)

@@ -28,11 +28,7 @@ def finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Generator
             larger = {path: factor**exponent * wide(one.array(path)) for path, exponent in exponents.items()}
             given = one.replaced({path: subject.exact(x) for path, x in larger.items()})
             if fill < subject.precision.largest and _judgeable(subject, given):
-                oracle, what = (
-                    subject.oracle(given),
-                    f"with one attendable key and scores of some {factor:g}, the result",
-                )
-                subject.matches(subject.call(given), oracle.value, oracle.budget, given, what)
+                subject.follows_formula(given, f"with one attendable key and scores of some {factor:g},")
                 tried = True
                 break
     return tried

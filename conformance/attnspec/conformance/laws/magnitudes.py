@@ -23,8 +23,7 @@ def magnitudes(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     for what, change in KINDS.items():
         given = change(subject, base, rng)
         if all(np.isfinite(wide(x)).all() for _, x in given.floats) and subject.in_domain(given):
-            oracle = subject.oracle(given)
-            subject.matches(subject.call(given), oracle.value, oracle.budget, given, f"{what}, the result")
+            subject.follows_formula(given, f"{what},")
             tried = True
     return tried
 

@@ -6,7 +6,7 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.dtypes import LARGEST, NARROW
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import coarse, follows_formula, live_rows, sample, smallest_normal, wide
+from attnspec.conformance.laws.common import coarse, live_rows, sample, smallest_normal, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import normalization as law
 
@@ -130,5 +130,5 @@ def many_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     if (given.keys_count or 0) < MANY:
         return False
     ones = given.replaced({leaf.path: np.ones_like(x) for leaf, x in given.floats})
-    follows_formula(subject, ones, f"of {ones.keys_count} ones,")
+    subject.follows_formula(ones, f"of {ones.keys_count} ones,")
     return True

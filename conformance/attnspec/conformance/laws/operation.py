@@ -16,7 +16,6 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import (
     doubles,
-    follows_formula,
     live_rows,
     normal_like,
     sample,
@@ -36,7 +35,7 @@ from attnspec.spec.laws import operation as law
 @checks(law.ORACLE)
 def oracle(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result with the reference, element by element."""
-    follows_formula(subject, arguments)
+    subject.follows_formula(arguments)
     return True
 
 
@@ -109,7 +108,7 @@ def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Gene
     given = sample(subject, rng, (2,), queries=3, keys=5)
     for leaf, x in given.batched:
         alone = given.replaced({leaf.path: np.asarray(x[0])})
-        follows_formula(subject, alone, f"with a {leaf.path} that has no batch,")
+        subject.follows_formula(alone, f"with a {leaf.path} that has no batch,")
     return True
 
 
@@ -240,7 +239,7 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
             given = arguments.replaced({option.path: value})
             if value == arguments[option.path] or not subject.in_domain(given):
                 continue
-            follows_formula(subject, given, f"with {option.path}={value!r},")
+            subject.follows_formula(given, f"with {option.path}={value!r},")
             tried = True
     return tried
 

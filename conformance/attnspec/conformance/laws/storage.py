@@ -10,7 +10,7 @@ from attnspec.conformance.inputs.layouts import CANNOT, LAYOUTS, Layout, distant
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import data_dtype, follows_formula, sample, twice, wide
+from attnspec.conformance.laws.common import data_dtype, sample, twice, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import is_real
 from attnspec.spec.contract.shapes import results
@@ -177,12 +177,12 @@ def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Gene
         now = now.replaced({path: other.array(path)})
         alike(subject, inputs, now, f"after other numbers were written into {path},")
         if _visibly_off(subject, now):
-            follows_formula(subject, now, f"with another {path} beside the same numbers,")
+            subject.follows_formula(now, f"with another {path} beside the same numbers,")
     inputs, kept = {}, {}
     inputs = subject.converted(other)
     alike(subject, inputs, other, "of other arrays in the same memory,")
     if _visibly_off(subject, other):
-        follows_formula(subject, other, "of other arrays,")
+        subject.follows_formula(other, "of other arrays,")
     return True
 
 
@@ -219,8 +219,8 @@ def other_dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator
     next_one = Subject(subject.backend, subject.contract, subject.operation, name, subject.device)
     seed = int(rng.integers(2**32))
     own, others = (_sample(s, np.random.default_rng(seed)) for s in (subject, next_one))
-    follows_formula(subject, own, "of a call before one in another dtype,")
-    follows_formula(next_one, others, f"of the same call in {name} after one in {subject.dtype},")
+    subject.follows_formula(own, "of a call before one in another dtype,")
+    next_one.follows_formula(others, f"of the same call in {name} after one in {subject.dtype},")
     for leaf in subject.operation.outputs:
         got = next_one.results(others)[leaf.path].dtype
         fits = got.name == data_dtype(next_one) or got.kind in "biu"
