@@ -1,7 +1,6 @@
 """What the laws of the training path share: one small call, its cotangents and its gradients."""
 
 import zlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -10,10 +9,8 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import sample, smallest_normal
-
-Gradients = Mapping[str, tuple[Numbers, Numbers]]
-"""Expected gradients and their budgets, by path."""
+from attnspec.conformance.laws.common import sample
+from attnspec.conformance.laws.gradients import Gradients
 
 
 class Lesson(NamedTuple):
@@ -53,18 +50,6 @@ def _alike(x: Numbers) -> Numbers:
 def fits(subject: Subject, expected: Gradients, scale: float = 1.0) -> bool:
     """Whether the dtype holds these gradients, times a scale, and what they are computed from."""
     return all(np.abs(x).max(initial=0.0) * scale <= subject.precision.largest / 16 for x, _ in expected.values())
-
-
-def judged_as(
-    subject: Subject, found: Results, expected: Gradients, arguments: Arguments, what: str, scale: float = 1.0
-) -> None:
-    """Gradients are within their budgets of those that are expected, times a scale."""
-    for path, g in found.items():
-        if path in expected:
-            value, budget = expected[path]
-            # What underflows on the way is lost whatever the scale.
-            flushed = 2.0**10 * smallest_normal(subject) if scale != 1 else 0.0
-            subject.matches(g, scale * value, scale * budget + flushed, arguments, f"{what} the gradient of {path}")
 
 
 def numbers_of(subject: Subject, raw: Any) -> Results:

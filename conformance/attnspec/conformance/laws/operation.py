@@ -22,6 +22,7 @@ from attnspec.conformance.laws.common import (
     twice,
     wide,
 )
+from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.lessons import overwritten
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.storage import laid_out
@@ -365,6 +366,5 @@ def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     if not any(np.isfinite(value).any() for value, _ in expected.values()):
         return False
     found = subject.vjp(arguments, cotangents)
-    for path, (value, budget) in expected.items():
-        subject.matches(found[path], value, budget, arguments, f"the gradient of {path}")
+    gradients_match(subject, found, expected, arguments)
     return True

@@ -23,7 +23,8 @@ from attnspec.conformance.inputs.layouts import (
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws.common import normal_like, sample
-from attnspec.conformance.laws.lessons import Gradients, fits, judged_as, lesson_of, numbers_of, overwritten
+from attnspec.conformance.laws.gradients import Gradients, gradients_match
+from attnspec.conformance.laws.lessons import fits, lesson_of, numbers_of, overwritten
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.tree import flatten
 from attnspec.spec.laws import training as law
@@ -59,7 +60,7 @@ def _laid_out(subject: Subject, given: Arguments, cotangents: Results, way: Layo
     cotangent = subject.like_result(moved, given, convert=False)
     inputs = subject.converted(given)
     found = subject.gradients_of(lambda: subject.backend.vjp(subject.operation.name, inputs, cotangent), given)
-    judged_as(
+    gradients_match(
         subject, found, expected, given, f"of a cotangent laid out as {way.__name__.strip('_').replace('_', ' ')},"
     )
 
@@ -89,7 +90,7 @@ def cotangent_scale(subject: Subject, arguments: Arguments, rng: np.random.Gener
         cotangents = {path: x * x.dtype.type(scale) for path, x in lesson.cotangents.items()}
         found = subject.vjp(lesson.arguments, cotangents)
         if scale:
-            judged_as(subject, found, lesson.expected, lesson.arguments, f"of a {what} cotangent,", scale)
+            gradients_match(subject, found, lesson.expected, lesson.arguments, f"of a {what} cotangent,", scale)
             continue
         for path, g in found.items():
             message = f"of a cotangent that is 0, the gradient of {path} is not 0"
@@ -111,7 +112,7 @@ def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generat
         if not fits(subject, expected):
             return False
         names = " and ".join(leaf.path for leaf in chosen)
-        judged_as(subject, subject.vjp(alone, cotangents), expected, alone, f"with no batch of {names},")
+        gradients_match(subject, subject.vjp(alone, cotangents), expected, alone, f"with no batch of {names},")
     return True
 
 
@@ -204,7 +205,7 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
         same = np.array_equal(after[path], x, equal_nan=is_float(x))
         subject.holds(same, "a backward pass changes an earlier result", given, expected=x, got=after[path])
     third = _pass(subject, given, lesson.cotangents).numbers
-    judged_as(subject, third, lesson.expected, given, "of the same call, made again after another,")
+    gradients_match(subject, third, lesson.expected, given, "of the same call, made again after another,")
     return True
 
 

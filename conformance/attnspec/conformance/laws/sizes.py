@@ -10,6 +10,7 @@ from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds,
 from attnspec.conformance.judging.rows import judge
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, sample
+from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import sizes as law
@@ -154,7 +155,6 @@ def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
             continue
         cotangents = subject.cotangents(given, rng)
         expected, found = subject.gradients(given, cotangents), subject.vjp(given, cotangents)
-        for path, (value, budget) in expected.items():
-            subject.matches(found[path], value, budget, given, f"with {what}, the gradient of {path}")
+        gradients_match(subject, found, expected, given, f"with {what},")
         tried = True
     return tried

@@ -11,7 +11,8 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import sample
-from attnspec.conformance.laws.lessons import Lesson, judged_as, lesson_of, numbers_of, rng_of
+from attnspec.conformance.laws.gradients import gradients_match
+from attnspec.conformance.laws.lessons import Lesson, lesson_of, numbers_of, rng_of
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import training as law
 
@@ -129,7 +130,7 @@ def subsets(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
         return False
     for trial in _trials(subject, arguments, lesson):
         what = f"recorded for {', '.join(trial.wanted)},"
-        judged_as(subject, trial.gradients, lesson.expected, lesson.arguments, what)
+        gradients_match(subject, trial.gradients, lesson.expected, lesson.arguments, what)
     return True
 
 
@@ -145,5 +146,5 @@ def second_backward(subject: Subject, arguments: Arguments, rng: np.random.Gener
     for cotangents, scale, what in ((lesson.cotangents, 1.0, "first"), (halves, 0.5, "second"),
                                     (lesson.cotangents, 1.0, "third")):  # fmt: skip
         found = _backward(subject, record, given, cotangents, wanted)
-        judged_as(subject, found, lesson.expected, given, f"in the {what} backward pass,", scale)
+        gradients_match(subject, found, lesson.expected, given, f"in the {what} backward pass,", scale)
     return True
