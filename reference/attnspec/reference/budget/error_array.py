@@ -189,8 +189,13 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def magnitude_in_sums(self) -> Numbers:
         """The magnitude to which the rounding errors of a sum are relative."""
-        magnitude: Numbers = np.abs(self.value).astype(np.float64, copy=False)
+        magnitude = np.abs(as_double(self.value))
         return magnitude if self.scale is None else np.maximum(magnitude, self.scale)
+
+    @property
+    def squares_in_sums(self) -> Numbers:
+        """The squares of these magnitudes."""
+        return as_double(self.value) ** 2 if self.scale is None else self.magnitude_in_sums**2
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
         """For a product of inputs times an input, (xw)b: the magnitudes of x and wb, for x(wb) is as good an order.

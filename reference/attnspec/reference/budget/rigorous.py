@@ -26,24 +26,30 @@ class Rigorous(Approximate):
         p = self.precision
         magnitude = np.abs(value)
         reach = magnitude + error
-        # An unknown error says nothing about magnitudes.
-        self._note_peak(np.where((error >= UNKNOWN / 2) & np.isfinite(error), magnitude, reach))
+        self._note_peak(magnitude, error)
         return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **more)
 
-    def _note_peak(self, magnitude: Numbers) -> None:
-        if magnitude.size:
-            largest = float(np.max(magnitude))
-            self.extremes.peak = max(self.extremes.peak, np.inf if np.isnan(largest) else largest)
+    def _note_peak(self, magnitude: Numbers, error: Numbers | float = 0.0) -> None:
+        """Keep the largest magnitude that numbers with these errors may reach."""
+        if not magnitude.size:
+            return
+        reach = magnitude + error
+        largest = float(reach.max())
+        if not largest < UNKNOWN / 2:
+            # An unknown error says nothing about magnitudes.
+            largest = float(np.where((error >= UNKNOWN / 2) & np.isfinite(error), magnitude, reach).max())
+        self.extremes.peak = max(self.extremes.peak, np.inf if np.isnan(largest) else largest)
 
     def _operand_error(self, *operands: Self) -> Numbers | float:
         u = self.precision.operand
-        return sum((u * np.abs(x.value) for x in operands if u and not x.given), np.zeros(()))
+        return sum((u * np.abs(x.value) for x in operands if not x.given), 0.0) if u else 0.0
 
     def _add(self, a: Self, b: Self) -> Self:
         error = a.error + b.error + self._operand_error(a, b)
         for sums, more in ((a, b), (b, a)):
-            # The sum may have begun with this term, as a linear layer begins with its bias.
-            error = error + sums.terms * self.precision.accumulation * np.abs(more.value)
+            if sums.terms:
+                # The sum may have begun with this term, as a linear layer begins with its bias.
+                error = error + sums.terms * self.precision.accumulation * np.abs(more.value)
         return self._rounded(a.value + b.value, error)
 
     def _subtract(self, a: Self, b: Self) -> Self:
@@ -119,9 +125,9 @@ class Rigorous(Approximate):
             step = p.weights_smallest
             error = error + (0.0 if a.given else step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1))
             error = error + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
-        if a.error.any():
+        if np.count_nonzero(a.error):
             error = error + a.error @ (right + b.error)
-        if b.error.any():
+        if np.count_nonzero(b.error):
             error = error + left @ b.error
         other = a.other_order(b)
         if other is not None:
@@ -139,22 +145,24 @@ class Rigorous(Approximate):
         alpha, v = a.value, b.value
         factor = alpha * w.relative / w.least_sum
         total = factor.sum(-1, keepdims=True)
-        spread = factor @ v**2 - 2 * value * (factor @ v) + value**2 * total
-        spread = np.maximum(spread, 0) + 2.0**-50 * (factor @ v**2 + value**2 * total)
+        squares, square = factor @ v**2, value**2 * total
+        spread = squares - 2 * value * (factor @ v) + square
+        spread = np.maximum(spread, 0) + 2.0**-50 * (squares + square)
         reachable = w.attendable.any(-2)[..., None]
         inf = np.inf
-        highest = np.max(np.where(reachable, v, -inf), axis=-2, keepdims=True, initial=-inf)
-        lowest = np.min(np.where(reachable, v, inf), axis=-2, keepdims=True, initial=inf)
+        highest = np.where(reachable, v, -inf).max(axis=-2, keepdims=True, initial=-inf)
+        lowest = np.where(reachable, v, inf).min(axis=-2, keepdims=True, initial=inf)
         farthest = np.maximum(np.maximum(highest - value, value - lowest), 0)
         weighting = np.minimum(np.sqrt(total * spread), np.where(np.isfinite(farthest), farthest, 0))
         keys, u = a.shape[-1], p.accumulation
         counted = np.where(reachable, np.abs(v), 0)
         mass = alpha @ (counted + b.error)
-        self._note_peak(counted.sum(-2))
         roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
         # The values may have been computed, and stored in steps.
         stored = 0.0 if b.given or not p.operand else p.weights_smallest
-        underflow = stored + 4 * (keys * p.smallest + p.weights_smallest * counted.sum(-2, keepdims=True))
+        sums = counted.sum(-2, keepdims=True)
+        self._note_peak(sums)
+        underflow = stored + 4 * (keys * p.smallest + p.weights_smallest * sums)
         error: Numbers = weighting + alpha @ b.error + roundings + underflow + w.common * np.abs(value)
         return error
 

@@ -45,14 +45,14 @@ def statistical_weights(
     p, u = precision, precision.accumulation
     weights, shifted, attendable, logarithm = attendable_softmax(scores, mask)
     alpha, drop = as_double(weights), as_double(shifted)
-    error = np.where(attendable, errors, 0.0)
+    error = errors if mask is None else np.where(attendable, errors, 0.0)
     keys = attendable.shape[-1]
-    d = np.sqrt(error**2 + u**2 * (1 + drop**2))
-    d = np.where(attendable, np.minimum(d, 1.0), 0.0)
-    relative = np.expm1(WIDTH * d) / WIDTH
-    growth = alpha * relative
-    least_sum = _least_sum(alpha, WIDTH * d)
-    others = (growth**2).sum(-1, keepdims=True) - growth**2
+    d = np.minimum(np.sqrt(error**2 + u**2 * (1 + drop**2)), 1.0)
+    reach = WIDTH * (d if mask is None else np.where(attendable, d, 0.0))
+    relative = np.expm1(reach) / WIDTH
+    squares = (alpha * relative) ** 2
+    least_sum = _least_sum(alpha, reach)
+    others = squares.sum(-1, keepdims=True) - squares
     # Relative to the weight, whose square may underflow.
     variance = ((relative * (1 - alpha)) ** 2 + others) / least_sum**2
     repeats = _largest_multiplicity(drop, attendable)
@@ -62,8 +62,8 @@ def statistical_weights(
     sigma = np.minimum(alpha * np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
     # First order fails in rows with a score whose 8σ exceeds ½: there only a bound can judge.
     unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
-    sigma = np.where(attendable, np.where(unsure & (alpha < 1), UNKNOWN, sigma), 0.0)
-    return weights, sigma, repeats, level
+    sigma = np.where(unsure & (alpha < 1), UNKNOWN, sigma)
+    return weights, sigma if mask is None else np.where(attendable, sigma, 0.0), repeats, level
 
 
 def rigorous_weights(
@@ -73,8 +73,10 @@ def rigorous_weights(
     p, u = precision, precision.accumulation
     alpha, shifted, attendable, logarithm = attendable_softmax(scores, mask)
     delta = errors + 3 * u * np.abs(shifted) + 6 * u
-    delta = np.where(attendable, np.minimum(delta, LARGEST_EXPONENT), 0.0)
-    relative = np.where(attendable, np.expm1(delta), 0.0)
+    delta = np.minimum(delta, LARGEST_EXPONENT)
+    if mask is not None:
+        delta = np.where(attendable, delta, 0.0)
+    relative = np.expm1(delta)
     least_sum = _least_sum(alpha, delta)
     growth = alpha * relative
     others = growth.sum(-1, keepdims=True) - growth
@@ -82,7 +84,8 @@ def rigorous_weights(
     error = np.minimum(error, np.maximum(alpha, 1 - alpha))
     common = 2 * u * logarithm
     error = error + ((attendable.shape[-1] + 2) * u + common) * alpha + p.weights_smallest
-    return alpha, np.where(attendable, error, 0.0), WeightErrors(relative, least_sum, attendable, common)
+    error = error if mask is None else np.where(attendable, error, 0.0)
+    return alpha, error, WeightErrors(relative, least_sum, attendable, common)
 
 
 def statistical_logarithms(scores: Numbers, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
@@ -123,11 +126,13 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, 
     """
     shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
     attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
-    masked = np.where(attendable, scores, -np.inf)
-    maximum = np.max(masked, axis=-1, keepdims=True, initial=-np.inf)
+    masked = scores if mask is None else np.where(attendable, scores, -np.inf)
+    maximum = masked.max(axis=-1, keepdims=True, initial=-np.inf)
     maximum = np.where(np.isfinite(maximum), maximum, 0)
-    shifted = np.where(attendable, masked - maximum, 0)
-    exponentials = np.where(attendable, np.exp(shifted), 0)
+    shifted = masked - maximum
+    if mask is not None:
+        shifted = np.where(attendable, shifted, 0)
+    exponentials = np.exp(shifted) if mask is None else np.where(attendable, np.exp(shifted), 0)
     total = exponentials.sum(-1, keepdims=True)
     total = np.where(total > 0, total, 1)
     logarithm = np.where(total == 1, 0.0, np.abs(maximum + np.log(total)).astype(np.float64))
@@ -154,8 +159,11 @@ def longest_runs(ordered: Numbers) -> Numbers:
 
     NaN equals nothing.
     """
+    other = ordered[..., 1:] != ordered[..., :-1]
+    if other.all():
+        return np.ones((*ordered.shape[:-1], 1))
     new_run = np.ones(ordered.shape, bool)
-    new_run[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    new_run[..., 1:] = other
     position = np.arange(ordered.shape[-1])
     start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
     longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)

@@ -28,15 +28,16 @@ class Statistical(Approximate):
         """The standard deviation of numbers that are rounded once more."""
         p = self.precision
         relative = (spread * p.accumulation) ** 2 + (0.6 * p.stored) ** 2
-        magnitude = np.abs(value).astype(np.float64, copy=False)
-        return np.asarray(np.sqrt(variance + relative * magnitude**2) + self.floor)
+        if relative:
+            variance = variance + relative * as_double(value) ** 2
+        return np.asarray(np.sqrt(variance) + self.floor)
 
     def _operand_variance(self, *operands: Self) -> Numbers | float:
         """Variance of rounding computed operands before they are added."""
         p = self.precision
         if not p.operand:
             return 0.0
-        return sum(((0.6 * p.operand * as_double(x.value)) ** 2 for x in operands if not x.given), np.zeros(()))
+        return sum(((0.6 * p.operand * as_double(x.value)) ** 2 for x in operands if not x.given), 0.0)
 
     def _add(self, a: Self, b: Self) -> Self:
         value = a.value + b.value
@@ -109,7 +110,7 @@ class Statistical(Approximate):
     def _sum(self, axis: Any, keepdims: bool) -> Self:
         value = self.value.sum(axis=axis, keepdims=keepdims)
         terms = self.value.size // max(value.size, 1)
-        squares = (self.magnitude_in_sums**2).sum(axis=axis, keepdims=keepdims)
+        squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
         variance = _equal_errors(self) * (self.error**2).sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
@@ -118,20 +119,22 @@ class Statistical(Approximate):
         p = self.precision
         value = a.value @ b.value
         terms = a.shape[-1]
-        left, right = a.magnitude_in_sums**2, b.magnitude_in_sums**2
+        left, right = a.squares_in_sums, b.squares_in_sums
         squares = left @ right
-        roundings = (0.5 * p.accumulation) ** 2 * terms + sum((0.6 * x.operand_rounding) ** 2 for x in (a, b))
-        variance = roundings * squares + (0.5 * p.accumulation) ** 2 * terms * as_double(value) ** 2
+        summing = (0.5 * p.accumulation) ** 2 * terms
+        operands = (0.6 * a.operand_rounding) ** 2 + (0.6 * b.operand_rounding) ** 2
+        variance = (summing + operands) * squares + summing * as_double(value) ** 2
         if p.operand and p.weights_smallest > self.floor:
             # Operands that were computed are stored in steps, however small they are.
             step = p.weights_smallest**2
             variance = variance + (0.0 if a.given else step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1))
             variance = variance + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
-        variance = variance + (p.bias * as_double(value)) ** 2
-        if a.error.any():
+        if p.bias:
+            variance = variance + (p.bias * as_double(value)) ** 2
+        if np.count_nonzero(a.error):
             # Equal errors add linearly.
-            variance = variance + max(_equal_errors(a), _repeated_terms(a.value)) * (a.error**2 @ right)
-        if b.error.any():
+            variance = variance + _equal_terms(a) * (a.error**2 @ right)
+        if np.count_nonzero(b.error):
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
             # So do the errors of equal weights that are summed one by one, or rounded as operands.
@@ -160,6 +163,13 @@ class Statistical(Approximate):
 def _equal_errors(x: Statistical) -> float:
     """The largest number of elements of a row that have the same error, because they come from equal products."""
     return max((product.repeated for product in x.sources), default=1.0)
+
+
+def _equal_terms(x: Statistical) -> float:
+    """The largest number of elements of a row that have the same error, or are equal."""
+    if any(product.value is x.value for product in x.sources):
+        return _equal_errors(x)
+    return max(_equal_errors(x), _repeated_terms(x.value))
 
 
 class _Product:
