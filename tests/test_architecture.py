@@ -375,6 +375,7 @@ LONG = {
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.recurrent": "a catalogue: one short function for each mutant",
+    "attnspec.conformance.mutants.sizes": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.training": "a catalogue: one short backend for each mutant",
     "attnspec.conformance.mutants.transformer_decoders": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.vision": "a catalogue: one short function for each mutant",

@@ -22,6 +22,15 @@ def test_every_pair_of_levels_is_in_some_row() -> None:
     assert len(rows) <= 12  # 9 is the least
 
 
+def test_every_combination_of_three_levels_is_in_some_row() -> None:
+    levels: dict[str, Sequence[object]] = {"a": (1, 2, 3), "b": ("x", "y"), "c": (True, False, None), "d": (0, 1)}
+    rows = list(covering_rows(levels, random.Random(0), 1000, strength=3))
+    for names in itertools.combinations(levels, 3):
+        for combination in itertools.product(*(levels[name] for name in names)):
+            assert any(tuple(row[name] for name in names) == combination for row in rows)
+    assert len(rows) <= 24  # 18 is the least
+
+
 def test_few_rows_cover_more_pairs_than_draws_do() -> None:
     levels = factors(OPERATION, Limits())
 

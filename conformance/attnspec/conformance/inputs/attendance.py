@@ -34,6 +34,13 @@ def attendable(arguments: Arguments, keys: str | None = None, *, bottom_right: b
     return np.array(allowed)
 
 
+def spelled_out(arguments: Arguments, *, bottom_right: bool = False) -> Arguments:
+    """The same arguments with the causal flag spelled out in the mask."""
+    if not arguments.causal:
+        return arguments
+    return arguments.plain().with_mask(attendable(arguments, bottom_right=bottom_right))
+
+
 def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
     """Queries that have an attendable key of every kind, (*batch, n); without n (*batch)."""
     live: Numbers = np.ones((), bool)

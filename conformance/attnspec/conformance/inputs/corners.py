@@ -6,6 +6,7 @@ Independent random draws rarely combine two conditions, such as more than 128 ke
 import random
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -134,27 +135,33 @@ def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: 
     return result
 
 
-def covering_rows(levels: dict[str, Sequence[Any]], rng: random.Random, most: int, tries: int = 12) -> Iterator[Row]:
-    """At most ``most`` rows that cover all pairs of levels: each is the best of a few random candidates."""
+def covering_rows(
+    levels: dict[str, Sequence[Any]], rng: random.Random, most: int, tries: int = 12, strength: int = 2
+) -> Iterator[Row]:
+    """At most ``most`` rows that cover all pairs of levels: each is the best of a few random candidates.
+
+    Of another ``strength``, all combinations of so many levels.
+    """
     names = list(levels)
     options = [list(dict.fromkeys(levels[n])) for n in names]
     weights = [list(levels[n]) for n in names]
     first = np.cumsum([0, *map(len, options)])
     of = np.repeat(np.arange(len(names)), [len(o) for o in options])
-    # Which pairs of levels, numbered through all factors, no row has covered yet.
-    open_pairs = of[:, None] < of
+    # Which combinations of levels, numbered through all factors, no row has covered yet.
+    factor = np.meshgrid(*[of] * strength, indexing="ij")
+    open_ones = np.logical_and.reduce([a < b for a, b in pairwise(factor)])
     for _ in range(most):
-        if len(names) > 1 and not open_pairs.any():
+        if len(names) >= strength and not open_ones.any():
             return
         rows = np.array([[options[i].index(rng.choice(weights[i])) for i in range(len(names))] for _ in range(tries)])
         rows += first[:-1]
-        missing = np.argwhere(open_pairs)
+        missing = np.argwhere(open_ones)
         if len(missing):
-            pair = missing[rng.randrange(len(missing))]
-            rows[:, of[pair]] = pair
-        gains = open_pairs[rows[:, :, None], rows[:, None, :]].sum((1, 2))
-        best = rows[int(gains.argmax())]
-        open_pairs[np.ix_(best, best)] = False
+            combination = missing[rng.randrange(len(missing))]
+            rows[:, of[combination]] = combination
+        gains = [open_ones[np.ix_(*[row] * strength)].sum() for row in rows]
+        best = rows[int(np.argmax(gains))]
+        open_ones[np.ix_(*[best] * strength)] = False
         yield {n: options[i][best[i] - first[i]] for i, n in enumerate(names)}
 
 

@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
-from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.attendance import spelled_out
 from attnspec.conformance.judging.subject import Subject
 from attnspec.spec.contract.axes import Axis
 
@@ -37,7 +37,7 @@ def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what
     Rows are left out where each depends on its own query alone, and counted as not judged. Returns whether the inputs
     are in the domain.
     """
-    rows = _rows(subject, arguments, most, rng)
+    rows = rows_to_judge(subject, arguments, most, rng)
     if rows is None:
         if not subject.in_domain(arguments):
             return False
@@ -45,7 +45,7 @@ def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what
         return True
     operation, asking = subject.operation, subject.operation.asking or ""
     found = subject.results(arguments)
-    spelled = _spelled(subject, arguments)
+    spelled = as_masked(subject, arguments)
     for chosen in np.array_split(rows, -(-len(rows) * _pairs(arguments) // WORK)):
         part = spelled.along(asking, take(chosen))
         if not subject.in_domain(part):
@@ -65,7 +65,7 @@ def _pairs(arguments: Arguments) -> int:
     return max(prod(arguments.batch) * (arguments.keys_count or 1), 1)
 
 
-def _rows(subject: Subject, arguments: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:
+def rows_to_judge(subject: Subject, arguments: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:
     """The rows to judge; None for all, because there are few or because each depends on other queries."""
     operation, count = subject.operation, arguments.queries or 0
     asking, mask = operation.asking, operation.mask
@@ -81,9 +81,6 @@ def _rows(subject: Subject, arguments: Arguments, most: int, rng: np.random.Gene
     return sampled(count, most, rng)
 
 
-def _spelled(subject: Subject, arguments: Arguments) -> Arguments:
-    """The same arguments, with the causal flag spelled out in the mask."""
-    if not arguments.causal:
-        return arguments
-    bottom_right = subject.semantics.causal_alignment == "bottom-right"
-    return arguments.plain().with_mask(attendable(arguments, bottom_right=bottom_right))
+def as_masked(subject: Subject, arguments: Arguments) -> Arguments:
+    """The same arguments with the causal flag spelled out in the mask, as the backend aligns it."""
+    return spelled_out(arguments, bottom_right=subject.semantics.causal_alignment == "bottom-right")

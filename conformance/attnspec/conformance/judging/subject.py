@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.attendance import spelled_out
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
@@ -169,10 +169,10 @@ class Subject(Comparisons):
         """The result, the leading array where there are several."""
         return self.results(arguments)[self.operation.leading.path]
 
-    def call_anew(self, arguments: Arguments) -> Results:
-        """The arrays of a new call, whatever their shapes."""
+    def call_anew(self, arguments: Arguments, inputs: Mapping[str, Any] | None = None) -> Results:
+        """The arrays of a new call, whatever their shapes; ``inputs`` are the arguments as arrays of the backend."""
         widen(self.extent, arguments)
-        found = self.outcome(self.converted(arguments))
+        found = self.outcome(self.converted(arguments) if inputs is None else inputs)
         if isinstance(found, Raised):
             raise Violation(f"raised {found.message}", reason=Reason.RAISED, arguments=arguments)
         for leaf in self.operation.outputs:
@@ -203,10 +203,14 @@ class Subject(Comparisons):
             if leaf.kind is Kind.FLOAT
         }
 
-    def vjp(self, arguments: Arguments, cotangents: Results) -> Results:
-        """The backend's gradients by path; what it raises, or leaves out, is a violation."""
+    def vjp(self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None) -> Results:
+        """The backend's gradients by path; what it raises, or leaves out, is a violation.
+
+        ``inputs`` are the arguments as arrays of the backend, new ones if not given.
+        """
         widen(self.extent, arguments)
-        inputs, cotangent = self.converted(arguments), self.like_result(cotangents, arguments)
+        inputs = self.converted(arguments) if inputs is None else inputs
+        cotangent = self.like_result(cotangents, arguments)
         return self.gradients_of(lambda: self.backend.vjp(self.operation.name, inputs, cotangent), arguments)
 
     def gradients_of(
@@ -313,11 +317,9 @@ class Subject(Comparisons):
 
     def aligned(self, arguments: Arguments) -> Arguments:
         """The same arguments for the reference: a causal mask that the backend aligns otherwise is spelled out."""
-        alone = self.operation.attends_to_itself
-        if self.semantics.causal_alignment == "top-left" or not arguments.causal or alone:
+        if self.semantics.causal_alignment == "top-left" or self.operation.attends_to_itself:
             return arguments
-        allowed = attendable(arguments, bottom_right=True)
-        return arguments.plain().with_mask(allowed)
+        return spelled_out(arguments, bottom_right=True)
 
     def result_dtype(self, arguments: Arguments) -> str:
         """The dtype of the result, by name; one that is not a float dtype is a violation."""

@@ -98,6 +98,20 @@ def cotangent_scale(subject: Subject, arguments: Arguments, rng: np.random.Gener
     return True
 
 
+@checks(law.PARTS, once=True, at_leading=True)
+def parts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The cotangent of one result after another, and None for all others."""
+    lesson = lesson_of(subject, arguments)
+    if lesson is None:
+        return False
+    for path, cotangent in lesson.cotangents.items():
+        alone = {path: cotangent}
+        expected = subject.gradients(lesson.arguments, alone)
+        found = subject.vjp(lesson.arguments, alone)
+        gradients_match(subject, found, expected, lesson.arguments, f"of the result {path} alone,")
+    return True
+
+
 @checks(law.BROADCAST_SUM, once=True, at_leading=True)
 def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Leave out the batch of the first argument, then that of all others."""

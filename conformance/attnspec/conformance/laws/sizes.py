@@ -1,18 +1,22 @@
 """Checks of the laws of large sizes: calls that are long in one size and narrow in all others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, along, take
+from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, masked, placed
 from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise
-from attnspec.conformance.judging.rows import judge
+from attnspec.conformance.judging.rows import as_masked, judge, rows_to_judge
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, sample
 from attnspec.conformance.laws.gradients import gradients_match
+from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.tree import Kind
 from attnspec.spec.laws import sizes as law
 
 MANY = ((7,), (2, 6))
@@ -22,6 +26,7 @@ CROWDS = ((65535,), (65536,), (33,))
 """As many elements as a grid of CUDA may have along its last dimensions, and one more."""
 
 FEATURES = (192, 256, 96, 160)
+LONGEST = (32800, 8193)
 LENGTHS = (2049, 1024, 700, 513)
 STEPS = (129,)
 GRIDS = (65, 33)
@@ -30,10 +35,20 @@ WIDEST = 512
 MOST = 8
 """Calls that are wide in one size or another, of models with many sizes."""
 
+FEW = 4
+"""Rows of a combination that are judged."""
+
 WORK = 2.0**21
 """The most multiply-adds of a call."""
 
 Sizes = Mapping[str, int]
+
+NUMBERS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
+    "normal": lambda subject, given, rng: given,
+    "outlier": outlier,
+    "opposed": opposed,
+}
+"""The numbers of a combination."""
 
 
 def _narrow(subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tuple[int, ...] = ()) -> Arguments | None:
@@ -127,11 +142,11 @@ def _lengths(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, 
         if operation.axis(name) & (Axis.POSITION | Axis.GRID | Axis.VOCABULARY | Axis.LENGTH)
     }
     for name, levels in counted.items():
-        for size in levels:
-            given = _narrow(subject, rng, {name: size})
+        for group in (levels, LONGEST if levels is LENGTHS else ()):
+            made = ((size, _narrow(subject, rng, {name: size})) for size in group)
+            size, given = next(((size, given) for size, given in made if given is not None), (0, None))
             if given is not None:
                 yield _shown({name: size}), given
-                break
     if operation.flag and operation.asking and operation.asked and not operation.attends_to_itself:
         both = dict.fromkeys((operation.asking, operation.asked), LENGTHS[-1])
         given = _narrow(subject, rng, both)
@@ -158,3 +173,68 @@ def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
         gradients_match(subject, found, expected, given, f"with {what},")
         tried = True
     return tried
+
+
+@checks(law.TOGETHER, once=True, dear=True)
+def together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Some rows of every combination, after a contiguous call of the same shapes."""
+    tried = False
+    for what, given, inputs in _combined(subject, rng):
+        subject.outcome(subject.converted(given))
+        given.memo["results"] = subject.call_anew(given, inputs)
+        tried = judge(subject, given, rng, what, FEW) or tried
+    return tried
+
+
+@checks(law.GRADIENTS_TOGETHER, once=True, dear=True)
+def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Cotangents of some rows, those of all others being 0."""
+    operation, asking = subject.operation, subject.operation.asking or ""
+    tried = False
+    for what, given, inputs in _combined(subject, rng):
+        rows = rows_to_judge(subject, given, FEW, rng)
+        chosen = np.arange(given.queries or 0) if rows is None else rows
+        part = as_masked(subject, given).along(asking, take(chosen))
+        if not subject.in_domain(part):
+            continue
+        outputs = [leaf for leaf in operation.outputs if leaf.kind is Kind.FLOAT]
+        some = {leaf.path: subject.exact(rng.standard_normal(part.binding.shape(leaf))) for leaf in outputs}
+        among_all = _among(chosen, given.queries or 0)
+        everywhere = {leaf.path: along(some[leaf.path], leaf, asking, part.binding, among_all) for leaf in outputs}
+        expected = {}
+        for path, pair in subject.gradients(part, some).items():
+            value, budget = (along(x, part.leaves[path], asking, part.binding, among_all) for x in pair)
+            expected[path] = value, budget
+        gradients_match(subject, subject.vjp(given, everywhere, inputs), expected, given, what)
+        tried = True
+    return tried
+
+
+def _among(chosen: Numbers, count: int) -> Change:
+    """A change that puts rows in their places among so many, the others being 0."""
+
+    def change(x: Numbers, axis: int) -> Numbers:
+        full: Numbers = np.zeros((*x.shape[:axis], count, *x.shape[axis + 1 :]), x.dtype)
+        np.moveaxis(full, axis, 0)[chosen] = np.moveaxis(x, axis, 0)
+        return full
+
+    return change
+
+
+def _combined(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments, dict[str, Any]]]:
+    """The calls of all combinations: what they are, their arguments, and these as arrays of the backend."""
+    operation = subject.operation
+    batch = BATCH[: subject.limits.max_batch_dims]
+    together = operation.sizes_of(Axis.FEATURE)[-2:]
+    hidden = operation.sizes_of(Axis.HIDDEN)
+    for row in combinations(operation, subject.limits):
+        queries: int = row["queries"]
+        features: int = row["head size"]
+        keys = queries if row["keys"] == AS_MANY else row["keys"]
+        columns = features if row["value size"] == AS_MANY else row["value size"]
+        sizes = dict.fromkeys((*together[:1], *hidden), features) | {together[-1]: columns}
+        sizes = {name: fitting(subject, name, size) for name, size in sizes.items()}
+        given = sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=8, sizes=sizes)
+        given = masked(NUMBERS[row["numbers"]](subject, given, rng), row["masks"], rng)
+        what = "with " + ", ".join(f"{name} {level}" for name, level in row.items()) + ","
+        yield (what, *placed(given, row["layout"], subject.convert))

@@ -7,8 +7,13 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import arrays, at, changed, key, query
-from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention, SelfAttention
+from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query
+from attnspec.spec.attention import (
+    AdditiveAttention,
+    DotProductAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+)
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import mapped
@@ -322,3 +327,84 @@ def short_gradient(
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = key(operation)
     return {**found, path: _zeroed(found[path], -2, TILE)} if found[path].shape[-2] > TILE else found
+
+
+# Combinations ---------------------------------------------------------------------------------------------------------
+
+
+def _shape(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Queries, keys, features and columns of values."""
+    q, k, v = (at(arguments, path) for path in (query(operation), key(operation), operation.attended[-1].path))
+    return q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+
+
+@mutant(
+    "the last key of a decoding kernel for wide heads",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("sizes.together",),
+    source="pytorch/pytorch#169222: the kernel for few queries, where the keys do not fill its last tile",
+    profile="full",
+)
+def last_key_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """For up to 8 queries of 160 features and more, the one key in the last tile of 32 is read as 0."""
+    prepared = Library.prepared(correct, operation, arguments)
+    n, m, d, _ = _shape(operation, prepared)
+    if n > 8 or d < 160 or m % 32 != 1:
+        return prepared
+    path = key(operation)
+    return changed(prepared, {path: _zeroed(at(prepared, path), -2, m - 1)})
+
+
+@mutant(
+    "the mask of the first head, of heads of 256 features",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("sizes.together",),
+    source="pytorch/pytorch#184180: masks that heads share and masks of each head",
+    profile="full",
+)
+def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """It counts for all."""
+    prepared = Library.prepared(correct, operation, arguments)
+    mask = mask_of(operation, prepared)
+    if operation.mask is None or mask is None or mask.ndim < 3 or _shape(operation, prepared)[2] < 2 * WARP:
+        return prepared
+    return changed(prepared, {operation.mask.path: _read_again(mask, -3, 1)})
+
+
+@mutant(
+    "gradient of wide values in the steps of the queries",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("sizes.gradients-together",),
+    source="Dao-AILab/flash-attention#2552: values of another width than that of keys",
+    profile="full",
+)
+def columns_exchanged(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """With more than 128 features, and another number of columns, the columns are in reverse order."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    *_, d, columns = _shape(operation, arguments)
+    path = operation.attended[-1].path
+    return {**found, path: found[path][..., ::-1]} if d > WARP and columns != d else found
+
+
+@mutant(
+    "gradient of the last of 64 keys under a mask",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("sizes.gradients-together",),
+    source="pytorch/pytorch#196678: the backward pass pads keys under a mask",
+    profile="full",
+)
+def padded_under_a_mask(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Of 128 features and more, it is 0."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    _, m, d, _ = _shape(operation, arguments)
+    path = key(operation)
+    wrong = m == 64 and d >= WARP and mask_of(operation, arguments) is not None
+    return {**found, path: _zeroed(found[path], -2, m - 1)} if wrong else found

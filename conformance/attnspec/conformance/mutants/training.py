@@ -18,7 +18,9 @@ from attnspec.spec.multihead import MergeHeads, MultiHeadAttention, SplitHeads
 from attnspec.spec.normalization import MeanNormalization, Softmax
 from attnspec.spec.pooling import AttentionPooling
 from attnspec.spec.positional import AddPositions, ConcatPositions
+from attnspec.spec.recurrent import GRU, LSTM, RNNSelfAttention
 from attnspec.spec.scoring import DotScores, ScaledDotScores
+from attnspec.spec.seq2seq import DecoderStep
 from attnspec.spec.transformer import EncoderLayer, EncoderStack, LayerNorm
 from attnspec.spec.vision import Patchify
 
@@ -304,6 +306,42 @@ def normalized_on_the_way(
     length = np.max(np.abs(cotangent), initial=0.0)
     found = Library.differentiated(correct, operation, arguments, cotangent / length)
     return {path: g * length for path, g in found.items()}
+
+
+@mutant(
+    "nothing learnt from a final state alone",
+    replaces="differentiated",
+    operations=(LSTM, RNNSelfAttention, DecoderStep),
+    breaks=("training.parts",),
+    source="pytorch/pytorch#96416: a backward pass that wants a cotangent of every result",
+)
+def first_result_alone(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Without a cotangent of the first result, all gradients are 0."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    first = next(iter(flatten(cotangent).values()))
+    return {path: 0 * g for path, g in found.items()} if first is None else found
+
+
+@mutant(
+    "a cotangent of ones where there is none",
+    replaces="differentiated",
+    operations=(LSTM, GRU),
+    breaks=("training.parts",),
+    source="torch.ones_like for undefined gradients",
+)
+def ones_for_none(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The last result counts with a cotangent of ones if it has none."""
+    given = flatten(cotangent)
+    *_, last = given
+    if given[last] is not None:
+        return Library.differentiated(correct, operation, arguments, cotangent)
+    outputs = flatten(correct.compute(operation, arguments))
+    filled = mapped(cotangent, lambda path, x: np.ones_like(outputs[path]) if path == last else x)
+    return Library.differentiated(correct, operation, arguments, filled)
 
 
 @mutant(

@@ -187,7 +187,7 @@ def zero_where_causal(correct: Formulas, scores: Numbers, value: Numbers, mask: 
     operation=ScaledDotProductAttention,
     replaces="scaled_dot_product_attention",
     dtype="float16",
-    needs="more than 64 queries and keys, causal, with d above 64",
+    profile="full",
 )
 def restarted_sums(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False

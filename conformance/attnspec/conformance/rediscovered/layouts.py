@@ -35,7 +35,7 @@ def packed(x: Numbers) -> tuple[int, ...]:
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
     replaces="prepared",
-    needs="d of at least 64 and heads behind positions in memory",
+    profile="full",
 )
 def permuted_read_as_contiguous(
     correct: Library, operation: Operation, arguments: Mapping[str, Any]
@@ -113,7 +113,7 @@ class StridesOfTheFirstCall(Library):
     framework="FlashAttention 4",
     operation=ScaledDotProductAttention,
     dtype="bfloat16",
-    needs="two calls with d of 256, the second on arrays that are not contiguous",
+    profile="full",
 )
 class CopiedOnce(Library):
     """For d of 256, arrays are made contiguous only in the call that compiles the kernel."""
@@ -141,7 +141,7 @@ def is_one_of(x: Any, given: list[Numbers]) -> bool:
     operation=ScaledDotProductAttention,
     replaces="prepared",
     dtype="bfloat16",
-    needs="keys and values of stride 0 over the batch, m = 33, 65, …, under a mask",
+    profile="full",
 )
 def last_of_expanded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
     """Under a mask, the one key in the last tile of 32 is lost where keys and values are repeated with stride 0."""

@@ -78,7 +78,6 @@ def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
     framework="PyTorch (MPS)",
     operation=LSTM,
     replaces="vjp",
-    needs="gradients of the final state alone",
 )
 def needs_all_cotangents(
     correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any

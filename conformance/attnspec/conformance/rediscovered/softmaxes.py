@@ -103,7 +103,6 @@ def not_shifted(correct: Formulas, scores: Numbers) -> Numbers:
     operation=ScaledDotProductAttention,
     replaces="normalized",
     dtype="bfloat16",
-    needs="scores of 10¹²",
 )
 def one_product_rounded(correct: Formulas, scores: Numbers) -> Numbers:
     """Of score and maximum, each times log₂e, one product alone is rounded: for large scores exp2 overflows."""
@@ -137,7 +136,7 @@ def scaled_too_late(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     operation=ScaledDotProductAttention,
     replaces="attend",
     dtype="float16",
-    needs="many values of more than 1,000 with like weights",
+    needs="a sum of values, before it is divided, that float16 does not hold: the domain leaves these out",
 )
 def summed_in_half(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """The sum of values that are not yet divided by their weights is kept in float16, and overflows."""

@@ -20,7 +20,7 @@ def zero_keys(correct: Formulas, scores: Numbers, count: int) -> Numbers:
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
     replaces="scaled_dot_product_attention",
-    needs="up to 8 queries, at least as many keys, d of 64, 96 or 128, no mask",
+    profile="full",
 )
 def beyond_the_keys(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
@@ -80,7 +80,7 @@ def first_32_columns(correct: Formulas, weights: Numbers, value: Numbers, mask: 
     operation=ScaledDotProductAttention,
     replaces="attend",
     dtype="bfloat16",
-    needs="a batch of more than 65,535; `sizes.beyond` convicts it in `full` at seed 0, other seeds were not tried",
+    profile="full",
 )
 def grid_of_batches(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """A batch of more than 65,535 does not fit the grid: nothing is computed, and nothing raised."""
@@ -95,8 +95,7 @@ def grid_of_batches(correct: Formulas, scores: Numbers, value: Numbers, mask: Nu
     framework="PyTorch (memory-efficient kernel)",
     operation=DotProductAttention,
     replaces="attend",
-    needs="a batch dimension of more than 65,535; "
-    "`sizes.beyond` convicts it in `full` at seed 0, other seeds were not tried",
+    profile="full",
 )
 def grid_of_heads(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """More than 65,535 heads do not fit the grid, and the launch fails silently."""

@@ -12,6 +12,14 @@ def _batched(operation: Operation) -> bool:
     return any(leaf.batched for leaf in operation.leaves)
 
 
+def _attends(operation: Operation) -> bool:
+    """Whether queries attend to keys, each on its own, under a mask."""
+    mask, asking = operation.mask, operation.asking
+    if mask is None or asking is None or asking not in mask.sizes or operation.attends_to_itself or operation.counts:
+        return False
+    return asking in operation.order_free(Axis.QUERY) and bool(operation.attended)
+
+
 def _has_features(operation: Operation) -> bool:
     return any(operation.sizes_of(axis) for axis in WIDE)
 
@@ -39,5 +47,18 @@ GRADIENTS = law(
     "Gradients are those of the formula where one size is large.",
     formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c,\ m > 512 \text{ or } d = 256",
     governs=lambda operation: operation.differentiable,
+    gradients=True,
+)
+TOGETHER = law(
+    "sizes.together",
+    "Sizes, masks, layouts and magnitudes as models have them follow the formula in all combinations of two or three.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget}",
+    governs=_attends,
+)
+GRADIENTS_TOGETHER = law(
+    "sizes.gradients-together",
+    "Gradients are those of the formula in these combinations, too; those of queries without a cotangent are 0.",
+    formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c",
+    governs=lambda operation: operation.differentiable and _attends(operation),
     gradients=True,
 )

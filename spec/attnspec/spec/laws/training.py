@@ -2,10 +2,15 @@
 
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Kind
 
 
 def _differentiable(operation: Operation) -> bool:
     return operation.differentiable
+
+
+def _several(operation: Operation) -> bool:
+    return operation.differentiable and sum(leaf.kind is Kind.FLOAT for leaf in operation.outputs) > 1
 
 
 def _broadcasts(operation: Operation) -> bool:
@@ -51,6 +56,13 @@ COTANGENT_SCALE = law(
     "Gradients are linear in the cotangent: large and tiny ones give as large and as tiny gradients, 0 gives 0.",
     formula=r"J(x)^\top (sc) = s J(x)^\top c",
     governs=_differentiable,
+    gradients=True,
+)
+PARTS = law(
+    "training.parts",
+    "Each of several results may be differentiated alone, without a cotangent of the others.",
+    formula=r"\nabla_x \langle c_i, f_i(x) \rangle = J_i(x)^\top c_i",
+    governs=_several,
     gradients=True,
 )
 BROADCAST_SUM = law(
