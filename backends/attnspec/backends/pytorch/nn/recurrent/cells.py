@@ -199,7 +199,7 @@ class LSTMCell(Gates[LSTMParameters[Tensor]]):
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """The next hidden state and cell."""
-        return lstm_cell(x, (self.zeros(x), self.zeros(x)) if state is None else state, self.record())
+        return lstm_cell(x, (self.zeros(x),) * 2 if state is None else state, self.record())
 
     if TYPE_CHECKING:
         __call__ = forward

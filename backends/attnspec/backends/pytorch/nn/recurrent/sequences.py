@@ -253,7 +253,7 @@ class LSTM(Network[LSTMParameters[Tensor]]):
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The hidden states after every step, and the last states of every cell."""
-        state = (self.zeros(x), self.zeros(x)) if state is None else state
+        state = (self.zeros(x),) * 2 if state is None else state
         if not self.bidirectional:
             return stacked_lstm(x, state, self.record(), lengths=lengths)
         if not isinstance(state, tuple) or len(state) != 2:

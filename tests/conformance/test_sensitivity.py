@@ -1,0 +1,54 @@
+"""How small an error of gain, scale or gradient is convicted: what the page says, and that it is so."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from attnspec.conformance import load
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import cases
+from attnspec.spec.contract.operation import OPERATIONS
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "sensitivity.md").read_text(encoding="utf-8")
+MAKING = runpy.run_path(str(DOCS / "sensitivity.py"))
+
+GAIN = {"bfloat16": 2e-3, "float16": 3e-4, "float32": 1e-6, "float64": 1e-13}
+"""The greatest relative error of gain or scale that may escape; of a gradient, ten times that."""
+
+NUMBER = re.compile(r"(\d\.\de-\d\d), \d\.\de-\d\d")
+
+
+def rows() -> dict[tuple[str, str], list[str]]:
+    """The cells of the page, by operation and dtype."""
+    table = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
+    return {(operation.strip("`"), dtype): cells for operation, dtype, *cells in table}
+
+
+def test_every_attention_is_on_the_page() -> None:
+    attention = {o.name for o in OPERATIONS.values() if o.asked and o.asking and o.mask and o.float_result and o.pooled}
+    assert attention
+    assert {(name, dtype) for name in attention for dtype in GAIN} <= set(rows())
+
+
+@pytest.mark.parametrize(("operation", "dtype"), rows())
+def test_small_errors_are_convicted(operation: str, dtype: str) -> None:
+    for cell, factor in zip(rows()[operation, dtype], (1, 1, 10), strict=True):
+        found = NUMBER.match(cell)
+        assert found or cell == "–"
+        assert found is None or float(found[1]) <= factor * GAIN[dtype]
+
+
+@pytest.mark.parametrize("dtype", GAIN)
+def test_the_page_says_what_is_measured(dtype: str) -> None:
+    operation = "scaled_dot_product_attention"
+    backend = load("pytorch")
+    contract = Contract.of(backend)
+    for law, cell in zip(MAKING["LAWS"], rows()[operation, dtype], strict=True):
+        (case,) = cases(contract, operations=(operation,), laws=(law.id,), dtypes=(dtype,))
+        found = NUMBER.match(cell)
+        assert found
+        # a limit and an estimate, which depends on the machine
+        assert MAKING["smallest"](backend, contract, case)[0] == pytest.approx(float(found[1]), rel=0.5)
