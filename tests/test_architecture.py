@@ -249,6 +249,7 @@ ROOMS = {
         "common.py",
         "ensembles.py",
         "fills.py",
+        "infinities.py",
         "gradients.py",
         "magnitudes.py",
         "registry.py",

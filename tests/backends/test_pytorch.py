@@ -954,6 +954,16 @@ def test_softmax_of_extreme_scores(dtype: torch.dtype) -> None:
     assert backend.softmax(scores, mask=mask).tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_softmax_of_infinite_scores(dtype: torch.dtype) -> None:
+    inf, nan = math.inf, math.nan
+    scores = torch.tensor([[-inf, 2.0, 2.0], [-inf, -inf, -inf], [inf, 0.0, -inf], [-inf, -inf, 7.0]], dtype=dtype)
+    mask = torch.tensor([[True, True, True]] * 3 + [[True, True, False]])
+    expected = torch.tensor([[0.0, 0.5, 0.5], [nan] * 3, [nan] * 3, [nan, nan, 0.0]], dtype=dtype)
+    torch.testing.assert_close(backend.softmax(scores, mask=mask), expected, equal_nan=True)
+    torch.testing.assert_close(backend.softmax(scores[:3]), expected[:3], equal_nan=True)
+
+
 def test_a_great_masked_score_takes_no_part() -> None:
     scores, mask = torch.tensor([[1e30, 1.0, 1.0]]), torch.tensor([[False, True, True]])
     assert backend.softmax(scores, mask=mask).tolist() == [[0.0, 0.5, 0.5]]

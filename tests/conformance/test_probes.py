@@ -113,3 +113,26 @@ def test_nan_in_some_of_the_numbers_that_depend_on_it_is_counted() -> None:
 
     found = violation("attendable_nan", "dot_product_attention", attention)
     assert "numbers that depend on it" in found.message
+
+
+def test_weights_of_minus_infinity_are_told_from_other_wrong_weights() -> None:
+    def half_guarded(scores: Numbers, **options: Any) -> Numbers:
+        weights = reference.softmax(scores, **options)
+        return np.where(np.isneginf(scores) & (np.arange(scores.shape[-1]) > 1), 0.25, weights)
+
+    found = violation("minus_infinity", "softmax", half_guarded)
+    assert found.reason == Reason.DECLARED
+    assert "declared nan, observed something else and nan: where scores are all −∞, the weight[" in found.message
+    wrong = violation("minus_infinity", "softmax", lambda *args, **options: 1.001 * reference.softmax(*args, **options))
+    assert wrong.reason == Reason.VALUE
+    assert wrong.message.startswith("minus_infinity cannot be told: of the rows with finite scores, the weight[")
+
+
+@pytest.mark.parametrize(("choice", "stored"), [("zero", 0.0), ("uniform", 0.25)])
+def test_a_choice_of_weights_of_minus_infinity_is_seen(choice: str, stored: float) -> None:
+    def softmax(scores: Numbers, *, mask: Any = None) -> Numbers:
+        lost = np.all(np.isneginf(scores) | (False if mask is None else ~mask), axis=-1, keepdims=True)
+        some = True if mask is None else mask & mask.any(-1, keepdims=True)
+        return np.where(lost & some, stored, reference.softmax(scores, mask=mask))
+
+    assert f"observed {choice}" in violation("minus_infinity", "softmax", softmax).message

@@ -368,3 +368,11 @@ def test_a_variance_from_one_pass_is_within_the_budget_of_backends_that_declare_
     got = gain * (x - mean) / np.sqrt(variance + np.float32(1e-5)) + bias
     assert largest_ratio(got, judged(REFERENCE["layer_norm"], arguments, precision("layer_norm", "float32"))) > 2
     assert 0.1 < largest_ratio(got, judged(REFERENCE["layer_norm"], arguments, declared)) < 1
+
+
+def test_weights_of_infinite_scores_are_those_of_the_reference() -> None:
+    scores = np.array([[-np.inf, 2.0, 2.0], [-np.inf, -np.inf, -np.inf], [np.inf, 0.0, -np.inf]])
+    oracle = judged(REFERENCE["softmax"], {"scores": scores}, precision("softmax", "float64"))
+    assert np.array_equal(oracle.value, REFERENCE["softmax"](scores), equal_nan=True)
+    assert oracle.budget[0, 1] < 1e-14
+    assert oracle.budget[0, 0] < 1e-300

@@ -246,8 +246,14 @@ def test_softmax_of_one_key_is_one() -> None:
     assert softmax(np.array([[-1e308], [0.1]])).tolist() == [[1], [1]]
 
 
-def test_scores_of_minus_infinity_count_as_masked() -> None:
-    assert softmax(np.array([[-np.inf, 2.0], [-np.inf, -np.inf]])).tolist() == [[0, 1], [0, 0]]
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
+def test_softmax_of_infinite_scores(dtype: Any) -> None:
+    inf, nan = np.inf, np.nan
+    scores = np.array([[-inf, 2, 2], [-inf, -inf, -inf], [inf, 0, -inf], [-inf, -inf, 7], [-inf, inf, 7]], dtype)
+    mask = np.array([[True, True, True]] * 3 + [[True, True, False]] * 2)
+    expected = [[0, 0.5, 0.5], [nan] * 3, [nan] * 3, [nan, nan, 0], [nan, nan, 0]]
+    assert np.array_equal(softmax(scores, mask=mask), np.array(expected, dtype), equal_nan=True)
+    assert np.array_equal(softmax(scores[:3]), np.array(expected[:3], dtype), equal_nan=True)
 
 
 def test_mean_normalization_counts_attendable_keys() -> None:

@@ -44,7 +44,12 @@ def test_no_keys_concern_what_weighs_them() -> None:
     others = {"softmax", "mean_normalization"}  # which give weights
     others |= {o.name for o in JUDGED if o.chapter == "transformer"}  # which add to what they attend to
     others |= {"decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode"}
-    assert concerned("no_keys") == concerned("attendable_nan") == concerned("fully_masked") - others
+    assert concerned("no_keys") == concerned("fully_masked") - others
+
+
+def test_attendable_nan_concerns_what_weighs_keys_and_what_makes_weights_of_scores() -> None:
+    assert concerned("minus_infinity") == {"softmax"}
+    assert concerned("attendable_nan") == concerned("no_keys") | concerned("minus_infinity")
 
 
 def test_alignment_concerns_flags_of_two_sequences() -> None:

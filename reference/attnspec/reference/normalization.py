@@ -16,12 +16,14 @@ def softmax(
     scores: Float[np.ndarray, "*#batch n m"], *, mask: Bool[np.ndarray, "*#batch #n #m"] | None = None
 ) -> Float[np.ndarray, "*batch n m"]:
     """αᵢⱼ = exp(eᵢⱼ − eᵢ) / Σ_{j'∈Aᵢ} exp(eᵢⱼ' − eᵢ) for j ∈ Aᵢ, with eᵢ the greatest attendable score of the row."""
-    attendable = scores if mask is None else np.where(mask, scores, -np.inf)
+    allowed = np.ones((1, 1), bool) if mask is None else mask
+    attendable = np.where(allowed, scores, -np.inf)
     # Shifted by the greatest attendable score: exp cannot overflow, and no masked score can make the others underflow.
     highest = np.max(attendable, axis=-1, keepdims=True, initial=-np.inf)
-    exponentials = np.exp(attendable - np.where(highest == -np.inf, 0, highest))
+    some = np.any(allowed, axis=-1, keepdims=True)
+    exponentials = np.exp(attendable - np.where(some, highest, 0))
     total = np.sum(exponentials, axis=-1, keepdims=True)
-    weights: np.ndarray = exponentials / np.where(total == 0, 1, total)
+    weights: np.ndarray = np.where(allowed, exponentials / np.where(some, total, 1), 0)
     return weights
 
 

@@ -51,7 +51,8 @@ SIZES: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
 """Batch, queries, keys and features: the kernel, and with it the choice, may depend on rank and size."""
 
 
-def _samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
+def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
+    """Unmasked inputs of these sizes."""
     for batch, queries, keys, features in SIZES:
         small = len(batch) <= subject.limits.max_batch_dims
         yield sample(subject, rng, batch if small else (), queries=queries, keys=keys, heads=2, features=features)
@@ -101,7 +102,7 @@ def _by_way(seen: Seen) -> str:
 def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
     """Rows without attendable keys, among other rows and alone, in every way to encode the mask."""
     seen: Seen = []
-    for (i, given), keys in product(enumerate(_samples(subject, rng)), subject.operation.masks):
+    for (i, given), keys in product(enumerate(samples(subject, rng)), subject.operation.masks):
         for way, shape in _encodings(given, keys, subject, every=i == 1):
             some = rng.random(shape) < 0.6
             # Where all queries have the same row, those of the first element of the batch.
@@ -176,7 +177,7 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
     assert size is not None
     if subject.operation.attends_to_itself:
         return []  # no keys means no queries either: there is nothing to observe
-    for given in _samples(subject, rng):
+    for given in samples(subject, rng):
         empty = given.along(size, take([]))
         found = subject.outcome(subject.converted(empty))
         if isinstance(found, Raised):
@@ -228,7 +229,7 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
 def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
     """Store NaN and infinities at keys that no query may attend to, and at keys that some may."""
     seen: Seen = []
-    for given, (keys, of) in product(_samples(subject, rng), subject.operation.masks.items()):
+    for given, (keys, of) in product(samples(subject, rng), subject.operation.masks.items()):
         shape = mask_shape(given, keys)
         if not shape[-1]:
             continue
@@ -239,13 +240,13 @@ def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
                 mask[..., -1, -1] = True
             masked = given.plain().with_mask(mask, keys)
             clean = subject.call(masked)
-            for i, leaf in enumerate(_of_keys(subject, keys)):
+            for i, leaf in enumerate(of_keys(subject, keys)):
                 poison = np.nan if (i + everybody) % 2 else np.inf
                 seen.append(_leak(subject, masked, keys, mask, clean, leaf, poison))
     return [found for found in seen if found.choice == "propagates"] or seen
 
 
-def _of_keys(subject: Subject, keys: str | None) -> list[Leaf]:
+def of_keys(subject: Subject, keys: str | None) -> list[Leaf]:
     """The arrays that have a row or a column for every key along an axis."""
     return [leaf for leaf in subject.operation.floats if leaf.batched and keys is not None and keys in leaf.sizes]
 
@@ -276,9 +277,12 @@ def _leak(
 
 @probes("attendable_nan")
 def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Store NaN at a key that some queries may attend to; the rows of the others concern `masked_nonfinite`."""
+    """Store NaN at a key that some queries may attend to; the rows of the others concern `masked_nonfinite`.
+
+    Where the result has an entry for every key, those that are masked in the row of the NaN are not judged.
+    """
     seen: Seen = []
-    for given in _samples(subject, rng):
+    for given in samples(subject, rng):
         shape = mask_shape(given)
         if 0 in shape:
             continue
@@ -286,7 +290,7 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
         mask = rng.random(shape) < 0.6
         mask[..., chosen] |= ~mask.any(-1)
         masked = given.plain().with_mask(mask)
-        for leaf in _of_keys(subject, subject.operation.asked):
+        for leaf in of_keys(subject, subject.operation.asked):
             x = masked.array(leaf.path)
             if leaf in subject.operation.attended:
                 x = x.copy()
@@ -299,7 +303,8 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
             rows = mask[..., chosen].copy()
             if subject.operation.attends_to_itself and leaf.path not in subject.operation.linear:  # it is a query too
                 rows[..., chosen] = True
-            found = np.isnan(got[np.broadcast_to(rows[..., None], got.shape)])
+            numbers = rows[..., None] if subject.operation.weighs_keys else rows[..., None] & mask
+            found = np.isnan(got[np.broadcast_to(numbers, got.shape)])
             if found.size and found.all() == found.any():
                 seen.append(Sighting("propagates" if found.all() else "hidden", poisoned))
             elif found.size:
@@ -338,8 +343,8 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
 @probes("gru_reset")
 def gru_reset(subject: Subject, rng: np.random.Generator) -> Seen:
     """Compare the result with the formula under each choice."""
-    samples = _samples(subject, rng)
-    return [Sighting(word, given) for given in samples for word in _matching(subject, given, "gru_reset")]
+    tried = samples(subject, rng)
+    return [Sighting(word, given) for given in tried for word in _matching(subject, given, "gru_reset")]
 
 
 def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
@@ -372,6 +377,6 @@ def repeatability(subject: Subject, rng: np.random.Generator) -> Seen:
 
 def _repeated(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
     if subject.operation.floats:
-        yield from _samples(subject, rng)
+        yield from samples(subject, rng)
     else:
         yield sample(subject, rng, queries=33, keys=33, features=16)

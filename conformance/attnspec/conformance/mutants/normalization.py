@@ -6,6 +6,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.normalization import MeanNormalization, Softmax
 from attnspec.spec.pooling import AveragePooling
@@ -162,6 +163,56 @@ def clipped(correct: Formulas, scores: Numbers) -> Numbers:
     """Scores beyond ±10 all count alike."""
     bounded = np.minimum(np.maximum(scores, scores.dtype.type(-10)), scores.dtype.type(10))
     return Formulas.normalized(correct, np.where(scores == -np.inf, scores, bounded))
+
+
+@mutant(
+    "a tile of scores of −∞ makes its row NaN",
+    replaces="softmax",
+    operations=(Softmax,),
+    breaks=("normalization.infinite-scores",),
+    source="flashinfer-ai/flashinfer#1178, flagos-ai/FlagGems#330",
+)
+def tile_of_minus_infinity(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """The maximum of every 16 keys is subtracted from their scores: −∞ − −∞."""
+    lost = [
+        correct.undefined(scores[..., start : start + 16], _columns(mask, start)).any(-1, keepdims=True)
+        for start in range(0, scores.shape[-1], 16)
+    ]
+    weights = Formulas.softmax(correct, scores, mask=mask)
+    return np.where(np.logical_or.reduce(lost), scores.dtype.type(np.nan), weights)
+
+
+def _columns(mask: Numbers, start: int) -> Numbers:
+    """The same 16 keys of a mask, which may be the same for all keys."""
+    return mask if mask is None or mask.shape[-1] == 1 else mask[..., start : start + 16]
+
+
+@mutant(
+    "+∞ has all the weight",
+    replaces="softmax",
+    operations=(Softmax,),
+    breaks=("normalization.infinite-scores",),
+    source="the wish in pytorch/pytorch#6864 and scipy/scipy#23225",
+)
+def limit(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """Shared by all scores of +∞, as if they grew together."""
+    infinite = value_of(scores) == np.inf
+    highest = np.any(infinite & (True if mask is None else mask), axis=-1, keepdims=True)
+    few = np.where(infinite, scores.dtype.type(0), scores.dtype.type(-np.inf))
+    return Formulas.softmax(correct, np.where(highest, few, scores), mask=mask)
+
+
+@mutant(
+    "weights that are not finite are 0",
+    replaces="softmax",
+    operations=(Softmax,),
+    breaks=("normalization.infinite-scores", "semantics.minus_infinity", "semantics.attendable_nan"),
+    source="tenstorrent/tt-metal#56056, mindspore-ai/mindspore#374",
+)
+def sanitized(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """NaN becomes 0, as does what is undefined."""
+    weights = Formulas.softmax(correct, scores, mask=mask)
+    return np.where(np.isnan(value_of(weights)), scores.dtype.type(0), weights)
 
 
 @mutant(

@@ -235,6 +235,43 @@ def propagates_after_all(correct: Formulas, weights: Numbers, value: Numbers, ma
 
 
 @mutant(
+    "rows of −∞ are 0",
+    replaces="undefined",
+    operations=(Softmax,),
+    breaks=("semantics.minus_infinity",),
+    source="the wish in tracel-ai/burn#5742, granted to every softmax",
+)
+def nothing_is_undefined(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """A guard for fully masked rows that takes the maximum for the mask."""
+    return np.zeros(scores.shape, bool)
+
+
+@mutant(
+    "short rows of −∞ are 0",
+    replaces="undefined",
+    operations=(Softmax,),
+    breaks=("semantics.minus_infinity",),
+    source="ml-explore/mlx#1467",
+)
+def undefined_in_long_rows(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """Two kernels, one of which starts its maximum at a finite number."""
+    return Formulas.undefined(correct, scores, mask) & (scores.shape[-1] > 127)
+
+
+@mutant(
+    "rows of −∞ are NaN, declared 0",
+    replaces="undefined",
+    operations=(Softmax,),
+    declares={"minus_infinity": "zero"},
+    breaks=("semantics.minus_infinity",),
+    source="a declaration for the fused attention, made for softmax too",
+)
+def undefined_after_all(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """What is normative, declared as a deviation."""
+    return Formulas.undefined(correct, scores, mask)
+
+
+@mutant(
     "odd widths of encodings raise",
     replaces="frequencies",
     operations=(SinusoidalPositionalEncoding,),

@@ -135,6 +135,19 @@ class NaNToNumber(Formulas):
 
 
 @variant(
+    "rows of −∞ are 0, declared",
+    operations=(Softmax,),
+    declares={"minus_infinity": "zero"},
+)
+class Guarded(Formulas):
+    """The sum is guarded, so that −∞ counts as masked."""
+
+    def undefined(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """Nothing is."""
+        return np.zeros(scores.shape, bool)
+
+
+@variant(
     "odd widths raise, declared",
     operations=(SinusoidalPositionalEncoding,),
     declares={"odd_encoding": "error"},

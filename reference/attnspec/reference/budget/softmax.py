@@ -126,15 +126,14 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, 
     """
     shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
     attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
+    some = attendable.any(-1, keepdims=True)
     masked = scores if mask is None else np.where(attendable, scores, -np.inf)
-    maximum = masked.max(axis=-1, keepdims=True, initial=-np.inf)
-    maximum = np.where(np.isfinite(maximum), maximum, 0)
+    maximum = np.where(some, masked.max(axis=-1, keepdims=True, initial=-np.inf), 0)
     shifted = masked - maximum
     if mask is not None:
         shifted = np.where(attendable, shifted, 0)
     exponentials = np.exp(shifted) if mask is None else np.where(attendable, np.exp(shifted), 0)
-    total = exponentials.sum(-1, keepdims=True)
-    total = np.where(total > 0, total, 1)
+    total = np.where(some, exponentials.sum(-1, keepdims=True), 1)
     logarithm = np.where(total == 1, 0.0, np.abs(maximum + np.log(total)).astype(np.float64))
     return exponentials / total, shifted, attendable, logarithm
 

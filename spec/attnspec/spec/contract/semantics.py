@@ -68,6 +68,16 @@ def _weighs_keys(operation: Operation) -> bool:
     return operation.only_weighs_keys
 
 
+def _normalizes_scores(operation: Operation) -> bool:
+    """Whether scores are given and their weights are the result, as with softmax."""
+    scores = [x for x in operation.leaves if x.path in operation.sharpened and -1 in x.axes(operation.asked or "")]
+    return bool(scores) and -1 in operation.leading.axes(operation.asked or "")
+
+
+def _attends(operation: Operation) -> bool:
+    return _weighs_keys(operation) or _normalizes_scores(operation)
+
+
 def _aligns(operation: Operation) -> bool:
     return operation.flag is not None and len(operation.causal) == 2
 
@@ -100,7 +110,10 @@ class Semantics:
         "excluded", "Does NaN or an infinity stored at a masked key or value reach the result?", _masked
     )
     attendable_nan: Literal["propagates", "hidden"] = question(
-        "propagates", "Does NaN at an attendable key or value make the rows NaN that attend to it?", _weighs_keys
+        "propagates", "Does NaN at an attendable score, key or value make the rows NaN that attend to it?", _attends
+    )
+    minus_infinity: Literal["nan", "zero", "uniform"] = question(
+        "nan", "What are the weights of a row whose attendable scores are all −∞?", _normalizes_scores
     )
     odd_encoding: Literal["unpaired-sine", "error"] = question(
         "unpaired-sine", "What do the sinusoids give for an odd number of columns?", _counts_without_floats

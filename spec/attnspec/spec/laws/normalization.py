@@ -52,6 +52,13 @@ EXTREME_SCORES = law(
     governs=of(Softmax),
     sources=[S0.equation(2)],
 )
+INFINITE_SCORES = law(
+    "normalization.infinite-scores",
+    "A score of −∞ has weight 0 and leaves the others as if its key were masked; the weight of +∞ is NaN.",
+    formula=r"e_{ij} = -\infty \Rightarrow \alpha_{ij} = 0,\quad e_{ij} = \infty \Rightarrow \alpha_{ij} = \text{NaN}",
+    governs=of(Softmax),
+    sources=[S0.equation(2)],
+)
 HOMOGENEITY = law(
     "normalization.homogeneity",
     "Doubling the scores doubles the weights of mean normalization.",

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Arithmetic, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
 
 
 class Normalization(Arithmetic):
@@ -12,7 +13,14 @@ class Normalization(Arithmetic):
 
     def softmax(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
         """Softmax over the attendable keys of each row."""
-        return self.normalized(self.excluded(scores, mask))
+        weights, undefined = self.normalized(self.excluded(scores, mask)), self.undefined(scores, mask)
+        return np.where(undefined, weights.dtype.type(np.nan), weights) if undefined.any() else weights
+
+    def undefined(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """The attendable keys of rows in which the scores of all of them are −∞: their weights are 0/0."""
+        given = value_of(scores)
+        allowed = np.ones(given.shape, bool) & (True if mask is None else mask)
+        return allowed & ~np.any(allowed & (given != -np.inf), axis=-1, keepdims=True)
 
     def excluded(self, scores: Numbers, mask: Numbers) -> Numbers:
         """Scores with −∞ where masked."""

@@ -1,0 +1,92 @@
+"""Infinities among scores and values."""
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.judging.comparison import number
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import sample, wide
+from attnspec.conformance.laws.registry import checks
+from attnspec.conformance.laws.semantics import OTHER, Seen, Sighting, of_keys, probes, samples
+from attnspec.spec.laws import normalization as law
+
+LONG = 130
+"""Keys of rows that are longer than a tile, so that whole tiles of scores may be −∞."""
+
+
+@checks(law.INFINITE_SCORES, once=True)
+def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Scores of −∞ at random keys, at the first and at the last ones; in some rows +∞ at a key that is attendable."""
+    (path,) = (leaf.path for leaf in of_keys(subject, subject.operation.asked))
+    judged = False
+    for queries, keys in ((6, 5), (6, LONG)):
+        given = sample(subject, rng, queries=queries, keys=keys)
+        shape = mask_shape(given)
+        if shape[-1] < 2 or 0 in shape:
+            continue
+        allowed = rng.random(shape) < 0.8
+        last = int(rng.integers(1, shape[-1]))
+        place, run = np.arange(shape[-1]), rng.integers(0, 3, (*shape[:-1], 1))
+        low = np.select([run == 0, run == 1], [place < last, place >= last], rng.random(shape) < 0.4)
+        # One key of every row keeps its score.
+        kept = place == np.argmax(rng.random(shape) * allowed, axis=-1, keepdims=True)
+        allowed, low = allowed | kept, low & ~kept
+        high = kept & (rng.random((*shape[:-1], 1)) < 0.3)
+        scores = wide(given.array(path))
+        stored = np.where(high, np.inf, np.where(low, -np.inf, scores))
+        infinite = given.with_mask(allowed).replaced({path: subject.exact(stored)})
+        got, oracle = subject.call(infinite), subject.oracle(given.with_mask(allowed & ~low))
+        rows = np.broadcast_to(high.any(-1, keepdims=True), shape)
+        expected = np.where(rows, np.nan, oracle.value)
+        subject.matches(got, expected, oracle.budget, infinite, "with scores of −∞, the weight")
+        if subject.semantics.attendable_nan == "propagates":
+            _demand_nan(subject, got, high, infinite)
+        judged = True
+    return judged
+
+
+def _demand_nan(subject: Subject, got: Numbers, high: Numbers, infinite: Arguments) -> None:
+    """The weights of scores of +∞ are NaN."""
+    finite = high & ~np.isnan(wide(got))
+    if finite.any():
+        index = tuple(int(i) for i in np.argwhere(finite)[0])
+        message = f"the weight[{', '.join(map(str, index))}] of a score of +∞ is {wide(got)[index]:.9g}, expected NaN"
+        expected = np.where(high, np.nan, wide(got))
+        subject.holds(False, message, infinite, expected=expected, got=got, index=index)
+
+
+@probes("minus_infinity")
+def minus_infinity(subject: Subject, rng: np.random.Generator) -> Seen:
+    """Make all scores of some rows −∞, without a mask and, where it does not stand for a finite score, with one."""
+    seen: Seen = []
+    (scores,) = of_keys(subject, subject.operation.asked)
+    for given in samples(subject, rng):
+        shape = mask_shape(given)
+        if 0 in shape:
+            continue
+        lost = rng.random((*shape[:-1], 1)) < 0.5
+        lost.reshape(-1)[int(rng.integers(lost.size))] = True
+        x = given.array(scores.path)
+        low = given.replaced({scores.path: np.where(lost, x.dtype.type(-np.inf), x)})
+        seen.append(_of_lost_rows(subject, low, np.broadcast_to(lost, shape)))
+        if subject.semantics.fully_masked != "uniform":
+            mask = rng.random(shape) < 0.6
+            mask[..., -1] |= ~mask.any(-1)
+            seen.append(_of_lost_rows(subject, low.with_mask(mask), lost & mask))
+    return seen
+
+
+def _of_lost_rows(subject: Subject, low: Arguments, lost: Numbers) -> Sighting:
+    """The choice that the weights show which are 0/0; numbers of other rows that are wrong are a violation."""
+    got, oracle = wide(subject.call(low)), subject.oracle(low)
+    title = "minus_infinity cannot be told: of the rows with finite scores, the weight"
+    subject.matches(got, oracle.value, oracle.budget, low, title)
+    greatest = np.max(got, axis=-1, keepdims=True, where=lost, initial=-np.inf)
+    for choice, fits in (("nan", np.isnan(got)), ("zero", got == 0), ("uniform", (got == greatest) & (got > 0))):
+        if fits[lost].all():
+            return Sighting(choice, low)
+    index = tuple(np.argwhere(lost & ~np.isnan(got))[0])
+    return Sighting(
+        OTHER, low, f"where scores are all −∞, the weight[{', '.join(map(str, index))}] is {number(got[index])}"
+    )
