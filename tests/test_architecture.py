@@ -257,6 +257,7 @@ ROOMS = {
     "conformance/attnspec/conformance/mutants": {
         "ensembles.py",
         "fills.py",
+        "infinities.py",
         "magnitudes.py",
         "calling.py",
         "sizes.py",

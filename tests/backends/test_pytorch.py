@@ -964,6 +964,28 @@ def test_softmax_of_infinite_scores(dtype: torch.dtype) -> None:
     torch.testing.assert_close(backend.softmax(scores[:3]), expected[:3], equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("m", [3, 300])
+def test_infinite_values_show_in_their_features_of_the_rows_that_attend_to_them(m: int, dtype: torch.dtype) -> None:
+    """Row 0 does not attend to the first key."""
+    query, key, value = (torch.randn(2, size, 5).to(dtype) for size in (4, m, m))
+    mask = torch.ones(4, m, dtype=torch.bool)
+    mask[0, 0] = False
+    w_q, w_k, w_v = (torch.randn(shape).to(dtype) for shape in ((6, 5), (6, 5), (6,)))
+    infinite = value.clone()
+    infinite[:, 0, 0], infinite[:, 1, 1] = math.inf, -math.inf
+    for name, first, last in (
+        ("scaled_dot_product_attention", (query, key), ()),
+        ("additive_attention", (query, key), (w_q, w_k, w_v)),
+        ("nadaraya_watson", (query / 4, key / 4), ()),
+    ):
+        found, clean = (getattr(backend, name)(*first, v, *last, mask=mask) for v in (infinite, value))
+        assert (found[:, 1:, 0] == math.inf).all()
+        assert (found[..., 1] == -math.inf).all()
+        torch.testing.assert_close(found[:, 0, 0], clean[:, 0, 0])
+        torch.testing.assert_close(found[..., 2:], clean[..., 2:])
+
+
 def test_a_great_masked_score_takes_no_part() -> None:
     scores, mask = torch.tensor([[1e30, 1.0, 1.0]]), torch.tensor([[False, True, True]])
     assert backend.softmax(scores, mask=mask).tolist() == [[0.0, 0.5, 0.5]]

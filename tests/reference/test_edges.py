@@ -112,6 +112,21 @@ def test_a_key_masked_for_some_queries_counts_for_the_others(name: str, where: s
     assert np.isfinite(result[1:]).all() == infinitely_far
 
 
+@pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if o.weighs_keys and o.pooled in o.linear])
+def test_infinite_values_show_in_their_features_of_the_rows_that_attend_to_them(name: str, draw: Any) -> None:
+    arguments, value = draw(name), OPERATIONS[name].pooled
+    mask = arguments["mask"]
+    mask[...] = True
+    clean = REFERENCE[name](**arguments)
+    arguments[value][0, 0], arguments[value][1, 1] = np.inf, -np.inf
+    result = REFERENCE[name](**arguments)
+    assert (result[..., 0] == np.inf).all()
+    assert (result[..., 1] == -np.inf).all()
+    assert np.allclose(result[..., 2:], clean[..., 2:], **SUMMED_OTHERWISE)
+    arguments[value][2, 0] = -np.inf
+    assert np.isnan(REFERENCE[name](**arguments)[..., 0]).all()
+
+
 @pytest.mark.parametrize("name", CAUSAL)
 def test_causal_and_mask_join_by_and(name: str, draw: Any) -> None:
     arguments = draw(name, causal=True, batch=(2,))

@@ -2,9 +2,13 @@
 
 Edges: Key j is attendable for query i where `mask` is True. With `causal`, j ≤ i must hold as well. If n ≠ `m`,
 `causal` aligns query 0 with key 0 (semantics `causal_alignment`). Keys that are not attendable are left out with their
-values, NaN and ∞ included. A query without attendable keys gives 0 and zero gradients (semantics `fully_masked`). So
-does every query if `m` = 0 (semantics `no_keys`). A query with a single attendable key gives the value of that key. An
-empty batch gives an empty result. So does `n` = 0.
+values, NaN and ∞ included. Where a key is attendable, NaN makes the rows that attend to it NaN (semantics
+`attendable_nan`), and an infinite value makes its feature of these rows infinite, or NaN, where both infinities meet or
+a kernel computes with parts of numbers. Left open is what becomes of both where the weight rounds to 0, and what
+infinities of queries and attendable keys give. For a row whose scores are all −∞, the formula has NaN, and PyTorch's
+fused kernels have 0. A query without attendable keys gives 0 and zero gradients (semantics `fully_masked`). So does
+every query if `m` = 0 (semantics `no_keys`). A query with a single attendable key gives the value of that key. An empty
+batch gives an empty result. So does `n` = 0.
 """
 
 from typing import Generic, Protocol, TypedDict

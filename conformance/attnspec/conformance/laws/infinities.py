@@ -6,16 +6,16 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.comparison import number
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import sample, wide
+from attnspec.conformance.laws.common import before_features, pooled, sample, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.semantics import OTHER, Seen, Sighting, of_keys, probes, samples
-from attnspec.spec.laws import normalization as law
+from attnspec.spec.laws import attention, normalization
 
 LONG = 130
 """Keys of rows that are longer than a tile, so that whole tiles of scores may be −∞."""
 
 
-@checks(law.INFINITE_SCORES, once=True)
+@checks(normalization.INFINITE_SCORES, once=True)
 def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Scores of −∞ at random keys, at the first and at the last ones; in some rows +∞ at a key that is attendable."""
     (path,) = (leaf.path for leaf in of_keys(subject, subject.operation.asked))
@@ -90,3 +90,50 @@ def _of_lost_rows(subject: Subject, low: Arguments, lost: Numbers) -> Sighting:
     return Sighting(
         OTHER, low, f"where scores are all −∞, the weight[{', '.join(map(str, index))}] is {number(got[index])}"
     )
+
+
+@checks(attention.INFINITE_VALUES, once=True)
+def infinite_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """An infinity of either sign at a key and a feature each, under scores that leave no weight small."""
+    if subject.semantics.attendable_nan != "propagates":
+        return False
+    judged = False
+    for keys in (5, LONG):
+        given = _flattened(subject, sample(subject, rng, queries=6, keys=keys))
+        shape, value = mask_shape(given), pooled(given)
+        if 0 in shape or min(value.shape[-2:]) < 2:
+            continue
+        mask = rng.random(shape) < 0.6
+        mask[..., 0] |= ~mask.any(-1)
+        masked = given.with_mask(mask)
+        at, columns = (rng.permutation(size)[:2] for size in value.shape[-2:])
+        stored = value.copy()
+        stored[..., at, columns] = np.inf, -np.inf
+        infinite = masked.replaced({subject.operation.pooled: stored})
+        got = wide(subject.call(infinite))
+        for key, column, sign in zip(at, columns, (1, -1), strict=True):
+            reached = before_features(subject, mask[..., key]) & (np.arange(got.shape[-1]) == column)
+            _demand_infinity(subject, got, np.broadcast_to(reached, got.shape), sign * np.inf, infinite)
+        others = np.where(np.isin(np.arange(got.shape[-1]), columns), np.nan, wide(subject.call(masked)))
+
+        def budget(masked: Arguments = masked) -> Numbers:
+            return 2 * subject.budget(masked)
+
+        subject.matches(got, others, budget, infinite, "with infinities in other features, the result")
+        judged = True
+    return judged
+
+
+def _flattened(subject: Subject, given: Arguments) -> Arguments:
+    """The arguments with an eighth of the scores."""
+    exponents = subject.operation.sharpened
+    return given.replaced({path: subject.exact(0.125**by * wide(given.array(path))) for path, by in exponents.items()})
+
+
+def _demand_infinity(subject: Subject, got: Numbers, reached: Numbers, infinity: float, infinite: Arguments) -> None:
+    """What an infinity reaches is it, or NaN."""
+    wrong = reached & ~np.isnan(got) & (got != infinity)
+    if wrong.any():
+        index = tuple(int(i) for i in np.argwhere(wrong)[0])
+        message = f"the result[{', '.join(map(str, index))}], of a row that attends to {infinity}, is {got[index]:.9g}"
+        subject.holds(False, message, infinite, expected=np.where(reached, infinity, got), got=got, index=index)

@@ -102,6 +102,14 @@ MAGNITUDES = law(
     formula=r"|f(x) - f^*(x)| \le \text{budget}(x)",
     governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
 )
+INFINITE_VALUES = law(
+    "attention.infinite-values",
+    "An infinity at an attendable value reaches its feature of the rows that attend to it, and no other feature: there "
+    "the result is that infinity, or NaN, and never a number.",
+    formula=r"j \in A_i,\ v_{jc} = \pm\infty \Rightarrow o_{ic} \in \{\pm\infty, \text{NaN}\}",
+    governs=lambda operation: operation.weighs_keys and bool(operation.pooled) and operation.pooled in operation.linear,
+    sources=[S0.equation(1)],
+)
 ENSEMBLE_GRADIENT = law(
     "attention.ensemble-gradient",
     "Over the independent errors of many batch elements, no gradient shows an error of gain.",

@@ -1,0 +1,52 @@
+"""Mutants that lose an infinity, or lose a row to one."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.pooling import NadarayaWatson
+
+ATTENTION = (ScaledDotProductAttention, AdditiveAttention, NadarayaWatson)
+
+
+@mutant(
+    "infinite results clamped",
+    replaces="pooled",
+    operations=ATTENTION,
+    breaks=("attention.infinite-values",),
+    source="huggingface/transformers#9487, awslabs/sockeye#1051",
+)
+def clamped(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """What overflowed is the largest number."""
+    result = Formulas.pooled(correct, weights, value, mask)
+    largest = np.finfo(weights.dtype).max
+    return np.minimum(np.maximum(result, -largest), largest)
+
+
+@mutant(
+    "an infinity makes its row NaN",
+    replaces="pooled",
+    operations=ATTENTION,
+    breaks=("attention.infinite-values",),
+    source="a check for overflow by rows, isfinite(x).all(-1)",
+)
+def spoils_its_row(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """In all features."""
+    result = Formulas.pooled(correct, weights, value, mask)
+    infinite = np.any(np.isinf(value_of(result)), axis=-1, keepdims=True)
+    return np.where(infinite, weights.dtype.type(np.nan), result)
+
+
+@mutant(
+    "infinities without their signs",
+    replaces="pooled",
+    operations=ATTENTION,
+    breaks=("attention.infinite-values",),
+    source="terms that are not finite, found by isinf and added apart",
+)
+def unsigned(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """−∞ is +∞."""
+    result = Formulas.pooled(correct, weights, value, mask)
+    return np.where(np.isinf(value_of(result)), weights.dtype.type(np.inf), result)
