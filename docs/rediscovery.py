@@ -69,7 +69,7 @@ def page(verdicts: Mapping[str, Verdict]) -> str:
     escaped = [r for r in REDISCOVERED.values() if not r.convicted]
     lines = [
         HEAD,
-        f"{len(REDISCOVERED)} defects: {len(convicted)} are convicted, {len(escaped)} are not.\n",
+        f"{len(REDISCOVERED)} defects, of which {len(convicted)} are convicted.\n",
         CONVICTED,
         *table("report", "framework", "defect", "operation", "dtype", "profile", "law", "smallest input"),
         *(row(*described(r), r.profile, *verdicts[r.source]) for r in convicted),

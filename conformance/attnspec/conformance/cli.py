@@ -210,10 +210,13 @@ def mutants(
     matrix: Annotated[bool, typer.Option(help="run every law against every mutant")] = False,
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
+    keep: Annotated[Path | None, typer.Option(help="keep ended trials in this file, and do not repeat them")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="end after these minutes; --keep goes on later")] = None,
 ) -> None:
     """Print the kill matrix."""
     from attnspec.conformance.judging.profiles import PROFILES
     from attnspec.conformance.mutants import MUTANTS
+    from attnspec.conformance.running.kept_trials import KeptTrials
     from attnspec.conformance.running.kill_matrix import judge_mutants
     from attnspec.conformance.running.selection import matching
     from attnspec.conformance.variants import VARIANTS
@@ -228,7 +231,14 @@ def mutants(
     chosen = matching(patterns, known)
     judged = {name: m for name, m in MUTANTS.items() if name in chosen}
     spared = {name: v for name, v in VARIANTS.items() if name in chosen}
-    status = judge_mutants(profile, seeds, matrix, workers, file, _console(), mutants=judged, variants=spared)
+    try:
+        kept = None if keep is None else KeptTrials(keep)
+    except (OSError, ValueError) as error:
+        _unusable(f"--keep: {error}")
+    status = judge_mutants(
+        profile, seeds, matrix, workers, file, _console(),
+        mutants=judged, variants=spared, kept=kept, minutes=minutes,
+    )  # fmt: skip
     raise typer.Exit(status)
 
 

@@ -98,12 +98,6 @@ def low_rank(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return _in_rows(subject, arguments, change)
 
 
-def distant_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Vectors of integers times 10⁶, whose scores are sums without rounding; of many queries, each rounded its way."""
-    arguments = sample(subject, rng, queries=24, keys=12, features=4, heads=2)
-    return _in_rows(subject, arguments, lambda leaf, x: 2.0**20 * np.round(x))
-
-
 KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
     "of values above 10¹⁰": huge,
     "of subnormal values": subnormal,
@@ -111,5 +105,4 @@ KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Argument
     "of a feature that outweighs the others": outlier,
     "of a key that every query likes and one that none does": sink,
     "of rows of low rank with outliers": low_rank,
-    "of scores of some 10¹²": distant_scores,
 }

@@ -78,15 +78,19 @@ def _run_in_pool(
         futures: dict[Future[Outcome], int] = {
             pool.submit(_perform_marked, tasks[number], number, str(marks), limit): number for number in numbers
         }
-        for future in as_completed(futures):
-            error = future.exception()
-            if error is None:
-                settle(futures[future], future.result())
-            elif not isinstance(error, BrokenProcessPool):
-                # What a backend raised and no check expected.
-                (marks / str(futures[future])).unlink(missing_ok=True)
-                failure = Failure("", "", "an exception that no check expected", type(error).__name__, str(error))
-                settle(futures[future], Outcome((failure,), 0, 0.0))
+        try:
+            for future in as_completed(futures):
+                error = future.exception()
+                if error is None:
+                    settle(futures[future], future.result())
+                elif not isinstance(error, BrokenProcessPool):
+                    # What a backend raised and no check expected.
+                    (marks / str(futures[future])).unlink(missing_ok=True)
+                    failure = Failure("", "", "an exception that no check expected", type(error).__name__, str(error))
+                    settle(futures[future], Outcome((failure,), 0, 0.0))
+        finally:
+            # Where ``settle`` raises, what waits is not run first.
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _perform_marked(task: Task, number: int, marks: str, limit: float) -> Outcome:
