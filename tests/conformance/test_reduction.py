@@ -137,6 +137,22 @@ def test_an_option_that_matters_stays() -> None:
     assert found.size("n") == 1
 
 
+@pytest.mark.parametrize("matters", [False, True])
+def test_zero_has_a_sign_only_where_it_matters(matters: bool) -> None:
+    def scores(query: Numbers, key: Numbers) -> Numbers:
+        return reference.dot_scores(query, key) + float(np.signbit(query).any() or not matters)
+
+    subject = subject_of("dot_scores", scores)
+    (example, *_) = corners(subject.operation, subject.limits, seed=0, most=1, work=2.0**12)
+    given = example.arguments(subject.operation, "float64")
+    arguments = given.replaced({leaf.path: np.full_like(x, -0.0) for leaf, x in given.floats})
+    violation, *_ = attempt(subject, ORACLE, arguments, 0)
+    assert violation is not None
+    found, _ = reduced(subject, ORACLE, arguments, violation, 0, lambda law, what: None)
+    assert not any(x.any() for _, x in found.floats)
+    assert [bool(np.signbit(x).any()) for _, x in found.floats] == [matters, False]
+
+
 def test_laws_with_inputs_of_their_own_get_the_simplest_model() -> None:
     def scores(query: Numbers, key: Numbers) -> Numbers:
         if min(query.ndim, key.ndim) < 3 <= max(query.ndim, key.ndim):

@@ -173,6 +173,14 @@ def test_semantics_are_summed_up_where_all_operations_agree() -> None:
     assert torn.deviations == {}
 
 
+def test_what_is_declared_is_said_whatever_laws_are_judged() -> None:
+    declared = {"fully_masked": "uniform", "gru_reset": "after"}  # the latter concerns other operations
+    found = Report(contract(semantics=declared), SETTINGS, (passed("operation.oracle"),), 0.0)
+    assert found.as_json()["semantics"] == {"fully_masked": {"declared": "uniform", "observed": None}}
+    assert "[yellow]deviation[/] fully_masked: uniform" in remarks(found)
+    assert Report(contract(), SETTINGS, (passed("operation.oracle"),), 0.0).as_json()["semantics"] == {}
+
+
 def test_answers_that_differ_are_kept_by_operation() -> None:
     assert in_common({}) is None
     assert in_common({"a": "x", "b": "x"}) == "x"

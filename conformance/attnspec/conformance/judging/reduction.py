@@ -259,7 +259,7 @@ def _numbers(search: Search) -> bool:
         path = leaf.path
         if not x.size:
             continue
-        for simpler in (np.zeros_like(x), np.ones_like(x), np.sign(x), np.round(x), np.round(x * 4) / 4):
+        for simpler in (np.zeros_like(x), np.ones_like(x), np.sign(x), np.round(x) + 0, np.round(x * 4) / 4 + 0):
             if _as_simple(search.best.array(path), simpler):
                 continue
             if search.accept(search.best.replaced({path: simpler})):
@@ -284,7 +284,7 @@ def _simplify_elements(search: Search, path: str, target: Numbers) -> bool:
         for start in range(0, size, step):
             flat = search.best.array(path).reshape(-1)
             part, wanted = flat[start : start + step], target.reshape(-1)[start : start + step]
-            if np.array_equal(part, wanted):
+            if part.tobytes() == wanted.tobytes():  # −0 is not as simple as 0
                 continue
             new = flat.copy()
             new[start : start + step] = wanted

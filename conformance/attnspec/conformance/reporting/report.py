@@ -90,19 +90,25 @@ class Report:
 
     @cached_property
     def semantics(self) -> dict[str, Answer]:
-        """The answers to the questions that concern what was judged."""
+        """The answers to the questions that were asked, and what is declared otherwise than it is normative."""
+        provided = dict.fromkeys(r.operation for r in self.results if r.status != Status.NOT_PROVIDED)
         answers: dict[str, Answer] = {}
-        for question in QUESTIONS:
-            judged = [r for r in self.results if r.law == f"semantics.{question}" and r.status != Status.NOT_PROVIDED]
-            observed: dict[str, str] = {}
-            for r in judged:
-                if r.observed is not None:
-                    seen = observed.get(r.operation, r.observed)
-                    observed[r.operation] = seen if seen == r.observed else f"{seen} and {r.observed}"
-            declared = {r.operation: getattr(self.contract.semantics[r.operation], question) for r in judged}
-            if declared:
-                answers[question] = Answer(declared, observed)
+        for question in QUESTIONS.values():
+            concerned = [name for name in provided if question.concerns(OPERATIONS[name])]
+            declared = {name: str(getattr(self.contract.semantics[name], question.name)) for name in concerned}
+            judged = [r for r in self.results if r.law == f"semantics.{question.name}" and r.operation in declared]
+            if judged or set(declared.values()) - {question.normative}:
+                answers[question.name] = Answer(declared, self._observed(judged))
         return answers
+
+    def _observed(self, judged: Iterable[Result]) -> dict[str, str]:
+        """What each operation was seen to choose, at all dtypes."""
+        observed: dict[str, str] = {}
+        for r in judged:
+            if r.observed is not None:
+                seen = observed.get(r.operation, r.observed)
+                observed[r.operation] = seen if seen == r.observed else f"{seen} and {r.observed}"
+        return observed
 
     @property
     def deviations(self) -> dict[str, Mapping[str, str]]:
