@@ -167,9 +167,13 @@ def _gated(x: Tensor, gating: Tensor, parameters: AttentionGateParameters[Tensor
     w_x, w_g, b_g, psi, b_psi = (
         widened(w) for w in (parameters.w_x, parameters.w_g, parameters.b_g, parameters.psi, parameters.b_psi)
     )
-    signal = _resampled(linear(gating, w_g), tuple(x.shape[-4:-1]))
-    hidden = (linear(x, w_x, b_g) + signal).relu()
-    coefficients = (hidden @ psi + b_psi).sigmoid()
+    # The bias is added on the coarser grid, and stays what it is between its places.
+    signal = _resampled(linear(gating, w_g, b_g), tuple(x.shape[-4:-1]))
+    if signal.shape[:-1] == x.shape[:-1]:
+        hidden = torch.addmm(signal.flatten(0, -2), x.flatten(0, -2), w_x.mT).relu_().view(signal.shape)
+    else:
+        hidden = (linear(x, w_x) + signal).relu_()
+    coefficients = (hidden @ psi + b_psi).sigmoid_()
     return coefficients.unsqueeze(-1) * x, coefficients
 
 
