@@ -370,17 +370,21 @@ def odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]) -> bo
 def refuses_outside(
     subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, what: str
 ) -> bool:
-    """One of these integers is made −1, or one more than the most: that must raise."""
+    """One of these integers is made −1, then one more than the most: both must raise."""
     integers = arguments[path]
     if integers is None or not integers.size:
         return False
-    outside: Numbers = integers.copy()
-    outside.reshape(-1)[int(rng.integers(integers.size))] = int(rng.choice([-1, most + 1]))
-    broken = arguments.replaced({path: outside})
-    result = subject.outcome(subject.converted(broken))
-    if isinstance(result, Raised):
-        return True
-    raise Violation(
-        f"{what} outside 0..{most} was accepted, expected an exception", reason=Reason.ACCEPTED, arguments=broken,
-        got=next(iter(result.values())),
-    )  # fmt: skip
+    place = int(rng.integers(integers.size))
+    for wrong in (-1, most + 1):
+        outside: Numbers = integers.copy()
+        outside.reshape(-1)[place] = wrong
+        broken = arguments.replaced({path: outside})
+        result = subject.outcome(subject.converted(broken))
+        if not isinstance(result, Raised):
+            raise Violation(
+                f"{what} outside 0..{most} was accepted, expected an exception",
+                reason=Reason.ACCEPTED,
+                arguments=broken,
+                got=next(iter(result.values())),
+            )
+    return True
