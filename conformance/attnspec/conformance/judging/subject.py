@@ -247,10 +247,13 @@ class Subject(Comparisons):
     def formula(self, choices: Mapping[str, str] | None = None) -> Callable[..., Any]:
         """The reference of this operation under the declared choices, or under these."""
         chosen = self.choices if choices is None else choices
+        normative = REFERENCE[self.operation.name]
+        if not chosen:
+            return normative
 
         def formula(**arguments: Any) -> Any:
             with choosing(**chosen):
-                return REFERENCE[self.operation.name](**arguments)
+                return normative(**arguments)
 
         return formula
 

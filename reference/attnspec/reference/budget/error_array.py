@@ -311,7 +311,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _united(*operands: Approximate) -> tuple[Any, ...]:
     """The sources of all of these numbers, each once."""
-    return tuple({id(s): s for x in operands for s in x.sources}.values())
+    return tuple(dict.fromkeys([source for x in operands for source in x.sources]))
 
 
 def as_double(x: Numbers) -> Numbers:

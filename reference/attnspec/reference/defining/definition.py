@@ -87,7 +87,7 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
             formula(*args, **kwargs)  # raises what any call with these arguments raises
         arrays: list[Any] = []
         values = {name: _converted(operation, nodes[name], value, arrays) for name, value in given.items()}
-        _check_ranges(operation, flatten(values), bind(operation, values))
+        _check_ranges(operation, values, bind(operation, values))
         outer = _WITHIN.set(any(_foreign(x) for x in arrays))
         try:
             with np.errstate(all="ignore"):
@@ -103,9 +103,10 @@ def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Bind
     """Raise for a length or an index that is beyond the size that bounds it."""
     bounds = {path: binding.sizes[size] for path, size in operation.lengths.items()}
     bounds |= {path: binding.sizes[size] - 1 for path, size in operation.indices.items()}
+    given = flatten(dict(values)) if bounds else {}
     for path, most in bounds.items():
-        if values.get(path) is not None:
-            integers = np.asarray(values[path])
+        if given.get(path) is not None:
+            integers = np.asarray(given[path])
             outside = integers[(integers < 0) | (integers > most)]
             if outside.size:
                 raise ShapeError(operation.name, path, f"{path} in 0..{most}", outside.flat[0])

@@ -374,7 +374,7 @@ def with_items(text: str, items: Items) -> str:
 
 def schematic(path: str) -> str:
     """A path or size as descriptions write it, ``[:]`` for any item."""
-    return re.sub(r"\[\d+\]", "[:]", path)
+    return re.sub(r"\[\d+\]", "[:]", path) if "[" in path else path
 
 
 def short(size: str) -> str:
