@@ -336,15 +336,20 @@ def test_sigterm_is_like_ctrl_c(tmp_path: Path) -> None:
     slow = "    import time, pathlib\n    pathlib.Path('called').touch()\n    time.sleep(0.2)\n    if min"
     backend = written(tmp_path, RIGHT.replace("    if min", slow))
     command = [sys.executable, "-P", "-m", "attnspec.conformance.cli", "check", backend, "--json", "r.json"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
         deadline = time.monotonic() + 120
         while not (tmp_path / "called").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         run.terminate()
-        _, printed = run.communicate(timeout=60)
-    assert run.returncode == 1
-    assert "interrupted; laws without a verdict are lost" in printed
-    assert json.loads((tmp_path / "r.json").read_text())["summary"]["lost"] > 0
+        shown, printed = run.communicate(timeout=60)
+    assert run.returncode == 2
+    assert "interrupted; the report has what was judged" in printed
+    report = json.loads((tmp_path / "r.json").read_text())
+    lost = [r for r in report["results"] if r["status"] == "lost"]
+    assert report["verdict"] == "unusable"
+    assert {(r["reason"], r["message"]) for r in lost} == {("interrupted", "interrupted")}
+    assert f"interrupted, {len(lost):,} laws have no verdict" in shown
+    assert "lost:" not in shown
 
 
 def test_a_lost_case_says_why(tmp_path: Path) -> None:

@@ -150,9 +150,11 @@ def _judge(probe: "Probe", settings: Settings, workers: int) -> tuple["Report", 
         )
     except BackendError as error:
         _unusable(str(error))
-    if done.interrupted:
-        sys.stderr.write("attnspec: interrupted; laws without a verdict are lost\n")
-    return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started), done.junit
+    seconds = time.monotonic() - started
+    report = Report.of(done.plan, done.verdicts, settings, seconds, interrupted=done.interrupted)
+    if report.interrupted:
+        sys.stderr.write("attnspec: interrupted; the report has what was judged\n")
+    return report, done.junit
 
 
 @app.command(name="list")

@@ -9,6 +9,9 @@ from typing import Any
 UNJUDGED = "not judged: "
 """How the message of a law begins that fails because the backend had crashed or hung at others."""
 
+INTERRUPTED = "interrupted"
+"""Why a law has no verdict when the run was broken off from outside."""
+
 
 class Status(StrEnum):
     """What became of a law."""
@@ -44,9 +47,14 @@ class Result:
     counterexample: Mapping[str, Any] | None = None
 
     @property
+    def interrupted(self) -> bool:
+        """Whether it has no verdict because the run was broken off."""
+        return self.status is Status.LOST and self.reason == INTERRUPTED
+
+    @property
     def violates(self) -> bool:
-        """Whether this makes the backend nonconforming: a law without a verdict is not presumed to hold."""
-        return self.status in (Status.FAILED, Status.LOST)
+        """Whether this makes the backend nonconforming: a law whose test ended by itself is not presumed to hold."""
+        return self.status is Status.FAILED or (self.status is Status.LOST and not self.interrupted)
 
     @property
     def judged(self) -> bool:

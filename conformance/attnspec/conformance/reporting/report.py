@@ -11,7 +11,7 @@ from typing import Any
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
-from attnspec.conformance.judging.results import Result, Status, json_number
+from attnspec.conformance.judging.results import INTERRUPTED, Result, Status, json_number
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
@@ -51,9 +51,11 @@ class Report:
     tried: Mapping[str, Extent] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float) -> "Report":
+    def of(
+        cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float, *, interrupted: bool = False
+    ) -> "Report":
         """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
-        results = (*planned_results(plan, verdicts), *missing_results(plan.contract, settings))
+        results = (*planned_results(plan, verdicts, interrupted), *missing_results(plan.contract, settings))
         return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts))
 
     @cached_property
@@ -63,10 +65,17 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """``conforms``, ``violates``, or ``unusable`` where nothing was judged."""
+        """``conforms``, ``violates``, or ``unusable`` where nothing was judged or the run was broken off."""
         if any(r.violates for r in self.results):
             return "violates"
+        if self.interrupted:
+            return "unusable"
         return "conforms" if self.counts[Status.PASSED] else "unusable"
+
+    @cached_property
+    def interrupted(self) -> int:
+        """How many laws have no verdict because the run was broken off."""
+        return sum(r.interrupted for r in self.results)
 
     @property
     def exit_status(self) -> int:
@@ -189,13 +198,13 @@ def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
     return {name: extent for name in OPERATIONS if name in found and (extent := widest(found[name]))}
 
 
-def planned_results(plan: Plan, verdicts: Verdicts) -> Iterable[Result]:
+def planned_results(plan: Plan, verdicts: Verdicts, interrupted: bool = False) -> Iterable[Result]:
     """One result for every law of every case, in a fixed order; a law without a verdict is lost."""
     results: list[Result] = []
     for case in plan.cases:
         known = {r.law: r for r in verdicts.results.get(case.id, ())}
-        lost = "the test ended without a verdict"
-        cause = verdicts.causes.get(case.id, lost)
+        lost = INTERRUPTED if interrupted else "the test ended without a verdict"
+        cause = lost if interrupted else verdicts.causes.get(case.id, lost)
         results += [
             known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, lost, cause) for law in case.laws
         ]

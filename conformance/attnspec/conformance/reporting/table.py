@@ -165,6 +165,7 @@ def closing(report: Report) -> str:
         + (f" (deviations declared: {deviating})" if deviating else "")
         + f": {report.counts[Status.PASSED]} of {judged} laws hold on {report.examples:,} examples, "
         + f"largest error ratio {report.error_ratio:.3g}, {report.seconds:.1f} s"
+        + (f"; interrupted, {report.interrupted:,} laws have no verdict" if report.interrupted else "")
     )
 
 
