@@ -64,9 +64,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     pooling needs to know of them; ``level`` is the error, relative to each, that all weights of a row have in common.
     ``factors`` is set on products of inputs: a product of three may be taken in either order. ``terms`` is set on sums:
     how many terms they have. ``between`` is set on differences where a variance may be taken from one pass: the two
-    numbers. ``sources`` are the products that the numbers were computed from element by element: where
-    elements of a product are equal, they have the same error, and so have the numbers. ``extremes`` is shared by all
-    arrays of one computation.
+    numbers. ``alike`` is the largest number of equal elements in a row of any product that the numbers were computed
+    from element by element: where elements of a product are equal, they have the same error, and so have the numbers.
+    ``extremes`` is shared by all arrays of one computation.
     """
 
     ufuncs: ClassVar[Mapping[Any, str]] = {}
@@ -85,7 +85,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         factors: tuple[Self, Self] | None = None,
         terms: int = 0,
         between: tuple[Self, Self] | None = None,
-        sources: tuple[Any, ...] = (),
+        alike: float = 1.0,
         extremes: Extremes | None = None,
     ) -> None:
         self.value = np.asarray(value)
@@ -99,7 +99,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.factors = factors
         self.terms = terms
         self.between = between
-        self.sources = sources
+        self.alike = alike
         self.extremes = Extremes() if extremes is None else extremes
 
     # What an array has -------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             np.where(condition, x.error, y.error),
             self.precision,
             given=x.given and y.given,
-            sources=_united(x, y),
+            alike=max(x.alike, y.alike),
             extremes=self.extremes,
         )
 
@@ -177,7 +177,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             given=self.given,
             scale=scale,
             terms=self.terms,
-            sources=self.sources,
+            alike=self.alike,
             extremes=self.extremes,
         )
 
@@ -230,7 +230,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         operands = [self._wrap(x) for x in inputs]
         result: Self = rule(*operands)
         if ufunc is not np.matmul:
-            result.sources = _united(*operands)
+            result.alike = max([x.alike for x in operands])
         return result
 
     def __array_function__(
@@ -249,7 +249,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
                 self.precision,
                 given=all(p.given for p in parts),
                 scale=scales,
-                sources=_united(*parts),
+                alike=max([p.alike for p in parts]),
                 extremes=self.extremes,
             )
         if function is np.where:
@@ -307,11 +307,6 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _positive(self, a: Self) -> Self:
         return a
-
-
-def _united(*operands: Approximate) -> tuple[Any, ...]:
-    """The sources of all of these numbers, each once."""
-    return tuple(dict.fromkeys([source for x in operands for source in x.sources]))
 
 
 def as_double(x: Numbers) -> Numbers:

@@ -4,7 +4,6 @@ Correct implementations stay within 8 standard deviations, wrong ones do not. Th
 of a rounding error: 0.6 u for a single operation (0.58 u if it is uniform), 0.5 u √n for a sum of n terms.
 """
 
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -112,7 +111,7 @@ class Statistical(Approximate):
         terms = self.value.size // max(value.size, 1)
         squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
-        variance = _equal_errors(self) * (self.error**2).sum(axis=axis, keepdims=keepdims)
+        variance = self.alike * (self.error**2).sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
     def _matmul(self, a: Self, b: Self) -> Self:
@@ -133,7 +132,7 @@ class Statistical(Approximate):
             variance = variance + (p.bias * as_double(value)) ** 2
         if np.count_nonzero(a.error):
             # Equal errors add linearly.
-            variance = variance + _equal_terms(a) * (a.error**2 @ right)
+            variance = variance + max(a.alike, _repeated_terms(a.value)) * (a.error**2 @ right)
         if np.count_nonzero(b.error):
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
@@ -149,7 +148,7 @@ class Statistical(Approximate):
         scale = np.maximum(np.abs(as_double(value)), np.sqrt(squares))
         factors = (a, b) if a.given and b.given else None
         error = self._deviation(value, variance, 0.0) + terms * self.floor
-        return self._computed(value, error, scale=scale, factors=factors, terms=terms, sources=(_Product(value),))
+        return self._computed(value, error, scale=scale, factors=factors, terms=terms, alike=_repeated_terms(value))
 
     def _softmax(self, mask: Numbers | None) -> Self:
         weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
@@ -158,30 +157,6 @@ class Statistical(Approximate):
 
     def _log_softmax(self) -> Self:
         return self._rounded(*statistical_logarithms(self.value, self.error, self.precision))
-
-
-def _equal_errors(x: Statistical) -> float:
-    """The largest number of elements of a row that have the same error, because they come from equal products."""
-    return max((product.repeated for product in x.sources), default=1.0)
-
-
-def _equal_terms(x: Statistical) -> float:
-    """The largest number of elements of a row that have the same error, or are equal."""
-    if any(product.value is x.value for product in x.sources):
-        return _equal_errors(x)
-    return max(_equal_errors(x), _repeated_terms(x.value))
-
-
-class _Product:
-    """A product that other numbers were computed from; its equal terms are counted once, however many those are."""
-
-    def __init__(self, value: Numbers) -> None:
-        self.value = value
-
-    @cached_property
-    def repeated(self) -> float:
-        """The largest number of equal terms in a row."""
-        return _repeated_terms(self.value)
 
 
 def _repeated_terms(x: Numbers, rows: int = 4) -> float:
