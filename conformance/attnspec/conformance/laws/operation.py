@@ -245,7 +245,7 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
     return tried
 
 
-@checks(law.REJECTION)
+@checks(law.REJECTION, at_leading=True)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Make the shape of every argument wrong in turn, including that of the mask."""
     tried, whole = False, _masked(arguments)
