@@ -207,9 +207,11 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _unbroadcast(g: Statistical, shape: tuple[int, ...]) -> Statistical:
     """A gradient summed over the dimensions along which broadcasting repeated the array."""
+    if g.shape == shape:
+        return g
     extra = g.ndim - len(shape)
     p = g.precision
-    if g.shape != shape and p.operand and not g.given:
+    if p.operand and not g.given:
         # What was computed for each element of a batch is stored before it is summed.
         rounding = (0.6 * p.operand * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
         g = g._computed(g.value, np.sqrt(g.error**2 + rounding), scale=g.scale)
