@@ -14,7 +14,7 @@ from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.reference.budget.gradients import gradients
 from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.operation import OPERATIONS
-from attnspec.spec.contract.precision import DeclaredPrecision, Precision
+from attnspec.spec.contract.precision import CLASSES, DeclaredPrecision, Precision
 from attnspec.spec.contract.tree import flatten
 from attnspec.spec.transformer import LayerNormParameters
 
@@ -376,3 +376,21 @@ def test_weights_of_infinite_scores_are_those_of_the_reference() -> None:
     assert np.array_equal(oracle.value, REFERENCE["softmax"](scores), equal_nan=True)
     assert oracle.budget[0, 1] < 1e-14
     assert oracle.budget[0, 0] < 1e-300
+
+
+@pytest.mark.parametrize("name", ["e4m3-float32", "e5m2-float32"])
+def test_operands_of_eight_bits_are_rounded_in_steps(name: str) -> None:
+    p = CLASSES[name]
+    dtype = np.dtype(getattr(ml_dtypes, {"e4m3-float32": "float8_e4m3fn", "e5m2-float32": "float8_e5m2"}[name]))
+    finfo: Any = ml_dtypes.finfo
+    assert p.largest == float(finfo(dtype).max)
+    assert 2 * p.inputs_smallest == float(finfo(dtype).smallest_subnormal)
+    assert 2 * p.inputs == float(finfo(dtype).eps)
+    rng = np.random.default_rng(0)
+    # from numbers whose steps are relative down to those that are less than a step
+    query, key = (rng.standard_normal((64, 4)) * 2.0 ** rng.integers(-20, 4, (64, 1)) for _ in range(2))
+    stored = [x.astype(dtype).astype(np.float64) for x in (query, key)]
+    found = judged(REFERENCE["dot_scores"], {"query": query, "key": key}, p)
+    error = np.abs(stored[0] @ stored[1].T - query @ key.T)
+    assert (error <= found.budget).all()
+    assert (error > 0.2 * found.budget).any()

@@ -234,8 +234,9 @@ def coarse(x: Any, reach: float = 4.0, step: float = 0.25) -> Numbers:
 
 
 def smallest_normal(subject: Subject) -> float:
-    """The smallest normal number of the tested dtype."""
-    return SMALLEST_NORMAL[subject.dtype]
+    """The smallest normal number of the tested dtype, or of the format in which its operands are stored."""
+    p = subject.precision
+    return max(SMALLEST_NORMAL[subject.dtype], p.inputs_smallest / p.inputs if p.inputs_smallest else 0.0)
 
 
 def broadcast_batches(*arrays: Any, core: int) -> list[Numbers]:

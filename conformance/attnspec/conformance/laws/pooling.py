@@ -94,8 +94,9 @@ def doubling(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     result = subject.call(arguments)
     expected = subject.exact(factor * result.astype(np.float64)) if subject.dtype != "float64" else factor * result
     what = f"of values times {factor:g}, the result"
-    if _projects(subject):
-        # Projected values and heads may lie below the smallest normal number, and round more coarsely there.
+    if _projects(subject) or subject.precision.inputs_smallest:
+        # Projected values and heads, or values in 8 bits, may lie below the smallest normal number, and round more
+        # coarsely there.
         budget = 3 * subject.budget(arguments)
         subject.matches(subject.call(changed), wide(expected), budget, changed, what)
         return True

@@ -1,5 +1,6 @@
 """Declared precision classes."""
 
+import ml_dtypes
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
@@ -232,3 +233,46 @@ def _in_three(x: Numbers) -> list[Numbers]:
     high = rounded(x, "bfloat16")
     middle = rounded(x - high, "bfloat16")
     return [high, middle, rounded(x - high - middle, "bfloat16")]
+
+
+class _EightBits(Formulas):
+    """Queries, keys, values and weights enter their products in 8 bits."""
+
+    short: type = ml_dtypes.float8_e4m3fn
+    largest = 448.0
+
+    def stored(self, x: Numbers) -> Numbers:
+        """Numbers rounded to the format and back; what does not fit becomes its largest number."""
+        return np.asarray(np.clip(x, -self.largest, self.largest).astype(self.short).astype(x.dtype))
+
+    def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
+        """Queries and keys as stored."""
+        return Formulas.dot_scores(self, self.stored(query), self.stored(key))
+
+    def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
+        """Weights and values as stored."""
+        return Formulas.attention_pooling(self, self.stored(weights), self.stored(value))
+
+
+@variant(
+    "operands of 8 bits with 3 of mantissa, declared",
+    operations=(ScaledDotProductAttention,),
+    dtypes=("bfloat16",),
+    precision={"bfloat16": "e4m3-bfloat16"},
+    differentiable=False,
+)
+class EightBits(_EightBits):
+    """As on tensor cores, with float32 sums; numbers above 448 do not fit."""
+
+
+@variant(
+    "operands of 8 bits with 2 of mantissa, declared",
+    operations=(ScaledDotProductAttention,),
+    precision={"float32": "e5m2-float32"},
+    differentiable=False,
+)
+class WideEightBits(_EightBits):
+    """The format with the wider range."""
+
+    short = ml_dtypes.float8_e5m2
+    largest = 57344.0

@@ -214,6 +214,12 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return self.precision.inputs
         return self.precision.weights if self.weights is not None else self.precision.operand
 
+    @property
+    def operand_step(self) -> float:
+        """Half the smallest step in which this array is stored to enter a product, however small its numbers are."""
+        p = self.precision
+        return p.inputs_smallest if self.given else p.weights_smallest if p.operand else 0.0
+
     # NumPy's protocols -------------------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:

@@ -119,12 +119,14 @@ class Rigorous(Approximate):
         left, right = a.magnitude_in_sums, b.magnitude_in_sums
         absolute = left @ right
         self._note_peak(absolute)
+        if p.inputs_smallest:
+            self._note_peak(left)
+            self._note_peak(right)
         error = ((terms + 1) * p.accumulation + a.operand_rounding + b.operand_rounding) * absolute
-        if p.operand:
-            # Operands that were computed are stored in steps, however small they are.
-            step = p.weights_smallest
-            error = error + (0.0 if a.given else step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1))
-            error = error + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
+        if a.operand_step:
+            error = error + a.operand_step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1)
+        if b.operand_step:
+            error = error + b.operand_step * left.sum(-1, keepdims=b.ndim > 1)
         if np.count_nonzero(a.error):
             error = error + a.error @ (right + b.error)
         if np.count_nonzero(b.error):
@@ -158,11 +160,9 @@ class Rigorous(Approximate):
         counted = np.where(reachable, np.abs(v), 0)
         mass = alpha @ (counted + b.error)
         roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
-        # The values may have been computed, and stored in steps.
-        stored = 0.0 if b.given or not p.operand else p.weights_smallest
         sums = counted.sum(-2, keepdims=True)
         self._note_peak(sums)
-        underflow = stored + 4 * (keys * p.smallest + p.weights_smallest * sums)
+        underflow = b.operand_step + 4 * (keys * p.smallest + p.weights_smallest * sums)
         error: Numbers = weighting + alpha @ b.error + roundings + underflow + w.common * np.abs(value)
         return error
 

@@ -123,11 +123,11 @@ class Statistical(Approximate):
         summing = (0.5 * p.accumulation) ** 2 * terms
         operands = (0.6 * a.operand_rounding) ** 2 + (0.6 * b.operand_rounding) ** 2
         variance = (summing + operands) * squares + summing * as_double(value) ** 2
-        if p.operand and p.weights_smallest > self.floor:
-            # Operands that were computed are stored in steps, however small they are.
-            step = p.weights_smallest**2
-            variance = variance + (0.0 if a.given else step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1))
-            variance = variance + (0.0 if b.given else step * left.sum(-1, keepdims=b.ndim > 1))
+        # Operands are stored in steps, however small they are.
+        if a.operand_step > self.floor:
+            variance = variance + a.operand_step**2 * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1)
+        if b.operand_step > self.floor:
+            variance = variance + b.operand_step**2 * left.sum(-1, keepdims=b.ndim > 1)
         if p.bias:
             variance = variance + (p.bias * as_double(value)) ** 2
         if np.count_nonzero(a.error):

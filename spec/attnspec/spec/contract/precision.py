@@ -23,7 +23,8 @@ class Precision:
     weights: normalised weights before they multiply values. output: results. tanh: relative error of tanh beyond
     ``accumulation``. bias: relative error that has the same sign everywhere (truncation). one_pass: variances by
     E[x²] − E[x]². smallest: the smallest normal number of the accumulation; weights_smallest, output_smallest: half
-    the smallest step of weights and output. largest: the largest number that an intermediate may reach.
+    the smallest step of weights and output. inputs_smallest: the same of given operands (0: the formats are one).
+    largest: the largest number that an intermediate may reach, and an operand that is stored in another format.
     """
 
     dtype: str
@@ -39,6 +40,7 @@ class Precision:
     smallest: float = _TINY_SINGLE
     weights_smallest: float = _TINY_SINGLE
     output_smallest: float = _TINY_SINGLE
+    inputs_smallest: float = 0.0
     largest: float = 2.0**127
 
 
@@ -46,6 +48,11 @@ def _mixed(dtype: str, u: float, step: float, largest: float) -> Precision:
     return Precision(
         dtype, _SINGLE, operand=u, weights=u, output=u, weights_smallest=step, output_smallest=step, largest=largest
     )
+
+
+def _eight_bits(given: Precision, u: float, step: float, largest: float) -> Precision:
+    """All operands and the weights are stored in a format of 8 bits, as they are."""
+    return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, inputs_smallest=step, largest=largest)
 
 
 _MIXED_BRAIN = _mixed("bfloat16", _BRAIN, _TINY_SINGLE, 2.0**127)
@@ -68,6 +75,12 @@ CLASSES: Mapping[str, Precision] = {
     "prescaled-float16": replace(_MIXED_HALF, inputs=_HALF),
     "eager-bfloat16": replace(_MIXED_BRAIN, inputs=_BRAIN, stored=_BRAIN),
     "eager-float16": replace(_MIXED_HALF, inputs=_HALF, stored=_HALF),
+    "e4m3-float32": _eight_bits(Precision("float32", _SINGLE), 2.0**-4, 2.0**-10, 448),
+    "e4m3-bfloat16": _eight_bits(_MIXED_BRAIN, 2.0**-4, 2.0**-10, 448),
+    "e4m3-float16": _eight_bits(_MIXED_HALF, 2.0**-4, 2.0**-10, 448),
+    "e5m2-float32": _eight_bits(Precision("float32", _SINGLE), 2.0**-3, 2.0**-17, 57344),
+    "e5m2-bfloat16": _eight_bits(_MIXED_BRAIN, 2.0**-3, 2.0**-17, 57344),
+    "e5m2-float16": _eight_bits(_MIXED_HALF, 2.0**-3, 2.0**-17, 57344),
 }
 
 MODIFIERS: Mapping[str, Callable[[Precision], Precision]] = {
