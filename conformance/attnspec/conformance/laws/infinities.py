@@ -17,7 +17,7 @@ LONG = 130
 
 @checks(normalization.INFINITE_SCORES, once=True)
 def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Scores of −∞ at random keys, at the first and at the last ones; in some rows +∞ at a key that is attendable."""
+    """Scores of −∞ at the first keys, at the last ones and at random ones; from the fourth row on +∞ at a key."""
     (path,) = (leaf.path for leaf in of_keys(subject, subject.operation.asked))
     judged = False
     for queries, keys in ((6, 5), (6, LONG)):
@@ -26,13 +26,13 @@ def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Gener
         if shape[-1] < 2 or 0 in shape:
             continue
         allowed = rng.random(shape) < 0.8
-        last = int(rng.integers(1, shape[-1]))
-        place, run = np.arange(shape[-1]), rng.integers(0, 3, (*shape[:-1], 1))
-        low = np.select([run == 0, run == 1], [place < last, place >= last], rng.random(shape) < 0.4)
+        place, row = np.arange(shape[-1]), np.arange(shape[-2])[:, None]
+        last = int(rng.integers(1 + shape[-1] // 4, shape[-1] - shape[-1] // 4))
+        low = np.select([row % 3 == 0, row % 3 == 1], [place < last, place >= last], rng.random(shape) < 0.4)
         # One key of every row keeps its score.
         kept = place == np.argmax(rng.random(shape) * allowed, axis=-1, keepdims=True)
         allowed, low = allowed | kept, low & ~kept
-        high = kept & (rng.random((*shape[:-1], 1)) < 0.3)
+        high = kept & (row >= 3)
         scores = wide(given.array(path))
         stored = np.where(high, np.inf, np.where(low, -np.inf, scores))
         infinite = given.with_mask(allowed).replaced({path: subject.exact(stored)})

@@ -235,15 +235,19 @@ def _in_three(x: Numbers) -> list[Numbers]:
     return [high, middle, rounded(x - high - middle, "bfloat16")]
 
 
-class _EightBits(Formulas):
-    """Queries, keys, values and weights enter their products in 8 bits."""
-
-    short: type = ml_dtypes.float8_e4m3fn
-    largest = 448.0
+@variant(
+    "operands of 8 bits, declared",
+    operations=(ScaledDotProductAttention,),
+    dtypes=("bfloat16",),
+    precision={"bfloat16": "e4m3-bfloat16"},
+    differentiable=False,
+)
+class EightBits(Formulas):
+    """Queries, keys, values and weights enter their products in 8 bits, as on tensor cores, with float32 sums."""
 
     def stored(self, x: Numbers) -> Numbers:
         """Numbers rounded to the format and back; what does not fit becomes its largest number."""
-        return np.asarray(np.clip(x, -self.largest, self.largest).astype(self.short).astype(x.dtype))
+        return np.asarray(np.clip(x, -448.0, 448.0).astype(ml_dtypes.float8_e4m3fn).astype(x.dtype))
 
     def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
         """Queries and keys as stored."""
@@ -252,27 +256,3 @@ class _EightBits(Formulas):
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
         """Weights and values as stored."""
         return Formulas.attention_pooling(self, self.stored(weights), self.stored(value))
-
-
-@variant(
-    "operands of 8 bits with 3 of mantissa, declared",
-    operations=(ScaledDotProductAttention,),
-    dtypes=("bfloat16",),
-    precision={"bfloat16": "e4m3-bfloat16"},
-    differentiable=False,
-)
-class EightBits(_EightBits):
-    """As on tensor cores, with float32 sums; numbers above 448 do not fit."""
-
-
-@variant(
-    "operands of 8 bits with 2 of mantissa, declared",
-    operations=(ScaledDotProductAttention,),
-    precision={"float32": "e5m2-float32"},
-    differentiable=False,
-)
-class WideEightBits(_EightBits):
-    """The format with the wider range."""
-
-    short = ml_dtypes.float8_e5m2
-    largest = 57344.0

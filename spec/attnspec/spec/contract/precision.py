@@ -50,9 +50,10 @@ def _mixed(dtype: str, u: float, step: float, largest: float) -> Precision:
     )
 
 
-def _eight_bits(given: Precision, u: float, step: float, largest: float) -> Precision:
-    """All operands and the weights are stored in a format of 8 bits, as they are."""
-    return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, inputs_smallest=step, largest=largest)
+def _eight_bits(given: Precision) -> Precision:
+    """All operands and the weights are stored in 8 bits, 4 of exponent and 3 of mantissa, as they are."""
+    u, step = 2.0**-4, 2.0**-10
+    return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, inputs_smallest=step, largest=448.0)
 
 
 _MIXED_BRAIN = _mixed("bfloat16", _BRAIN, _TINY_SINGLE, 2.0**127)
@@ -75,12 +76,9 @@ CLASSES: Mapping[str, Precision] = {
     "prescaled-float16": replace(_MIXED_HALF, inputs=_HALF),
     "eager-bfloat16": replace(_MIXED_BRAIN, inputs=_BRAIN, stored=_BRAIN),
     "eager-float16": replace(_MIXED_HALF, inputs=_HALF, stored=_HALF),
-    "e4m3-float32": _eight_bits(Precision("float32", _SINGLE), 2.0**-4, 2.0**-10, 448),
-    "e4m3-bfloat16": _eight_bits(_MIXED_BRAIN, 2.0**-4, 2.0**-10, 448),
-    "e4m3-float16": _eight_bits(_MIXED_HALF, 2.0**-4, 2.0**-10, 448),
-    "e5m2-float32": _eight_bits(Precision("float32", _SINGLE), 2.0**-3, 2.0**-17, 57344),
-    "e5m2-bfloat16": _eight_bits(_MIXED_BRAIN, 2.0**-3, 2.0**-17, 57344),
-    "e5m2-float16": _eight_bits(_MIXED_HALF, 2.0**-3, 2.0**-17, 57344),
+    "e4m3-float32": _eight_bits(Precision("float32", _SINGLE)),
+    "e4m3-bfloat16": _eight_bits(_MIXED_BRAIN),
+    "e4m3-float16": _eight_bits(_MIXED_HALF),
 }
 
 MODIFIERS: Mapping[str, Callable[[Precision], Precision]] = {
