@@ -64,11 +64,11 @@ def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return _in_rows(subject, arguments, change)
 
 
-def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """One feature that is 64 times as large as the others."""
+def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator, factor: float = 64.0) -> Arguments:
+    """One feature that is so many times as large as the others."""
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
-        larger: Numbers = x * np.where(np.arange(x.shape[-1]) == 0, 64.0, 1.0)
+        larger: Numbers = x * np.where(np.arange(x.shape[-1]) == 0, factor, 1.0)
         return larger
 
     return _in_rows(subject, arguments, change)

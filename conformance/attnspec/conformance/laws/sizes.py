@@ -26,7 +26,7 @@ CROWDS = ((65535,), (65536,), (33,))
 """As many elements as a grid of CUDA may have along its last dimensions, and one more."""
 
 FEATURES = (192, 256, 96, 160)
-LONGEST = (32800, 8193)
+KEYS = (32800, 8193)
 LENGTHS = (2049, 1024, 700, 513)
 STEPS = (129,)
 GRIDS = (65, 33)
@@ -34,6 +34,10 @@ WIDEST = 512
 
 MOST = 8
 """Calls that are wide in one size or another, of models with many sizes."""
+
+OUTSTANDING = 16.0
+"""How many times as large a feature is that stands out. Scores of thousands round visibly, and kernels that compute
+weights again for their gradients may round them otherwise."""
 
 FEW = 4
 """Rows of a combination that are judged."""
@@ -45,7 +49,7 @@ Sizes = Mapping[str, int]
 
 NUMBERS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
     "normal": lambda subject, given, rng: given,
-    "outlier": outlier,
+    "outlier": lambda subject, given, rng: outlier(subject, given, rng, OUTSTANDING),
     "opposed": opposed,
 }
 """The numbers of a combination."""
@@ -127,7 +131,7 @@ def _featured(
 @checks(law.BEYOND, once=True, dear=True)
 def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Every length, both under a causal mask, the widest vectors, and at the leading dtype the largest batches."""
-    calls = [*_lengths(subject, rng), *_featured(subject, rng, (WIDEST,))]
+    calls = [*_lengths(subject, rng), *_crowded(subject, rng), *_featured(subject, rng, (WIDEST,))]
     if subject.leading and any(leaf.batched for leaf in subject.operation.leaves):
         calls += [(f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in CROWDS]
     return _tried(subject, iter(calls), rng)
@@ -142,16 +146,30 @@ def _lengths(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, 
         if operation.axis(name) & (Axis.POSITION | Axis.GRID | Axis.VOCABULARY | Axis.LENGTH)
     }
     for name, levels in counted.items():
-        for group in (levels, LONGEST if levels is LENGTHS else ()):
-            made = ((size, _narrow(subject, rng, {name: size})) for size in group)
-            size, given = next(((size, given) for size, given in made if given is not None), (0, None))
-            if given is not None:
-                yield _shown({name: size}), given
+        yield from _longest(subject, rng, name, levels)
     if operation.flag and operation.asking and operation.asked and not operation.attends_to_itself:
         both = dict.fromkeys((operation.asking, operation.asked), LENGTHS[-1])
         given = _narrow(subject, rng, both)
         if given is not None:
             yield f"{_shown(both)}, causal", given.under_causal()
+
+
+def _longest(
+    subject: Subject, rng: np.random.Generator, name: str, levels: tuple[int, ...]
+) -> Iterator[tuple[str, Arguments]]:
+    """A call with the first of these levels of a size that the bound on work allows, if it allows any."""
+    made = ((size, _narrow(subject, rng, {name: size})) for size in levels)
+    for size, given in made:
+        if given is not None:
+            yield _shown({name: size}), given
+            return
+
+
+def _crowded(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+    """More keys than 15 bits count, for few queries: positions that attend to each other would be too many pairs."""
+    operation = subject.operation
+    if operation.asking and operation.asked and not operation.attends_to_itself:
+        yield from _longest(subject, rng, operation.asked, KEYS)
 
 
 @checks(law.GRADIENTS, once=True, dear=True)
