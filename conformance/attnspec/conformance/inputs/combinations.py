@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.corners import Row, covering_rows
-from attnspec.conformance.inputs.layouts import Convert, heads_behind, repeated
+from attnspec.conformance.inputs.layouts import Convert, heads_behind, repeated, same
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
@@ -77,7 +77,7 @@ def masked(given: Arguments, kind: str, rng: np.random.Generator) -> Arguments:
 def placed(given: Arguments, layout: str, convert: Convert) -> tuple[Arguments, dict[str, Any]]:
     """The arguments laid out in memory: with the numbers that this asks for, and as arrays of the backend."""
     if layout == "one for all heads":
-        given = given.replaced({path: _same(given.array(path)) for path in _attended(given)})
+        given = given.replaced({path: same(given.array(path), HEADS) for path in _attended(given)})
 
     def at(path: str) -> Any:
         x = given[path]
@@ -92,8 +92,3 @@ def placed(given: Arguments, layout: str, convert: Convert) -> tuple[Arguments, 
 
 def _attended(given: Arguments) -> list[str]:
     return [leaf.path for leaf in given.operation.attended if given.array(leaf.path).ndim >= -HEADS]
-
-
-def _same(x: Numbers) -> Numbers:
-    """An array whose first head stands for all."""
-    return np.repeat(np.take(x, [0], HEADS), x.shape[HEADS], HEADS)

@@ -135,6 +135,11 @@ LAYOUTS: tuple[Layout, ...] = (
 """Every way to lay an array out that needs nothing but views."""
 
 
+def same(x: Numbers, axis: int) -> Numbers:
+    """The first of an array along an axis in the place of all."""
+    return np.repeat(np.take(x, [0], axis), x.shape[axis], axis)
+
+
 def repeated(x: Numbers, axis: int | tuple[int, ...], convert: Convert) -> Any:
     """Numbers that are the same along axes, which have stride 0; as they are where the framework cannot repeat."""
     one = x

@@ -45,7 +45,7 @@ def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what
         return True
     operation, asking = subject.operation, subject.operation.asking or ""
     found = subject.results(arguments)
-    spelled = as_masked(subject, arguments)
+    spelled = spelled_out(arguments, bottom_right=subject.semantics.bottom_right)
     for chosen in np.array_split(rows, -(-len(rows) * _pairs(arguments) // WORK)):
         part = spelled.along(asking, take(chosen))
         if not subject.in_domain(part):
@@ -79,8 +79,3 @@ def rows_to_judge(subject: Subject, arguments: Arguments, most: int, rng: np.ran
     if arguments.causal and (mask is None or asking not in mask.sizes):
         return None
     return sampled(count, most, rng)
-
-
-def as_masked(subject: Subject, arguments: Arguments) -> Arguments:
-    """The same arguments with the causal flag spelled out in the mask, as the backend aligns it."""
-    return spelled_out(arguments, bottom_right=subject.semantics.causal_alignment == "bottom-right")

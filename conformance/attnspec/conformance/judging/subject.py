@@ -320,7 +320,7 @@ class Subject(Comparisons):
 
     def aligned(self, arguments: Arguments) -> Arguments:
         """The same arguments for the reference: a causal mask that the backend aligns otherwise is spelled out."""
-        if self.semantics.causal_alignment == "top-left" or self.operation.attends_to_itself:
+        if not self.semantics.bottom_right or self.operation.attends_to_itself:
             return arguments
         return spelled_out(arguments, bottom_right=True)
 

@@ -26,8 +26,7 @@ R = TypeVar("R")
 
 def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
     """Rows that have an attendable key, with axes of size 1 behind them to broadcast against the result."""
-    bottom_right = subject.semantics.causal_alignment == "bottom-right"
-    return before_features(subject, live(arguments, bottom_right=bottom_right))
+    return before_features(subject, live(arguments, bottom_right=subject.semantics.bottom_right))
 
 
 def before_features(subject: Subject, rows: Numbers) -> Numbers:
@@ -38,7 +37,7 @@ def before_features(subject: Subject, rows: Numbers) -> Numbers:
 
 def allowed(subject: Subject, arguments: Arguments) -> Numbers:
     """The keys that every query may attend to, in full and with the backend's causal alignment."""
-    return attendable(arguments, bottom_right=subject.semantics.causal_alignment == "bottom-right")
+    return attendable(arguments, bottom_right=subject.semantics.bottom_right)
 
 
 def aligned(subject: Subject, arguments: Arguments) -> bool:

@@ -255,7 +255,7 @@ def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator, size: str) -> bool:
     m = arguments.size(size)
     own = size == subject.operation.asking
-    if m < 2 or (arguments.causal and not own and subject.semantics.causal_alignment == "bottom-right"):
+    if m < 2 or (arguments.causal and not own and subject.semantics.bottom_right):
         return False
     length = subject.limits.length_from(int(rng.integers(1, m)))
     if length >= m:

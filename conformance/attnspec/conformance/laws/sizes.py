@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, along, take
+from attnspec.conformance.inputs.attendance import spelled_out
 from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, masked, placed
 from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise
-from attnspec.conformance.judging.rows import as_masked, judge, rows_to_judge
+from attnspec.conformance.judging.rows import judge, rows_to_judge
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, sample
 from attnspec.conformance.laws.gradients import gradients_match
@@ -158,8 +159,8 @@ def _longest(
     subject: Subject, rng: np.random.Generator, name: str, levels: tuple[int, ...]
 ) -> Iterator[tuple[str, Arguments]]:
     """A call with the first of these levels of a size that the bound on work allows, if it allows any."""
-    made = ((size, _narrow(subject, rng, {name: size})) for size in levels)
-    for size, given in made:
+    for size in levels:
+        given = _narrow(subject, rng, {name: size})
         if given is not None:
             yield _shown({name: size}), given
             return
@@ -212,7 +213,7 @@ def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Ge
     for what, given, inputs in _combined(subject, rng):
         rows = rows_to_judge(subject, given, FEW, rng)
         chosen = np.arange(given.queries or 0) if rows is None else rows
-        part = as_masked(subject, given).along(asking, take(chosen))
+        part = spelled_out(given, bottom_right=subject.semantics.bottom_right).along(asking, take(chosen))
         if not subject.in_domain(part):
             continue
         outputs = [leaf for leaf in operation.outputs if leaf.kind is Kind.FLOAT]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.layouts import CANNOT, LAYOUTS, Layout, distant, repeated
+from attnspec.conformance.inputs.layouts import CANNOT, LAYOUTS, Layout, distant, repeated, same
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -98,9 +98,7 @@ def _repeats(subject: Subject, given: Arguments, axis: int) -> bool:
     def place(x: Numbers) -> int:
         return axis if -x.ndim <= axis < x.ndim else -1
 
-    same = {path: np.repeat(np.take(x, [0], place(x)), x.shape[place(x)], place(x))
-            for path, x in given.arrays.items() if x.ndim and x.size}  # fmt: skip
-    given = given.replaced(same)
+    given = given.replaced({path: same(x, place(x)) for path, x in given.arrays.items() if x.ndim and x.size})
 
     def placed(_: str, x: Any) -> Any:
         if not isinstance(x, np.ndarray) or not x.ndim or not x.size:

@@ -47,3 +47,9 @@ def key_weight(operation: Operation) -> str:
 def mask_of(operation: Operation, arguments: Mapping[str, Any]) -> Numbers:
     """The mask of the keys; None for an operation that takes none, or a call that gives none."""
     return None if operation.mask is None else at(arguments, operation.mask.path)
+
+
+def sizes(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Queries, keys, features and columns of values."""
+    q, k, v = (at(arguments, path) for path in (query(operation), key(operation), operation.attended[-1].path))
+    return q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]

@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query
+from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query, sizes
 from attnspec.spec.attention import (
     AdditiveAttention,
     DotProductAttention,
@@ -332,12 +332,6 @@ def short_gradient(
 # Combinations ---------------------------------------------------------------------------------------------------------
 
 
-def _shape(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Queries, keys, features and columns of values."""
-    q, k, v = (at(arguments, path) for path in (query(operation), key(operation), operation.attended[-1].path))
-    return q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
-
-
 @mutant(
     "the last key of a decoding kernel for wide heads",
     replaces="prepared",
@@ -349,7 +343,7 @@ def _shape(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int
 def last_key_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """For up to 8 queries of 160 features and more, the one key in the last tile of 32 is read as 0."""
     prepared = Library.prepared(correct, operation, arguments)
-    n, m, d, _ = _shape(operation, prepared)
+    n, m, d, _ = sizes(operation, prepared)
     if n > 8 or d < 160 or m % 32 != 1:
         return prepared
     path = key(operation)
@@ -368,7 +362,7 @@ def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Ma
     """It counts for all."""
     prepared = Library.prepared(correct, operation, arguments)
     mask = mask_of(operation, prepared)
-    if operation.mask is None or mask is None or mask.ndim < 3 or _shape(operation, prepared)[2] < 2 * WARP:
+    if operation.mask is None or mask is None or mask.ndim < 3 or sizes(operation, prepared)[2] < 2 * WARP:
         return prepared
     return changed(prepared, {operation.mask.path: _read_again(mask, -3, 1)})
 
@@ -386,7 +380,7 @@ def columns_exchanged(
 ) -> dict[str, Numbers]:
     """With more than 128 features, and another number of columns, the columns are in reverse order."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
-    *_, d, columns = _shape(operation, arguments)
+    *_, d, columns = sizes(operation, arguments)
     path = operation.attended[-1].path
     return {**found, path: found[path][..., ::-1]} if d > WARP and columns != d else found
 
@@ -404,7 +398,7 @@ def padded_under_a_mask(
 ) -> dict[str, Numbers]:
     """Of 128 features and more, it is 0."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
-    _, m, d, _ = _shape(operation, arguments)
+    _, m, d, _ = sizes(operation, arguments)
     path = key(operation)
     wrong = m == 64 and d >= WARP and mask_of(operation, arguments) is not None
     return {**found, path: _zeroed(found[path], -2, m - 1)} if wrong else found

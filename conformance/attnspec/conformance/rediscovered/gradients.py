@@ -7,16 +7,10 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Library, Numbers
-from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query
+from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query, sizes
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.attention import ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
-
-
-def sizes(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Queries, keys, features and columns of values."""
-    q, k, v = (at(arguments, path) for path in (query(operation), key(operation), operation.attended[-1].path))
-    return q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
 
 
 @rediscovered(

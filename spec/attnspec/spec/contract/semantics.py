@@ -132,6 +132,11 @@ class Semantics:
             if choice not in q.choices:
                 raise ValueError(f"semantics {q.name}: expected one of {', '.join(q.choices)}; got {choice!r}")
 
+    @property
+    def bottom_right(self) -> bool:
+        """Whether a causal mask is aligned at the last query and the last key."""
+        return self.causal_alignment == "bottom-right"
+
     @classmethod
     def of(cls, declared: "Semantics | Mapping[str, Any] | None") -> "Semantics":
         """A declaration as given by a backend: an instance, a mapping of some questions, or nothing."""
