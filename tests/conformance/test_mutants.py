@@ -21,13 +21,15 @@ from attnspec.conformance.running.kill_matrix import judge_mutants
 from attnspec.conformance.running.selection import matching
 from attnspec.conformance.running.trial_pool import outcomes
 from attnspec.conformance.running.trials import Outcome, Task, perform
-from attnspec.conformance.variants import VARIANTS, Variant, variant
+from attnspec.conformance.variants import VARIANTS, Variant, compiled, variant
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import _OPERATIONS, OPERATIONS
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.tree import flatten, mapped
 from attnspec.spec.normalization import Softmax
+
+COMPILED = VARIANTS["compiled from C with fused multiply-adds"]
 
 SEEDS = range(3)
 """A law may miss its mutant at one seed of the quick profile, but not at three."""
@@ -116,6 +118,8 @@ def test_a_law_that_is_wrongly_claimed_is_named() -> None:
 @pytest.mark.parametrize("v", VARIANTS.values(), ids=VARIANTS)
 def test_variant_is_unharmed(v: Variant) -> None:
     assert v.statement
+    if reason := v.lacking():
+        pytest.skip(reason)
     outcome = perform(Task(v, "quick", 0))
     assert outcome.failures == ()
     assert outcome.evaluations > 0
@@ -255,6 +259,43 @@ def test_a_variant_that_is_harmed_fails_the_run(tmp_path: Path) -> None:
     status, report, _ = run(tmp_path, variants={"wrong": wrong})
     assert status == 1
     assert report["false_alarm_bound"] is None
+
+
+def test_a_variant_that_cannot_be_tried_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "COMPILERS", ("no-such-compiler",))
+    compiled.library.cache_clear()
+    status, report, text = run(tmp_path, variants={COMPILED.name: COMPILED})
+    compiled.library.cache_clear()
+    reason = "expected a C compiler among no-such-compiler; got none on the path"
+    assert status == 0
+    assert report["not_tried"] == {COMPILED.name: reason}
+    assert report["variants"] == []
+    assert report["false_alarm_bound"] is None
+    assert f"not tried {COMPILED.name}: {reason}" in text
+
+
+def test_what_does_not_compile_is_named_with_what_the_compiler_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := COMPILED.lacking():
+        pytest.skip(reason)
+    monkeypatch.setattr(compiled, "SOURCE", "#error no luck")
+    compiled.library.cache_clear()
+    reason = COMPILED.lacking()
+    compiled.library.cache_clear()
+    assert "to compile C; got exit status 1" in reason
+    assert "no luck" in reason
+
+
+def test_the_compiled_variant_rounds_as_fused_multiply_adds_do() -> None:
+    if reason := COMPILED.lacking():
+        pytest.skip(reason)
+    rng = np.random.default_rng(4)
+    query, key, value = (8 * rng.standard_normal((500, 1, 8)).astype(np.float32) for _ in range(3))
+    found = COMPILED.backend().call(OPERATIONS["scaled_dot_product_attention"], query, key, value)
+    # Weights of single keys are not all 1, hence their values do not all come back bit by bit.
+    assert 0.01 < (found != value).mean() < 0.5
+    np.testing.assert_allclose(found, value, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The report of a kill matrix: what became of every mutant and honest variant, as an object and as JSON."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from attnspec.conformance.mutants import Mutant
@@ -53,13 +53,17 @@ class Row:
 
 @dataclass(frozen=True)
 class KillMatrix:
-    """What became of all mutants and variants; ``every`` says that mutants were judged by every law."""
+    """What became of all mutants and variants; ``every`` says that mutants were judged by every law.
+
+    ``not_tried`` says of variants that the system cannot try what it lacks.
+    """
 
     profile: str
     seeds: int
     every: bool
     mutants: Sequence[Row]
     variants: Sequence[Row]
+    not_tried: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def killed(self) -> int:
@@ -116,6 +120,7 @@ class KillMatrix:
                 }
                 for row in self.variants
             ],
+            "not_tried": dict(self.not_tried),
             "false_alarm_bound": self.false_alarm_bound,
             "exit_status": self.exit_status,
         }

@@ -62,6 +62,8 @@ def print_kill_matrix(matrix: KillMatrix, console: Console) -> None:
         if matrix.false_alarm_bound is not None:
             total, bound = sum(row.evaluations for row in matrix.variants), matrix.false_alarm_bound
             console.print(f"No false alarm in {total} checks: their rate is below {bound:.1e} (95 %).")
+    for name, reason in matrix.not_tried.items():
+        console.print(f"[yellow]not tried[/yellow] {escape(name)}: {escape(reason)}")
 
 
 def mutants_table(matrix: KillMatrix) -> Table:

@@ -45,8 +45,11 @@ def judge_mutants(
 
     ``workers``: processes, None for one per core, 0 for none (everything in this process). ``matrix`` goes on after the
     first violation and finds every law that kills a mutant. Trials that are ``kept`` are not repeated, and those that
-    end are kept with them. A run of so many ``minutes`` says how far it came. Returns the exit status.
+    end are kept with them. A run of so many ``minutes`` says how far it came. Variants for which the system lacks
+    something are not judged, and named with what it is. Returns the exit status.
     """
+    not_tried = {name: reason for name, v in variants.items() if (reason := v.lacking())}
+    variants = {name: v for name, v in variants.items() if name not in not_tried}
     # Variants, which take longest, come first.
     subjects: list[Mutant | Variant] = [*variants.values(), *mutants.values()]
     tasks = [Task(subject, profile, seed, every=matrix) for seed in range(seeds) for subject in subjects]
@@ -82,7 +85,7 @@ def judge_mutants(
     def rows(group: Mapping[str, Mutant] | Mapping[str, Variant]) -> list[Row]:
         return [Row(s, [found[s.name, seed] for seed in range(seeds)]) for s in group.values()]
 
-    result = KillMatrix(profile, seeds, matrix, rows(mutants), rows(variants))
+    result = KillMatrix(profile, seeds, matrix, rows(mutants), rows(variants), not_tried)
     print_kill_matrix(result, console)
     if file is not None:
         file.write(json.dumps(result.as_json(), indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from attnspec.conformance.variants import (
     additive,
+    compiled,
     declared,
     layouts,
     precisions,
@@ -17,6 +18,7 @@ __all__ = [
     "VARIANTS",
     "Variant",
     "additive",
+    "compiled",
     "declared",
     "layouts",
     "precisions",

@@ -9,7 +9,12 @@ from attnspec.conformance.mutants.correct.altered import Alteration, Altered, Re
 
 @dataclass(frozen=True)
 class Variant(Altered):
-    """A correct backend, judged by all laws of its operations at each of its dtypes; none may ever fail."""
+    """A correct backend, judged by all laws of its operations at each of its dtypes; none may ever fail.
+
+    ``lacking`` says why the system cannot try it, and nothing where it can.
+    """
+
+    lacking: Callable[[], str] = str
 
 
 VARIANTS: Registry[Variant] = Registry("variants")
