@@ -36,7 +36,10 @@ OURS = {
 THIRD_PARTY = {
     "spec": {"numpy", "jaxtyping", "typing_extensions"},
     "reference": {"numpy", "jaxtyping", "typing_extensions", "ml_dtypes"},
-    "backends": {"numpy", "jaxtyping", "typing_extensions", "ml_dtypes", "torch", "triton", "llvmlite", "jax"},
+    "backends": {
+        *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
+        *("torch", "triton", "llvmlite", "platformdirs", "jax"),
+    },
     "conformance": {
         *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
         *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core"),

@@ -15,7 +15,7 @@ from attnspec.backends.pytorch.kernels.dot.tiles import Square, define_transpose
 from attnspec.backends.pytorch.kernels.llvm import threads
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
-from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import run
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
@@ -270,7 +270,7 @@ def test_exp2(bits: int) -> None:
     x = torch.cat([special, torch.linspace(lowest, 1, (1 << 14) - 8, dtype=torch.float64).to(dtype)])
     out = torch.empty_like(x)
     assert len(x) % k.lanes == 0
-    run(k.compile(), 1, Mapping(count=len(x), x=x, out=out))
+    run(Compiled(*k.code()), 1, Mapping(count=len(x), x=x, out=out))
     assert out[:7].tolist() == [1.0, 2.0, 0.5, 2.0**lowest, 0.0, 0.0, 0.0]
     assert out[7].isnan()
     exact = torch.exp2(x[8:].double())
@@ -298,7 +298,7 @@ def test_a_transposition_writes_what_exists_and_nothing_else(rows: int) -> None:
     lanes = register_bytes() // 4
     x = torch.arange(lanes * lanes, dtype=torch.float32).reshape(lanes, lanes) + 1
     out = torch.full((lanes, lanes), -1.0)
-    run(k.compile(), 1, Transposition(source=x, rows=rows, columns=2, target=out, target_rows=3,
+    run(Compiled(*k.code()), 1, Transposition(source=x, rows=rows, columns=2, target=out, target_rows=3,
                                       target_columns=lanes - 1))  # fmt: skip
     existing = x[torch.arange(lanes).clamp(max=rows - 1)]
     existing[:, 2:] = 0

@@ -2,7 +2,8 @@
 
 Three paths compute it, and nothing changes path silently: `path_for` names the one that a call takes.
 
-- ``llvm``: CPU; kernels that LLVM compiles in this process, by llvmlite. No compiler is needed, no file is written.
+- ``llvm``: CPU; kernels that LLVM compiles, by llvmlite, and that are kept in the user's cache folder; no compiler is
+  needed.
 - ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only if asked for by name).
 - ``plain``: PyTorch operations in chunks; every device, dtype and derivative, ``torch.func`` and forward mode too,
   where it is the only path.

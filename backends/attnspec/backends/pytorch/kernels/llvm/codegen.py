@@ -7,10 +7,10 @@ the interpreter lock for the call.
 
 Why explicit vectors and not loops for an automatic vectoriser (numba): register tiles share each load among rows,
 which LLVM's loop vectoriser does not do. Scores alone, one Zen 4 core, n=m=512, one unit per reciprocal: 14.5 G
-terms/s in tiles, 11 from a numba loop; with three units per division, not tried in numba, 20. The kernels of a forward
-and a backward pass compile in one to two seconds altogether, so that nothing need be cached on a disk that might be
-read-only. torch.compile and an extension built on the spot need a compiler; the formula through torch.compile
-took 20 times as long forward, 33 times with backward.
+terms/s in tiles, 11 from a numba loop; with three units per division, not tried in numba, 20. The kernels of a
+forward and a backward pass compile in one to two seconds altogether; `kept_code` keeps them for the next process.
+torch.compile and an extension built on the spot need a compiler; the formula through torch.compile took 20 times as
+long forward, 33 times with backward.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,8 @@ import llvmlite.ir as ir
 from typing_extensions import TypeVar
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
+from attnspec.backends.pytorch.kernels.llvm.kept_code import Code, kept_or_made
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, object_file
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.values import INT, IntPointer, Pointer, Value, Variable
 
@@ -116,16 +117,17 @@ class Kernel(Memory, Generic[A_co]):
         b.branch(test)
         b.position_at_end(end)
 
-    def compile(self) -> Compiled[A_co]:
+    def code(self) -> Code:
         """The machine code of the finished function."""
         self.builder.ret_void()
-        return Compiled(self.name, str(self.module))
+        return Code(self.name, object_file(str(self.module)))
 
 
 def compiled(build: Callable[P, Kernel[A]]) -> Callable[P, Compiled[A]]:
-    """The machine code of the kernels that a function builds, compiled at the first use of each."""
+    """The machine code of the kernels that a function builds, at the first use of each kept or compiled."""
 
-    def code(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
-        return build(*arguments, **options).compile()
+    def kernel(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
+        parameters = arguments, sorted(options.items())
+        return Compiled(*kept_or_made(build, parameters, lambda: build(*arguments, **options).code()))
 
-    return cast("Callable[P, Compiled[A]]", wraps(build)(cache(code)))
+    return cast("Callable[P, Compiled[A]]", wraps(build)(cache(kernel)))

@@ -18,26 +18,36 @@ def register_bytes() -> int:
     return 32 if features.get("avx2") else 16
 
 
+def _machine() -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    # vectors are written at the machine's full width; without this some targets split them in halves
+    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True)
+
+
+def object_file(assembly: str) -> bytes:
+    """The machine code of a module in LLVM's assembly language, for this processor."""
+    machine = _machine()
+    module = llvm.parse_assembly(assembly)
+    module.verify()
+    # variables into registers; the other passes take twice as long as the rest and find nothing to do here
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+    return bytes(machine.emit_object(module))
+
+
 class Compiled(Generic[A]):
     """A kernel in machine code, with the class of its arguments; ``call`` takes the address of their words."""
 
-    def __init__(self, name: str, assembly: str) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        # vectors are written at the machine's full width; without this some targets split them in halves
-        features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
-        target = llvm.Target.from_default_triple()
-        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
-        module = llvm.parse_assembly(assembly)
-        module.verify()
-        # variables into registers; the other passes take twice as long as the rest and find nothing to do here
-        passes = llvm.create_new_function_pass_manager()
-        passes.add_sroa_pass()
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
-        for function in module.functions:
-            if not function.is_declaration:
-                passes.run(function, builder)
-        self.engine = llvm.create_mcjit_compiler(module, machine)
+    def __init__(self, name: str, code: bytes) -> None:
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+        self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         self.address = self.engine.get_function_address(name)
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)

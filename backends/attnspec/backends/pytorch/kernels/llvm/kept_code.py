@@ -1,0 +1,116 @@
+"""Machine code of kernels, kept between processes in the user's cache folder.
+
+``ATTNSPEC_CACHE=off`` keeps none; any other value is the folder to keep it in. What is kept is found by a digest of all
+that it depends on: the sources of the kernels, the kernel and its parameters, LLVM and the processor. The folder is the
+user's alone (mode 0700), for what lies there is run. Where it cannot be written, or is open to others, nothing is kept.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llvmlite
+import llvmlite.binding as llvm
+
+try:
+    import platformdirs
+except ImportError:
+    # llvmlite was installed by itself: code is kept where the folder is named.
+    platformdirs = None  # type: ignore[assignment]
+
+SWITCH = "ATTNSPEC_CACHE"
+
+KERNELS = Path(__file__).parents[1]
+"""The package of all kernels."""
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class Code(NamedTuple):
+    """An object file, and the name of the kernel in it."""
+
+    name: str
+    object_file: bytes
+
+
+def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[], Code]) -> Code:
+    """The code that was kept of a kernel, or what ``make`` gives, which is kept from now on."""
+    folder = _folder()
+    if folder is None:
+        return make()
+    try:
+        path = folder / _key(build, parameters)
+        code = _read(path)
+        if code is None:
+            code = make()
+            _write(path, code)
+        return code
+    except OSError:
+        # The folder cannot be written, or the sources cannot be read.
+        return make()
+
+
+def _folder() -> Path | None:
+    """Where code is kept; None where it is not, or where others could put code for us to run."""
+    wish = os.environ.get(SWITCH, "")
+    if wish == "off" or (not wish and platformdirs is None):
+        return None
+    folder = Path(wish) if wish else platformdirs.user_cache_path("attnspec") / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError:
+        return None
+    # Windows has neither owners by number nor these bits; there a user's folder is closed to others anyway.
+    ours = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
+    return folder if ours else None
+
+
+def _key(build: Callable[..., Any], parameters: object) -> str:
+    key = hashlib.sha256(_surroundings().encode())
+    key.update(f"\n{build.__module__}.{build.__qualname__}{parameters!r}\n".encode())
+    source = Path(build.__code__.co_filename)
+    if KERNELS not in source.parents:
+        key.update(source.read_bytes())
+    return key.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _surroundings() -> str:
+    """What every kernel depends on: the sources of them all, LLVM, and the processor."""
+    sources = hashlib.sha256()
+    for path in sorted(KERNELS.rglob("*.py")):
+        sources.update(path.relative_to(KERNELS).as_posix().encode() + b"\n")
+        sources.update(path.read_bytes())
+    machine = llvm.get_host_cpu_name(), llvm.get_default_triple(), llvm.get_host_cpu_features().flatten()
+    return "\n".join((sources.hexdigest(), llvmlite.__version__, str(llvm.llvm_version_info), *machine))
+
+
+def _read(path: Path) -> Code | None:
+    """The code in a file; None where there is no file, or another one than was written."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    digest, rest = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    if hashlib.sha256(rest).digest() != digest:
+        return None
+    name, _, object_file = rest.partition(b"\0")
+    return Code(name.decode(), object_file)
+
+
+def _write(path: Path, code: Code) -> None:
+    """Write a file that other processes see whole or not at all."""
+    content = code.name.encode() + b"\0" + code.object_file
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(hashlib.sha256(content).digest() + content)
+            file.close()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise

@@ -1,0 +1,128 @@
+"""Machine code that is kept between processes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("llvmlite", reason="the kernels need llvmlite")
+
+from attnspec.backends.pytorch.kernels.llvm import codegen, kept_code
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.machine_code import object_file
+from attnspec.backends.pytorch.kernels.llvm.threads import run
+
+
+class Doubling(Arguments):
+    """Numbers, and how many."""
+
+    count: Size
+    x: Reals
+
+
+def doubling(bits: int, *, times: float = 2.0) -> Kernel[Doubling]:
+    """x[i] *= times, in whole vectors."""
+    k = Kernel("doubling", Doubling, bits)
+    with k.loop(0, k.argument.count, k.lanes) as i:
+        k.store(k.load(k.argument.x, i) * times, k.argument.x, i)
+    return k
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to keep code in."""
+    path = tmp_path / "kernels"
+    monkeypatch.setenv(kept_code.SWITCH, str(path))
+    return path
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What LLVM has compiled."""
+    found: list[str] = []
+
+    def noted(assembly: str) -> bytes:
+        found.append(assembly)
+        return object_file(assembly)
+
+    monkeypatch.setattr(codegen, "object_file", noted)
+    return found
+
+
+def result(**options: Any) -> float:
+    """What the kernel makes of 3; its code is found anew, as in another process."""
+    x = torch.full((16,), 3.0)
+    run(compiled(doubling)(32, **options), 1, Doubling(count=16, x=x))
+    assert (x == x[0]).all()
+    return float(x[0])
+
+
+def test_code_is_compiled_once(folder: Path, made: list[str]) -> None:
+    assert [result() for _ in range(3)] == [6.0, 6.0, 6.0]
+    assert len(made) == 1
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
+
+
+def test_other_parameters_are_other_code(folder: Path, made: list[str]) -> None:
+    assert (result(), result(times=5.0), result(times=5.0)) == (6.0, 15.0, 15.0)
+    assert len(made) == len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("sources", ["other kernels", "another processor"])
+def test_code_of_other_surroundings_is_not_taken(
+    folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch, sources: str
+) -> None:
+    result()
+    monkeypatch.setattr(kept_code, "_surroundings", lambda: sources)
+    assert result() == 6.0
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("spoil", [lambda x: x[:-7], lambda x: x[:99] + b"?" + x[100:], lambda x: b""])
+def test_a_spoilt_file_is_replaced(folder: Path, made: list[str], spoil: Any) -> None:
+    result()
+    (path,) = folder.iterdir()
+    content = path.read_bytes()
+    path.write_bytes(spoil(content))
+    assert result() == 6.0
+    assert len(made) == 2
+    assert path.read_bytes() == content
+
+
+def test_nothing_is_kept_if_it_is_switched_off(folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kept_code.SWITCH, "off")
+    assert (result(), result()) == (6.0, 6.0)
+    assert len(made) == 2
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no mode of the user here")
+def test_code_in_a_folder_that_others_can_write_to_is_not_run(folder: Path, made: list[str]) -> None:
+    result()
+    folder.chmod(0o777)
+    assert result() == 6.0
+    assert len(made) == 2
+
+
+def test_where_no_folder_can_be_made_kernels_are_compiled(
+    tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv(kept_code.SWITCH, str(tmp_path / "file" / "kernels"))
+    assert (result(), result()) == (6.0, 6.0)
+    assert len(made) == 2
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled(
+    folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*paths: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert (result(), result()) == (6.0, 6.0)
+    assert not list(folder.iterdir())
