@@ -116,7 +116,7 @@ class _Run:
         return not self.open or (self.stop_at_first and len(self.open) < len(self.laws))
 
     def affords(self, check: Check) -> bool:
-        """Whether the profile has time for a check that runs once."""
+        """Whether the profile has time for a check at this dtype."""
         return self.effort.dear or not (check.dear or (check.at_leading and not self.subject.leading))
 
     def check(self, progress: _Progress, arguments: Arguments, seed: int) -> None:
@@ -172,7 +172,7 @@ def _explore(run: _Run, seed: int) -> None:
     rows = corners(subject.operation, subject.limits, seed=seed, most=effort.corners, work=effort.work)
     for i, example in enumerate(rows):
         _try(run, example, i, first=i == 0)
-        if run.ended:
+        if run.ended or all(p.check.once for p in run.open):
             return
     if effort.drawn:
         _draw(run, seed, len(rows))
@@ -215,8 +215,8 @@ def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> Arg
     for progress in run.open:
         check, law = progress.check, progress.check.law.id
         always = check.ensemble and subject.dtype in NARROW
-        once = first and run.affords(check)
-        if once if check.once else judgeable and (always or run.effort.due(law, index, progress.place)):
+        due = first if check.once else judgeable and (always or run.effort.due(law, index, progress.place))
+        if due and run.affords(check):
             run.mark(law, example)
             run.check(progress, arguments, example.seed)
     return arguments if judgeable else None

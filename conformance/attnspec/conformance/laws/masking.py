@@ -217,7 +217,7 @@ def _left_out(subject: Subject, rng: np.random.Generator, size: str) -> Iterator
     asking = [leaf.path for leaf in subject.operation.queries if alone]
     small, hidden, idle = _masked(subject, rng, size, queries=3, keys=5)
     yield small, dict.fromkeys(attended, hidden) | dict.fromkeys(asking, idle)
-    if subject.dtype in NARROW:
+    if subject.dtype in NARROW or not (subject.leading or subject.effort.dear):
         return
     few, hidden, idle = _masked(subject, rng, size, queries=2, keys=420, features=16)
     yield few, {attended[0]: hidden} | dict.fromkeys(asking, idle)
@@ -290,7 +290,7 @@ def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Gen
     return judged
 
 
-@checks(law.MASK_OF_ITS_OWN, once=True)
+@checks(law.MASK_OF_ITS_OWN, once=True, at_leading=True)
 def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare each element of the batch with that element alone under its own mask.
 

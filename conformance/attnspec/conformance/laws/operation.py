@@ -101,7 +101,7 @@ def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
-@checks(law.FEWER_DIMENSIONS, once=True)
+@checks(law.FEWER_DIMENSIONS, once=True, at_leading=True)
 def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Leave out the batch of each argument in turn, while others have one."""
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:

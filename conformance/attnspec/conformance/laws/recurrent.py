@@ -258,7 +258,7 @@ def padding(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return True
 
 
-@checks(law.PADDING_GRADIENT, once=True)
+@checks(law.PADDING_GRADIENT, once=True, at_leading=True)
 def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The gradients with NaN and infinities behind the lengths."""
     batches = [(2,), (3, 2)][: subject.limits.max_batch_dims]
