@@ -32,19 +32,19 @@ def from_numpy(array: NDArray, *, device: str) -> Tensor:
         except (RuntimeError, AssertionError, NotImplementedError):
             raise ValueError(f"device: expected one of {', '.join(devices())}; got {device!r}") from None
     copy = strided_copy(array)
-    if copy.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16).to(device)
-    return torch.from_numpy(copy).to(device)
+    narrow = copy.dtype == ml_dtypes.bfloat16
+    found = torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16) if narrow else torch.from_numpy(copy)
+    return found if device == "cpu" else found.to(device)
 
 
 def to_numpy(array: Tensor) -> NDArray:
     """A copy with the same dtype; bfloat16 as ``ml_dtypes.bfloat16``; ``TypeError`` for what is no tensor."""
     if not isinstance(array, Tensor):
         raise TypeError(f"result: expected a torch.Tensor; got {type(array).__name__}")
-    copy = array.detach().to("cpu", copy=True)
-    if copy.dtype is torch.bfloat16:
-        return copy.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return copy.numpy()
+    found = array.detach().cpu()
+    if found.dtype is torch.bfloat16:
+        return np.array(found.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.array(found.numpy())
 
 
 class _Seed(torch.autograd.Function):

@@ -41,7 +41,7 @@ class Profile:
     """The efforts of a run: at float32, at float64, and at the dtypes of 16 bits.
 
     The oracle of float64 computes in long double, without BLAS, hence on smaller examples. A wrong index or shape shows
-    at any dtype, hence fewer examples at the narrow ones.
+    at any dtype, hence fewer examples beside float32.
     """
 
     single: Effort
@@ -61,8 +61,8 @@ PROFILES: Mapping[str, Profile] = {
     ),
     "full": Profile(
         Effort(76, 26, 2, 2, 2.0**19, ensemble=4096),
-        Effort(76, 26, 2, 2, 2.0**16, ensemble=1024),
-        Effort(76, 26, 3, 3, 2.0**19, ensemble=4096),
+        Effort(36, 10, 2, 3, 2.0**16, ensemble=1024),
+        Effort(36, 10, 3, 4, 2.0**19, ensemble=4096),
     ),
     "release": Profile(
         Effort(400, 600, 1, 1, 2.0**22, ensemble=8192),
