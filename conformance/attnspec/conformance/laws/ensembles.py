@@ -57,12 +57,14 @@ def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
     if operation.flag is not None:
         queries = sample(subject, rng, (count // KEYS,), queries=KEYS, keys=KEYS, features=FEATURES, heads=2)
         yield " where it is causal", queries.replaced({operation.flag: True})
-    long = batches(subject, rng, count // 16, keys=TILE + 32)
+    long = batches(subject, rng, count // 4, keys=TILE + 32)
     if (long.keys_count or 0) > TILE:
-        # The keys of other tiles are weighed, and their values are 0.
+        # The keys of other tiles are weighed, and their values are 0. Beside scores of a quarter no key outweighs the
+        # others, so that what is wrong with those of one tile is much the same in every element of the batch.
         valued = [leaf for leaf in operation.attended if leaf.path in operation.linear]
-        cut = {leaf.path: _after_tile(long.array(leaf.path)) for leaf in valued}
-        yield f" in keys from {TILE} on", long.replaced(cut)
+        cut = long.replaced({leaf.path: _after_tile(long.array(leaf.path)) for leaf in valued})
+        even = rescaled(cut, 0.25)
+        yield f" in keys from {TILE} on", even.replaced({leaf.path: subject.exact(x) for leaf, x in even.floats})
     if operation.sharpened and subject.dtype != "float64":
         yield f" of {TILE + 8} features", _clearest(subject, batches(subject, rng, count // 16, features=TILE + 8))
 

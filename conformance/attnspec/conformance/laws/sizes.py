@@ -12,7 +12,7 @@ from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combination
 from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise
 from attnspec.conformance.judging.rows import judge, rows_to_judge
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import fitting, sample
+from attnspec.conformance.laws.common import fitting, normal_like, sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.registry import checks
@@ -131,11 +131,23 @@ def _featured(
 
 @checks(law.BEYOND, once=True, dear=True)
 def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Every length, both under a causal mask, the widest vectors, and at the leading dtype the largest batches."""
-    calls = [*_lengths(subject, rng), *_crowded(subject, rng), *_featured(subject, rng, (WIDEST,))]
+    """Every length after a call with other numbers, both under a causal mask, the widest vectors, and large batches."""
+    long = [*_lengths(subject, rng), *_crowded(subject, rng)]
+    calls = [*_after_others(subject, rng, long), *_featured(subject, rng, (WIDEST,))]
     if subject.leading and any(leaf.batched for leaf in subject.operation.leaves):
         calls += [(f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in CROWDS]
     return _tried(subject, iter(calls), rng)
+
+
+def _after_others(
+    subject: Subject, rng: np.random.Generator, calls: list[tuple[str, Arguments | None]]
+) -> Iterator[tuple[str, Arguments | None]]:
+    """The same calls, each made after one of its shapes with other numbers, of which nothing may be left."""
+    for what, given in calls:
+        other = None if given is None else normal_like(subject, given, rng)
+        if other is not None:
+            subject.outcome(subject.converted(other))
+        yield what, given
 
 
 def _lengths(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:

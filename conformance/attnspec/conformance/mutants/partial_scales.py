@@ -1,0 +1,75 @@
+"""Mutants whose scale is wrong for some inputs alone: keys of later tiles, masked, causal or wide ones."""
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import CrossAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.multihead import MultiHeadAttention
+
+TILE = 128
+
+WRONG = 1.01
+"""A hundredth: less than bfloat16 rounds at a few elements, more than it does over many."""
+
+
+@mutant(
+    "scores 1 % too large from the 129th key on in bfloat16",
+    replaces="scaled",
+    operations=(ScaledDotProductAttention, CrossAttention),
+    dtype="bfloat16",
+    breaks=("attention.ensemble-scale",),
+    source="a scale that is rounded where the second tile begins",
+    profile="full",
+    differentiable=False,
+)
+def later_tiles(correct: Formulas, scores: Numbers, d: int) -> Numbers:
+    """Scores of the first tile are right."""
+    later = np.arange(scores.shape[-1]) >= TILE
+    return Formulas.scaled(correct, scores, d) * np.where(later, WRONG, 1.0).astype(scores.dtype)
+
+
+@mutant(
+    "scores 1 % too large for 129 features and more in bfloat16",
+    replaces="scaled",
+    operations=(ScaledDotProductAttention,),
+    dtype="bfloat16",
+    breaks=("attention.ensemble-scale",),
+    source="a scale of two digits in the kernel for wide heads",
+    profile="full",
+    differentiable=False,
+)
+def wide_heads(correct: Formulas, scores: Numbers, d: int) -> Numbers:
+    """Narrower heads are right."""
+    found = Formulas.scaled(correct, scores, d)
+    return found * scores.dtype.type(WRONG) if d > TILE else found
+
+
+@mutant(
+    "scores 1 % too large under a mask in bfloat16",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, CrossAttention, MultiHeadAttention),
+    dtype="bfloat16",
+    breaks=("attention.ensemble-scale",),
+    source="a scale of two digits in the kernel for masks",
+    profile="full",
+    differentiable=False,
+)
+def masked_kernel(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """Without a mask they are right."""
+    return scores if mask is None else Formulas.excluded(correct, scores * scores.dtype.type(WRONG), mask)
+
+
+@mutant(
+    "scores 1 % too large where causal in bfloat16",
+    replaces="attend",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    dtype="bfloat16",
+    breaks=("attention.ensemble-scale",),
+    source="a scale of two digits in the kernel for causal attention",
+    profile="full",
+    differentiable=False,
+)
+def causal_kernel(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Otherwise they are right."""
+    return Formulas.attend(correct, scores * scores.dtype.type(WRONG if causal else 1.0), value, mask, causal)

@@ -1,0 +1,141 @@
+"""Mutants of what a tile, a grid or a buffer leaves over."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import at, changed, key, query
+from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import mapped
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.pooling import AttentionPooling
+from attnspec.spec.scoring import DotScores
+
+BUFFER = 512
+
+
+def _narrowed(x: Numbers, width: int, kept: int) -> Numbers:
+    """An array of which, where it is exactly so wide, only the first features are kept."""
+    return np.where(np.arange(width) < kept, x, x.dtype.type(0)) if x.shape[-1] == width else x
+
+
+@mutant(
+    "96 features in tiles of 64",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotScores),
+    breaks=("sizes.features",),
+    source="Dao-AILab/flash-attention#2541: sizes of heads between those that kernels are made for",
+)
+def half_a_tile(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of exactly 96 features the last 32 do not count."""
+    prepared = Library.prepared(correct, operation, arguments)
+    path = query(operation)
+    return changed(prepared, {path: _narrowed(at(prepared, path), 96, 64)})
+
+
+@mutant(
+    "160 columns of values in tiles of 64",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, AttentionPooling, AdditiveAttention),
+    breaks=("sizes.features",),
+    source="pytorch/pytorch#169222: heads of 160 features and more",
+)
+def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of exactly 160 columns the last 32 are 0."""
+    prepared = Library.prepared(correct, operation, arguments)
+    path = operation.attended[-1].path
+    return changed(prepared, {path: _narrowed(at(prepared, path), 160, 128)})
+
+
+def _first(operation: Operation, result: Any, count: int) -> Any:
+    """The results of the first elements of the batch; all others are 0."""
+    core = len(operation.leading.core)
+
+    def kept(x: Numbers) -> Numbers:
+        flat = x.reshape(-1, *x.shape[x.ndim - core :])
+        there = (np.arange(len(flat)) < count).reshape(-1, *(1,) * core)
+        return np.where(there, flat, x.dtype.type(0)).reshape(x.shape)
+
+    return mapped(result, lambda _, x: kept(x))
+
+
+def _elements(operation: Operation, result: Any) -> int:
+    return int(np.prod(result.shape[: result.ndim - len(operation.leading.core)]))
+
+
+@mutant(
+    "elements of a batch counted modulo 65,535",
+    replaces="finished",
+    operations=(ScaledDotProductAttention, DotScores),
+    breaks=("sizes.beyond",),
+    source="facebookresearch/xformers#845: what is left over by grids of 65,535",
+    profile="full",
+)
+def full_grid(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """A batch of 65,535 elements is a full grid and nothing over: nothing is computed."""
+    found = Library.finished(correct, operation, result, arguments)
+    count = _elements(operation, found)
+    return _first(operation, found, 0) if count == 65535 else found
+
+
+@mutant(
+    "elements of a batch counted in 16 bits",
+    replaces="finished",
+    operations=(ScaledDotProductAttention, DotScores),
+    breaks=("sizes.beyond",),
+    source="flashinfer-ai/flashinfer#3125, pytorch/pytorch#177985: 65,536 elements, and nothing is raised",
+    profile="full",
+)
+def counted_in_sixteen_bits(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """Of 65,536 elements none is computed."""
+    found = Library.finished(correct, operation, result, arguments)
+    count = _elements(operation, found)
+    return _first(operation, found, count % 65536) if count > 65535 else found
+
+
+@mutant(
+    "rows beyond the 512th of the call before",
+    operations=(ScaledDotProductAttention, DotProductAttention, DotScores),
+    breaks=("sizes.beyond",),
+    source="pytorch/pytorch#142228: a buffer that a grid which is too small fills in part",
+    profile="full",
+)
+class StaleRows(Library):
+    """Results are written into a buffer that is kept by shape; after the first call only its first rows are."""
+
+    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+        """Look for the buffer."""
+        buffers: dict[Any, Numbers] = vars(self).setdefault("buffers", {})
+        found = super().finished(operation, result, arguments)
+        if found.shape[-2] <= BUFFER:
+            return found
+        buffer = buffers.setdefault((operation.name, found.shape, found.dtype), found.copy())
+        buffer[..., :BUFFER, :] = found[..., :BUFFER, :]
+        return buffer.copy()
+
+
+@mutant(
+    "keys beyond the 512th of the call before",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("sizes.beyond",),
+    source="pytorch/pytorch#162588: positions that a cache has not been told of",
+    profile="full",
+)
+class StaleKeys(Library):
+    """A cache of keys, kept by shape, of which only the first 512 are renewed."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Look for the cache."""
+        caches: dict[Any, Numbers] = vars(self).setdefault("caches", {})
+        prepared = super().prepared(operation, arguments)
+        path = key(operation)
+        x = at(prepared, path)
+        if x.shape[-2] <= BUFFER:
+            return prepared
+        cache = caches.setdefault((operation.name, x.shape, x.dtype), x.copy())
+        cache[..., :BUFFER, :] = x[..., :BUFFER, :]
+        return changed(prepared, {path: cache.copy()})

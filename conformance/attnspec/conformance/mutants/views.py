@@ -1,0 +1,153 @@
+"""Mutants that misread one layout each, and every other one as it is."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query
+from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import mapped
+
+OPERATIONS = (ScaledDotProductAttention, DotProductAttention)
+
+
+def _dense_where(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], layout: Callable[[Numbers], bool]
+) -> dict[str, Any]:
+    """The arguments as the formulas take them; arrays of a layout are read on from their first number."""
+
+    def read(x: Any) -> Any:
+        if not isinstance(x, np.ndarray) or x.ndim < 2 or not x.size or x.strides[-1] != x.itemsize:
+            return x
+        if any(s <= 0 for s in x.strides) or not layout(x):
+            return x
+        dense = np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]
+        return as_strided(x, x.shape, [int(s) for s in dense]).copy()
+
+    return Library.prepared(correct, operation, mapped(dict(arguments), lambda _, x: read(x)))
+
+
+@mutant(
+    "packed projections read one after another",
+    replaces="prepared",
+    operations=OPERATIONS,
+    breaks=("storage.layouts",),
+    source="Dao-AILab/flash-attention#2541: slices of packed projections",
+)
+def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows that are three times as far apart as they are long are read as if they followed one another."""
+    return _dense_where(
+        correct, operation, arguments, lambda x: x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1
+    )
+
+
+@mutant(
+    "heads behind positions read as before them",
+    replaces="prepared",
+    operations=OPERATIONS,
+    breaks=("storage.layouts",),
+    source="pytorch/pytorch#181133: (batch, positions, heads, features) seen as (batch, heads, positions, features)",
+)
+def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Where heads are nearer to each other than positions, the memory is read as if it were the other way round."""
+    return _dense_where(correct, operation, arguments, lambda x: x.ndim > 2 and x.strides[-3] < x.strides[-2])
+
+
+@mutant(
+    "rows padded to a multiple read without padding",
+    replaces="prepared",
+    operations=OPERATIONS,
+    breaks=("storage.layouts",),
+    source="flagos-ai/FlagGems#5896: the length of a row for its stride",
+)
+def padding_read(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows that are less than twice as far apart as they are long are read as if they followed one another."""
+    return _dense_where(
+        correct, operation, arguments,
+        lambda x: x.shape[-1] * x.itemsize < x.strides[-2] < 2 * x.shape[-1] * x.itemsize,
+    )  # fmt: skip
+
+
+class _FirstOnly(Library):
+    """Of one array, where it is repeated with stride 0, only the first is read; all others are 0."""
+
+    def path(self, operation: Operation) -> str:
+        """Which array."""
+        raise NotImplementedError
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Look at its strides."""
+        prepared = super().prepared(operation, arguments)
+        x = at(arguments, self.path(operation))
+        if x is None or not x.size:
+            return prepared
+        read = np.array(at(prepared, self.path(operation)))
+        for axis in [i for i, s in enumerate(x.strides) if not s]:
+            np.moveaxis(read, axis, 0)[1:] = 0
+        return changed(prepared, {self.path(operation): read})
+
+
+@mutant(
+    "expanded queries read once",
+    operations=OPERATIONS,
+    breaks=("storage.layouts",),
+    source="pytorch/pytorch#191937: arrays with stride 0",
+)
+class ExpandedQueries(_FirstOnly):
+    """Of a query with stride 0 all but the first row or element of the batch is 0."""
+
+    def path(self, operation: Operation) -> str:
+        """The query."""
+        return query(operation)
+
+
+@mutant(
+    "expanded keys read once",
+    operations=OPERATIONS,
+    breaks=("storage.layouts",),
+    source="pytorch/pytorch#191937: keys that heads share, with stride 0",
+)
+class ExpandedKeys(_FirstOnly):
+    """Of keys with stride 0 all but the first are 0."""
+
+    def path(self, operation: Operation) -> str:
+        """The keys."""
+        return key(operation)
+
+
+@mutant(
+    "expanded values read once",
+    operations=OPERATIONS,
+    breaks=("storage.layouts",),
+    source="pytorch/pytorch#191937: values that heads share, with stride 0",
+)
+class ExpandedValues(_FirstOnly):
+    """Of values with stride 0 all but the first are 0."""
+
+    def path(self, operation: Operation) -> str:
+        """The values."""
+        return operation.attended[-1].path
+
+
+@mutant(
+    "expanded masks read once",
+    operations=OPERATIONS,
+    breaks=("storage.layouts",),
+    source="pytorch/pytorch#184180: masks that heads share",
+)
+class ExpandedMasks(_FirstOnly):
+    """Of a mask with stride 0 all but the first row masks everything."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Only where there is one."""
+        given = mask_of(operation, arguments) is not None
+        return super().prepared(operation, arguments) if given else Library.prepared(self, operation, arguments)
+
+    def path(self, operation: Operation) -> str:
+        """The mask."""
+        return operation.mask.path if operation.mask is not None else ""

@@ -1,0 +1,352 @@
+"""Wrong backends that once conformed because nothing tried what is wrong with them, by class: each is convicted.
+
+By default at one seed of the least profile that is to convict it. With ``ATTNSPEC_WHOLE=1`` in the environment at three
+seeds of ``full``, and of ``quick`` what that convicts; and honest kernels that were once accused are judged as well.
+"""
+
+import os
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.rediscovered import REDISCOVERED
+from attnspec.conformance.running.trials import Task, perform
+from attnspec.conformance.variants import VARIANTS
+from attnspec.spec.attention import ScaledDotProductAttention
+
+WHOLE = os.environ.get("ATTNSPEC_WHOLE") == "1"
+SEEDS = range(3) if WHOLE else range(1)
+
+
+class Flaw(NamedTuple):
+    """A class of wrong backends: what is wrong with them, those that have it, by name, and what convicts all of them.
+
+    ``everywhere`` asks for a conviction in every operation, and not only in the first one that the backend has wrong.
+    """
+
+    what: str
+    subjects: tuple[str, ...]
+    quick: bool = True
+    everywhere: bool = False
+
+
+SIZES = (
+    Flaw(
+        "positions beyond a tile, up to 300",
+        ("wrong beyond 128 keys", "queries beyond 64 repeat", "causal triangle of 64 positions"),
+    ),
+    Flaw(
+        "rows beyond the 512th are stale, or missing",
+        (
+            "rows beyond the 512th of the call before",
+            "keys beyond the 512th of the call before",
+            "rows of a buffer for 512 keys",
+            "queries beyond the 512th not computed",
+            "the mask of the first 512 keys",
+            "gradient of the first 512 keys",
+            "pytorch/pytorch#127055",
+        ),
+        quick=False,
+    ),
+    Flaw("more positions than 15 bits count", ("ml-explore/mlx#3360",), quick=False),
+    Flaw("more than 128 features", ("queries of 128 features", "hidden layers of 128 units")),
+    Flaw("192 features", ("192 features rounded down",)),
+    Flaw("256 features", ("values of 256 features in halves",)),
+    Flaw("96 features", ("96 features in tiles of 64",)),
+    Flaw("160 features", ("160 columns of values in tiles of 64",)),
+    Flaw("512 features", ("512 features overflow a buffer",), quick=False),
+    Flaw("gradients of more than 128 features", ("gradient of the keys in 128 features",), quick=False),
+    Flaw(
+        "keys of batch element 0 from the fifth on",
+        ("keys of the first element from the fifth on", "keys of the first head from the fifth on"),
+    ),
+    Flaw("65,535 elements of a batch", ("elements of a batch counted modulo 65,535",), quick=False),
+    Flaw(
+        "65,536 elements of a batch",
+        (
+            "elements of a batch counted in 16 bits",
+            "at most 65,535 elements of a batch",
+            "elements beyond the 65,535th not computed",
+            "flashinfer-ai/flashinfer#3125",
+            "pytorch/pytorch#177985",
+        ),
+        quick=False,
+    ),
+    Flaw("offsets of more than 31 bits", ("offsets in 32 bits",), quick=False),
+)
+
+LAYOUTS = (
+    Flaw("contiguous() only where the last stride is not 1", ("dense rows taken for contiguous arrays",)),
+    Flaw("rows of packed projections", ("packed projections read one after another",)),
+    Flaw("(b, n, h, d) seen as (b, h, n, d)", ("heads behind positions read as before them",)),
+    Flaw("padded rows", ("rows padded to a multiple read without padding", "batch stride from the length")),
+    Flaw("strides of another array", ("values by the strides of the keys",)),
+    Flaw("an offset into storage", ("offset into storage forgotten", "pytorch/pytorch#131750")),
+    Flaw("queries with stride 0", ("expanded queries read once",)),
+    Flaw("keys with stride 0", ("expanded keys read once",)),
+    Flaw("values with stride 0", ("expanded values read once",)),
+    Flaw("masks with stride 0", ("expanded masks read once", "repeated rows taken for dense ones")),
+    Flaw("negative strides", ("backward runs read forwards",)),
+    Flaw("read-only arrays", ("queries scaled in place and back",)),
+    Flaw("the same shape with other strides", ("strides of the first call", "flashinfer-ai/flashinfer#4270")),
+    Flaw(
+        "the same shape in another dtype",
+        ("buffer in the dtype of the first call", "keys rounded to the dtype of the first call"),
+    ),
+    Flaw(
+        "what is kept from one call to the next",
+        (
+            "keys kept by their shape",
+            "keys kept by their address",
+            "keys kept by the identity of their array",
+            "keys projected once for their numbers",
+        ),
+    ),
+)
+
+TRAINING = (
+    Flaw(
+        "values while gradients are recorded",
+        ("dropout while gradients are recorded", "recorded for the query alone without scale"),
+    ),
+    Flaw("inference mode", ("inference in lower precision",)),
+    Flaw("no gradients", ("another kernel where no gradients are recorded",)),
+    Flaw("autocast", ("another kernel under autocast",)),
+    Flaw("expanded cotangents", ("expanded cotangent read at its first number",)),
+    Flaw(
+        "strided cotangents",
+        (
+            "cotangent read as if contiguous",
+            "rows of the cotangent by its last stride alone",
+            "pytorch/pytorch#138354",
+        ),
+    ),
+    Flaw("a cotangent of 0", ("gradients divided by the length of the cotangent",)),
+    Flaw("tiny cotangents", ("tiny cotangents lost",)),
+    Flaw("cotangents of 10³ and more", ("cotangents clipped at a thousand", "large cotangents clipped")),
+    Flaw(
+        "some arguments alone that need gradients",
+        ("gradients only where the query has one", "gradients by place, not by name", "no gradient for w_k"),
+    ),
+    Flaw("a second backward pass", ("only one backward pass", "second backward pass adds up")),
+    Flaw(
+        "results in a buffer that is used again", ("results in one buffer", "result overwritten by the backward pass")
+    ),
+    Flaw(
+        "gradients in a buffer that is used again",
+        ("gradients in one buffer", "gradients added up over calls", "backward pass into the last result"),
+    ),
+    Flaw("writes into the cotangent", ("cotangent scaled in place",)),
+    Flaw("writes into saved inputs", ("keys overwritten by the backward pass",)),
+    Flaw("writes into arguments", ("queries scaled in place", "scores masked in place")),
+    Flaw(
+        "a query of fewer dimensions than the result",
+        ("gradient of a query without batch not summed", "gradient of keys without batch is their mean"),
+    ),
+)
+
+VALUES = (
+    Flaw("values above 10¹⁰", ("values above 10¹⁰ taken for masked ones", "values clamped to the range of float16")),
+    Flaw("subnormal values", ("values divided by the largest one of them",)),
+    Flaw("a log-sum-exp below −88.7", ("maximum of the scores not below 0",)),
+    Flaw(
+        "gradients at a log-sum-exp below −88.7", ("NVIDIA/cudnn-frontend#1072", "pytorch/pytorch#196678"), quick=False
+    ),
+    Flaw("a feature that stands out", ("features clipped at ±30",)),
+    Flaw("a key that dominates", ("a key of almost all the weight has all of it",)),
+    Flaw("a key that no query likes", ("scores relative to that of the second key",)),
+    Flaw("gradients of what looks trained", ("NVIDIA/TransformerEngine#3216",), quick=False),
+)
+
+FILLS = (
+    Flaw(
+        "finite fills",
+        (
+            "−10⁴ added to masked scores in float16",
+            "−10⁶ added to masked scores",
+            "−10⁹ added to masked scores in double precision",
+            "masked scores filled with −10⁴ in bfloat16",
+            "masked scores filled with −10⁹",
+        ),
+    ),
+)
+
+SCALES = (
+    Flaw(
+        "a scale of few digits",
+        (
+            "1/√d of two digits in bfloat16",
+            "1/√d of three digits in float16",
+            "1/√d of six digits",
+            "1/√d in single precision",
+        ),
+        quick=False,
+        everywhere=True,
+    ),
+    Flaw(
+        "a gain in operations with weights",
+        (
+            "sum of exponentials cut off to bfloat16",
+            "sum of exponentials cut off to 11 bits",
+            "guard of 10⁻⁵ in the sum of exponentials",
+            "sum of exponentials in single precision",
+        ),
+        quick=False,
+        everywhere=True,
+    ),
+    Flaw(
+        "a scale that is wrong beyond key 128",
+        ("scores 1 % too large from the 129th key on in bfloat16",),
+        quick=False,
+        everywhere=True,
+    ),
+    Flaw("a scale that is wrong under a mask", ("scores 1 % too large under a mask in bfloat16",), quick=False),
+    Flaw("a scale that is wrong where causal", ("scores 1 % too large where causal in bfloat16",), quick=False),
+    Flaw(
+        "a scale that is wrong for wide heads",
+        ("scores 1 % too large for 129 features and more in bfloat16",),
+        quick=False,
+    ),
+)
+
+GRADIENTS = (
+    Flaw(
+        "gradients that are a little too large or too small",
+        (
+            "gradient of the queries 1 % off in bfloat16",
+            "gradient of the weights of the queries 2 % off in bfloat16",
+            "gradient of the keys 0.1 % off in float16",
+            "gradient of the values 10⁻⁵ off",
+            "gradient of the values in bfloat16 by weights that do not sum to 1",
+            "gradient of the queries with a scale in single precision",
+            "Σ α dα of the backward pass 3 % off in bfloat16",
+        ),
+        quick=False,
+    ),
+)
+
+NOT_FINITE = (
+    Flaw("nan_to_num over the result", ("NaN turned into numbers", "weights that are not finite are 0")),
+    Flaw("attendable scores of −∞", ("rows of −∞ are 0", "short rows of −∞ are 0")),
+    Flaw(
+        "infinite values",
+        ("infinite results clamped", "an infinity makes its row NaN", "infinities without their signs"),
+    ),
+    Flaw("results in the memory of arguments", ("views of the argument", "attention over one key is its value")),
+    Flaw("counts that float16 does not hold", ("attendable keys counted in half precision",)),
+)
+
+CHOICES = (
+    Flaw(
+        "declared NaN, and otherwise for some masks or rows",
+        (
+            "NaN by mask of queries, unmasked by mask of keys, declared NaN",
+            "fully masked rows are 0, declared NaN",
+            "NaN in short rows, 0 in long ones, declared NaN",
+            "NaN of a row without keys in the whole element of the batch, declared NaN",
+            "NaN of a row without keys in every gradient, declared NaN",
+        ),
+    ),
+    Flaw(
+        "declared uniform, and otherwise for some masks or rows",
+        (
+            "NaN by mask of queries, uniform by mask of keys, declared uniform",
+            "uniform over what is attendable elsewhere, declared uniform",
+        ),
+    ),
+    Flaw("undeclared", ("fully masked rows are uniform", "fully masked rows are NaN")),
+)
+
+FLAWS = (
+    *(SIZES + LAYOUTS + TRAINING + VALUES + FILLS),
+    *(SCALES + GRADIENTS + NOT_FINITE + CHOICES),
+)
+
+KNOWN = {**MUTANTS, **REDISCOVERED}
+
+HONEST = (
+    "compiled from C with fused multiply-adds",
+    "log₂e and the maximum fused with the exponent",
+    "TensorFloat-32 in three products",
+    "queries scaled in float16, declared",
+    "keys scaled in float16, declared",
+)
+"""Kernels that were accused once, for the weight of a single key, and for q/√d below the normal numbers of float16."""
+
+
+def cases() -> Iterator[tuple[Flaw, Mutant, str]]:
+    """Backends, each with an operation that it has wrong; of those that need ``full``, one of a class by default."""
+    for flaw in FLAWS:
+        for name in flaw.subjects if WHOLE or flaw.quick else flaw.subjects[:1]:
+            subject = KNOWN[name]
+            for operation in subject.operations if flaw.everywhere else subject.operations[:1]:
+                yield flaw, subject, operation
+
+
+def named(case: tuple[Flaw, Mutant, str]) -> str:
+    flaw, subject, operation = case
+    return f"{flaw.what}: {subject.name}: {operation}"
+
+
+def convicted(subject: Mutant, profile: str, operation: str) -> None:
+    """Demand a violation at every seed."""
+    survived = [s for s in SEEDS if not perform(Task(subject, profile, s, operation=operation)).failures]
+    if survived:
+        pytest.fail(f"{subject.name!r} conforms in {profile}, in {operation}, at seeds {survived}", pytrace=False)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=named)
+def test_backend_is_convicted(case: tuple[Flaw, Mutant, str]) -> None:
+    flaw, subject, operation = case
+    if WHOLE or not flaw.quick:
+        convicted(subject, "full" if WHOLE else subject.profile, operation)
+    if flaw.quick:
+        assert Task(subject, "quick", 0).effort is PROFILES["quick"]
+        convicted(subject, "quick", operation)
+
+
+def fills() -> Iterator[tuple[float, str, bool]]:
+    """Every fill that a dtype holds, added to masked scores or in their place."""
+    for fill, dtype, added in product((-1e4, -1e6, -1e9), ("float64", "float32", "bfloat16", "float16"), (True, False)):
+        if dtype != "float16" or -fill <= float(np.finfo(np.float16).max):
+            yield fill, dtype, added
+
+
+@pytest.mark.parametrize(("fill", "dtype", "added"), list(fills()))
+def test_finite_fill_is_convicted_in_every_dtype_that_holds_it(fill: float, dtype: str, added: bool) -> None:
+    def filled(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+        """A finite number for −∞."""
+        if mask is None:
+            return scores
+        rest = scores if added else scores.dtype.type(0)
+        return np.where(mask, scores, rest + scores.dtype.type(fill))
+
+    subject = mutant(
+        "filled", replaces="excluded", operations=(ScaledDotProductAttention,), dtype=dtype,
+        breaks=("masking.finite-fill",), source="none", register=False,
+    )(filled)  # fmt: skip
+    for profile in ("full", "quick") if WHOLE else ("quick",):
+        convicted(subject, profile, "scaled_dot_product_attention")
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_kernel_is_acquitted_in_full(name: str) -> None:
+    if reason := VARIANTS[name].lacking():
+        pytest.skip(reason)
+    if not WHOLE:
+        pytest.skip("ATTNSPEC_WHOLE=1 is not in the environment")
+    for seed in SEEDS:
+        assert perform(Task(VARIANTS[name], "full", seed)).failures == ()
+
+
+def test_what_has_no_class_is_documented() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "precision.md").read_text(encoding="utf-8").split())
+    assert "Gaussian scores as −½(‖q‖² − 2q·k + ‖k‖²)" in page
+    assert "products of three bfloat16 parts for one of float32" in page
