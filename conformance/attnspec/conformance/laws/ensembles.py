@@ -57,7 +57,7 @@ def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
     if operation.flag is not None:
         queries = sample(subject, rng, (count // KEYS,), queries=KEYS, keys=KEYS, features=FEATURES, heads=2)
         yield " where it is causal", queries.replaced({operation.flag: True})
-    long = batches(subject, rng, count // 4, keys=TILE + 32)
+    long = batches(subject, rng, count // (16 if operation.attends_to_itself else 4), keys=TILE + 32)
     if (long.keys_count or 0) > TILE:
         # The keys of other tiles are weighed, and their values are 0. Beside scores of a quarter no key outweighs the
         # others, so that what is wrong with those of one tile is much the same in every element of the batch.
