@@ -234,6 +234,10 @@ GRADIENTS = (
 
 NOT_FINITE = (
     Flaw("nan_to_num over the result", ("NaN turned into numbers", "weights that are not finite are 0")),
+    Flaw(
+        "an attendable NaN in other rows than its own, or not in all of them",
+        ("a NaN makes its element of the batch NaN", "NaN turned into numbers in every second row"),
+    ),
     Flaw("attendable scores of −∞", ("rows of −∞ are 0", "short rows of −∞ are 0")),
     Flaw(
         "infinite values",

@@ -1,4 +1,4 @@
-"""Mutants that lose an infinity, or lose a row to one."""
+"""Mutants that lose an infinity or a NaN, or lose more to one than the rows that attend to it."""
 
 import numpy as np
 
@@ -50,3 +50,31 @@ def unsigned(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers)
     """−∞ is +∞."""
     result = Formulas.pooled(correct, weights, value, mask)
     return np.where(np.isinf(value_of(result)), weights.dtype.type(np.inf), result)
+
+
+@mutant(
+    "a NaN makes its element of the batch NaN",
+    replaces="pooled",
+    operations=ATTENTION,
+    breaks=("semantics.masked_nonfinite",),
+    source="a check for divergence by elements, isnan(x).any()",
+)
+def spoils_its_element(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """Rows that do not attend to it, too."""
+    result = Formulas.pooled(correct, weights, value, mask)
+    lost = np.any(np.isnan(value_of(result)), axis=(-1, -2), keepdims=True)
+    return np.where(lost, weights.dtype.type(np.nan), result)
+
+
+@mutant(
+    "NaN turned into numbers in every second row",
+    replaces="pooled",
+    operations=ATTENTION,
+    breaks=("semantics.attendable_nan",),
+    source="nan_to_num in one of two kernels",
+)
+def lost_in_some_rows(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """Rows with an odd index are 0 where they are NaN."""
+    result = Formulas.pooled(correct, weights, value, mask)
+    odd = np.arange(value_of(result).shape[-2])[:, None] % 2 == 1
+    return np.where(odd & np.isnan(value_of(result)), weights.dtype.type(0), result)
