@@ -14,7 +14,7 @@ from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.spec import LAWS, OPERATIONS
 
-EFFORT = Effort(corners=5, drawn=14, stride=3, gradients=2, work=2.0**8)
+EFFORT = Effort(corners=5, drawn=14, stride=3, costly=2, work=2.0**8)
 """More than 10 drawn examples: from the 11th on, Hypothesis follows the error ratio."""
 
 OPERATION = "dot_scores"

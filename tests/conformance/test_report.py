@@ -273,7 +273,7 @@ def test_a_report_ends_with_what_was_not_tried() -> None:
 def test_the_extent_of_a_run_is_that_of_its_calls() -> None:
     backend = SimpleNamespace(name="mine", self_attention=reference.self_attention)
     extent: dict[str, int] = {}
-    effort = Effort(corners=3, drawn=0, stride=1, gradients=1, work=2.0**12)
+    effort = Effort(corners=3, drawn=0, stride=1, costly=1, work=2.0**12)
     case = Case("self_attention", "float64", ("operation.oracle",))
     judge(backend, Contract.of(backend), case, Profile(effort, effort, effort), extent=extent)
     rows = corners(

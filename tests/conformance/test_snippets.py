@@ -162,7 +162,7 @@ def causal_mask(*args, **kwargs):
 def test_every_snippet_runs_and_blames_whoever_is_wrong(name: str, dtype: str, tmp_path: Path) -> None:
     (tmp_path / "plus.py").write_text(ADAPTER, encoding="utf-8")
     backend = load(str(tmp_path / "plus.py"))
-    effort = Effort(corners=2, drawn=0, stride=1, gradients=1, work=2.0**8)
+    effort = Effort(corners=2, drawn=0, stride=1, costly=1, work=2.0**8)
     case = Case(name, dtype, ("operation.oracle",))
     (result,) = judge(backend, Contract.of(backend, "plus.py"), case, Profile(effort, effort, effort))
     assert result.counterexample is not None

@@ -8,21 +8,24 @@ from attnspec.conformance.inputs.dtypes import NARROW
 FORMULA = "operation.oracle"
 """The law that a result is that of the formula: it is checked on every example."""
 
+COSTLY = {"operation.gradient", "operation.rejection"}
+"""Laws that compare all gradients, or try a wrong shape of every argument."""
+
 
 @dataclass(frozen=True)
 class Effort:
     """How many examples, and how large, at some dtypes.
 
     corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: laws other than the oracle's are
-    checked on every stride-th example. gradients: the stride of the law that compares all gradients. work: the most
-    multiply-adds of an example. dear: whether the checks run for which ``quick`` has no time.
-    ensemble: the batch elements of which a filter averages the errors.
+    checked on every stride-th example. costly: the stride of the costly ones. work: the most multiply-adds of an
+    example. dear: whether the checks run for which ``quick`` has no time. ensemble: the batch elements of which a
+    filter averages the errors.
     """
 
     corners: int
     drawn: int
     stride: int
-    gradients: int
+    costly: int
     work: float
     dear: bool = True
     ensemble: int = 512
@@ -31,8 +34,8 @@ class Effort:
         """Whether the law at this place in the list of laws is checked on the example of this number."""
         if law == FORMULA:
             return True
-        if law == "operation.gradient":
-            return index % self.gradients == 0
+        if law in COSTLY:
+            return index % self.costly == 0
         return (index + place) % self.stride == 0
 
 
@@ -60,8 +63,8 @@ PROFILES: Mapping[str, Profile] = {
         Effort(7, 0, 4, 4, 2.0**14, dear=False),
     ),
     "full": Profile(
-        Effort(76, 26, 2, 2, 2.0**19, ensemble=4096),
-        Effort(36, 10, 2, 3, 2.0**16, ensemble=1024),
+        Effort(76, 26, 2, 4, 2.0**19, ensemble=4096),
+        Effort(36, 10, 2, 4, 2.0**16, ensemble=1024),
         Effort(36, 10, 3, 4, 2.0**19, ensemble=4096),
     ),
     "release": Profile(
