@@ -82,9 +82,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Judge the suite: every mutant is killed, no honest variant is harmed (``attnspec mutants``'s arguments)."""
+    """Judge the suite: every mutant is killed, no honest variant is harmed (``attnspec mutants``'s arguments).
+
+    ``--page`` makes ``docs/kills.md`` and its data, or goes on with it: hours, in parts of 60 minutes or ``--minutes``.
+    """
     install_project(session, extras="cpu")
-    session.run("attnspec", "mutants", *session.posargs)
+    arguments = [x for given in session.posargs for x in ([given, "docs/kills.md"] if given == "--page" else [given])]
+    session.run("attnspec", "mutants", *arguments)
 
 
 @nox.session

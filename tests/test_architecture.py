@@ -262,6 +262,7 @@ ROOMS = {
         "fills.py",
         "infinities.py",
         "magnitudes.py",
+        "one_weight.py",
         "calling.py",
         "choices.py",
         "modes.py",

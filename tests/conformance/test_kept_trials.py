@@ -11,7 +11,8 @@ from rich.console import Console
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.running import kept_trials
 from attnspec.conformance.running.kept_trials import KeptTrials
-from attnspec.conformance.running.kill_matrix import INCOMPLETE, judge_mutants
+from attnspec.conformance.running.kill_matrix import judge_mutants
+from attnspec.conformance.running.trial_run import INCOMPLETE
 from attnspec.conformance.running.trials import Failure, Outcome, Task
 
 
@@ -78,5 +79,5 @@ def test_trials_of_another_suite_are_refused(tmp_path: Path, monkeypatch: pytest
     KeptTrials(path)
     own = json.loads(path.read_text())["digest"]
     monkeypatch.setattr(kept_trials, "digest", lambda: "0123")
-    with pytest.raises(ValueError, match=f"judged by the present suite, 0123; got {own}"):
+    with pytest.raises(ValueError, match=f"judged by the present suite, 0123; got {own}; without this file"):
         KeptTrials(path)

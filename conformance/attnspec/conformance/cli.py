@@ -214,6 +214,15 @@ def mutants(
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
     keep: Annotated[Path | None, typer.Option(help="keep ended trials in this file, and do not repeat them")] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="end after these minutes; --keep goes on later")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="write the page of kills as Markdown, and its data beside it as JSON: every law against every mutant, "
+            "20 seeds of quick and 3 of full, honest variants at as many as --checks asks for; hours, in parts of "
+            "60 minutes; trials are kept beside the page, where --keep does not say otherwise"
+        ),
+    ] = None,
+    checks: Annotated[int, typer.Option(min=1, help="how many checks of honest variants --page needs")] = 1_000_000,
 ) -> None:
     """Print the kill matrix."""
     from attnspec.conformance.judging.profiles import PROFILES
@@ -224,7 +233,11 @@ def mutants(
     from attnspec.conformance.variants import VARIANTS
 
     _known("--profile", profile, PROFILES)
-    file = _files(json=json).get("json")
+    if page is not None and (profile, seeds, matrix, json) != (Settings.profile, 1, False, None):
+        _unusable("--page: expected no --profile, --seeds, --matrix or --json, which it says itself")
+    files = _files(json=json, page=page)
+    if page is not None:
+        keep, minutes = keep or page.with_suffix(".trials"), 60.0 if minutes is None else minutes
     known = [*MUTANTS, *VARIANTS]
     patterns = only or ["*"]
     for pattern in patterns:
@@ -237,8 +250,15 @@ def mutants(
         kept = None if keep is None else KeptTrials(keep)
     except (OSError, ValueError) as error:
         _unusable(f"--keep: {error}")
+    if page is not None:
+        from attnspec.conformance.running.kill_page import make_page
+        from attnspec.conformance.running.kill_trials import Extent
+        from attnspec.conformance.running.trial_run import TrialRun
+
+        extent = Extent(checks=checks, mutants=judged, variants=spared)
+        raise typer.Exit(make_page(files["page"], extent, TrialRun(workers, _console(), kept, minutes)))
     status = judge_mutants(
-        profile, seeds, matrix, workers, file, _console(),
+        profile, seeds, matrix, workers, files.get("json"), _console(),
         mutants=judged, variants=spared, kept=kept, minutes=minutes,
     )  # fmt: skip
     raise typer.Exit(status)

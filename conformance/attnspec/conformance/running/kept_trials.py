@@ -6,23 +6,41 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from attnspec.conformance.running.trials import Failure, Outcome, Task
+from attnspec.conformance.running.trials import Failure, Key, Outcome, Task
 
 SCHEMA = "attnspec-trials/1"
 
-JUDGES = ("spec", "reference", "conformance")
-"""What an outcome depends on, of the packages in ``attnspec``."""
+JUDGES = {
+    "spec": ("contract", "laws", "*.py"),
+    "reference": ("budget", "defining", "*.py"),
+    "conformance": ("inputs", "judging", "laws", "mutants", "variants", "running/trials.py"),
+}
+"""What an outcome depends on, of the packages in ``attnspec``: folders, and files or patterns of files."""
+
+ASIDE = ("errata.py",)
+"""Files there that decide nothing."""
 
 
 def digest() -> str:
-    """A digest of the specification, the reference and the suite: of laws, inputs, mutants and variants."""
+    """A digest of the specification, the reference and the suite: of laws, inputs, mutants and variants.
+
+    Reports, the command line and what says how trials are run are not in it.
+    """
     found = hashlib.sha256()
-    for name in JUDGES:
-        for folder in import_module(f"attnspec.{name}").__path__:
-            for path in sorted(Path(folder).rglob("*.py")):
-                found.update(f"{name}/{path.relative_to(folder).as_posix()}\n".encode())
-                found.update(path.read_bytes())
+    for package, parts in JUDGES.items():
+        for folder in map(Path, import_module(f"attnspec.{package}").__path__):
+            judges = {path for part in parts for path in _modules(folder, part)}
+            for path in sorted(judges, key=lambda path: path.relative_to(folder).as_posix()):
+                found.update(f"{package}/{path.relative_to(folder).as_posix()}\n".encode())
+                found.update(path.read_text(encoding="utf-8").encode())
     return found.hexdigest()[:16]
+
+
+def _modules(folder: Path, part: str) -> list[Path]:
+    """The modules of a folder that a part of it names."""
+    named = folder / part
+    found = named.rglob("*.py") if named.is_dir() else folder.glob(part)
+    return [path for path in found if path.name not in ASIDE]
 
 
 class KeptTrials:
@@ -33,7 +51,7 @@ class KeptTrials:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._outcomes: dict[tuple[str, str, int, bool], Outcome] = {}
+        self._outcomes: dict[Key, Outcome] = {}
         head = {"schema": SCHEMA, "digest": digest()}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole = text[: text.rfind("\n") + 1] or text
@@ -42,7 +60,8 @@ class KeptTrials:
             raise ValueError(f"{path}: expected trials that 'attnspec mutants --keep' wrote; got something else")
         if rows and rows[0] != head:
             expected, got = head["digest"], rows[0].get("digest")
-            raise ValueError(f"{path}: expected trials judged by the present suite, {expected}; got {got}")
+            message = f"{path}: expected trials judged by the present suite, {expected}; got {got}"
+            raise ValueError(f"{message}; without this file they are judged anew")
         for row in rows[1:]:
             failures = tuple(Failure(*f) for f in row["failures"])
             key = (row["subject"], row["profile"], row["seed"], row["every"])
@@ -55,12 +74,12 @@ class KeptTrials:
 
     def outcome(self, task: Task) -> Outcome | None:
         """What became of a task; None if it was not judged yet."""
-        return self._outcomes.get(_key(task))
+        return self._outcomes.get(task.key)
 
     def add(self, task: Task, outcome: Outcome) -> None:
         """Keep what became of a task."""
-        self._outcomes[_key(task)] = outcome
-        subject, profile, seed, every = _key(task)
+        self._outcomes[task.key] = outcome
+        subject, profile, seed, every = task.key
         row = {
             "subject": subject,
             "profile": profile,
@@ -74,10 +93,6 @@ class KeptTrials:
         }
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-
-
-def _key(task: Task) -> tuple[str, str, int, bool]:
-    return task.subject.name, task.profile, task.seed, task.every
 
 
 def _read(line: str) -> dict[str, Any]:

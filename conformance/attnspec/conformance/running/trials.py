@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases, judge
@@ -10,6 +10,9 @@ from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.mutants import Mutant
 from attnspec.conformance.variants import Variant
+
+Key: TypeAlias = tuple[str, str, int, bool]
+"""Subject, profile, seed, and whether it is judged by every law."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Task:
     law: str = ""
     operation: str = ""
     every: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What tells it from others that are judged by all laws of all operations."""
+        return self.subject.name, self.profile, self.seed, self.every
 
     @property
     def effort(self) -> Profile:

@@ -1,0 +1,73 @@
+"""A run of trials: those that are kept are not repeated, those that end are kept, and it ends when its time is up."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from attnspec.conformance.reporting.kill_tables import TrialProgress
+from attnspec.conformance.running.kept_trials import KeptTrials
+from attnspec.conformance.running.trial_pool import outcomes
+from attnspec.conformance.running.trials import Key, Outcome, Task
+
+SECONDS = {"quick": 120.0, "full": 1200.0, "release": 7200.0}
+"""After which a task counts as hung, for each profile."""
+
+INCOMPLETE = 2
+"""The exit status of a run that was not finished in its time."""
+
+
+class TimeUp(Exception):
+    """A run took all the time that it was given; the message says how far it came, and how to go on."""
+
+
+@dataclass
+class TrialRun:
+    """How trials are run, from now on.
+
+    ``workers``: processes, None for one per core, 0 for none (everything in this process). ``minutes``: all the time
+    that there is, None for no limit.
+    """
+
+    workers: int | None
+    console: Console
+    kept: KeptTrials | None = None
+    minutes: float | None = None
+    _start: float = field(default_factory=time.monotonic)
+
+    def outcomes(self, tasks: Sequence[Task], limit: float, what: str = "trials") -> dict[Key, Outcome]:
+        """What became of tasks, by their keys; each of them may take ``limit`` seconds; ``what`` they are, in messages.
+
+        :class:`TimeUp` as soon as the time is up, after one task at least.
+        """
+        found: dict[Key, Outcome] = {}
+        with TrialProgress(len(tasks), self.console) as progress:
+
+            def count(task: Task, outcome: Outcome) -> None:
+                found[task.key] = outcome
+                progress.done(task, outcome)
+
+            def done(task: Task, outcome: Outcome) -> None:
+                count(task, outcome)
+                if self.kept is not None:
+                    self.kept.add(task, outcome)
+                if self._over and len(found) < len(tasks):
+                    where = "with --keep the same command goes on" if self.kept is None else "the same command goes on"
+                    judged = f"{len(found)} of {len(tasks)} {what} judged"
+                    raise TimeUp(f"{judged} in {self.minutes:g} minutes: {where}")
+
+            waiting = []
+            for task in tasks:
+                known = None if self.kept is None else self.kept.outcome(task)
+                if known is None:
+                    waiting.append(task)
+                else:
+                    count(task, known)
+            outcomes(waiting, os.cpu_count() or 1 if self.workers is None else self.workers, limit, done)
+        return found
+
+    @property
+    def _over(self) -> bool:
+        return self.minutes is not None and time.monotonic() > self._start + 60 * self.minutes
