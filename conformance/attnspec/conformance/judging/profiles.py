@@ -59,8 +59,8 @@ class Profile:
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(
         Effort(13, 3, 3, 3, 2.0**14, dear=False),
-        Effort(8, 0, 3, 3, 2.0**12, dear=False, ensemble=256),
-        Effort(7, 0, 4, 4, 2.0**14, dear=False),
+        Effort(6, 0, 3, 3, 2.0**12, dear=False, ensemble=256),
+        Effort(6, 0, 4, 4, 2.0**14, dear=False),
     ),
     "full": Profile(
         Effort(76, 26, 2, 4, 2.0**19, ensemble=4096),

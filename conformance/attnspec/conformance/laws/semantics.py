@@ -365,10 +365,10 @@ def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
 @probes("repeatability")
 def repeatability(subject: Subject, rng: np.random.Generator) -> Seen:
     """Repeat a call several times. Equal bits do not refute a declaration of `within-budget`."""
-    given = list(_repeated(subject, rng))
-    for arguments in given:
+    times = 4 if subject.effort.dear or subject.leading else 2
+    for arguments in list(_repeated(subject, rng)):
         first = subject.results(arguments)
-        for _ in range(4):
+        for _ in range(times):
             again = subject.call_anew(arguments)
             if not all(np.array_equal(again[p], x, equal_nan=x.dtype.kind not in "biu") for p, x in first.items()):
                 return [Sighting("within-budget", arguments)]
