@@ -1,6 +1,7 @@
 """Make ``docs/sensitivity.md``: ``python docs/sensitivity.py pytorch > docs/sensitivity.md`` takes some minutes."""
 
 import sys
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from attnspec.conformance import load
@@ -14,7 +15,7 @@ from attnspec.conformance.laws.common import data_dtype
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.laws.attention import ENSEMBLE_GRADIENT, ENSEMBLE_SCALE
-from attnspec.spec.laws.pooling import ENSEMBLE_GAIN
+from attnspec.spec.laws.pooling import ENSEMBLE_GAIN, ENSEMBLE_KEYS, ENSEMBLE_MEAN, ENSEMBLE_SPREAD
 
 HEAD = """# Smallest convicted errors
 
@@ -25,14 +26,31 @@ Made by `python docs/sensitivity.py {}`. How limits come about: [precision.md](p
 """
 LAWS = (ENSEMBLE_GAIN, ENSEMBLE_SCALE, ENSEMBLE_GRADIENT)
 
+SPREADS_HEAD = """
+## Errors together
 
-def smallest(backend: Any, contract: Contract, case: Case) -> list[float]:
-    """What is convicted by a law, on every input or in every gradient in turn; nothing where nothing was judged."""
+The root mean square and the mean of error/σ, as they were found, and in brackets their limits: with few keys, and with
+133. The last two columns have the error in the weight of a single key that is convicted, as a fraction of the mean
+weight, the largest over the keys that are tried: among 133 keys, of which none or 5 are masked, and among 2,049.
+"""
+SPREADS = (ENSEMBLE_SPREAD, ENSEMBLE_MEAN, ENSEMBLE_KEYS)
+
+Estimates = Mapping[str, tuple[float, float]]
+"""What was estimated, and its limit, by what it is."""
+
+
+def estimates(backend: Any, contract: Contract, case: Case) -> Estimates:
+    """What a law estimated, on every input or in every gradient in turn; nothing where nothing was judged."""
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=subject.effort.work)[:1]
     (law,) = case.laws
     attempt(subject, CHECKS[law], example.arguments(subject.operation, data_dtype(subject)), 0)
-    return [abs(estimate) + limit for estimate, limit in subject.estimates.values()]
+    return subject.estimates
+
+
+def smallest(backend: Any, contract: Contract, case: Case) -> list[float]:
+    """What is convicted by a law, on every input or in every gradient in turn; nothing where nothing was judged."""
+    return [abs(estimate) + limit for estimate, limit in estimates(backend, contract, case).values()]
 
 
 def page(name: str) -> str:
@@ -44,16 +62,38 @@ def page(name: str) -> str:
         for case in cases(contract, laws=(law.id,)):
             cells.setdefault((case.operation, case.dtype), {})[law.id] = smallest(backend, contract, case)
     rows = ["| operation | dtype | gain | scale | gradient |", "|---|---|---|---|---|"]
-    order = [(operation, dtype) for operation in OPERATIONS for dtype in DEFAULTS if (operation, dtype) in cells]
-    for operation, dtype in order:
+    for operation, dtype in in_order(cells):
         found = [cells[operation, dtype].get(law.id, []) for law in LAWS]
         rows.append(f"| `{operation}` | {dtype} | {' | '.join(map(cell, found))} |")
-    return "\n".join([HEAD.format(name, name), *rows]) + "\n"
+    return "\n".join([HEAD.format(name, name), *rows, SPREADS_HEAD, *spreads(backend, contract)]) + "\n"
+
+
+def in_order(found: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Operations with dtypes, in the order of the specification."""
+    return [(operation, dtype) for operation in OPERATIONS for dtype in DEFAULTS if (operation, dtype) in found]
 
 
 def cell(found: list[float]) -> str:
     """The first and the largest number."""
     return f"{found[0]:.1e}, {max(found):.1e}" if found else "–"
+
+
+def spreads(backend: Any, contract: Contract) -> list[str]:
+    """The rows of the second table."""
+    found: dict[tuple[str, str], dict[str, Estimates]] = {}
+    for law in SPREADS:
+        for case in cases(contract, laws=(law.id,)):
+            found.setdefault((case.operation, case.dtype), {})[law.id] = estimates(backend, contract, case)
+    rows = ["| operation | dtype | root mean square | mean | key of 133 | key of 2,049 |", "|---|---|---|---|---|---|"]
+    for operation, dtype in in_order(found):
+        of_law = [found[operation, dtype].get(law.id, {}) for law in SPREADS]
+        shown = [", ".join(f"{x:.2f} ({limit:.2f})" for x, limit in some.values()) or "–" for some in of_law[:2]]
+        keys = {what: abs(x) + limit for what, (x, limit) in of_law[2].items() if "zeros" not in what}
+        many = [x for what, x in keys.items() if what.endswith(" of 2049")]
+        few = [x for what, x in keys.items() if not what.endswith(" of 2049")]
+        shown += [f"{max(some):.1e}" if some else "–" for some in (few, many)]
+        rows.append(f"| `{operation}` | {dtype} | {' | '.join(shown)} |")
+    return rows
 
 
 if __name__ == "__main__":

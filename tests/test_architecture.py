@@ -256,6 +256,8 @@ ROOMS = {
         "gradients.py",
         "magnitudes.py",
         "registry.py",
+        "single_keys.py",
+        "spreads.py",
     },
     "conformance/attnspec/conformance/mutants": {
         "ensembles.py",
@@ -269,6 +271,7 @@ ROOMS = {
         "partial_scales.py",
         "remainders.py",
         "sizes.py",
+        "spreads.py",
         "storage.py",
         "views.py",
         "transformer_decoders.py",

@@ -12,7 +12,7 @@ from attnspec.conformance.judging.engine import cases
 from attnspec.spec.contract.operation import OPERATIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "sensitivity.md").read_text(encoding="utf-8")
+PAGE, SPREADS = (DOCS / "sensitivity.md").read_text(encoding="utf-8").split("\n## ")
 MAKING = runpy.run_path(str(DOCS / "sensitivity.py"))
 
 GAIN = {"bfloat16": 2e-3, "float16": 3e-4, "float32": 1e-6, "float64": 1e-13}
@@ -21,9 +21,9 @@ GAIN = {"bfloat16": 2e-3, "float16": 3e-4, "float32": 1e-6, "float64": 1e-13}
 NUMBER = re.compile(r"(\d\.\de-\d\d), \d\.\de-\d\d")
 
 
-def rows() -> dict[tuple[str, str], list[str]]:
-    """The cells of the page, by operation and dtype."""
-    table = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
+def rows(page: str = PAGE) -> dict[tuple[str, str], list[str]]:
+    """The cells of a table, by operation and dtype."""
+    table = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     return {(operation.strip("`"), dtype): cells for operation, dtype, *cells in table}
 
 
@@ -39,6 +39,18 @@ def test_small_errors_are_convicted(operation: str, dtype: str) -> None:
         found = NUMBER.match(cell)
         assert found or cell == "–"
         assert found is None or float(found[1]) <= factor * GAIN[dtype]
+
+
+FOUND = re.compile(r"(-?\d\.\d\d) \((\d\.\d\d)\)")
+
+
+@pytest.mark.parametrize(("operation", "dtype"), rows(SPREADS))
+def test_errors_together_are_within_limits_that_tell(operation: str, dtype: str) -> None:
+    squares, means, few, many = rows(SPREADS)[operation, dtype]
+    assert [(float(x) < 0.8, 1 <= float(limit) < 1.1) for x, limit in FOUND.findall(squares)] == [(True, True)] * 2
+    assert all(abs(float(x)) < float(limit) < 0.2 for x, limit in FOUND.findall(means))
+    # one key that is left out, or counts without being attendable, is an error of 1
+    assert all(float(x) < 1 for x in (few, many) if x != "–")
 
 
 @pytest.mark.parametrize("dtype", GAIN)

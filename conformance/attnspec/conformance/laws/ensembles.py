@@ -12,6 +12,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import sample, wide
 from attnspec.reference.budget import WIDTH, oracle_dtype
@@ -23,6 +24,9 @@ KEYS, FEATURES = 8, 8
 
 TILE = 128
 """Numbers of keys after which kernels begin another tile, at most."""
+
+FEW = 32
+"""Batch elements from which it is told how large scores should be."""
 
 GROUPS = 16
 """Calls over which the elements of a gradient are spread that a batch shares."""
@@ -57,7 +61,11 @@ def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
     if operation.flag is not None:
         queries = sample(subject, rng, (count // KEYS,), queries=KEYS, keys=KEYS, features=FEATURES, heads=2)
         yield " where it is causal", queries.replaced({operation.flag: True})
-    long = batches(subject, rng, count // (16 if operation.attends_to_itself else 4), keys=TILE + 32)
+    # In 16 bits as many elements are needed as are affordable; of self-attention each has as many rows as keys.
+    itself = operation.attends_to_itself
+    long_count = count // (16 if itself else 2 if subject.dtype in NARROW else 4)
+    wide_count = count // (8 if subject.dtype in NARROW and not itself else 16)
+    long = batches(subject, rng, long_count, keys=TILE + 32)
     if (long.keys_count or 0) > TILE:
         # The keys of other tiles are weighed, and their values are 0. Beside scores of a quarter no key outweighs the
         # others, so that what is wrong with those of one tile is much the same in every element of the batch.
@@ -66,17 +74,21 @@ def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
         even = rescaled(cut, 0.25)
         yield f" in keys from {TILE} on", even.replaced({leaf.path: subject.exact(x) for leaf, x in even.floats})
     if operation.sharpened and subject.dtype != "float64":
-        yield f" of {TILE + 8} features", _clearest(subject, batches(subject, rng, count // 16, features=TILE + 8))
+        yield f" of {TILE + 8} features", _clearest(subject, rng, wide_count, features=TILE + 8)
 
 
-def _clearest(subject: Subject, arguments: Arguments) -> Arguments:
-    """The arguments with scores divided by 1, 4 or 16: the result that depends on their scale most.
+def _clearest(subject: Subject, rng: np.random.Generator, count: int, **sizes: int) -> Arguments:
+    """Batch elements of these sizes, with scores divided by 1, 4 or 16: the result that depends on their scale most.
 
-    Scores that grow with the features make weights of almost 1, whose roundings all have the same sign.
+    Scores that grow with the features make weights of almost 1, whose roundings all have the same sign. A few elements
+    tell which is best.
     """
-    divided = [rescaled(arguments, 4.0**-i) for i in range(3)]
-    spread = [float((scale_direction(subject, x) ** 2).sum()) for x in divided]
-    best = divided[int(np.argmax(spread))]
+    given = batches(subject, rng, count, **sizes)
+    if not subject.operation.sharpened:
+        return given
+    few = batches(subject, rng, min(count, FEW), **sizes)
+    spread = [float((scale_direction(subject, rescaled(few, 4.0**-i)) ** 2).sum()) for i in range(3)]
+    best = rescaled(given, 4.0 ** -int(np.argmax(spread)))
     return best.replaced({leaf.path: subject.exact(x) for leaf, x in best.floats})
 
 
@@ -117,11 +129,15 @@ def by_element(x: Numbers) -> Numbers:
     return wide(x).reshape(len(x), -1)
 
 
-def along(subject: Subject, arguments: Arguments, error: Numbers, direction: Numbers, what: str) -> None:
+def along(
+    subject: Subject, arguments: Arguments, error: Numbers, direction: Numbers, what: str, *, steepness: float = 1.0
+) -> None:
     """Demand that errors have no part along a direction; both have one row for every independent element.
 
     Beside 8 standard errors the limit allows 4 unit roundoffs of the accumulation, and the biases of the class, which
-    all elements share, and the square of all relative roundings together, by which their mean differs from 0.
+    all elements share, and the square of all relative roundings together, by which their mean differs from 0; and that
+    all weights are below the smallest step of their format. An error of 1 in all that these multiply shows as one of
+    ``steepness`` along the direction.
     """
     p = subject.precision
     information = float((direction**2).sum(dtype=np.float64))
@@ -131,7 +147,8 @@ def along(subject: Subject, arguments: Arguments, error: Numbers, direction: Num
     estimate = float(parts.sum()) / information
     common = 4 * (p.accumulation + p.bias) + p.tanh
     second = (p.operand + p.inputs + p.stored + p.weights + p.output) ** 2
-    limit = WIDTH * float(np.sqrt((parts**2).sum())) / information + common + second
+    vanishing = (arguments.keys_count or 0) * p.weights_smallest
+    limit = WIDTH * float(np.sqrt((parts**2).sum())) / information + steepness * (common + second + vanishing)
     subject.estimates[what] = estimate, limit
     subject.ratio = max(subject.ratio, abs(estimate) / limit)
     subject.holds(

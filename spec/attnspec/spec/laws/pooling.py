@@ -24,6 +24,17 @@ def weighs_once(operation: Operation) -> bool:
     return weighed and operation.leading.batched and not operation.chosen and not steps
 
 
+def _sums_by_weight(operation: Operation) -> bool:
+    """Whether a result is a sum over keys, and not the weights of them."""
+    return weighs_once(operation) and bool(operation.pooled or operation.linear)
+
+
+def _averages_keys(operation: Operation) -> bool:
+    """Whether a result is an average over keys, any of which may be masked."""
+    averaged = operation.weighs_keys and bool(operation.pooled or operation.sharpened)
+    return averaged and _sums_by_weight(operation) and operation.mask is not None
+
+
 def _linear_in_batches(operation: Operation) -> bool:
     """Whether the result is linear in an argument of which every element of a batch has its own."""
     return weighs_once(operation) and any(leaf.batched for leaf in operation.floats if leaf.path in operation.linear)
@@ -81,6 +92,31 @@ ENSEMBLE_GAIN = law(
     formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|o_b^*\|^2,\quad t_b = \langle o_b - o_b^*, o_b^* \rangle,"
     r"\quad |\hat\varepsilon| \le 8 \sqrt{\textstyle\sum_b t_b^2} / \sum_b \|o_b^*\|^2 + \text{what all share}",
     governs=weighs_once,
+    sources=[S0.equation(1)],
+)
+ENSEMBLE_SPREAD = law(
+    "pooling.ensemble-spread",
+    "Over the independent errors of many batch elements, errors are not larger than the roundings of the class leave.",
+    formula=r"t_b = \operatorname{mean} (o_b - o_b^*)^2 / \sigma_b^2,"
+    r"\quad \operatorname{mean}_b t_b \le 1 + 8 \operatorname{sd}(t) / \sqrt B",
+    governs=_sums_by_weight,
+    sources=[S0.equation(1)],
+)
+ENSEMBLE_MEAN = law(
+    "pooling.ensemble-mean",
+    "Where a result is odd in its inputs, the errors of its roundings have both signs alike.",
+    formula=r"f(-x) = -f(x):\quad |\textstyle\sum_b t_b| \le 8 \sqrt{\textstyle\sum_b t_b^2},"
+    r"\quad t_b = (o_b - o_b^*) / \sigma_b",
+    governs=_sums_by_weight,
+    sources=[S0.equation(1)],
+)
+ENSEMBLE_KEYS = law(
+    "pooling.ensemble-keys",
+    "Over the independent errors of many batch elements, no key has a weight that is not its own: none is left out, "
+    "none that is masked or pads a tile counts.",
+    formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|g_b\|^2 \approx 0,"
+    r"\quad t_b = \langle o_b - o_b^*, g_b \rangle,\quad g = (v_j - o^*) / m",
+    governs=_averages_keys,
     sources=[S0.equation(1)],
 )
 GRADIENT_OF_LINEAR = law(

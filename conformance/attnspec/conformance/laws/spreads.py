@@ -1,0 +1,97 @@
+"""Spreads of errors over ensembles: all within their budgets, and together larger than roundings, or of one sign.
+
+σ is at least the standard deviation of what roundings leave in an element. So a batch element has t_b, the mean of
+(error/σ)² over its numbers, with an expectation of at most 1, and those of different elements are independent, whatever
+they are within one: their mean exceeds 1 by no more than 8 of its standard errors, which the t_b tell themselves.
+"""
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.ensembles import TILE, batches, by_element, exact, judgeable
+from attnspec.conformance.laws.registry import checks
+from attnspec.reference.budget import WIDTH
+from attnspec.reference.budget.error_array import UNKNOWN
+from attnspec.spec.laws import pooling as law
+
+FEW, MANY = 512, 1024
+"""Batch elements with more keys than a tile has, and with few keys."""
+
+BEYOND = TILE + 5
+"""Keys of a tile and of the beginning of another."""
+
+
+def beyond_a_tile(subject: Subject, rng: np.random.Generator) -> Arguments:
+    """Batch elements with more keys than a tile; in self-attention, where these are also queries, an eighth as many."""
+    return batches(subject, rng, FEW // 8 if subject.operation.attends_to_itself else FEW, keys=BEYOND)
+
+
+def relative_errors(subject: Subject, arguments: Arguments) -> Numbers:
+    """Errors over their standard deviations, (elements, numbers of each); 0 where that is not known."""
+    oracle = subject.oracle(arguments)
+    error, sigma = by_element(subject.call(arguments)) - by_element(oracle.value), by_element(oracle.sigma)
+    return np.where(sigma < UNKNOWN / 2, error / sigma, 0.0).astype(np.float64)
+
+
+@checks(law.ENSEMBLE_SPREAD, once=True, dear=True)
+def ensemble_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The root mean square of error/σ, with few keys and with more than a tile."""
+    if not judgeable(subject):
+        return False
+    for words, given in (("", batches(subject, rng, MANY)), (f" with {BEYOND} keys", beyond_a_tile(subject, rng))):
+        squares = (relative_errors(subject, given) ** 2).mean(-1)
+        limit = float(np.sqrt(1 + WIDTH * squares.std() / np.sqrt(len(squares))))
+        found, what = float(np.sqrt(squares.mean())), f"the root mean square of error/σ{words}"
+        subject.estimates[what] = found, limit
+        subject.ratio = max(subject.ratio, found / limit)
+        subject.holds(
+            found <= limit,
+            f"{what} is {found:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
+            given,
+            expected=np.float64(1.0),
+            got=np.float64(found),
+        )
+    return True
+
+
+@checks(law.ENSEMBLE_MEAN, once=True, dear=True)
+def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The mean of error/σ, in every feature and in all of them.
+
+    The inputs are as probable as their negatives, which a format rounds to the negatives of their roundings: the mean
+    has both signs alike where the formula is odd, and no bias of a class is allowed for.
+    """
+    if not judgeable(subject):
+        return False
+    for words, given in (("", batches(subject, rng, MANY)), (f" with {BEYOND} keys", beyond_a_tile(subject, rng))):
+        if not _odd(subject, given):
+            return False
+        errors = relative_errors(subject, given)
+        features = errors.reshape(len(errors), -1, subject.call(given).shape[-1]).mean(1)
+        means = np.column_stack([features.mean(1), features])
+        limits = WIDTH * np.sqrt((means**2).sum(0)) / len(means)
+        found = means.mean(0)
+        worst = int(np.argmax(np.abs(found) - limits))
+        what = f"the mean of error/σ{words}"
+        place = f" in feature {worst - 1}" if worst else ""
+        subject.estimates[what] = float(found[0]), float(limits[0])
+        subject.ratio = max(subject.ratio, float(np.max(np.abs(found) / np.where(limits > 0, limits, np.inf))))
+        subject.holds(
+            bool(abs(found[worst]) <= limits[worst]),
+            f"{what}{place} is {found[worst]:.3g} over {len(means)} independent elements, roundings leave at most "
+            f"{limits[worst]:.3g}",
+            given,
+            expected=np.float64(0.0),
+            got=np.float64(found[worst]),
+        )
+    return True
+
+
+def _odd(subject: Subject, arguments: Arguments) -> bool:
+    """Whether the negatives of values, or of all that a batch has of its own, have the negative result."""
+    first = arguments.element((0,))
+    linear = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]
+    negated = linear or [leaf.path for leaf, _ in first.batched if leaf in [x for x, _ in first.floats]]
+    opposite = first.replaced({path: -first.array(path) for path in negated})
+    return bool(np.array_equal(exact(subject, opposite), -exact(subject, first)))

@@ -1,0 +1,256 @@
+"""Mutants with errors within the budget of every element, which together are large, of one sign, or at one key."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.spec.attention import (
+    AdditiveAttention,
+    CrossAttention,
+    DotProductAttention,
+    ProjectedSelfAttention,
+    ScaledDotProductAttention,
+)
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import mapped
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.pooling import NadarayaWatson
+from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot
+
+PROJECTED = (CrossAttention, ProjectedSelfAttention, MultiHeadAttention)
+TILE = 128
+
+
+def rounded_down(x: Numbers, bits: int) -> Numbers:
+    """The largest numbers of so many bits that are not above these."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.floor(mantissa * x.dtype.type(2**bits)) / x.dtype.type(2**bits), exponent)
+
+
+# Errors that are too large together -----------------------------------------------------------------------------------
+
+
+@mutant(
+    "weighted sums accumulated in bfloat16",
+    replaces="attention_pooling",
+    operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
+    dtype="bfloat16",
+    breaks=("pooling.ensemble-spread",),
+    source="an accumulator of the dtype of the values, where float32 is declared",
+    differentiable=False,
+    profile="full",
+)
+def accumulated_in_brain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+    """Every partial sum is rounded."""
+    total = np.zeros((*np.broadcast_shapes(weights.shape[:-2], value.shape[:-2]), weights.shape[-2], value.shape[-1]))
+    for j in range(value.shape[-2]):
+        total = rounded(total + weights[..., :, j, None] * value[..., None, j, :], "bfloat16")
+    return np.asarray(total, weights.dtype)
+
+
+@mutant(
+    "scores stored in float16, not declared",
+    replaces="dot_scores",
+    operations=(DotProductAttention, LuongContextDot),
+    dtype="float16",
+    breaks=("pooling.ensemble-spread",),
+    source="scores written to memory in the dtype of the inputs, where float32 is declared",
+    differentiable=False,
+    profile="full",
+)
+def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
+    """A rounding more, of the class that was not declared."""
+    return rounded(Formulas.dot_scores(correct, query, key), "float16")
+
+
+@mutant(
+    "exponentials of 20 bits",
+    replaces="exponential",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("pooling.ensemble-spread",),
+    source="exp by a polynomial of too low a degree",
+    profile="full",
+    differentiable=False,
+)
+def coarse_exponentials(correct: Formulas, x: Numbers) -> Numbers:
+    """Sixteen times the rounding of single precision."""
+    mantissa, exponent = np.frexp(np.exp(x))
+    return np.ldexp(np.rint(mantissa * x.dtype.type(2**20)) / x.dtype.type(2**20), exponent)
+
+
+@mutant(
+    "exponentials of 48 bits",
+    replaces="exponential",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    dtype="float64",
+    breaks=("pooling.ensemble-spread",),
+    source="exp by a polynomial of too low a degree",
+    profile="full",
+    differentiable=False,
+)
+def coarse_double_exponentials(correct: Formulas, x: Numbers) -> Numbers:
+    """32 times the rounding of double precision."""
+    mantissa, exponent = np.frexp(np.exp(x))
+    return np.ldexp(np.rint(mantissa * x.dtype.type(2**48)) / x.dtype.type(2**48), exponent)
+
+
+# Errors of one sign ---------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "results rounded down to bfloat16",
+    replaces="finished",
+    operations=(ScaledDotProductAttention, *PROJECTED),
+    dtype="bfloat16",
+    breaks=("pooling.ensemble-mean",),
+    source="a rounding mode that was left at −∞",
+    profile="full",
+    differentiable=False,
+)
+def down_to_brain(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """The next number of 8 bits below."""
+    return Library.finished(correct, operation, mapped(result, lambda _, x: rounded_down(x, 8)), arguments)
+
+
+@mutant(
+    "last feature rounded down to bfloat16",
+    replaces="finished",
+    operations=PROJECTED,
+    dtype="bfloat16",
+    breaks=("pooling.ensemble-mean",),
+    source="a scalar loop for the remainder of a row, with a conversion of its own",
+    profile="full",
+    differentiable=False,
+)
+def last_feature_down(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """The features before the last one are rounded to nearest."""
+    last = np.arange(result.shape[-1]) == result.shape[-1] - 1
+    return Library.finished(correct, operation, np.where(last, rounded_down(result, 8), result), arguments)
+
+
+@mutant(
+    "weighted sums rounded down to single precision",
+    replaces="attention_pooling",
+    operations=(ScaledDotProductAttention, *PROJECTED),
+    breaks=("pooling.ensemble-mean",),
+    source="a rounding mode that was left at −∞",
+    profile="full",
+    differentiable=False,
+)
+def down_to_single(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+    """The next number of 24 bits below the sum in double precision."""
+    total = weights.astype(np.float64) @ value.astype(np.float64)
+    return rounded_down(total, 24).astype(weights.dtype)
+
+
+# Errors at one key ----------------------------------------------------------------------------------------------------
+
+
+def padded(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Attention to the keys and to one of zeros behind them."""
+    attendable = correct.attendable(mask, causal, *scores.shape[-2:])
+    row, key = (np.zeros((*x.shape[:-1], 1), x.dtype) for x in (scores, np.swapaxes(value, -1, -2)))
+    more = None
+    if attendable is not None:
+        attendable = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape))
+        more = np.concatenate([attendable, attendable.any(-1, keepdims=True)], axis=-1)
+    scores = np.concatenate([scores, row], axis=-1)
+    value = np.concatenate([value, np.swapaxes(key, -1, -2)], axis=-2)
+    return correct.pooled(correct.softmax(scores, mask=more), value, more)
+
+
+ATTENDING = (ScaledDotProductAttention, AdditiveAttention, CrossAttention, MultiHeadAttention, BahdanauContext)
+"""Operations that have one ``attend`` in common."""
+
+
+@mutant(
+    "a key of zeros beyond a tile in bfloat16",
+    replaces="attend",
+    operations=ATTENDING,
+    dtype="bfloat16",
+    breaks=("pooling.ensemble-keys",),
+    source="the remainder of a second tile is filled with zeros, and one of them is not masked",
+    profile="full",
+    differentiable=False,
+)
+def zero_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """A key of score 0 and value 0 for all rows, from 129 keys on."""
+    if scores.shape[-1] <= TILE:
+        return Formulas.attend(correct, scores, value, mask, causal)
+    return padded(correct, scores, value, mask, causal)
+
+
+@mutant(
+    "the first masked key beyond a tile counts in bfloat16",
+    replaces="attend",
+    operations=ATTENDING,
+    dtype="bfloat16",
+    breaks=("pooling.ensemble-keys",),
+    source="lengths of keys that are compared with ≤, in the tile after the first one alone",
+    profile="full",
+    differentiable=False,
+)
+def one_masked_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Key 128 is attended to by every row."""
+    if mask is not None and scores.shape[-1] > TILE:
+        mask = mask | (np.arange(scores.shape[-1]) == TILE)
+    return Formulas.attend(correct, scores, value, mask, causal)
+
+
+def without_last(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Attention to more than 1,024 keys without the last of them."""
+    m = scores.shape[-1]
+    if m > 1024:
+        kept = np.arange(m) < m - 1
+        mask = kept if mask is None else mask & kept
+    return Formulas.attend(correct, scores, value, mask, causal)
+
+
+@mutant(
+    "the last of thousands of keys is left out in bfloat16",
+    replaces="attend",
+    operations=ATTENDING,
+    dtype="bfloat16",
+    breaks=("pooling.ensemble-keys",),
+    source="a loop over tiles that ends at m // tile where there are many",
+    profile="full",
+    differentiable=False,
+)
+def last_of_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """One weight of 2,049 is missing."""
+    return without_last(correct, scores, value, mask, causal)
+
+
+@mutant(
+    "the last of thousands of keys is left out in float16",
+    replaces="attend",
+    operations=ATTENDING,
+    dtype="float16",
+    breaks=("pooling.ensemble-keys",),
+    source="a loop over tiles that ends at m // tile where there are many",
+    profile="full",
+    differentiable=False,
+)
+def last_of_half_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """One weight of 2,049 is missing, of keys in float16."""
+    return without_last(correct, scores, value, mask, causal)
+
+
+@mutant(
+    "weights of the key at the border of a tile 1 % off",
+    replaces="softmax",
+    operations=(ScaledDotProductAttention, AdditiveAttention, BahdanauContext),
+    breaks=("pooling.ensemble-keys",),
+    source="a correction for the maximum of the tile before that reaches one key of the next",
+    profile="full",
+    differentiable=False,
+)
+def border_key(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """Key 128 weighs 1 % less, and no other one more."""
+    weights = Formulas.softmax(correct, scores, mask=mask)
+    at_border = np.arange(scores.shape[-1]) == TILE
+    return np.where(at_border, weights * weights.dtype.type(0.99), weights)
