@@ -25,6 +25,10 @@ KEYS, FEATURES = 8, 8
 TILE = 128
 """Numbers of keys after which kernels begin another tile, at most."""
 
+LEAST, LEAST_ITSELF = 192, 128
+"""Batch elements at least: no error, however large, is more than √B standard errors, and less where elements differ.
+Those of self-attention differ little, since each has as many rows as keys."""
+
 FEW = 32
 """Batch elements from which it is told how large scores should be."""
 
@@ -59,13 +63,13 @@ def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
         kept = np.arange(shape[-1]) == rng.integers(shape[-1], size=(*shape[:-1], 1))
         yield " under a mask", plain.with_mask(allowed | kept)
     if operation.flag is not None:
-        queries = sample(subject, rng, (count // KEYS,), queries=KEYS, keys=KEYS, features=FEATURES, heads=2)
+        batch = (max(count // KEYS, LEAST),)
+        queries = sample(subject, rng, batch, queries=KEYS, keys=KEYS, features=FEATURES, heads=2)
         yield " where it is causal", queries.replaced({operation.flag: True})
     # In 16 bits as many elements are needed as are affordable; of self-attention each has as many rows as keys.
-    itself = operation.attends_to_itself
-    long_count = count // (16 if itself else 2 if subject.dtype in NARROW else 4)
-    wide_count = count // (8 if subject.dtype in NARROW and not itself else 16)
-    long = batches(subject, rng, long_count, keys=TILE + 32)
+    narrow, itself = subject.dtype in NARROW, operation.attends_to_itself
+    least, part = (LEAST_ITSELF, 16) if itself else (LEAST, 2 if narrow else 4)
+    long = batches(subject, rng, max(count // part, least), keys=TILE + 32)
     if (long.keys_count or 0) > TILE:
         # The keys of other tiles are weighed, and their values are 0. Beside scores of a quarter no key outweighs the
         # others, so that what is wrong with those of one tile is much the same in every element of the batch.
@@ -74,6 +78,7 @@ def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
         even = rescaled(cut, 0.25)
         yield f" in keys from {TILE} on", even.replaced({leaf.path: subject.exact(x) for leaf, x in even.floats})
     if operation.sharpened and subject.dtype != "float64":
+        wide_count = count // (8 if narrow and not itself else 16)
         yield f" of {TILE + 8} features", _clearest(subject, rng, wide_count, features=TILE + 8)
 
 

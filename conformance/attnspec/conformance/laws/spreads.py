@@ -9,7 +9,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.ensembles import TILE, batches, by_element, exact, judgeable
+from attnspec.conformance.laws.ensembles import LEAST_ITSELF, TILE, batches, by_element, exact, judgeable
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
@@ -23,8 +23,8 @@ BEYOND = TILE + 5
 
 
 def beyond_a_tile(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """Batch elements with more keys than a tile; in self-attention, where these are also queries, an eighth as many."""
-    return batches(subject, rng, FEW // 8 if subject.operation.attends_to_itself else FEW, keys=BEYOND)
+    """Batch elements with more keys than a tile; in self-attention, where these are also queries, as few as will do."""
+    return batches(subject, rng, LEAST_ITSELF if subject.operation.attends_to_itself else FEW, keys=BEYOND)
 
 
 def relative_errors(subject: Subject, arguments: Arguments) -> Numbers:

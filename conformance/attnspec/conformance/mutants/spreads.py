@@ -14,6 +14,7 @@ from attnspec.spec.attention import (
     DotProductAttention,
     ProjectedSelfAttention,
     ScaledDotProductAttention,
+    SelfAttention,
 )
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import mapped
@@ -163,8 +164,14 @@ def padded(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, ca
     return correct.pooled(correct.softmax(scores, mask=more), value, more)
 
 
-ATTENDING = (ScaledDotProductAttention, AdditiveAttention, CrossAttention, MultiHeadAttention, BahdanauContext)
+ATTENDING = (
+    *(ScaledDotProductAttention, AdditiveAttention, CrossAttention, MultiHeadAttention, BahdanauContext),
+    *(SelfAttention, ProjectedSelfAttention),
+)
 """Operations that have one ``attend`` in common."""
+
+OTHERS = ATTENDING[:5]
+"""Those of which thousands of keys are not as many queries."""
 
 
 @mutant(
@@ -213,7 +220,7 @@ def without_last(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbe
 @mutant(
     "the last of thousands of keys is left out in bfloat16",
     replaces="attend",
-    operations=ATTENDING,
+    operations=OTHERS,
     dtype="bfloat16",
     breaks=("pooling.ensemble-keys",),
     source="a loop over tiles that ends at m // tile where there are many",
@@ -228,7 +235,7 @@ def last_of_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: 
 @mutant(
     "the last of thousands of keys is left out in float16",
     replaces="attend",
-    operations=ATTENDING,
+    operations=OTHERS,
     dtype="float16",
     breaks=("pooling.ensemble-keys",),
     source="a loop over tiles that ends at m // tile where there are many",
