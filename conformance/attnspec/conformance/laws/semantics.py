@@ -108,7 +108,8 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
             # Where all queries have the same row, those of the first element of the batch.
             alike = len(shape) > 2 and shape[-2] == 1
             some[0 if alike else (..., 0, slice(None)) if some.ndim > 1 else ...] = False
-            for mask in (some, np.zeros(shape, bool)) if shape == mask_shape(given, keys) else (some,):
+            alone = shape == mask_shape(given, keys) and (i == 0 or subject.effort.dear or subject.leading)
+            for mask in (some, np.zeros(shape, bool)) if alone else (some,):
                 masked = given.with_mask(mask, keys)
                 got = wide(subject.call(masked))
                 dead = np.broadcast_to(~live_rows(subject, masked), got.shape)

@@ -20,7 +20,7 @@ ALL_AT_MOST, SOME = 3, 2
 """Arguments of which every subset is tried; of more, some alone and all but some."""
 
 
-@checks(law.MODES, once=True)
+@checks(law.MODES, once=True, at_leading=True)
 def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Call in every mode that the backend names."""
     found = getattr(subject.backend, "modes", None)
