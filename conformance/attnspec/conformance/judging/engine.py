@@ -36,11 +36,15 @@ BOOLEAN, DEFAULT = "bool", "default"
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one dtype, and the laws to judge it by."""
+    """One operation at one dtype, and the laws to judge it by.
+
+    ``leading`` says that what shows at any dtype is tried at this one, where there is no time for all.
+    """
 
     operation: str
     dtype: str
     laws: tuple[str, ...]
+    leading: bool = True
 
     @property
     def id(self) -> str:
@@ -53,6 +57,11 @@ def dtypes_of(operation: Operation, dtypes: Iterable[str]) -> tuple[str, ...]:
     if not operation.float_result and not operation.floats:
         return (BOOLEAN,)
     return tuple(dtypes) if operation.floats else (DEFAULT,)
+
+
+def leading(dtypes: Sequence[str]) -> str:
+    """The dtype at which is tried first what shows at any: float32, or the first of these."""
+    return "float32" if "float32" in dtypes else next(iter(dtypes), "")
 
 
 @lru_cache(maxsize=1024)
@@ -80,7 +89,9 @@ def cases(
             raise LookupError(f"law {unproved[0]}: expected a check in attnspec.conformance.laws; got none")
         if governing:
             tested = [d for d in contract.limits.dtypes_for(operation.name) if not dtypes or d in dtypes]
-            result += [Case(operation.name, dtype, governing) for dtype in dtypes_of(operation, tested)]
+            found = dtypes_of(operation, tested)
+            first = leading(found)
+            result += [Case(operation.name, dtype, governing, dtype == first) for dtype in found]
     # A worker that stays with a dtype reuses the kernels that the backend has compiled for it.
     return sorted(result, key=lambda c: (c.dtype != "float64", c.dtype, -len(c.laws), c.operation))
 
@@ -148,6 +159,7 @@ def judge(
     first violation, without reducing it. ``extent`` is widened to the largest sizes of all calls.
     """
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
+    subject.leading = case.leading
     if extent is not None:
         subject.extent = extent
     run = _Run(subject, subject.effort, mark, stop_at_first)

@@ -58,7 +58,7 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(
-        Effort(13, 2, 3, 3, 2.0**14, dear=False),
+        Effort(12, 2, 3, 4, 2.0**14, dear=False),
         Effort(6, 0, 3, 3, 2.0**12, dear=False, ensemble=256),
         Effort(6, 0, 4, 4, 2.0**14, dear=False),
     ),

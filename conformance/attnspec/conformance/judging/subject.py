@@ -35,8 +35,9 @@ class Subject(Comparisons):
 
     ``observed`` holds what the backend was seen to choose where the specification leaves a choice. ``default_dtype`` is
     the dtype in which an operation without float inputs was last seen to answer. ``sampled`` is set to have budgets
-    made from samples too. ``effort`` says how large a law may make its own inputs. ``estimates`` holds
-    the relative errors that filters estimated, each with its limit.
+    made from samples too. ``leading`` says that this is the dtype at which is tried what shows at any. ``effort`` says
+    how large a law may make its own inputs. ``estimates`` holds the relative errors that filters estimated, each with
+    its limit.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Subject(Comparisons):
         self.default_dtype = "float64"
         self.extent: Extent = {}
         self.sampled = False
+        self.leading = True
 
     # What the backend declares -----------------------------------------------------------------------------------
 
@@ -79,12 +81,6 @@ class Subject(Comparisons):
     def has_features(self) -> bool:
         """Whether the backend has every optional part of the operation."""
         return all(map(self.limits.has, self.operation.features))
-
-    @property
-    def leading(self) -> bool:
-        """Whether this is the dtype at which is tried first what shows at any: float32, or the first one declared."""
-        dtypes = self.contract.limits.dtypes_for(self.operation.name)
-        return self.dtype not in dtypes or self.dtype == ("float32" if "float32" in dtypes else dtypes[0])
 
     # Calls -------------------------------------------------------------------------------------------------------
 

@@ -247,11 +247,19 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 @checks(law.REJECTION, at_leading=True)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Make the shape of every argument wrong in turn, including that of the mask."""
-    tried, whole = False, _masked(arguments)
+    """Make the shape of every argument wrong in turn, including that of the mask, with a batch and without."""
+    whole = _masked(arguments)
+    alone = whole if 0 in whole.batch else whole.element((0,) * len(whole.batch))
+    # Both are tried, whatever the first one tells.
+    return any([_all_rejected(subject, whole, wrong_sizes(whole)), _all_rejected(subject, alone, lost_axes(alone))])
+
+
+def _all_rejected(subject: Subject, given: Arguments, violations: Iterator[tuple[str, Arguments]]) -> bool:
+    """Whether there are any violations of the Protocol; a call that accepts one violates the law."""
+    tried = False
     # Converted once for all calls: none of them computes anything.
-    fitting = {path: subject.convert(x) for path, x in whole.items()}
-    for path, broken in violations(whole):
+    fitting = {path: subject.convert(x) for path, x in given.items()}
+    for path, broken in violations:
         expected = _complaint(broken)
         if expected is None:
             continue
@@ -285,8 +293,8 @@ def _complaint(broken: Arguments) -> str | None:
     return None
 
 
-def violations(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Arguments with one shape that violates the Protocol, and the path of that argument."""
+def wrong_sizes(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """Arguments with one size that violates the Protocol, and the path of that argument."""
     for option in arguments.operation.numbers:
         yield option.path, arguments.replaced({option.path: -1})
     for leaf, x in arguments.given:
@@ -296,6 +304,11 @@ def violations(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
                 yield leaf.path, arguments.replaced({leaf.path: longer})
             if x.shape[axis] > 2:
                 yield leaf.path, arguments.replaced({leaf.path: np.take(x, np.arange(x.shape[axis] - 1), axis=axis)})
+
+
+def lost_axes(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """Arguments of which one has an axis less than the Protocol asks for, and the path of that argument."""
+    for leaf, x in arguments.given:
         if x.ndim == len(leaf.core) and x.size and x.ndim:
             yield leaf.path, arguments.replaced({leaf.path: x[0]})
 

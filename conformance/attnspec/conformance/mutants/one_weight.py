@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.altered import names_of
 from attnspec.conformance.mutants.registry import Mutant
+from attnspec.spec.attention import ScaledDotProductAttention
 
-OPERATION = "scaled_dot_product_attention"
+OPERATIONS = names_of((ScaledDotProductAttention,))
 
 POWERS: Mapping[str, range] = {
     "float64": range(44, 53),
@@ -49,7 +51,8 @@ def one_weight(dtype: str, power: int) -> OneWeight:
         return weights * factors
 
     name = f"one weight 2^-{power} off in {dtype}"
-    return OneWeight(name, (OPERATION,), wrong, "softmax", (dtype,), differentiable=False, power=power)
+    step = Formulas.softmax.__name__
+    return OneWeight(name, OPERATIONS, wrong, step, (dtype,), differentiable=False, power=power)
 
 
 ONE_WEIGHT = [one_weight(dtype, power) for dtype, powers in POWERS.items() for power in powers]

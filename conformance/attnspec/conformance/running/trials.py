@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, cases, judge
+from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT, Case, cases, judge
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.mutants import Mutant
@@ -88,12 +88,11 @@ def _performed(task: Task) -> Outcome:
     subject = task.subject
     every = task.every or isinstance(subject, Variant)
     contract = Contract.of(subject.backend())
-    chosen = cases(
-        contract,
-        operations=(task.operation,) if task.operation else subject.operations,
-        laws=(task.law,) if task.law else (),
-        dtypes=(subject.dtype,) if isinstance(subject, Mutant) else subject.dtypes,
-    )
+    dtypes = (subject.dtype,) if isinstance(subject, Mutant) else subject.dtypes
+    operations = (task.operation,) if task.operation else subject.operations
+    found = cases(contract, operations=operations, laws=(task.law,) if task.law else ())
+    # As in a run at all dtypes: with a selection, the first one selected would be the leading one.
+    chosen = [case for case in found if case.dtype in (*dtypes, BOOLEAN, DEFAULT)]
     failures: list[Failure] = []
     evaluations, largest = 0, 0.0
     for case in chosen:
