@@ -6,6 +6,7 @@ Names are imported when they are first used, so that the pytest plugin, which ev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnspec.conformance.harness.judge import judge
     from attnspec.conformance.judging.replaying import replay
     from attnspec.conformance.running.errors import BackendError
     from attnspec.conformance.running.loading import call, load
@@ -15,11 +16,12 @@ _HOMES = {
     "BackendError": "running.errors",
     "ConformanceSuite": "running.suite",
     "call": "running.loading",
+    "judge": "harness.judge",
     "load": "running.loading",
     "replay": "judging.replaying",
 }
 
-__all__ = ["BackendError", "ConformanceSuite", "call", "load", "replay"]
+__all__ = ["BackendError", "ConformanceSuite", "call", "judge", "load", "replay"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,1 @@
+"""Judging one result in anybody's harness."""

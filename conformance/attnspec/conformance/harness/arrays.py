@@ -1,0 +1,120 @@
+"""Arrays of any framework as NumPy arrays: by DLPack, or by the array interface."""
+
+import ctypes
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
+
+PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
+
+HOST = {1, 3, 11}
+"""DLPack's numbers of devices whose memory the CPU reads: its own, and that which CUDA or ROCm has pinned."""
+
+CPU = (1, 0)
+
+COPIES = ("cpu", "get")
+"""The methods by which frameworks copy an array to the host that do not copy it where they lend it."""
+
+KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
+"""DLPack's codes of NumPy's kinds."""
+
+OTHERS = {
+    (4, 16): ml_dtypes.bfloat16,
+    (8, 8): ml_dtypes.float8_e4m3,
+    (10, 8): ml_dtypes.float8_e4m3fn,
+    (11, 8): ml_dtypes.float8_e4m3fnuz,
+    (12, 8): ml_dtypes.float8_e5m2,
+    (13, 8): ml_dtypes.float8_e5m2fnuz,
+}
+"""DLPack's codes and bits of dtypes that NumPy has not."""
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("number", ctypes.c_int32))
+
+
+class _Dtype(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    """DLPack's ``DLTensor``, with which its managed tensors begin."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Dtype),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Lent:
+    """Memory of another framework, which is kept as long as an array reads it."""
+
+    def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
+        self.capsule, self.__array_interface__ = capsule, interface
+
+
+def read(x: Any, name: str) -> Numbers:
+    """An array of any framework as a NumPy array, without a copy where it lies in memory of the host.
+
+    bfloat16 and the formats of 8 bits have the dtypes of ``ml_dtypes``. Errors: ``TypeError`` for what cannot be read,
+    such as a tensor that requires gradients, with what its framework says.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    if not any(hasattr(x, protocol) for protocol in PROTOCOLS):
+        raise TypeError(f"{name}: expected an array, by DLPack or the array interface; got {type(x).__name__}")
+    found = call_safely(lambda: _of_capsule(_capsule(x)) if hasattr(x, PROTOCOLS[0]) else np.asarray(x))
+    if isinstance(found, Raised):
+        said = " ".join(str(found.error).split()) or type(found.error).__name__
+        raise TypeError(f"{name}: expected an array that can be read; got {type(x).__name__}: {printable(said)}")
+    return cast(Numbers, found)
+
+
+def _capsule(x: Any) -> Any:
+    """The capsule of an array in memory of the host; an array on another device is copied to it."""
+    if x.__dlpack_device__()[0] in HOST:
+        return x.__dlpack__()
+    try:
+        return x.__dlpack__(dl_device=CPU)
+    except (TypeError, ValueError, BufferError):
+        copied = next((getattr(x, copy)() for copy in COPIES if hasattr(x, copy)), None)
+        if copied is None:
+            raise
+        return copied.__dlpack__()
+
+
+def _of_capsule(capsule: Any) -> Numbers:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = _Tensor.from_address(pointer(capsule, b"dltensor"))
+    dtype = _dtype(tensor.dtype)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    strides = tuple(s * dtype.itemsize for s in tensor.strides[: tensor.ndim]) if tensor.strides else None
+    interface = {
+        "version": 3,
+        "data": (tensor.data + tensor.byte_offset, True),
+        "shape": shape,
+        "strides": strides,
+        "typestr": f"|V{dtype.itemsize}",
+    }
+    return np.asarray(_Lent(capsule, interface)).view(dtype)
+
+
+def _dtype(found: _Dtype) -> np.dtype[Any]:
+    if found.lanes == 1 and (found.code, found.bits) in OTHERS:
+        other: np.dtype[Any] = np.dtype(OTHERS[found.code, found.bits])
+        return other
+    if found.lanes != 1 or found.code not in KINDS or found.bits % 8:
+        raise TypeError(f"its numbers are of code {found.code} with {found.bits} bits in {found.lanes} lanes")
+    return np.dtype(f"{KINDS[found.code]}{found.bits // 8}")

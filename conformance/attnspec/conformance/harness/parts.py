@@ -1,0 +1,125 @@
+"""Parts of a call that the budgeted oracle can afford: elements of the batch, and rows of them where these are many."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
+from attnspec.conformance.judging.rows import rows_to_judge
+from attnspec.conformance.judging.subject import Results, Subject
+
+AT_ONCE = 2**20
+"""Pairs of a query and a key for which the oracle is asked at once."""
+
+PAIRS = 2**22
+"""Pairs that are judged in all, as far as that leaves some rows to every element of the batch."""
+
+LEAST, MOST = 4, 256
+"""Rows of an element that are judged where all are too many."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a call, with the parts of its results.
+
+    ``places`` holds, for every axis of the whole batch, the indices of the part; of the first axes, which the part has
+    not, a single one each. Without any, places are those of the whole. ``rows`` are those judged, None for all.
+    """
+
+    arguments: Arguments
+    results: Results
+    places: tuple[Numbers, ...]
+    rows: Numbers | None = None
+
+    def place(self, index: tuple[int, ...], row: int | None) -> tuple[int, ...]:
+        """The place in a whole result of a number in that of the part; ``row`` is the axis of rows behind the batch."""
+        own = len(self.arguments.batch) if self.places else 0
+        gone = len(self.places) - own
+        core = list(index[own:])
+        if self.rows is not None and row is not None:
+            core[row] = int(self.rows[core[row]])
+        batch = [int(x[0]) for x in self.places[:gone]]
+        batch += [int(x[i]) for x, i in zip(self.places[gone:], index, strict=False)]
+        return (*batch, *core)
+
+
+def pairs(arguments: Arguments, rows: int | None = None) -> int:
+    """Pairs of a query, or of a row of so many, and a key in all elements of the batch."""
+    queries = max(arguments.queries or 1, 1) if rows is None else rows
+    return prod(arguments.batch) * queries * max(arguments.keys_count or 1, 1)
+
+
+def whole(arguments: Arguments, results: Results) -> Part:
+    """All of a call."""
+    return Part(arguments, results, tuple(np.arange(count) for count in arguments.batch))
+
+
+def parts(subject: Subject, given: Part, rng: np.random.Generator) -> Iterator[Part]:
+    """Every element of the batch, with all of its rows or, where these are too many and independent, with some."""
+    arguments = given.arguments
+    most = int(np.clip(PAIRS // max(pairs(arguments, 1), 1), LEAST, MOST))
+    some = pairs(arguments) > PAIRS and rows_to_judge(subject, arguments, most, rng) is not None
+    for part in elements(given, most if some else None):
+        rows = rows_to_judge(subject, part.arguments, most, rng) if some else None
+        yield part if rows is None else _with_rows(subject, part, rows)
+
+
+def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
+    """Elements of the batch, as many together as are affordable with so many rows of each."""
+    batch, cost = part.arguments.batch, pairs(part.arguments, rows)
+    if not batch or cost <= AT_ONCE:
+        yield part
+        return
+    together = AT_ONCE * batch[0] // cost
+    if not together:
+        for i in range(batch[0]):
+            yield from elements(_cut(part, i), rows)
+        return
+    for start in range(0, batch[0], together):
+        yield _cut(part, slice(start, start + together))
+
+
+def _cut(part: Part, of_first: int | slice) -> Part:
+    """The part at these indices of its first axis of the batch; with one index, without that axis."""
+    given, batch = part.arguments, part.arguments.batch
+    changed = {leaf.path: _at(x, of_first) if x.ndim - len(leaf.core) == len(batch) else x for leaf, x in given.batched}
+    gone = len(part.places) - len(batch)
+    chosen = np.atleast_1d(part.places[gone][of_first])
+    places = (*part.places[:gone], chosen, *part.places[gone + 1 :])
+    return Part(given.replaced(changed), {path: x[of_first] for path, x in part.results.items()}, places)
+
+
+def _at(x: Numbers, index: int | slice) -> Numbers:
+    """An array at these indices of its first axis; one of size 1 broadcasts."""
+    if x.shape[0] == 1:
+        return x if isinstance(index, slice) else np.asarray(x[0])
+    return np.asarray(x[index])
+
+
+def _with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
+    """A part with these rows alone; what makes it causal is spelled out in its mask."""
+    given, operation = part.arguments, subject.operation
+    asking, count = operation.asking or "", given.keys_count or 0
+    chosen = given.plain().along(asking, take(rows))
+    if given.causal:
+        last = rows[:, None] + (count - (given.queries or 0) if subject.semantics.bottom_right else 0)
+        allowed = np.arange(count) <= last
+        chosen = chosen.with_mask(allowed if chosen.mask is None else chosen.mask & allowed)
+    found = {
+        leaf.path: along(part.results[leaf.path], leaf, asking, given.binding, take(rows)) for leaf in operation.outputs
+    }
+    return replace(part, arguments=chosen, results=found, rows=rows)
+
+
+def separable(arguments: Arguments) -> bool:
+    """Whether the gradient of every float array is made of those of the elements of the batch alone."""
+    return all(leaf.batched and x.shape[: x.ndim - len(leaf.core)] == arguments.batch for leaf, x in arguments.floats)
+
+
+def of_elements(part: Part, gradients: Mapping[str, Numbers]) -> Iterator[tuple[Part, Results]]:
+    """Elements of the batch with their gradients."""
+    joined = Part(part.arguments, part.results | {f"d {path}": g for path, g in gradients.items()}, part.places)
+    for one in elements(joined):
+        yield one, {path: one.results[f"d {path}"] for path in gradients}

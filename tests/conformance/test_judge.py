@@ -1,0 +1,333 @@
+"""``judge``: one result of any framework against the formula."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attnspec.conformance import judge
+from attnspec.conformance.harness import parts
+from attnspec.conformance.harness.arrays import read
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import sample
+from attnspec.reference import REFERENCE
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.shapes import ShapeError, results
+from attnspec.spec.contract.tree import Kind
+
+SDPA = "scaled_dot_product_attention"
+NAMES = ("query", "key", "value")
+JUDGED = [o.name for o in OPERATIONS.values() if not o.reference_only]
+
+
+class Nothing:
+    """A backend that is asked for samples alone."""
+
+    name = "nothing"
+
+
+def inputs(operation: str, *batch: int, queries: int = 4, keys: int = 4, features: int = 4, seed: int = 0) -> Arguments:
+    """Normal arguments of an operation, with two heads if it has any."""
+    found = Subject(Nothing(), Contract.of(Nothing()), OPERATIONS[operation], "float32", "cpu")
+    rng = np.random.default_rng(seed)
+    return sample(found, rng, batch, queries=queries, keys=keys, heads=2, features=features)
+
+
+def attention(queries: int, keys: int, features: int = 4) -> tuple[Numbers, ...]:
+    """The attention that query, key and value give, and these."""
+    given = inputs(SDPA, 2, queries=queries, keys=keys, features=features)
+    query, key, value = (given.array(name) for name in NAMES)
+    return REFERENCE[SDPA](query, key, value), query, key, value
+
+
+@pytest.mark.parametrize("operation", JUDGED)
+def test_the_reference_is_right(operation: str) -> None:
+    given = inputs(operation, 2, queries=5, keys=6)
+    output = REFERENCE[operation](**given.values_by_name)
+    verdict = judge(operation, output, **given.passed)
+    assert verdict, verdict
+    assert verdict.worst is None
+
+
+@pytest.mark.parametrize(
+    "operation", [o.name for o in OPERATIONS.values() if o.floats and o.float_result and not o.reference_only]
+)
+def test_a_number_that_is_wrong_is_named(operation: str) -> None:
+    given = inputs(operation, 2, queries=5, keys=6)
+    output = REFERENCE[operation](**given.values_by_name)
+    leaf, leading = next((leaf, x) for leaf, x in results(given.operation, output) if leaf.kind is Kind.FLOAT)
+    at = tuple(n - 1 for n in leading.shape)
+    leading[at] += 1
+    verdict = judge(operation, output, **given.passed)
+    assert not verdict
+    assert verdict.worst is not None
+    assert verdict.worst.index == at
+    assert verdict.worst.of in ("the result", f"the result {leaf.path}")
+
+
+def test_what_a_verdict_says() -> None:
+    output, query, key, value = attention(queries=3, keys=5)
+    verdict = judge(SDPA, output, query, key, value)
+    pattern = rf"{SDPA} in float32 is right: the largest error is 0\.\d+ of its budget\njudged: every number"
+    assert re.fullmatch(pattern, str(verdict))
+    output[1, 2, 3] = np.nan
+    number = r"-?0\.\d+"
+    assert re.fullmatch(
+        rf"{SDPA} in float32 is wrong: the result\[1, 2, 3\] is nan, expected {number} ± [\de.-]+: far beyond its "
+        r"budget\njudged: every number",
+        repr(judge(SDPA, output, query, key, value)),
+    )
+
+
+WRONG: dict[str, Callable[[Numbers, Numbers, Numbers], Numbers]] = {
+    "the keys are not read": lambda q, k, v: REFERENCE[SDPA](q, np.zeros_like(k), v),
+    "the last key is dropped": lambda q, k, v: REFERENCE[SDPA](q, k[..., :-1, :], v[..., :-1, :]),
+    "a key of zeros is attended to": lambda q, k, v: REFERENCE[SDPA](
+        q, np.concatenate([k, 0 * k[..., :1, :]], -2), np.concatenate([v, 0 * v[..., :1, :]], -2)
+    ),
+    "a scale that is 5 % off": lambda q, k, v: REFERENCE[SDPA](np.float32(1.05) * q, k, v),
+    "the last row is that before it": lambda q, k, v: np.concatenate(
+        [REFERENCE[SDPA](q[..., :-1, :], k, v), REFERENCE[SDPA](q[..., -2:-1, :], k, v)], -2
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_attention_that_a_tolerance_takes_is_wrong(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With some rows judged of many."""
+    monkeypatch.setattr(parts, "PAIRS", 2**16)
+    monkeypatch.setattr(parts, "AT_ONCE", 2**14)
+    output, query, key, value = attention(queries=300, keys=1024, features=16)
+    verdict = judge(SDPA, output, query, key, value)
+    assert verdict, verdict
+    assert verdict.judged == "32 of 300 rows of each of 2 elements of the batch, with all keys"
+    assert not judge(SDPA, WRONG[wrong](query, key, value), query, key, value)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_of_every_element_are_judged(causal: bool, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PAIRS", 2**10)
+    monkeypatch.setattr(parts, "AT_ONCE", 2**8)
+    rng = np.random.default_rng(1)
+    given = inputs("multi_head_attention", 3, 2, queries=70, keys=70)
+    given = given.replaced({"mask": rng.random((2, 70, 70)) < 0.6 if masked else None, "causal": causal})
+    output = REFERENCE["multi_head_attention"](**given.values_by_name)
+    verdict = judge("multi_head_attention", output, **given.passed)
+    assert verdict, verdict
+    assert verdict.judged.startswith("4 of 70 rows of each of 6 elements")
+    for index in np.ndindex(3, 2):
+        wrong = output.copy()
+        wrong[index] *= np.float32(1.001)
+        found = judge("multi_head_attention", wrong, **given.passed).worst
+        assert found is not None
+        assert found.index[:2] == index
+        assert found.got == wrong[found.index]
+
+
+def test_semantics_and_precision_are_those_of_a_backend() -> None:
+    given = inputs(SDPA, queries=3, keys=5).replaced({"causal": True})
+    aligned = np.tri(3, 5, 2, dtype=bool)
+    output = REFERENCE[SDPA](**(given.plain().with_mask(aligned)).values_by_name)
+    assert not judge(SDPA, output, **given.passed)
+    assert judge(SDPA, output, **given.passed, semantics={"causal_alignment": "bottom-right"})
+    query, key, value = (given.array(name) for name in NAMES)
+    rounded = REFERENCE[SDPA](*(x.astype(np.float16).astype(np.float32) for x in (query, key, value)))
+    assert not judge(SDPA, rounded, query, key, value)
+    assert judge(SDPA, rounded, query, key, value, precision="tf32")
+    assert judge(SDPA, rounded, query, key, value, precision={"float32": "tf32"})
+
+
+def test_overflow_is_said() -> None:
+    output, query, key, value = attention(queries=3, keys=5)
+    verdict = judge(SDPA, output, query * np.float32(1e30), key * np.float32(1e30), value)
+    assert not verdict
+    assert str(verdict).startswith(f"{SDPA} in float32 cannot be judged: ")
+
+
+def test_where_the_class_overflows_wrong_numbers_tell_nothing() -> None:
+    output, query, key, value = attention(queries=3, keys=1)
+    verdict = judge(SDPA, output + 1, query * np.float32(1e30), key * np.float32(1e30), value)
+    assert "an intermediate may exceed 1.7e+38, the largest number of its precision class" in str(verdict)
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+def gradients(operation: str) -> tuple[Arguments, Any, dict[str, Numbers]]:
+    """Arguments, a cotangent, and the gradients, rounded to float32."""
+    given = inputs(operation, 3, queries=5, keys=6)
+    subject = Subject(Nothing(), Contract.of(Nothing()), given.operation, "float32", "cpu")
+    output = REFERENCE[operation](**given.values_by_name)
+    rng = np.random.default_rng(1)
+    weights = {
+        leaf.path: rng.standard_normal(x.shape).astype(np.float32) for leaf, x in results(given.operation, output)
+    }
+    found = {path: g.astype(np.float32) for path, (g, _) in subject.gradients(given, weights).items()}
+    return given, subject.like_result(weights, given, convert=False), found
+
+
+@pytest.mark.parametrize("operation", [SDPA, "additive_attention", "multi_head_attention", "lstm"])
+def test_gradients_are_judged(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "AT_ONCE", 2**6)
+    given, cotangent, found = gradients(operation)
+    output = REFERENCE[operation](**given.values_by_name)
+    verdict = judge(operation, output, **given.passed, gradients=found, cotangent=cotangent)
+    assert verdict, verdict
+    assert verdict.judged == "every number, every number of the gradients"
+    for path, g in found.items():
+        at = tuple(n - 1 for n in g.shape)
+        wrong = g.copy()
+        wrong[at] += 1
+        worst = judge(operation, output, **given.passed, gradients={**found, path: wrong}, cotangent=cotangent).worst
+        assert worst is not None
+        assert (worst.of, worst.index) == (f"the gradient of {path}", at)
+
+
+# Arrays of other frameworks -------------------------------------------------------------------------------------------
+
+
+class Lent:
+    """An array of a framework that speaks DLPack, on a device of this kind."""
+
+    def __init__(self, x: Numbers, device: int = 1) -> None:
+        self.x, self.device = x, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+    def __dlpack__(self, *, dl_device: tuple[int, int] | None = None) -> object:
+        if self.device != 1 and dl_device is None:
+            raise BufferError("the array lies on a device")
+        return self.x.__dlpack__()
+
+
+class Copied(Lent):
+    """One that is not copied to the host where it is lent."""
+
+    def __dlpack__(self, *, dl_device: tuple[int, int] | None = None) -> object:
+        if self.device != 1:
+            raise BufferError("the array lies on a device")
+        return self.x.__dlpack__()
+
+    def cpu(self) -> "Copied":
+        """A copy on the host."""
+        return Copied(self.x)
+
+
+@pytest.mark.parametrize("lend", [Lent, Copied])
+@pytest.mark.parametrize("device", [1, 2])
+def test_arrays_on_any_device_are_read(lend: type[Lent], device: int) -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for x in (whole, whole.swapaxes(0, 2), whole[:, ::2], whole[:0], np.full(1, 7, np.float32)):
+        np.testing.assert_array_equal(read(lend(x, device), "x"), x)
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int64"])
+def test_tensors_of_every_dtype_are_read(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="tensors need PyTorch")
+    x = torch.arange(12).reshape(3, 4).to(getattr(torch, name))
+    found = read(x.T, "x")
+    assert found.dtype.name == name
+    assert not found.flags.writeable
+    np.testing.assert_array_equal(found.astype(np.float64), x.T.to(torch.float64).numpy())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_results_of_pytorch_are_right(dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="tensors need PyTorch")
+    query, key, value = (torch.randn(2, 3, 40, 16).to(getattr(torch, dtype)) for _ in range(3))
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert judge(SDPA, output, query, key, value, causal=True)
+    assert not judge(SDPA, output, query, key, value)
+
+
+def test_inputs_of_8_bits_are_judged_in_the_dtype_of_the_result() -> None:
+    query, key, value = (inputs(SDPA, seed=2).array(name).astype(ml_dtypes.float8_e4m3fn) for name in NAMES)
+    output = REFERENCE[SDPA](*(x.astype(np.float32) for x in (query, key, value)))
+    verdict = judge(SDPA, output, query, key, value)
+    assert verdict, verdict
+    assert verdict.dtype == "float32"
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+NUMBERS = np.ones((3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("sdpa", *[NUMBERS] * 4), {}, ValueError, "judge: expected one of scaled_dot_product_attention, "),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"casual": True},
+            TypeError,
+            f"{SDPA}: expected one of query, key, value, mask, causal",
+        ),
+        ((SDPA, *[NUMBERS] * 4), {"query": NUMBERS}, TypeError, f"{SDPA}: query: expected one value; got two"),
+        ((SDPA, *[NUMBERS] * 3), {}, TypeError, f"{SDPA}: value: expected an argument; got none"),
+        ((SDPA, *[NUMBERS] * 7), {}, TypeError, f"{SDPA}: expected at most 5 arguments; got 6"),
+        (
+            (SDPA, NUMBERS[:2], *[NUMBERS] * 3),
+            {},
+            ShapeError,
+            rf"{SDPA}: output: expected shape \(3, 4\); got \(2, 4\)",
+        ),
+        ((SDPA, *[NUMBERS] * 2, NUMBERS[:, :2], NUMBERS), {}, ShapeError, f"{SDPA}: key: expected "),
+        ((SDPA, "none", *[NUMBERS] * 3), {}, TypeError, f"{SDPA}: output: expected an array, by DLPack or .*; got str"),
+        (
+            (SDPA, NUMBERS, NUMBERS.astype(np.float64), NUMBERS, NUMBERS),
+            {},
+            TypeError,
+            f"{SDPA}: expected floats in one of float64, .*; got query in float64, key in float32, value in float32",
+        ),
+        ((SDPA, *[NUMBERS] * 4), {"precision": "exact"}, ValueError, "expected .*; got 'exact'"),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"semantics": {"fully_masked": "one"}},
+            ValueError,
+            "semantics fully_masked: expected",
+        ),
+        ((SDPA, *[NUMBERS] * 4), {"cotangent": NUMBERS}, TypeError, f"{SDPA}: gradients: expected a mapping"),
+        ((SDPA, *[NUMBERS] * 4), {"gradients": {"query": NUMBERS}}, TypeError, f"{SDPA}: cotangent: expected an array"),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"gradients": {"keys": NUMBERS}, "cotangent": NUMBERS},
+            ValueError,
+            f"{SDPA}: gradients: expected one of query, key, value; got 'keys'",
+        ),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"gradients": {"key": NUMBERS[:1]}, "cotangent": NUMBERS},
+            ShapeError,
+            rf"{SDPA}: the gradient of key: expected shape \(3, 4\); got \(1, 4\)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_call(
+    arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        judge(*arguments, **options)
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    torch = pytest.importorskip("torch", reason="tensors need PyTorch")
+    x = torch.ones(3, 4)
+    for unreadable in (x.clone().requires_grad_(), x.to_sparse(), x.to("meta")):
+        with pytest.raises(TypeError, match=f"{SDPA}: key: expected an array that can be read; got Tensor: "):
+            judge(SDPA, x, x, unreadable, x)
+
+
+def test_gradients_of_too_many_pairs_are_refused() -> None:
+    x = np.zeros((2049, 1), np.float32)
+    with pytest.raises(
+        ValueError, match=r"at most 4,194,304 pairs of a query and a key in an element of .*; got 4,198,401"
+    ):
+        judge(SDPA, x, x, x, x, gradients={"query": x}, cotangent=x)
