@@ -291,7 +291,7 @@ HALLS = {
     "backends/attnspec/backends": {"bases", "pytorch", "torch_native"},
     "conformance/attnspec/conformance": {
         *("cli.py", "plugin.py", "test_conformance.py"),
-        *("inputs", "judging", "laws", "mutants", "rediscovered", "reporting", "running", "variants"),
+        *("harness", "inputs", "judging", "laws", "mutants", "rediscovered", "reporting", "running", "variants"),
     },
 }
 """What stands where there are no chapters: backends, entry points, rooms."""
@@ -350,7 +350,7 @@ IMPORTED = {
     "attnspec.backends.bases.torch": words("TorchBackend devices from_numpy gradients modes pullback to_numpy"),
     "attnspec.backends.bases.contract": words("Operations Table"),
     "attnspec.backends.bases.shapes": words("Check"),
-    "attnspec.conformance": words("BackendError ConformanceSuite call load replay"),
+    "attnspec.conformance": words("BackendError ConformanceSuite call judge load replay"),
 }
 """What users import, beside the exports of chapters. Nothing joins or leaves these lists by accident."""
 

@@ -1,6 +1,7 @@
 """The mutants and the honest variants that test the laws."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module, reload
@@ -12,8 +13,11 @@ import pytest
 from jaxtyping import Float
 from rich.console import Console
 
+from attnspec.conformance import judge
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import sample
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.reporting.writing import OutputFile
@@ -124,6 +128,21 @@ def test_variant_is_unharmed(v: Variant) -> None:
     assert outcome.failures == ()
     assert outcome.evaluations > 0
     assert outcome.largest <= 1
+
+
+@pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if hasattr(Formulas, o.name)])
+def test_every_operation_of_the_correct_library_is_right(name: str) -> None:
+    """Mutants of an operation that raises would be killed by every law."""
+    library = Library("correct")
+    subject = Subject(library, Contract.of(library), OPERATIONS[name], "float32", "cpu")
+    given = sample(subject, np.random.default_rng(0), (2,), queries=5, keys=6, heads=2)
+    verdict = judge(name, getattr(library, name)(**given.passed), **given.passed)
+    assert verdict, verdict
+
+
+def test_no_step_of_the_correct_formulas_hides_another() -> None:
+    steps = [name for kind in Formulas.__mro__ for name in vars(kind) if not name.startswith("__")]
+    assert [name for name, count in Counter(steps).items() if count > 1] == []
 
 
 def test_the_correct_library_is_correct() -> None:

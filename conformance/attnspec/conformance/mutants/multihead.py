@@ -299,7 +299,7 @@ def shared_output_vector(
 
 @mutant(
     "heads of every h-th feature",
-    replaces="cut",
+    replaces="by_head",
     operations=(SplitHeads,),
     breaks=("multihead.head-columns", "multihead.split-and-merged", "operation.oracle"),
     source="rearrange with (d h) in place of (h d)",

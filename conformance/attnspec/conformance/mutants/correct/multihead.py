@@ -11,9 +11,9 @@ class MultiHead(Attention):
 
     def split_heads(self, x: Numbers, heads: int) -> Numbers:
         """Features cut into heads, heads before positions."""
-        return np.swapaxes(self.cut(x, heads), -3, -2)
+        return np.swapaxes(self.by_head(x, heads), -3, -2)
 
-    def cut(self, x: Numbers, heads: int) -> Numbers:
+    def by_head(self, x: Numbers, heads: int) -> Numbers:
         """The features (…, d) as heads of neighbouring ones (…, h, d/h)."""
         return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
