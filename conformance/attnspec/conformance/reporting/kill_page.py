@@ -141,9 +141,10 @@ def _alarms(variant: Data) -> str:
 
 
 def _smallest(weights: Mapping[str, float | None], sensitivity: str) -> str:
-    """Errors of gain, scale, gradient and one weight, by dtype."""
+    """Errors of gain, scale and gradient, as the first table of the page on them has them, and of one weight."""
     found: dict[str, list[list[float]]] = {}
-    for line in sensitivity.splitlines():
+    first, *_ = sensitivity.partition("\n## ")
+    for line in first.splitlines():
         cells = line.strip("| ").split(" | ")
         if line.startswith("| `"):
             columns = found.setdefault(cells[1], [[], [], []])
