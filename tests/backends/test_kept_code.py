@@ -125,4 +125,5 @@ def test_where_nothing_can_be_written_kernels_are_compiled(
 
     monkeypatch.setattr(os, "replace", full)
     assert (result(), result()) == (6.0, 6.0)
+    assert len(made) == 2
     assert not list(folder.iterdir())

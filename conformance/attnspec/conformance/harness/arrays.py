@@ -32,6 +32,9 @@ OTHERS = {
 }
 """DLPack's codes and bits of dtypes that NumPy has not."""
 
+EIGHT_BITS = {np.dtype(dtype).name for (_, bits), dtype in OTHERS.items() if bits == 8}
+"""The names of those in 8 bits."""
+
 
 class _Device(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int32), ("number", ctypes.c_int32))

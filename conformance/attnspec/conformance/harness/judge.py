@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.harness.arrays import read
+from attnspec.conformance.harness.arrays import EIGHT_BITS, read
 from attnspec.conformance.harness.parts import Part, of_elements, pairs, parts, separable, whole
 from attnspec.conformance.harness.verdict import Verdict, Worst
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
@@ -25,9 +25,6 @@ from attnspec.spec.contract.tree import Kind, Leaf, Misfit, as_tuple, described,
 
 MOST_PAIRS = 2**22
 """Pairs of a query and a key up to which gradients are judged, in an element of the batch."""
-
-NARROWER = {"float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
-"""Dtypes of inputs that are exact in the dtype of the result, in which they are judged."""
 
 
 class _Given:
@@ -146,7 +143,8 @@ def _gradients(operation: Operation, gradients: Mapping[str, Any], given: Argume
 def _in_one_dtype(operation: Operation, given: Arguments, found: Results) -> tuple[str, Arguments]:
     """The dtype of all float arrays, and the arguments in it."""
     dtypes = {leaf.path: str(x.dtype.name) for leaf, x in given.floats}
-    if dtypes and set(dtypes.values()) <= NARROWER:
+    if dtypes and set(dtypes.values()) <= EIGHT_BITS:
+        # They are exact in the dtype of the result.
         dtype = str(found[operation.leading.path].dtype.name)
         given = given.replaced({leaf.path: x.astype(numpy_dtype(dtype)) for leaf, x in given.floats})
         dtypes = dict.fromkeys(dtypes, dtype)

@@ -9,6 +9,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,14 +45,16 @@ def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[
         return make()
     try:
         path = folder / _key(build, parameters)
-        code = _read(path)
-        if code is None:
-            code = make()
-            _write(path, code)
-        return code
+        kept = _read(path)
     except OSError:
-        # The folder cannot be written, or the sources cannot be read.
+        # The sources cannot be read, or what lies in the folder.
         return make()
+    if kept is not None:
+        return kept
+    code = make()
+    with suppress(OSError):  # the folder cannot be written
+        _write(path, code)
+    return code
 
 
 def _folder() -> Path | None:
