@@ -42,7 +42,7 @@ THIRD_PARTY = {
     },
     "conformance": {
         *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
-        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core"),
+        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core", "matplotlib"),
     },
 }
 
@@ -350,7 +350,7 @@ IMPORTED = {
     "attnspec.backends.bases.torch": words("TorchBackend devices from_numpy gradients modes pullback to_numpy"),
     "attnspec.backends.bases.contract": words("Operations Table"),
     "attnspec.backends.bases.shapes": words("Check"),
-    "attnspec.conformance": words("BackendError ConformanceSuite call judge load replay"),
+    "attnspec.conformance": words("BackendError ConformanceSuite call judge load replay suggest_inputs"),
 }
 """What users import, beside the exports of chapters. Nothing joins or leaves these lists by accident."""
 

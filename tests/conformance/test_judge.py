@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance import judge
-from attnspec.conformance.harness import parts
+from attnspec.conformance.harness import backward, parts
 from attnspec.conformance.harness.arrays import read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.declaration import Contract
@@ -73,7 +73,8 @@ def test_a_number_that_is_wrong_is_named(operation: str) -> None:
 def test_what_a_verdict_says() -> None:
     output, query, key, value = attention(queries=3, keys=5)
     verdict = judge(SDPA, output, query, key, value)
-    pattern = rf"{SDPA} in float32 is right: the largest error is 0\.\d+ of its budget\njudged: every number"
+    extent = r"judged: every number\ntogether: not judged, for it takes 65 different rows, and these are 6"
+    pattern = rf"{SDPA} in float32 is right: the largest error is 0\.\d+ of its budget\n{extent}"
     assert re.fullmatch(pattern, str(verdict))
     output[1, 2, 3] = np.nan
     number = r"-?0\.\d+"
@@ -187,6 +188,34 @@ def test_gradients_are_judged(operation: str, monkeypatch: pytest.MonkeyPatch) -
         worst = judge(operation, output, **given.passed, gradients={**found, path: wrong}, cotangent=cotangent).worst
         assert worst is not None
         assert (worst.of, worst.index) == (f"the gradient of {path}", at)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_rows_are_judged(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more pairs than are judged as a whole: those of queries, and all where few rows have a cotangent."""
+    monkeypatch.setattr(backward, "MOST_PAIRS", 2**6)
+    monkeypatch.setattr(backward, "PAIRS", 2**10)
+    monkeypatch.setattr(parts, "AT_ONCE", 2**8)
+    given = inputs(SDPA, 3, queries=70, keys=70).replaced({"causal": causal})
+    subject = Subject(Nothing(), Contract.of(Nothing()), given.operation, "float32", "cpu")
+    output = REFERENCE[SDPA](**given.values_by_name)
+    dense = np.random.default_rng(2).standard_normal(output.shape).astype(np.float32)
+    sparse = np.where(np.isin(np.arange(70), [3, 41, 69])[:, None], dense, np.float32(0))
+    for cotangent, paths, words in (
+        (dense, ("query",), "the gradients of 4 rows"),
+        (sparse, NAMES, "the gradients of 3 rows, which are all that the cotangent asks for"),
+    ):
+        exact = subject.gradients(given, {"result": cotangent})
+        found = {path: exact[path][0].astype(np.float32) for path in paths}
+        verdict = judge(SDPA, output, **given.passed, gradients=found, cotangent=cotangent)
+        assert verdict, verdict
+        assert verdict.judged == f"every number, {words}"
+        for path, g in found.items():
+            wrong = g.copy()
+            wrong[1, 69, 2] += 1
+            worst = judge(SDPA, output, **given.passed, gradients={**found, path: wrong}, cotangent=cotangent).worst
+            assert worst is not None
+            assert (worst.of, worst.index) == (f"the gradient of {path}", (1, 69, 2))
 
 
 # Arrays of other frameworks -------------------------------------------------------------------------------------------
@@ -325,9 +354,20 @@ def test_what_cannot_be_read_is_named() -> None:
             judge(SDPA, x, x, unreadable, x)
 
 
-def test_gradients_of_too_many_pairs_are_refused() -> None:
-    x = np.zeros((2049, 1), np.float32)
-    with pytest.raises(
-        ValueError, match=r"at most 4,194,304 pairs of a query and a key in an element of .*; got 4,198,401"
-    ):
-        judge(SDPA, x, x, x, x, gradients={"query": x}, cotangent=x)
+MANY = np.ones((2049, 1), np.float32)
+"""More rows and keys than gradients are judged of as a whole."""
+
+
+def test_gradients_that_are_sums_over_too_many_rows_are_refused() -> None:
+    words = (
+        f"{SDPA}: the gradient of key: expected a cotangent of 0 in all but 64 rows, or at most 4,194,304 pairs of a "
+        "query and a key; got 2,049 rows and 4,198,401 pairs"
+    )
+    with pytest.raises(ValueError, match=re.escape(words)):
+        judge(SDPA, MANY, MANY, MANY, MANY, gradients={"key": MANY}, cotangent=MANY)
+
+
+def test_gradients_of_rows_that_depend_on_others_are_refused() -> None:
+    words = "self_attention: gradients: expected at most 4,194,304 pairs of a query and a key where rows cannot be "
+    with pytest.raises(ValueError, match=f"{words}judged by themselves; got 4,198,401"):
+        judge("self_attention", MANY, MANY, gradients={"x": MANY}, cotangent=MANY)

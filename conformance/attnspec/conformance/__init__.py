@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnspec.conformance.harness.judge import judge
+    from attnspec.conformance.harness.suggesting import suggest_inputs
     from attnspec.conformance.judging.replaying import replay
     from attnspec.conformance.running.errors import BackendError
     from attnspec.conformance.running.loading import call, load
@@ -19,9 +20,10 @@ _HOMES = {
     "judge": "harness.judge",
     "load": "running.loading",
     "replay": "judging.replaying",
+    "suggest_inputs": "harness.suggesting",
 }
 
-__all__ = ["BackendError", "ConformanceSuite", "call", "judge", "load", "replay"]
+__all__ = ["BackendError", "ConformanceSuite", "call", "judge", "load", "replay", "suggest_inputs"]
 
 
 def __getattr__(name: str) -> Any:

@@ -63,7 +63,7 @@ def parts(subject: Subject, given: Part, rng: np.random.Generator) -> Iterator[P
     some = pairs(arguments) > PAIRS and rows_to_judge(subject, arguments, most, rng) is not None
     for part in elements(given, most if some else None):
         rows = rows_to_judge(subject, part.arguments, most, rng) if some else None
-        yield part if rows is None else _with_rows(subject, part, rows)
+        yield part if rows is None else with_rows(subject, part, rows)
 
 
 def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
@@ -98,7 +98,7 @@ def _at(x: Numbers, index: int | slice) -> Numbers:
     return np.asarray(x[index])
 
 
-def _with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
+def with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
     """A part with these rows alone; what makes it causal is spelled out in its mask."""
     given, operation = part.arguments, subject.operation
     asking, count = operation.asking or "", given.keys_count or 0
@@ -118,8 +118,10 @@ def separable(arguments: Arguments) -> bool:
     return all(leaf.batched and x.shape[: x.ndim - len(leaf.core)] == arguments.batch for leaf, x in arguments.floats)
 
 
-def of_elements(part: Part, gradients: Mapping[str, Numbers]) -> Iterator[tuple[Part, Results]]:
-    """Elements of the batch with their gradients."""
+def of_elements(
+    part: Part, gradients: Mapping[str, Numbers], rows: int | None = None
+) -> Iterator[tuple[Part, Results]]:
+    """Elements of the batch with their gradients, as many together as are affordable with so many rows of each."""
     joined = Part(part.arguments, part.results | {f"d {path}": g for path, g in gradients.items()}, part.places)
-    for one in elements(joined):
+    for one in elements(joined, rows):
         yield one, {path: one.results[f"d {path}"] for path in gradients}

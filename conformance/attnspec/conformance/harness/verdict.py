@@ -1,9 +1,15 @@
 """The verdict on one result."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from attnspec.conformance.harness.plotting import Compared, figure
 from attnspec.conformance.judging.comparison import told_apart
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,8 @@ class Verdict:
     ``ratio`` is the largest error over its budget, ``worst`` the number that shows most clearly what is wrong, None if
     nothing is. ``judged`` says in words how much was compared. ``untold`` is the share of the numbers whose budget is
     too large to tell anything. ``outside`` says why the numbers tell nothing, such as of inputs at which the class
-    overflows.
+    overflows. ``together`` is what is wrong over all rows where no single number shows it; ``ensemble`` says in words
+    how many were asked, or why none.
     """
 
     operation: str
@@ -46,21 +53,46 @@ class Verdict:
     judged: str
     untold: float = 0.0
     outside: str = ""
+    together: str = ""
+    ensemble: str = ""
+    hidden: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
+    compared: tuple[Compared, ...] = field(default=(), repr=False, compare=False)
+
+    @cached_property
+    def cannot_see(self) -> tuple[str, ...]:
+        """Known defects, in words, with which a result would be judged right on these inputs; computed when asked for.
+
+        Empty where there is none among those that are tried, or nothing was judged right.
+        """
+        return self.hidden() if self else ()
+
+    def plot(self) -> "Figure":
+        """Heat maps of error over budget: of all judged rows, and of the worst element of the batch.
+
+        Errors: ``ImportError`` without matplotlib, which the extra ``plot`` brings.
+        """
+        return figure(self.compared, str(self).splitlines()[0])
 
     def __bool__(self) -> bool:
-        return self.worst is None and not self.outside
+        return self.worst is None and not self.outside and not self.together
 
     def __str__(self) -> str:
         head = f"{self.operation} in {self.dtype}"
-        if self.worst is not None:
-            return f"{head} is wrong: {self.worst}\njudged: {self._extent}"
-        if self.outside:
+        if self.outside and self.worst is None:
             return f"{head} cannot be judged: {self.outside}"
-        return f"{head} is right: the largest error is {self.ratio:.3g} of its budget\njudged: {self._extent}"
+        if self:
+            said = f"right: the largest error is {self.ratio:.3g} of its budget"
+        else:
+            said = f"wrong: {self.together if self.worst is None else self.worst}"
+        return "\n".join([f"{head} is {said}", f"judged: {self._extent}", *self._together])
 
     @property
     def _extent(self) -> str:
         few = f"; {self.untold:.0%} of the numbers have budgets too large to tell" if self.untold >= 0.005 else ""
         return self.judged + few
+
+    @property
+    def _together(self) -> list[str]:
+        return [f"together: {self.ensemble}"] if self.ensemble else []
 
     __repr__ = __str__

@@ -1,0 +1,93 @@
+"""Gradients against those of the formula: all of them, or those of some rows where the pairs of a call are too many."""
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from attnspec.conformance.harness.parts import PAIRS, Part, of_elements, pairs, separable, with_rows
+from attnspec.conformance.harness.record import Record
+from attnspec.conformance.inputs.arguments import Numbers, along, take
+from attnspec.conformance.judging.rows import rows_to_judge
+from attnspec.conformance.judging.subject import Results
+from attnspec.spec.contract.tree import Kind
+
+MOST_PAIRS = 2**22
+"""Pairs of a query and a key up to which every gradient is judged: of one element of the batch, or of all of them where
+elements share an argument."""
+
+MOST_ROWS = 64
+"""Rows of an element up to which a cotangent makes gradients, where it is 0 in all others."""
+
+
+def judge_gradients(record: Record, given: Part, found: Results, rng: np.random.Generator) -> None:
+    """Judge gradients by path; the results of ``given`` are the cotangents.
+
+    Errors: ``ValueError`` for more pairs than can be judged.
+    """
+    arguments = given.arguments
+    apart = separable(arguments)
+    most = pairs(arguments) // max(prod(arguments.batch), 1) if apart else pairs(arguments)
+    if most > MOST_PAIRS:
+        _judge_rows(record, given, found, rng, most)
+        return
+    for part, own in of_elements(given, found) if apart else [(replace(given, places=()), found)]:
+        expected = record.subject.gradients(part.arguments, _cotangents(record, part))
+        for path, g in own.items():
+            record.compare(g, *expected[path], part, f"the gradient of {path}")
+    record.judged.append("every number of the gradients")
+
+
+def _cotangents(record: Record, part: Part) -> Results:
+    floats = (leaf for leaf in record.subject.operation.outputs if leaf.kind is Kind.FLOAT)
+    return {leaf.path: part.results[leaf.path] for leaf in floats}
+
+
+def _judge_rows(record: Record, given: Part, found: Results, rng: np.random.Generator, most: int) -> None:
+    """Judge gradients of rows whose results depend on no other row.
+
+    A row of the queries has a gradient of its own. Those of other arguments are sums over rows: they are judged where
+    the cotangent is 0 in all rows but a few.
+    """
+    subject, arguments = record.subject, given.arguments
+    operation, asking = subject.operation, subject.operation.asking or ""
+    count = int(np.clip(PAIRS // max(pairs(arguments, 1), 1), 4, MOST_ROWS))
+    rows = rows_to_judge(subject, arguments, count, rng) if separable(arguments) else None
+    if rows is None:
+        raise ValueError(
+            f"{operation.name}: gradients: expected at most {MOST_PAIRS:,} pairs of a query and a key where rows "
+            f"cannot be judged by themselves; got {most:,}"
+        )
+    asked = _nonzero_rows(record, given)
+    summed = [path for path in found if asking not in arguments.leaves[path].sizes]
+    if len(asked) <= MOST_ROWS:
+        rows = asked
+    elif summed:
+        raise ValueError(
+            f"{operation.name}: the gradient of {summed[0]}: expected a cotangent of 0 in all but {MOST_ROWS} rows, or "
+            f"at most {MOST_PAIRS:,} pairs of a query and a key; got {len(asked):,} rows and {most:,} pairs"
+        )
+    for whole, own in of_elements(given, found, len(rows)):
+        part = with_rows(subject, whole, rows)
+        expected = subject.gradients(part.arguments, _cotangents(record, part))
+        for path, g in own.items():
+            leaf = arguments.leaves[path]
+            of_rows = asking in leaf.sizes
+            got = along(g, leaf, asking, whole.arguments.binding, take(rows)) if of_rows else g
+            row = len(leaf.core) + leaf.axes(asking)[0] if of_rows else None
+            record.compare(got, *expected[path], part, f"the gradient of {path}", row)
+    every = "" if not summed else ", which are all that the cotangent asks for"
+    record.judged.append(f"the gradients of {len(rows):,} rows{every}")
+
+
+def _nonzero_rows(record: Record, given: Part) -> Numbers:
+    """The rows in which any element of the batch has a cotangent that is not 0."""
+    asking = record.subject.operation.asking or ""
+    found: set[int] = set()
+    for leaf in record.subject.operation.outputs:
+        if leaf.kind is Kind.FLOAT:
+            x = given.results[leaf.path]
+            (axis,) = leaf.axes(asking)
+            rows = np.moveaxis(x != 0, x.ndim + axis, 0).reshape(x.shape[axis], -1).any(-1)
+            found.update(map(int, np.flatnonzero(rows)))
+    return np.array(sorted(found), dtype=np.intp)

@@ -1,0 +1,72 @@
+"""A picture of a judgement: error over budget, for all judged rows and for the element of the batch that is worst."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnspec.conformance.harness.parts import Part
+from attnspec.conformance.inputs.arguments import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEAST, MOST = 2.0**-8, 2.0**8
+"""The ratios of error to budget at the ends of the scale of colours, in the middle of which is 1."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Numbers that were compared with those expected; ``of`` says of what, ``row`` is their axis of rows."""
+
+    of: str
+    got: Numbers
+    expected: Numbers
+    budget: Numbers
+    part: Part
+    row: int | None
+
+    @property
+    def ratios(self) -> Numbers:
+        """Errors over their budgets, (elements of the batch, rows, features)."""
+        with np.errstate(all="ignore"):
+            error = np.abs(np.asarray(self.expected - self.got.astype(self.expected.dtype), np.float64))
+            ratios = np.where(error == 0, 0.0, error / np.broadcast_to(self.budget, error.shape))
+        found = np.where(np.isfinite(self.expected), np.nan_to_num(ratios, nan=np.inf), 0.0)
+        depth = len(self.part.arguments.batch) if self.part.places else 0
+        elements = prod(found.shape[:depth])
+        if found.ndim == depth:
+            return found.reshape(elements, 1, 1)
+        rows = np.moveaxis(found, depth + (self.row or 0), depth)
+        return rows.reshape(elements, rows.shape[depth], -1)
+
+
+def figure(compared: Sequence[Compared], title: str) -> "Figure":
+    """Heat maps of error over budget: one line of them for the result and one for every gradient.
+
+    On the left is the largest of every row, for all elements of the batch; on the right all features of the worst
+    element. Errors: ``ImportError`` without matplotlib, which the extra ``plot`` brings.
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(x.of for x in compared))
+    drawn = Figure(figsize=(10, 0.6 + 2.6 * len(names)), layout="constrained")
+    drawn.suptitle(title, fontsize=9, wrap=True)
+    axes = drawn.subplots(len(names), 2, squeeze=False)
+    for (left, right), name in zip(axes, names, strict=True):
+        ratios = np.concatenate([x.ratios for x in compared if x.of == name])
+        shown = np.clip(ratios, LEAST, MOST)
+        worst = int(np.argmax(ratios.reshape(len(ratios), -1).max(-1, initial=0.0)))
+        for axis, image, words in (
+            (left, shown.max(-1, initial=LEAST), ("judged rows", "elements of the batch")),
+            (right, shown[worst], ("features", f"judged rows of element {worst}")),
+        ):
+            mesh = axis.imshow(
+                image, cmap="coolwarm", interpolation="nearest", norm=LogNorm(vmin=LEAST, vmax=MOST), aspect="auto"
+            )
+            axis.set(xlabel=words[0], ylabel=words[1], title=f"{name}: error / budget")
+        drawn.colorbar(mesh, ax=(left, right))
+    return drawn

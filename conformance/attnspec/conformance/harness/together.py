@@ -1,0 +1,280 @@
+"""All judged rows together: an error far below the rounding of every number is plain over many of them.
+
+The filters are those of the laws on ensembles (``docs/precision.md``), on anybody's inputs. They assume that errors of
+different rows are independent, and as often positive as negative. Rows that are equal count once. A filter that would
+accuse is asked first of weights that are rounded as the class allows: where these show too, as they do where every row
+has a weight of almost 1, its assumptions do not hold, and it tells nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import prod
+
+import numpy as np
+
+from attnspec.conformance.harness.parts import Part
+from attnspec.conformance.harness.rounding import HONEST, rounded
+from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, take
+from attnspec.conformance.judging.rows import sampled
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Violation
+from attnspec.conformance.laws.common import wide
+from attnspec.conformance.laws.ensembles import along, exact, rescaled
+from attnspec.conformance.laws.single_keys import along_key
+from attnspec.reference.budget import WIDTH
+from attnspec.reference.budget.error_array import UNKNOWN
+from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.laws import attention, pooling
+
+FEWEST = int(WIDTH**2) + 1
+"""Independent groups of numbers at least: no error, however large, is more than √B of its standard errors."""
+
+KEYS = 24
+"""Keys that are asked for by themselves: the first, the last, those at borders of tiles, others."""
+
+STEP = 2.0**-12
+"""The relative step of the scale by which the derivative of a result is taken."""
+
+
+EXPONENTIALS = 2.0**-13
+"""The relative error of exponentials where weights are stored in few bits: there implementations approximate them, and
+those that are summed more than those that multiply values. PyTorch's on the CPU are off by up to 9e-5."""
+
+SLOPE = 8.0
+"""How much steeper that error may be than it is large: its sign changes with every power of two."""
+
+PART_OF_KEY = 0.25
+"""The part of a mean weight by which that of a key must be wrong: one that is left out is off by 1."""
+
+
+class Ensemble:
+    """The judged numbers of a leading result in groups whose errors are independent, one row for each.
+
+    A group is a row of the result where rows share nothing that is rounded, else all rows of an element of the batch.
+    """
+
+    def __init__(self, subject: Subject, whole: Arguments, parts: Sequence[Part]) -> None:
+        self.subject, self.whole, self.parts = subject, whole, parts
+        self.leaf = subject.operation.leading
+
+    @property
+    def arguments(self) -> Arguments:
+        """The arguments of one part."""
+        return self.parts[0].arguments
+
+    @property
+    def asked(self) -> bool:
+        """Whether any filter concerns the operation."""
+        return any(self.subject.operation in LAWS[law].operations for law in FILTERS)
+
+    @cached_property
+    def by_row(self) -> bool:
+        """Whether the rows of one element are independent: not where its keys are projected or rounded for all."""
+        operation = self.subject.operation
+        shared = self.subject.precision.inputs or self._has_weights or operation.attends_to_itself
+        return bool(self.leaf.axes(operation.asking or "")) and not shared
+
+    @property
+    def _has_weights(self) -> bool:
+        return any(self.subject.operation.role(leaf) & Role.WEIGHT for leaf in self.subject.operation.floats)
+
+    @cached_property
+    def untold(self) -> str:
+        """Why nothing can be told, in words; empty where it can."""
+        if self.subject.precision.inputs and self._has_weights:
+            return "for the class rounds given weights, which all rows share"
+        whole = self.whole
+        if not self.by_row and any(x.shape[: x.ndim - len(leaf.core)] != whole.batch for leaf, x in whole.batched):
+            return "for elements of the batch share arguments"
+        if len(self.kept) < FEWEST:
+            return f"for it takes {FEWEST} different {self.groups}, and these are {len(self.kept)}"
+        return ""
+
+    @property
+    def extent(self) -> str:
+        """How many groups are asked together, or why they are not, in words."""
+        return f"not judged, {self.untold}" if self.untold else f"{len(self.kept):,} {self.groups}"
+
+    @property
+    def groups(self) -> str:
+        """What a group is, in words."""
+        return "rows" if self.by_row else "elements of the batch"
+
+    @cached_property
+    def kept(self) -> Numbers:
+        """The groups that count: of those that are equal the first, and none with a number that nobody knows."""
+        oracles = [self.subject.oracle(part.arguments) for part in self.parts]
+        value, sigma = self._all([x.value for x in oracles]), self._all([x.sigma for x in oracles])
+        first = np.unique(value, axis=0, return_index=True)[1]
+        known = np.asarray(np.isfinite(value) & (sigma < UNKNOWN / 2)).all(-1)
+        return np.sort(first[np.asarray(known)[first]])
+
+    def stacked(self, arrays: Sequence[Numbers]) -> Numbers:
+        """One row for every group that counts, from an array for each part."""
+        return self._all(arrays)[self.kept]
+
+    def _all(self, arrays: Sequence[Numbers]) -> Numbers:
+        return np.concatenate([self._grouped(x, part) for x, part in zip(arrays, self.parts, strict=True)])
+
+    def _grouped(self, x: Numbers, part: Part) -> Numbers:
+        depth = len(part.arguments.batch)
+        if self.by_row:
+            (axis,) = self.leaf.axes(self.subject.operation.asking or "")
+            x = np.moveaxis(x, x.ndim + axis, depth)
+            depth += 1
+        return wide(x).reshape(prod(x.shape[:depth]), -1)
+
+    @cached_property
+    def given(self) -> Numbers:
+        """The results that are judged."""
+        return self.stacked([part.results[self.leaf.path] for part in self.parts])
+
+    @cached_property
+    def expected(self) -> Numbers:
+        """The exact results."""
+        return self.stacked([self.subject.oracle(part.arguments).value for part in self.parts])
+
+    @cached_property
+    def sigma(self) -> Numbers:
+        """The standard deviations of what roundings leave."""
+        return self.stacked([self.subject.oracle(part.arguments).sigma for part in self.parts])
+
+    @cached_property
+    def steepness(self) -> Numbers:
+        """The derivative of the results with respect to the logarithm of the scale."""
+        up, down = (self.exactly(partial(rescaled, factor=factor)) for factor in (1 + STEP, 1 - STEP))
+        return (up - down) / (2 * STEP)
+
+    def exactly(self, change: Callable[[Arguments], Arguments]) -> Numbers:
+        """The exact results of changed arguments; what is the same for all rows is repeated."""
+        shapes = [part.results[self.leaf.path].shape for part in self.parts]
+        found = (exact(self.subject, change(part.arguments)) for part in self.parts)
+        return self.stacked([np.broadcast_to(x, shape) for x, shape in zip(found, shapes, strict=True)])
+
+    @cached_property
+    def honest(self) -> list[Numbers]:
+        """Results with weights that are rounded as the class allows, in every way."""
+        given = [part.arguments for part in self.parts]
+        return [self.stacked([rounded(self.subject, arguments, way) for arguments in given]) for way in HONEST]
+
+    @property
+    def exponentials(self) -> float:
+        """The relative error that all exponentials of a row may share."""
+        return EXPONENTIALS if self.subject.precision.weights else 0.0
+
+    def single_keys(self) -> Iterator[tuple[str, Numbers]]:
+        """What the results are where a single key is attended to, for some keys and for one of zeros, with words."""
+        for j in sampled(self.arguments.keys_count or 0, KEYS, np.random.default_rng(0)):
+            yield f"key {j}", self.exactly(partial(_alone, keys=take([j])))
+        yield "a key of zeros", self.exactly(partial(_alone, keys=_zeros))
+
+
+def _alone(given: Arguments, keys: Change) -> Arguments:
+    """Arguments with these keys in the place of all, for every query."""
+    return given.without_masks().plain().along(given.operation.asked or "", keys)
+
+
+def _zeros(x: Numbers, axis: int) -> Numbers:
+    return np.zeros_like(np.take(x, [0], axis=axis))
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One question to all rows: ``check`` raises what it sees, and what is no more than ``least`` beyond is nothing."""
+
+    what: str
+    check: Callable[[Numbers], None]
+    least: float = 0.0
+
+    def asked(self, subject: Subject, got: Numbers) -> tuple[float, str]:
+        """How many times the limit results are off, and what the filter sees in words; 0 and nothing within it."""
+        ratio = subject.ratio
+        try:
+            self.check(got)
+        except Violation as violation:
+            found, limit = subject.estimates[self.what]
+            if abs(found) > limit + self.least:
+                return abs(found) / (limit + self.least), violation.message
+        finally:
+            subject.ratio = ratio
+        return 0.0, ""
+
+
+def gain(ensemble: Ensemble) -> Iterator[Filter]:
+    """A filter in the direction of the result itself."""
+    e, what = ensemble, "the gain"
+    yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.expected, what), e.exponentials)
+
+
+def scale(ensemble: Ensemble) -> Iterator[Filter]:
+    """A filter in the direction of the derivative with respect to the logarithm of the scale."""
+    e, what = ensemble, "the scale of the scores"
+    steepness, size = float(np.linalg.norm(e.steepness)), float(np.linalg.norm(e.expected))
+    if not steepness:
+        return
+    # The less results depend on the scale, the larger is the error of it that one of the exponentials looks like.
+    least = SLOPE * e.exponentials * max(1.0, size / steepness)
+    yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.steepness, what), least)
+
+
+def keys(ensemble: Ensemble) -> Iterator[Filter]:
+    """A filter along each of some keys, and of one of zeros: is it left out, or does it count which should not?"""
+    e = ensemble
+    for words, alone in e.single_keys():
+        what = f"the weight of {words}"
+
+        def check(got: Numbers, what: str = what, away: Numbers = alone - e.expected) -> None:
+            along_key(e.subject, e.arguments, (got - e.expected, away, e.expected), what)
+
+        yield Filter(what, check, PART_OF_KEY)
+
+
+def spread(ensemble: Ensemble) -> Iterator[Filter]:
+    """The root mean square of error/σ."""
+    e, what = ensemble, "the root mean square of error/σ"
+
+    def check(got: Numbers) -> None:
+        squares = (((got - e.expected) / e.sigma) ** 2).mean(-1).astype(np.float64)
+        limit = float(np.sqrt(1 + WIDTH * squares.std() / np.sqrt(len(squares))))
+        found = float(np.sqrt(squares.mean()))
+        e.subject.estimates[what] = found, limit
+        e.subject.holds(
+            found <= limit,
+            f"{what} is {found:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
+            e.arguments,
+        )
+
+    yield Filter(what, check)
+
+
+FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
+    pooling.ENSEMBLE_GAIN.id: gain,
+    attention.ENSEMBLE_SCALE.id: scale,
+    pooling.ENSEMBLE_KEYS.id: keys,
+    pooling.ENSEMBLE_SPREAD.id: spread,
+}
+"""The filters by the laws whose operations they concern."""
+
+
+def filters(ensemble: Ensemble) -> Iterator[Filter]:
+    """The filters that concern an operation."""
+    for law, makes in FILTERS.items():
+        if ensemble.subject.operation in LAWS[law].operations:
+            yield from makes(ensemble)
+
+
+def accusation(ensemble: Ensemble, got: Numbers | None = None) -> str:
+    """What is wrong with results over all rows, in words; empty where nothing is, or nothing can be told.
+
+    Of several filters it is what the one says that sees most.
+    """
+    if ensemble.untold:
+        return ""
+    subject, got = ensemble.subject, ensemble.given if got is None else got
+    seen = [(*asked.asked(subject, got), asked) for asked in filters(ensemble)]
+    for _, words, asked in sorted(seen, key=lambda x: -x[0]):
+        if words and not any(asked.asked(subject, honest)[1] for honest in ensemble.honest):
+            return words
+    return ""

@@ -1,0 +1,217 @@
+"""``judge`` on all rows together, what inputs hide from it, inputs that hide nothing, and its pictures."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attnspec.conformance import judge, suggest_inputs
+from attnspec.conformance.harness import together
+from attnspec.conformance.harness.hidden import DEFECTS
+from attnspec.conformance.harness.rounding import ExponentialsRounded, WeightsRounded, nearest, rounded
+from attnspec.conformance.harness.subjects import subject_of
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.dtypes import exact_in, numpy_dtype
+from attnspec.reference import REFERENCE
+from attnspec.spec.contract.operation import OPERATIONS
+
+SDPA = "scaled_dot_product_attention"
+NARROW = ("bfloat16", "float16")
+
+
+def normal(dtype: str, *, queries: int = 200, keys: int = 300, scale: float = 1.0, seed: int = 0) -> list[Numbers]:
+    """Query, key and value of two heads."""
+    rng = np.random.default_rng(seed)
+    shapes = ((2, queries, 16), (2, keys, 16), (2, keys, 16))
+    return [exact_in(scale * rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def formula(*arguments: Numbers, **options: Any) -> Numbers:
+    """The reference in double precision."""
+    found: Numbers = REFERENCE[SDPA](*(x.astype(np.float64) for x in arguments), **options)
+    return found
+
+
+def with_zeros(x: Numbers) -> Numbers:
+    return np.concatenate([x, np.zeros_like(x[:, :1])], axis=1)
+
+
+SMALL: dict[str, tuple[Callable[[Numbers, Numbers, Numbers], Numbers], str]] = {
+    "a gain": (lambda q, k, v: 1.001 * formula(q, k, v), r"0\.000\d+ in the gain"),
+    "a scale": (lambda q, k, v: formula(1.01 * q.astype(np.float64), k, v), r"0\.0\d+ in the scale of the scores"),
+    "a key of zeros": (
+        lambda q, k, v: formula(q, with_zeros(k), with_zeros(v)),
+        r"(-0\.00\d+ in the gain|0\.\d+ in the weight of a key of zeros)",
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", SMALL)
+def test_what_no_number_shows_is_seen_together(defect: str) -> None:
+    wrong, words = SMALL[defect]
+    query, key, value = normal("bfloat16", scale=0.5)
+    assert judge(SDPA, exact_in(formula(query, key, value), "bfloat16"), query, key, value)
+    verdict = judge(SDPA, exact_in(wrong(query, key, value), "bfloat16"), query, key, value)
+    assert verdict.worst is None
+    assert not verdict
+    assert re.fullmatch(
+        rf"{SDPA} in bfloat16 is wrong: a relative error of {words} shows over 400 independent elements, roundings "
+        r"leave at most 0\.\d+\njudged: every number\ntogether: 400 rows",
+        str(verdict),
+    )
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize("way", [WeightsRounded, ExponentialsRounded])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_rounded_weights_are_right(dtype: str, way: type[WeightsRounded], scale: float) -> None:
+    query, key, value = normal(dtype, scale=scale)
+    subject = subject_of(OPERATIONS[SDPA], dtype, None, None)
+    given = Arguments(OPERATIONS[SDPA], {"query": query, "key": key, "value": value})
+    verdict = judge(SDPA, rounded(subject, given, way), query, key, value)
+    assert verdict, verdict
+
+
+def test_a_filter_that_sees_honest_roundings_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row has a weight of almost 1, which 16 bits round to 1, and no other value that counts: a gain, yet right."""
+    rng = np.random.default_rng(3)
+    value = exact_in(np.repeat([1.0, 0.0], 80)[:, None] * (1 + rng.random((160, 8))), "bfloat16")
+    key = exact_in(12.0 * np.eye(160), "bfloat16")
+    query = exact_in(np.tile(key[:80], (8, 1)) + 0.01 * rng.standard_normal((640, 160)), "bfloat16")
+    weights = REFERENCE["softmax"](REFERENCE["scaled_dot_scores"](query.astype(np.float64), key.astype(np.float64)))
+    assert 2**-11 < 1 - weights.max(-1).max() < 2**-9
+    output = exact_in(weights.astype(ml_dtypes.bfloat16).astype(np.float64) @ value.astype(np.float64), "bfloat16")
+    verdict = judge(SDPA, output, query, key, value)
+    assert verdict, verdict
+    monkeypatch.setattr(together, "HONEST", ())
+    assert judge(SDPA, output, query, key, value).together
+
+
+def test_numbers_are_rounded_to_a_unit() -> None:
+    x = np.random.default_rng(0).standard_normal(1000)
+    np.testing.assert_array_equal(nearest(x, 2.0**-8), x.astype(ml_dtypes.bfloat16).astype(np.float64))
+    np.testing.assert_array_equal(nearest(x, 2.0**-24), x.astype(np.float32).astype(np.float64))
+    assert nearest(x, 0.0) is x
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "options", "words"),
+    [
+        (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "it takes 65 different rows, and these are 1"),
+        (
+            "general_attention",
+            [np.ones((3, 4), np.float32)] * 3 + [np.eye(4, dtype=np.float32)],
+            {"precision": "tf32"},
+            "the class rounds given weights, which all rows share",
+        ),
+        (
+            "general_attention",
+            [np.ones((2, 3, 4), np.float32), *[np.ones((1, 3, 4), np.float32)] * 2, np.eye(4, dtype=np.float32)],
+            {},
+            "elements of the batch share arguments",
+        ),
+    ],
+)
+def test_why_rows_are_not_judged_together(
+    operation: str, arguments: list[Numbers], options: dict[str, Any], words: str
+) -> None:
+    verdict = judge(operation, REFERENCE[operation](*arguments), *arguments, **options)
+    assert verdict.ensemble == f"not judged, for {words}"
+
+
+# What inputs hide -----------------------------------------------------------------------------------------------------
+
+
+def test_equal_values_hide_everything_but_a_key_of_zeros() -> None:
+    query, key, value = normal("float32", queries=9, keys=70)
+    value = np.ones_like(value)
+    verdict = judge(SDPA, REFERENCE[SDPA](query, key, value), query, key, value)
+    assert verdict
+    assert "a scale that is 5 % off" in verdict.cannot_see
+    assert "the last key left out" in verdict.cannot_see
+    assert "the keys behind the last whole tile of 64 left out" in verdict.cannot_see
+    assert "the keys behind the last whole tile of 128 left out" not in verdict.cannot_see, "none would be left"
+    assert "a key of zeros, behind the others, that is attended to" not in verdict.cannot_see
+    assert "a mask that is ignored" not in verdict.cannot_see, "there is none"
+    assert set(verdict.cannot_see) < set(DEFECTS)
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_a_mask_shows_where_it_hides_keys(hides: bool) -> None:
+    query, key, value = normal("float32", queries=5, keys=6)
+    mask = np.arange(6) < (4 if hides else 6)
+    options = {"mask": np.broadcast_to(mask, (5, 6))}
+    verdict = judge(SDPA, REFERENCE[SDPA](query, key, value, **options), query, key, value, **options)
+    assert verdict, verdict
+    assert ("a mask that is ignored" in verdict.cannot_see) is not hides
+    assert ("a mask that ends one key too late" in verdict.cannot_see) is not hides
+
+
+def test_a_wrong_result_hides_nothing() -> None:
+    query, key, value = normal("float32", queries=3, keys=4)
+    assert judge(SDPA, np.zeros_like(query), query, key, value).cannot_see == ()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", *NARROW])
+def test_suggested_inputs_hide_nothing(dtype: str, causal: bool) -> None:
+    given = [np.zeros((2, 600, 16), numpy_dtype(dtype))] * 3
+    found = suggest_inputs(SDPA, *given, causal=causal, seed=1)
+    assert list(found) == ["query", "key", "value", *(["causal"] if causal else [])]
+    query, key, value = (found[name].astype(numpy_dtype(dtype)) for name in ("query", "key", "value"))
+    np.testing.assert_array_equal(query, found["query"])
+    assert found["query"].dtype == np.float32
+    verdict = judge(SDPA, exact_in(formula(query, key, value, causal=causal), dtype), query, key, value, causal=causal)
+    assert verdict, verdict
+    assert verdict.cannot_see == ()
+
+
+def test_queries_and_keys_are_moved_apart_where_normal_numbers_hide_a_key_of_zeros() -> None:
+    """Of 20,000 keys in bfloat16 one of zeros is not seen together either."""
+    given = [exact_in(np.zeros((n, 8)), "bfloat16") for n in (70, 20_000, 20_000)]
+    found = suggest_inputs(SDPA, *given)
+    query, key, value = (found[name] for name in ("query", "key", "value"))
+    assert (query @ key.T).mean() < -10
+    right = exact_in(formula(query, key, value), "bfloat16")
+    padded = formula(query, *(np.concatenate([x, 0 * x[:1]]) for x in (key, value)))
+    query, key, value = (x.astype(ml_dtypes.bfloat16) for x in (query, key, value))
+    assert judge(SDPA, right, query, key, value)
+    assert not judge(SDPA, exact_in(padded, "bfloat16"), query, key, value)
+
+
+@pytest.mark.parametrize("operation", [o.name for o in OPERATIONS.values() if o.name.endswith("_attention")])
+def test_inputs_are_suggested_for_every_attention(operation: str) -> None:
+    subject = subject_of(OPERATIONS[operation], "float32", None, None)
+    from attnspec.conformance.laws.common import sample
+
+    given = sample(subject, np.random.default_rng(0), (2,), queries=5, keys=6, features=4, heads=2)
+    found = suggest_inputs(operation, **given.passed)
+    Arguments(OPERATIONS[operation], found).binding  # noqa: B018 - raises for shapes that do not belong together
+    assert judge(operation, REFERENCE[operation](**found), **found)
+
+
+def test_an_unknown_operation_has_no_inputs() -> None:
+    with pytest.raises(ValueError, match=r"suggest_inputs: expected one of .*; got 'sdpa'"):
+        suggest_inputs("sdpa")
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_shows_where_errors_are() -> None:
+    pytest.importorskip("matplotlib", reason="pictures need Matplotlib")
+    query, key, value = normal("float32", queries=7, keys=9)
+    output = REFERENCE[SDPA](query, key, value)
+    output[1, 4:] = output[1, 3:4]
+    drawn = judge(SDPA, output, query, key, value).plot()
+    rows, features = (axis.images[0].get_array() for axis in drawn.axes[:2])
+    assert rows.shape == (2, 7)
+    assert features.shape == (7, 16)
+    np.testing.assert_array_equal(np.asarray(rows > 1), [[False] * 7, [False] * 4 + [True] * 3])
+    np.testing.assert_array_equal(np.asarray(features[:4] > 1), False)
+    assert [axis.get_title() for axis in drawn.axes[:2]] == ["the result: error / budget"] * 2
+    assert drawn.axes[1].get_ylabel() == "judged rows of element 1"
+    assert drawn.get_suptitle().startswith(f"{SDPA} in float32 is wrong: the result[1, ")
