@@ -76,7 +76,7 @@ def test_rounded_weights_are_right(dtype: str, way: type[WeightsRounded], scale:
 
 
 def test_a_filter_that_sees_honest_roundings_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row has a weight of almost 1, which 16 bits round to 1, and no other value that counts: a gain, yet right."""
+    """Every row has a weight of almost 1, which 16 bits round to 1, and no other value counts: a gain, yet right."""
     rng = np.random.default_rng(3)
     value = exact_in(np.repeat([1.0, 0.0], 80)[:, None] * (1 + rng.random((160, 8))), "bfloat16")
     key = exact_in(12.0 * np.eye(160), "bfloat16")
@@ -143,7 +143,7 @@ def test_equal_values_hide_everything_but_a_key_of_zeros() -> None:
 def test_a_mask_shows_where_it_hides_keys(hides: bool) -> None:
     query, key, value = normal("float32", queries=5, keys=6)
     mask = np.arange(6) < (4 if hides else 6)
-    options = {"mask": np.broadcast_to(mask, (5, 6))}
+    options: dict[str, Any] = {"mask": np.broadcast_to(mask, (5, 6))}
     verdict = judge(SDPA, REFERENCE[SDPA](query, key, value, **options), query, key, value, **options)
     assert verdict, verdict
     assert ("a mask that is ignored" in verdict.cannot_see) is not hides
@@ -207,11 +207,11 @@ def test_a_picture_shows_where_errors_are() -> None:
     output = REFERENCE[SDPA](query, key, value)
     output[1, 4:] = output[1, 3:4]
     drawn = judge(SDPA, output, query, key, value).plot()
-    rows, features = (axis.images[0].get_array() for axis in drawn.axes[:2])
+    rows, features = (np.asarray(axis.images[0].get_array()) for axis in drawn.axes[:2])
     assert rows.shape == (2, 7)
     assert features.shape == (7, 16)
-    np.testing.assert_array_equal(np.asarray(rows > 1), [[False] * 7, [False] * 4 + [True] * 3])
-    np.testing.assert_array_equal(np.asarray(features[:4] > 1), False)
+    np.testing.assert_array_equal(rows > 1, [[False] * 7, [False] * 4 + [True] * 3])
+    np.testing.assert_array_equal(features[:4] > 1, False)
     assert [axis.get_title() for axis in drawn.axes[:2]] == ["the result: error / budget"] * 2
     assert drawn.axes[1].get_ylabel() == "judged rows of element 1"
     assert drawn.get_suptitle().startswith(f"{SDPA} in float32 is wrong: the result[1, ")
