@@ -33,10 +33,10 @@ def doubling(bits: int, *, times: float = 2.0) -> Kernel[Doubling]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to keep code in."""
-    path = tmp_path / "kernels"
-    monkeypatch.setenv(kept_code.SWITCH, str(path))
-    return path
+    """The folder in which code is kept, which is not there yet."""
+    monkeypatch.setenv(kept_code.SWITCH, str(tmp_path))
+    kept_code._warn.cache_clear()
+    return tmp_path / "kernels"
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_spoilt_file_is_replaced(folder: Path, made: list[str], spoil: Any) ->
 
 
 def test_nothing_is_kept_if_it_is_switched_off(folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kept_code.SWITCH, "off")
+    monkeypatch.setenv(kept_code.SWITCH, "OFF")
     assert (result(), result()) == (6.0, 6.0)
     assert len(made) == 2
     assert not folder.exists()
@@ -104,17 +104,34 @@ def test_nothing_is_kept_if_it_is_switched_off(folder: Path, made: list[str], mo
 def test_code_in_a_folder_that_others_can_write_to_is_not_run(folder: Path, made: list[str]) -> None:
     result()
     folder.chmod(0o777)
-    assert result() == 6.0
+    with pytest.warns(RuntimeWarning, match="ATTNSPEC_CACHE: expected a folder that this user can write to, and alone"):
+        assert result() == 6.0
     assert len(made) == 2
+
+
+def test_the_folder_that_is_named_may_be_open_to_others(folder: Path, made: list[str]) -> None:
+    folder.parent.chmod(0o755)
+    assert (result(), result()) == (6.0, 6.0)
+    assert len(made) == 1
 
 
 def test_where_no_folder_can_be_made_kernels_are_compiled(
-    tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv(kept_code.SWITCH, str(tmp_path / "file" / "kernels"))
-    assert (result(), result()) == (6.0, 6.0)
+    (folder.parent / "file").write_text("no folder")
+    named = str(folder.parent / "file" / "inside")
+    monkeypatch.setenv(kept_code.SWITCH, named)
+    with pytest.warns(RuntimeWarning, match=rf"got '{named}': kernels are compiled in every process"):
+        assert result() == 6.0
+    assert result() == 6.0, "without another warning"
     assert len(made) == 2
+
+
+def test_the_folder_may_be_in_that_of_the_user(folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv(kept_code.SWITCH, "~")
+    assert (result(), result()) == (6.0, 6.0)
+    assert len(made) == len(list(folder.iterdir())) == 1
 
 
 def test_where_nothing_can_be_written_kernels_are_compiled(

@@ -157,6 +157,62 @@ def test_where_the_class_overflows_wrong_numbers_tell_nothing() -> None:
     assert "an intermediate may exceed 1.7e+38, the largest number of its precision class" in str(verdict)
 
 
+def test_an_empty_result_has_nothing_to_judge() -> None:
+    x = np.zeros((0, 4), np.float32)
+    assert judge(SDPA, x, x, NUMBERS, NUMBERS).judged == "nothing, for the result is empty"
+
+
+# NaN and infinities ---------------------------------------------------------------------------------------------------
+
+
+def hiding(key: int) -> tuple[Numbers, ...]:
+    """A mask that hides a key of six from 3 queries, query, key, and a value with a NaN in that key's first feature."""
+    given = inputs(SDPA, queries=3, keys=6)
+    query, keys, value = (given.array(name) for name in NAMES)
+    value = value.copy()
+    value[key, 0] = np.nan
+    return np.broadcast_to(np.arange(6) != key, (3, 6)), query, keys, value
+
+
+def test_what_masked_nan_becomes_is_declared() -> None:
+    mask, query, key, value = hiding(2)
+    excluded = REFERENCE[SDPA](query, key, value, mask=mask)
+    propagated = excluded.copy()
+    propagated[:, 0] = np.nan
+    assert judge(SDPA, excluded, query, key, value, mask=mask)
+    assert not judge(SDPA, propagated, query, key, value, mask=mask)
+    declared = {"masked_nonfinite": "propagates"}
+    verdict = judge(SDPA, propagated, query, key, value, mask=mask, semantics=declared)
+    assert verdict, verdict
+    assert verdict.left_open == 1 / 4
+    assert "judged: every number; 25% are left open, for NaN or infinities are given\n" in str(verdict)
+    propagated[0, 1] += 1
+    assert not judge(SDPA, propagated, query, key, value, mask=mask, semantics=declared)
+
+
+def test_nan_that_is_attended_to_is_not_hidden() -> None:
+    _, query, key, value = hiding(2)
+    right = REFERENCE[SDPA](query, key, value)
+    assert np.isnan(right[:, 0]).all()
+    assert judge(SDPA, right, query, key, value).left_open == 0
+    hidden = np.nan_to_num(right, nan=7.0)
+    verdict = judge(SDPA, hidden, query, key, value)
+    assert str(verdict).startswith(f"{SDPA} in float32 is wrong: the result[0, 0] is 7, expected nan")
+    assert judge(SDPA, hidden, query, key, value, semantics={"attendable_nan": "hidden"})
+
+
+def test_what_becomes_of_infinities_is_left_open() -> None:
+    _, query, key, value = hiding(2)
+    value[2, 0] = np.inf
+    for first in (np.inf, np.nan, 7.0):
+        output = REFERENCE[SDPA](query, key, value)
+        output[:, 0] = first
+        assert judge(SDPA, output, query, key, value).left_open == 1 / 4
+    value[2] = np.inf
+    verdict = judge(SDPA, REFERENCE[SDPA](query, key, value), query, key, value)
+    assert str(verdict) == f"{SDPA} in float32 cannot be judged: what becomes of infinities is left open"
+
+
 # Gradients ------------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +343,7 @@ def test_inputs_of_8_bits_are_judged_in_the_dtype_of_the_result() -> None:
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 NUMBERS = np.ones((3, 4), np.float32)
+LSTM = inputs("lstm_cell").values_by_name["parameters"]
 
 
 @pytest.mark.parametrize(
@@ -322,6 +379,68 @@ NUMBERS = np.ones((3, 4), np.float32)
             {"semantics": {"fully_masked": "one"}},
             ValueError,
             "semantics fully_masked: expected",
+        ),
+        ((len, NUMBERS), {}, TypeError, "judge: expected the name of an operation; got builtin_function_or_method"),
+        ((SDPA, *[NUMBERS] * 4), {"seed": "x"}, TypeError, "judge: seed: expected an integer of at least 0; got 'x'"),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"causal": NUMBERS},
+            TypeError,
+            rf"{SDPA}: causal: expected True or False; got an array of shape \(3, 4\)",
+        ),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"mask": np.zeros((3, 3), np.float32)},
+            TypeError,
+            f"{SDPA}: mask: expected booleans; got float32",
+        ),
+        (
+            ("padding_mask", np.ones((2, 3), bool), NUMBERS[0, :2], 3),
+            {},
+            TypeError,
+            "padding_mask: lengths: expected integers; got float32",
+        ),
+        (
+            ("padding_mask", np.ones((2, 3), np.int32), np.array([1, 3]), 3),
+            {},
+            TypeError,
+            "padding_mask: output: expected booleans; got int32",
+        ),
+        (
+            (SDPA, NUMBERS.astype(np.float64), *[NUMBERS] * 3),
+            {},
+            TypeError,
+            f"{SDPA}: output: expected float32 as the arguments; got float64",
+        ),
+        (
+            ("sinusoidal_positional_encoding", NUMBERS.astype(ml_dtypes.float8_e5m2), 3, 4),
+            {},
+            TypeError,
+            "sinusoidal_positional_encoding: output: expected one of float64, .*; got float8_e5m2",
+        ),
+        (
+            ("lstm_cell", (NUMBERS, NUMBERS, NUMBERS), NUMBERS, (NUMBERS, NUMBERS), LSTM),
+            {},
+            TypeError,
+            r"lstm_cell: output: expected \(h, c\): result: expected .*",
+        ),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"gradients": (NUMBERS,), "cotangent": NUMBERS},
+            TypeError,
+            f"{SDPA}: gradients: expected a mapping from query, key, value to arrays; got tuple",
+        ),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"gradients": {}, "cotangent": NUMBERS},
+            TypeError,
+            f"{SDPA}: gradients: expected a mapping from query, key, value to arrays; got an empty one",
+        ),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"gradients": {"key": NUMBERS.astype(np.float64)}, "cotangent": NUMBERS},
+            TypeError,
+            f"{SDPA}: the gradient of key: expected float32 as the arguments; got float64",
         ),
         ((SDPA, *[NUMBERS] * 4), {"cotangent": NUMBERS}, TypeError, f"{SDPA}: gradients: expected a mapping"),
         ((SDPA, *[NUMBERS] * 4), {"gradients": {"query": NUMBERS}}, TypeError, f"{SDPA}: cotangent: expected an array"),

@@ -5,6 +5,7 @@ from math import prod
 
 import numpy as np
 
+from attnspec.conformance.harness.nonfinite import Expected
 from attnspec.conformance.harness.parts import PAIRS, Part, of_elements, pairs, separable, with_rows
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.inputs.arguments import Numbers, along, take
@@ -34,7 +35,7 @@ def judge_gradients(record: Record, given: Part, found: Results, rng: np.random.
     for part, own in of_elements(given, found) if apart else [(replace(given, places=()), found)]:
         expected = record.subject.gradients(part.arguments, _cotangents(record, part))
         for path, g in own.items():
-            record.compare(g, *expected[path], part, f"the gradient of {path}")
+            record.compare(g, Expected(*expected[path]), part, f"the gradient of {path}")
     record.judged.append("every number of the gradients")
 
 
@@ -75,7 +76,7 @@ def _judge_rows(record: Record, given: Part, found: Results, rng: np.random.Gene
             of_rows = asking in leaf.sizes
             got = along(g, leaf, asking, whole.arguments.binding, take(rows)) if of_rows else g
             row = len(leaf.core) + leaf.axes(asking)[0] if of_rows else None
-            record.compare(got, *expected[path], part, f"the gradient of {path}", row)
+            record.compare(got, Expected(*expected[path]), part, f"the gradient of {path}", row)
     every = "" if not summed else ", which are all that the cotangent asks for"
     record.judged.append(f"the gradients of {len(rows):,} rows{every}")
 

@@ -11,8 +11,17 @@ import numpy as np
 
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.hidden import hidden
+from attnspec.conformance.harness.nonfinite import expected
 from attnspec.conformance.harness.parts import Part, parts, whole
-from attnspec.conformance.harness.reading import arguments_of, gradients_of, in_one_dtype, operation_named, results_of
+from attnspec.conformance.harness.reading import (
+    arguments_of,
+    demand_dtype,
+    generator,
+    gradients_of,
+    in_one_dtype,
+    operation_named,
+    results_of,
+)
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.subjects import subject_of
 from attnspec.conformance.harness.together import Ensemble, accusation
@@ -47,13 +56,15 @@ def judge(
     given = arguments_of(described_as, arguments, options)
     found = results_of(described_as, output, given, "output")
     dtype, given = in_one_dtype(described_as, given, found)
+    demand_dtype(described_as, found, dtype, "output")
     subject = subject_of(described_as, dtype, precision, semantics)
-    rng = np.random.default_rng(seed)
+    rng = generator(seed, "judge")
     record = Record(subject)
     _judge_results(record, whole(given, found), rng)
     if gradients is not None:
         weights = results_of(described_as, cotangent, given, "cotangent")
-        judge_gradients(record, whole(given, weights), gradients_of(described_as, gradients, given), rng)
+        demand_dtype(described_as, weights, dtype, "cotangent")
+        judge_gradients(record, whole(given, weights), gradients_of(described_as, gradients, given, dtype), rng)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, for there is a cotangent; got None")
     return record.verdict()
@@ -66,18 +77,17 @@ def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> Non
         chosen = list(parts(subject, given, rng))
         for part in chosen:
             part.arguments.memo["results"] = part.results
-        every = threads.map(lambda part: subject.oracles(part.arguments), chosen)
-        for part, oracles in zip(chosen, every, strict=True):
+        every = threads.map(lambda part: expected(subject, part), chosen)
+        for part, wanted in zip(chosen, every, strict=True):
             for leaf in operation.outputs:
-                expected, axes = oracles[leaf.path], leaf.axes(operation.asking or "")
+                axes = leaf.axes(operation.asking or "")
                 row = len(leaf.core) + axes[0] if axes else None
-                record.compare(
-                    part.results[leaf.path], expected.value, expected.budget, part, subject.titled(leaf), row
-                )
+                record.compare(part.results[leaf.path], wanted[leaf.path], part, subject.titled(leaf), row)
             rows = 0 if part.rows is None else len(part.rows)
     elements, queries = prod(given.arguments.batch), given.arguments.queries
     each = f" of each of {elements:,} elements of the batch" if elements > 1 else ""
-    record.judged.append(f"{rows:,} of {queries:,} rows{each}, with all keys" if rows else "every number")
+    every_number = "every number" if any(x.size for x in given.results.values()) else "nothing, for the result is empty"
+    record.judged.append(f"{rows:,} of {queries:,} rows{each}, with all keys" if rows else every_number)
     ensemble = Ensemble(subject, given.arguments, chosen)
     record.hidden = partial(hidden, ensemble)
     if record.worst is None and not record.outside and ensemble.asked:

@@ -3,19 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from attnspec.conformance.harness.arrays import EIGHT_BITS, read
-from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.inputs.dtypes import numpy_dtype
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.dtypes import is_float, numpy_dtype
 from attnspec.conformance.judging.subject import Results
 from attnspec.conformance.running.selection import unknown_name
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind, results
-from attnspec.spec.contract.tree import Leaf, Misfit, as_tuple, described, flatten, mapped
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Misfit, Node, Option, as_tuple, described, flatten, mapped
 
 
 def operation_named(name: str, who: str) -> Operation:
-    """The operation of that name; ``ValueError`` where there is none."""
+    """The operation of that name; ``ValueError`` where there is none, ``TypeError`` for what is no name."""
+    if not isinstance(name, str):
+        raise TypeError(f"{who}: expected the name of an operation; got {type(name).__name__}")
     if name not in OPERATIONS:
         raise ValueError(unknown_name(who, name, OPERATIONS))
     return OPERATIONS[name]
@@ -37,12 +41,16 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
     if lacking:
         raise TypeError(f"{operation.name}: {lacking[0]}: expected an argument; got none")
     try:
-        kinds = {leaf.path: leaf for leaf, _ in described(operation.call, values) if isinstance(leaf, Leaf)}
+        places = {node.path: (node, x) for node, x in described(operation.call, values)}
     except Misfit as error:
         raise TypeError(f"{operation.name}: {error}") from None
+    for node, x in places.values():
+        if isinstance(node, Option) and node.path in values and (hasattr(x, "shape") or not node.takes(x)):
+            raise TypeError(f"{operation.name}: {node.path}: expected {node.expected}; got {_kind_of(x)}")
 
     def convert(path: str, x: Any) -> Any:
-        return read(x, f"{operation.name}: {path}") if path in kinds and x is not None else x
+        leaf = places[path][0] if path in places else None
+        return _array(leaf, x, f"{operation.name}: {path}") if isinstance(leaf, Leaf) and x is not None else x
 
     found = {name: mapped(value, convert, name) for name, value in values.items()}
     bind(operation, found)
@@ -54,22 +62,70 @@ def results_of(operation: Operation, value: Any, given: Arguments, what: str) ->
     try:
         leaves = results(operation, value)
     except Misfit as error:
-        raise TypeError(f"{operation.name}: {what}: {error}") from None
+        raise TypeError(f"{operation.name}: {what}: expected {_structure(operation.result)}: {error}") from None
     found: Results = {}
     for leaf, x in leaves:
-        title = what if leaf.path == "result" else f"{what} {leaf.path}"
-        array, expected = read(x, f"{operation.name}: {title}"), given.binding.shape(leaf)
+        title = _title(leaf, what)
+        array, expected = _array(leaf, x, f"{operation.name}: {title}"), given.binding.shape(leaf)
         if array.shape != expected:
             raise ShapeError(operation.name, title, f"shape {as_tuple(expected)}", as_tuple(array.shape))
-        if array.dtype.kind in "OUSMmc":
-            raise TypeError(f"{operation.name}: {title}: expected real numbers; got {array.dtype}")
         found[leaf.path] = array
     return found
 
 
-def gradients_of(operation: Operation, gradients: Mapping[str, Any], given: Arguments) -> Results:
-    """The gradients by path, of the shapes of the arguments."""
+def demand_dtype(operation: Operation, found: Results, dtype: str, what: str) -> None:
+    """``TypeError`` for floats of a result, or of a cotangent, that are not of the dtype of the arguments."""
+    for leaf in operation.outputs:
+        x = found[leaf.path]
+        if leaf.kind is Kind.FLOAT and (x.dtype.name != dtype or dtype not in DEFAULTS):
+            raise TypeError(f"{operation.name}: {_title(leaf, what)}: expected {_floats(dtype)}; got {x.dtype.name}")
+
+
+def _title(leaf: Leaf, what: str) -> str:
+    return what if leaf.path == "result" else f"{what} {leaf.path}"
+
+
+def _floats(dtype: str) -> str:
+    return f"{dtype} as the arguments" if dtype in DEFAULTS else f"one of {', '.join(DEFAULTS)}"
+
+
+KINDS = {Kind.BOOL: ("booleans", "b"), Kind.INT: ("integers", "iu")}
+
+
+def _array(leaf: Leaf, x: Any, title: str) -> Numbers:
+    """An array of the kind of numbers that the Protocol has; ``TypeError`` for another."""
+    found = read(x, title)
+    words, kinds = KINDS.get(leaf.kind, ("floats", ""))
+    if found.dtype.kind not in kinds if kinds else not is_float(found):
+        raise TypeError(f"{title}: expected {words}; got {found.dtype}")
+    return found
+
+
+def _kind_of(x: Any) -> str:
+    return f"an array of shape {as_tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
+
+
+def _structure(node: Node) -> str:
+    """A tree as it is passed: the paths of its arrays, in the brackets of its tuples and records."""
+    if not isinstance(node, Branch):
+        return node.path.rpartition(".")[2]
+    inner = ", ".join(map(_structure, node.nodes))
+    return f"({inner}, …)" if node.many else f"({inner})"
+
+
+def generator(seed: Any, who: str) -> np.random.Generator:
+    """A random generator; ``TypeError`` for what is no seed."""
+    if not isinstance(seed, int) or seed < 0:
+        raise TypeError(f"{who}: seed: expected an integer of at least 0; got {seed!r}")
+    return np.random.default_rng(seed)
+
+
+def gradients_of(operation: Operation, gradients: Any, given: Arguments, dtype: str) -> Results:
+    """The gradients by path, of the shapes and the dtype of the arguments."""
     known = {leaf.path: x for leaf, x in given.floats}
+    if not isinstance(gradients, Mapping) or not gradients:
+        got = "an empty one" if isinstance(gradients, Mapping) else type(gradients).__name__
+        raise TypeError(f"{operation.name}: gradients: expected a mapping from {', '.join(known)} to arrays; got {got}")
     found: Results = {}
     for path, g in flatten(dict(gradients)).items():
         if path not in known:
@@ -78,6 +134,9 @@ def gradients_of(operation: Operation, gradients: Mapping[str, Any], given: Argu
         if found[path].shape != known[path].shape:
             expected, got = as_tuple(known[path].shape), as_tuple(found[path].shape)
             raise ShapeError(operation.name, f"the gradient of {path}", f"shape {expected}", got)
+        if found[path].dtype.name != dtype:
+            title = f"{operation.name}: the gradient of {path}"
+            raise TypeError(f"{title}: expected {_floats(dtype)}; got {found[path].dtype.name}")
     return found
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.conformance.harness.hidden import hidden, padded
 from attnspec.conformance.harness.parts import parts, whole
-from attnspec.conformance.harness.reading import arguments_of, in_one_dtype, operation_named
+from attnspec.conformance.harness.reading import arguments_of, generator, in_one_dtype, operation_named
 from attnspec.conformance.harness.subjects import subject_of
 from attnspec.conformance.harness.together import Ensemble
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
@@ -49,7 +49,7 @@ def suggest_inputs(
     dtype, given = in_one_dtype(described, arguments_of(described, arguments, options))
     subject = subject_of(described, dtype, precision, semantics)
     best: tuple[int, Arguments] | None = None
-    for candidate in _candidates(subject, given, np.random.default_rng(seed)):
+    for candidate in _candidates(subject, given, generator(seed, "suggest_inputs")):
         hides = len(_hidden(subject, candidate, seed))
         if best is None or hides < best[0]:
             best = hides, candidate

@@ -124,7 +124,7 @@ class Ensemble:
             (axis,) = self.leaf.axes(self.subject.operation.asking or "")
             x = np.moveaxis(x, x.ndim + axis, depth)
             depth += 1
-        return wide(x).reshape(prod(x.shape[:depth]), -1)
+        return wide(x).reshape(prod(x.shape[:depth]), prod(x.shape[depth:]))
 
     @cached_property
     def given(self) -> Numbers:

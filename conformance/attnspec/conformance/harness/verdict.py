@@ -41,7 +41,8 @@ class Verdict:
 
     ``ratio`` is the largest error over its budget, ``worst`` the number that shows most clearly what is wrong, None if
     nothing is. ``judged`` says in words how much was compared. ``untold`` is the share of the numbers whose budget is
-    too large to tell anything. ``outside`` says why the numbers tell nothing, such as of inputs at which the class
+    too large to tell anything, ``left_open`` that of the numbers of which it is left open what they become: NaN and
+    infinities were given. ``outside`` says why the numbers tell nothing, such as of inputs at which the class
     overflows. ``together`` is what is wrong over all rows where no single number shows it; ``ensemble`` says in words
     how many were asked, or why none.
     """
@@ -52,6 +53,7 @@ class Verdict:
     worst: Worst | None
     judged: str
     untold: float = 0.0
+    left_open: float = 0.0
     outside: str = ""
     together: str = ""
     ensemble: str = ""
@@ -88,8 +90,9 @@ class Verdict:
 
     @property
     def _extent(self) -> str:
-        few = f"; {self.untold:.0%} of the numbers have budgets too large to tell" if self.untold >= 0.005 else ""
-        return self.judged + few
+        few = f"{self.untold:.0%} of the numbers have budgets too large to tell" if self.untold >= 0.005 else ""
+        some = f"{self.left_open:.0%} are left open, for NaN or infinities are given" if self.left_open else ""
+        return "; ".join(filter(None, (self.judged, few, some)))
 
     @property
     def _together(self) -> list[str]:

@@ -1,13 +1,15 @@
 """Machine code of kernels, kept between processes in the user's cache folder.
 
-``ATTNSPEC_CACHE=off`` keeps none; any other value is the folder to keep it in. What is kept is found by a digest of all
-that it depends on: the sources of the kernels, the kernel and its parameters, LLVM and the processor. The folder is the
-user's alone (mode 0700), for what lies there is run. Where it cannot be written, or is open to others, nothing is kept.
+``ATTNSPEC_CACHE=off`` keeps none; any other value is a folder to keep it in. What is kept is found by a digest of all
+that it depends on: the sources of the kernels, the kernel and its parameters, LLVM and the processor. It lies in a
+subfolder ``kernels`` that is the user's alone (mode 0700), for what lies there is run. Where that cannot be written, or
+is open to others, nothing is kept; of a folder that was named a warning says so.
 """
 
 import hashlib
 import os
 import tempfile
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -60,17 +62,37 @@ def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[
 def _folder() -> Path | None:
     """Where code is kept; None where it is not, or where others could put code for us to run."""
     wish = os.environ.get(SWITCH, "")
-    if wish == "off" or (not wish and platformdirs is None):
+    if wish.lower() == "off" or (not wish and platformdirs is None):
         return None
-    folder = Path(wish) if wish else platformdirs.user_cache_path("attnspec") / "kernels"
+    home = Path(wish).expanduser() if wish else platformdirs.user_cache_path("attnspec")
+    folder = home / "kernels"
+    if _is_ours(folder):
+        return folder
+    if wish:
+        _warn(wish)
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder, which is made if there is none, is open to this user alone."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError:
-        return None
+        return False
     # Windows has neither owners by number nor these bits; there a user's folder is closed to others anyway.
-    ours = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
-    return folder if ours else None
+    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
+
+
+@lru_cache(maxsize=8)
+def _warn(wish: str) -> None:
+    """Say once that nothing is kept in a folder that was named."""
+    warnings.warn(
+        f"{SWITCH}: expected a folder that this user can write to, and alone in its subfolder kernels; got {wish!r}: "
+        "kernels are compiled in every process",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _key(build: Callable[..., Any], parameters: object) -> str:

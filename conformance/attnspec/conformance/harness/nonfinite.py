@@ -1,0 +1,54 @@
+"""NaN and infinities that the caller gave: what they must become, and what they leave open."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from attnspec.conformance.harness.parts import Part
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws.common import wide
+from attnspec.reference.budget import is_real
+from attnspec.spec.contract.shapes import results
+from attnspec.spec.contract.tree import mapped
+
+
+class Expected(NamedTuple):
+    """What an array of a result must be: the numbers, their budgets, and where NaN is demanded, None for nowhere."""
+
+    value: Numbers
+    budget: Numbers
+    nan: Numbers | None = None
+
+
+def expected(subject: Subject, part: Part) -> dict[str, Expected]:
+    """The oracle's results by path, with what follows from NaN and infinities among the arguments.
+
+    NaN that a query attends to makes its row NaN, unless ``attendable_nan`` is declared otherwise. What infinities
+    become is left open, and so is what masked NaN or infinities reach where ``masked_nonfinite`` is ``propagates``.
+    """
+    given = part.arguments
+    found = {path: Expected(x.value, x.budget) for path, x in subject.oracles(given).items()}
+    floats = [wide(x) for _, x in given.floats]
+    if all(np.isfinite(x).all() for x in floats):
+        return found
+    aligned = subject.aligned(given)
+    if not any(np.isinf(x).any() for x in floats) and subject.semantics.attendable_nan == "propagates":
+        exact = _formula(subject, aligned)
+        found = {path: x._replace(nan=np.isnan(exact[path])) for path, x in found.items()}
+    if subject.semantics.masked_nonfinite == "propagates" and given.operation.masks:
+        reached = _formula(subject, aligned.without_masks())
+        found = {path: _left_open(x, ~np.isfinite(reached[path])) for path, x in found.items()}
+    return found
+
+
+def _formula(subject: Subject, given: Arguments) -> Results:
+    """The results of the formula in double precision, by path."""
+    values = mapped(given.values_by_name, lambda _, x: wide(x) if is_real(x) else x)
+    with np.errstate(all="ignore"):
+        return {leaf.path: wide(x) for leaf, x in results(subject.operation, subject.formula()(**values))}
+
+
+def _left_open(x: Expected, where: Numbers) -> Expected:
+    nan = None if x.nan is None else x.nan & ~where
+    return Expected(np.where(where, np.nan, x.value), np.where(where, np.inf, x.budget), nan)
