@@ -87,7 +87,23 @@ def test_a_filter_that_sees_honest_roundings_tells_nothing(monkeypatch: pytest.M
     verdict = judge(SDPA, output, query, key, value)
     assert verdict, verdict
     monkeypatch.setattr(together, "HONEST", ())
+    monkeypatch.setattr(together, "EXPONENTIALS", 0.0)
     assert judge(SDPA, output, query, key, value).together
+
+
+def test_what_lies_between_two_numbers_tells_nothing() -> None:
+    """The means of two values are ties, which the smallest common error of exponentials decides alike."""
+    rng = np.random.default_rng(4)
+    value = exact_in(1 + rng.random((200, 8)), "bfloat16")
+    query, key = (exact_in(np.zeros((n, 4)), "bfloat16") for n in (199, 200))
+    mask = np.eye(199, 200, dtype=bool)
+    mask[:, 199] = True
+    exact = formula(query, key, value, mask=mask)
+    assert (exact_in(exact, "bfloat16").astype(np.float64) != exact).mean() > 0.3
+    for share in (1 - 1e-5, 1 + 1e-5):
+        verdict = judge(SDPA, exact_in(share * exact, "bfloat16"), query, key, value, mask=mask)
+        assert verdict, verdict
+    assert not judge(SDPA, exact_in(1.01 * exact, "bfloat16"), query, key, value, mask=mask)
 
 
 def test_numbers_are_rounded_to_a_unit() -> None:

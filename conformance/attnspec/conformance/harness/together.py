@@ -16,6 +16,7 @@ import numpy as np
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.rounding import HONEST, rounded
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, take
+from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.rows import sampled
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
@@ -155,9 +156,16 @@ class Ensemble:
 
     @cached_property
     def honest(self) -> list[Numbers]:
-        """Results with weights that are rounded as the class allows, in every way."""
-        given = [part.arguments for part in self.parts]
-        return [self.stacked([rounded(self.subject, arguments, way) for arguments in given]) for way in HONEST]
+        """Results with weights that are rounded as the class allows, in every way.
+
+        Also the exact results, with what all exponentials may share: it decides all that lies between two numbers.
+        """
+        given, dtype = [part.arguments for part in self.parts], self.subject.dtype
+        shares = [1 + self.exponentials, 1 - self.exponentials] if self.exponentials else []
+        return [
+            *(self.stacked([rounded(self.subject, arguments, way) for arguments in given]) for way in HONEST),
+            *(wide(exact_in(share * self.expected, dtype)) for share in shares),
+        ]
 
     @property
     def exponentials(self) -> float:
