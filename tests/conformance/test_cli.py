@@ -454,7 +454,7 @@ UNUSABLE = {
     ("mutants", "--only", "base 100"): "--only: expected one of base 1000, ",
     ("mutants", "--only", "nosuch*"): "; got 'nosuch*'",
     ("mutants", "--page", "no/such/folder.md"): "--page: expected a file that can be written; got 'no/such/",
-    ("mutants", "--page", "k.md", "--matrix"): "--page: expected no --profile, --seeds, --matrix or --json, which it",
+    ("mutants", "--page", "k.md", "--matrix"): "--page: expected no --profile, --seeds, --only, --matrix or ",
     ("mutants", "--page", "empty.py", "--keep", "empty.py"): "--keep: empty.py: expected trials that 'attnspec mutants",
     ("show", "softmaxx"): "show: expected one of softmax",
     ("show", "LSTM_Cell"): "show: expected one of lstm_cell, ",

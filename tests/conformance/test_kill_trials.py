@@ -154,11 +154,25 @@ def test_laws_and_mutants_are_counted_both_ways(data: dict[str, Any], monkeypatc
     assert "| [maxjcohen/transformer#62](https://github.com/maxjcohen/transformer/issues/62) |" in page
 
 
+def test_mutants_that_full_alone_kills_are_counted_apart(data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were judged in ``full`` at the seeds of both profiles."""
+    beyond = next(name for name, m in MUTANTS.items() if m.profile == "full" and m.dtype == "float32")
+    monkeypatch.setattr(kill_page, "MUTANTS", {name: MUTANTS[name] for name in ("base 1000", beyond)})
+    entries = {name: {"laws": ["operation.oracle"], "quick": [], "full": []} for name in ("base 1000", beyond)}
+    page = kill_page.page({**data, "mutants": entries}, "", "k.json")
+    assert "| float32 | 1 | 0 of 2 | 0 of 1 |" in page
+    assert "| float32, `full` | 1 | 0 of 2 | 0 of 1 |" in page
+    assert f"| {beyond} (`full`) |" in page
+
+
 def test_smallest_errors_are_those_of_the_other_page(data: dict[str, Any], tmp_path: Path) -> None:
-    rows = ["| `a` | float32 | 2.5e-07, 1.0e-01 | – | 3.0e-07, 1.0e-01 |", "| `b` | float32 | 3.5e-07, 1 | – | – |"]
+    rows = [
+        "| `a` | float32 | 2.5e-07, 4.0e-07 | – | 3.0e-07, 3.0e-07 |",
+        "| `b` | float32 | 3.5e-07, 3.6e-07 | – | – |",
+    ]
     (tmp_path / "sensitivity.md").write_text("\n".join(rows), encoding="utf-8")
     page = rendered({**data, "one_weight": {"float32": 2.0**-20, "float16": None}}, tmp_path / "k.md")
-    assert "| float32 | 2.5e-07 to 3.5e-07 | – | 3.0e-07 to 3.0e-07 | 9.5e-07 |" in page
+    assert "| float32 | 2.5e-07 to 4.0e-07 | – | 3.0e-07 to 3.0e-07 | 9.5e-07 |" in page
     assert "| float16 | – | – | – | none |" in page
 
 

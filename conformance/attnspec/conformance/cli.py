@@ -233,8 +233,8 @@ def mutants(
     from attnspec.conformance.variants import VARIANTS
 
     _known("--profile", profile, PROFILES)
-    if page is not None and (profile, seeds, matrix, json) != (Settings.profile, 1, False, None):
-        _unusable("--page: expected no --profile, --seeds, --matrix or --json, which it says itself")
+    if page is not None and (profile, seeds, matrix, json, only) != (Settings.profile, 1, False, None, None):
+        _unusable("--page: expected no --profile, --seeds, --only, --matrix or --json, which it says itself")
     files = _files(json=json, page=page)
     if page is not None:
         keep, minutes = keep or page.with_suffix(".trials"), 60.0 if minutes is None else minutes

@@ -8,7 +8,7 @@ from typing import Any
 from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.rediscovered.registry import address_of
 from attnspec.conformance.reporting.kill_report import LOST
-from attnspec.conformance.reporting.markup import coded, literal, table
+from attnspec.conformance.reporting.markup import literal, table
 from attnspec.conformance.variants import VARIANTS
 from attnspec.spec.contract.law import LAWS
 
@@ -18,12 +18,15 @@ Data = Mapping[str, Any]
 REPORT = re.compile(r"(?<![\w/.-])[\w.-]+/[\w.-]+#\d+\b")
 """A report in the form ``owner/repository#number``."""
 
+NUMBER = re.compile(r"\d\.\de-\d+")
+"""An error in a cell of the table of sensitivity: on plain inputs, and the largest on any."""
+
 HEAD = """# Kills
 
 What the suite finds, and what it misses. A mutant is a correct backend that is wrong in one way; every one must be
 killed, that is, violate a law. An honest variant is a correct backend that rounds in its own way; none may be harmed.
 Each law of the operations concerned judges each mutant in `quick` at seed 0, whether others have killed it or not.
-Mutants that only laws for which `quick` has no time can kill are judged in `full` wherever `quick` is said, and marked.
+Mutants that only laws for which `quick` has no time can kill are judged in `full` instead, and marked with `full`.
 
 Made by `nox -s mutants -- --page` with the laws, inputs, mutants and variants of digest `{digest}`, on a processor
 {processor}, with NumPy {numpy} and Hypothesis {hypothesis}. The same is in [{data}]({data}), of which CI recomputes a
@@ -33,26 +36,29 @@ twentieth.
 MISSES = """## Misses
 
 Mutants that survive at some of {quick} seeds of `quick`, or of {full} seeds of `full`, with the seeds at which they do.
-A trial is of the operations concerned, and ends at the first violation.
+A trial is of the operations concerned, and ends at the first violation. Those that are marked with `full` were judged by
+it at all {both} seeds.
 """
 
 FALSE_ALARMS = """## False alarms
 
-Every honest variant in `quick` at {seeds} seeds. The last column is the largest error in units of the budget, of laws
-that held.
+Every honest variant in `quick` at {seeds} seeds. The rate is what independent checks would allow; some share an input.
+The last column is the largest error in units of the budget, of laws that held: near 1 where that is a rigorous bound and
+not 8 standard deviations, such as half a unit in the last place of a number that is rounded once.
 """
 
 SMALLEST = """## Smallest convicted errors
 
-The smallest relative errors that `full` convicts, from the best operation to the worst: of gain, of the scale of the
-scores and of gain of a gradient as in [sensitivity.md](sensitivity.md); and of the weight of the last key of
-`scaled_dot_product_attention`, the smallest power of two such that it and all larger ones that were tried are convicted
-at {full} seeds.
+The smallest relative errors that `full` convicts, from the best operation on plain inputs to the worst one on any
+inputs: of gain, of the scale of the scores and of gain of a gradient as in [sensitivity.md](sensitivity.md). Then the
+relative error of one weight, that of the last key in `scaled_dot_product_attention`, whatever the number of keys: the
+smallest power of two such that it and all larger ones that were tried are convicted at {full} seeds.
 """
 
 KILLED_BY = """## Which laws kill which mutant
 
-Laws in bold are assigned to the mutant: each of them must kill it alone, at one of three seeds.
+Laws in bold are assigned to the mutant: each of them must kill it alone, at one of three seeds. “Not X, which is
+assigned” is one that did not kill it here, at seed 0.
 """
 
 LAWS_KILL = """## What each law kills
@@ -69,7 +75,7 @@ def page(data: Data, sensitivity: str, name: str) -> str:
         [
             HEAD.format(digest=data["digest"], data=name, **data["made_with"]),
             _summary(data, known),
-            MISSES.format(**seeds),
+            MISSES.format(**seeds, both=sum(seeds.values())),
             *_misses(known, seeds),
             FALSE_ALARMS.format(seeds=data["variant_seeds"]),
             *_false_alarms(data),
@@ -101,10 +107,11 @@ def _summary(data: Data, known: Mapping[str, Data]) -> str:
 def _misses(known: Mapping[str, Data], seeds: Mapping[str, int]) -> Iterator[str]:
     """How many trials miss, by dtype, and the mutants that are missed."""
     rows = []
-    for dtype in dict.fromkeys(MUTANTS[m].dtype for m in known):
-        chosen = [entry for m, entry in known.items() if MUTANTS[m].dtype == dtype]
+    for dtype, profile in dict.fromkeys((MUTANTS[m].dtype, MUTANTS[m].profile) for m in known):
+        chosen = [e for m, e in known.items() if (MUTANTS[m].dtype, MUTANTS[m].profile) == (dtype, profile)]
         missed = [f"{sum(len(e[p]) for e in chosen)} of {n * len(chosen)}" for p, n in seeds.items()]
-        rows.append((dtype, str(len(chosen)), *missed))
+        label = dtype if profile == "quick" else f"{dtype}, `{profile}`"
+        rows.append((label, str(len(chosen)), *missed))
     yield table(("dtype", "mutants", *(f"misses in `{profile}`" for profile in seeds)), rows) + "\n"
     missed_mutants = [
         (_named(MUTANTS[m]), MUTANTS[m].dtype, *(_numbers(entry[p]) for p in seeds))
@@ -149,7 +156,7 @@ def _smallest(weights: Mapping[str, float | None], sensitivity: str) -> str:
         if line.startswith("| `"):
             columns = found.setdefault(cells[1], [[], [], []])
             for column, cell in zip(columns, cells[2:], strict=True):
-                column += [float(cell.partition(",")[0])] if cell != "–" else []
+                column += [float(number) for number in NUMBER.findall(cell)]
     rows = []
     for dtype, error in weights.items():
         columns = found.get(dtype, [[], [], []])
@@ -172,7 +179,7 @@ def _silent(known: Mapping[str, Data]) -> str:
     silent = [law for law, killed in _killers(known).items() if not _alone(known, killed)]
     if not silent:
         return "Every law kills some mutant alone."
-    return f"{len(silent)} of {len(LAWS)} laws kill nothing alone: {coded(silent)}."
+    return f"{len(silent)} of {len(LAWS)} laws kill nothing alone: those with 0 in the third column."
 
 
 def _laws(known: Mapping[str, Data]) -> str:

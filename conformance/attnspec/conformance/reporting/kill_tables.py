@@ -14,6 +14,9 @@ from attnspec.conformance.running.progress import LINE_SECONDS
 from attnspec.conformance.running.trials import Outcome, Task
 from attnspec.conformance.variants import Variant
 
+MOST = 3
+"""Laws that are named beside a mutant; with ``--matrix`` there is a table of all."""
+
 
 class TrialProgress:
     """A bar that shows how many trials have ended, without a terminal a line now and then.
@@ -66,9 +69,14 @@ def print_kill_matrix(matrix: KillMatrix, console: Console) -> None:
         console.print(f"[yellow]not tried[/yellow] {escape(name)}: {escape(reason)}")
 
 
+def _seeds(matrix: KillMatrix) -> str:
+    return f"{matrix.seeds} seed{'s' * (matrix.seeds != 1)}"
+
+
 def mutants_table(matrix: KillMatrix) -> Table:
     """Every mutant, survivors first."""
-    table = Table(title=f"Mutants: {matrix.killed} of {len(matrix.mutants)} killed at {matrix.seeds} seeds")
+    title = f"Mutants: {matrix.killed} of {len(matrix.mutants)} killed at {_seeds(matrix)}"
+    table = Table(title=title, caption="full: judged in full, for quick has no time for the laws that kill it")
     for column in ("mutant", "chapter"):
         table.add_column(column, overflow="fold")
     table.add_column("killed", justify="right")
@@ -76,15 +84,17 @@ def mutants_table(matrix: KillMatrix) -> Table:
     table.add_column("checks", justify="right")
     for row in sorted(matrix.mutants, key=lambda row: (row.kills, row.subject.chapter, row.subject.name)):
         style = "red" if row.kills < matrix.seeds else None
-        laws = ", ".join(f"{law} ({n})" for law, n in list(row.laws.items())[:3]) or "nothing"
+        shown = [f"{law} ({n})" for law, n in row.laws.items()]
+        laws = ", ".join(shown[:MOST] + ["…"] * (len(shown) > MOST)) or "nothing"
+        name = escape(row.subject.name) + (" (full)" if row.subject.profile == "full" else "")
         kills, checks = f"{row.kills}/{matrix.seeds}", f"{row.evaluations / max(len(row.outcomes), 1):.0f}"
-        table.add_row(escape(row.subject.name), row.subject.chapter, kills, laws, checks, style=style)
+        table.add_row(name, row.subject.chapter, kills, laws, checks, style=style)
     return table
 
 
 def laws_table(matrix: KillMatrix) -> Table:
     """The laws that kill each mutant, those that are assigned to it first."""
-    table = Table(title=f"Which laws kill which mutant, in how many of {matrix.seeds} seeds (* assigned)")
+    table = Table(title=f"Which laws kill which mutant, in how many of {_seeds(matrix)} (* assigned)")
     table.add_column("mutant", overflow="fold")
     table.add_column("laws", overflow="fold")
     for row in matrix.mutants:
@@ -99,7 +109,7 @@ def laws_table(matrix: KillMatrix) -> Table:
 
 def variants_table(matrix: KillMatrix) -> Table:
     """Every honest variant, those that were harmed first."""
-    table = Table(title=f"Honest variants: {matrix.harmed} of {len(matrix.variants)} harmed at {matrix.seeds} seeds")
+    table = Table(title=f"Honest variants: {matrix.harmed} of {len(matrix.variants)} harmed at {_seeds(matrix)}")
     table.add_column("variant", overflow="fold")
     for column in ("checks", "harmed", "largest ratio"):
         table.add_column(column, justify="right")
