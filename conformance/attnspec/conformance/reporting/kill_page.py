@@ -36,15 +36,15 @@ twentieth.
 MISSES = """## Misses
 
 Mutants that survive at some of {quick} seeds of `quick`, or of {full} seeds of `full`, with the seeds at which they do.
-A trial is of the operations concerned, and ends at the first violation. Those that are marked with `full` were judged by
-it at all {both} seeds.
+A trial is of the operations concerned, and ends at the first violation. Mutants that are marked with `full` were judged
+in it at all {both} seeds.
 """
 
 FALSE_ALARMS = """## False alarms
 
 Every honest variant in `quick` at {seeds} seeds. The rate is what independent checks would allow; some share an input.
-The last column is the largest error in units of the budget, of laws that held: near 1 where that is a rigorous bound and
-not 8 standard deviations, such as half a unit in the last place of a number that is rounded once.
+The last column is the largest error in units of the budget, of laws that held: near 1 where that is a rigorous bound
+and not 8 standard deviations, such as half a unit in the last place of a number that is rounded once.
 """
 
 SMALLEST = """## Smallest convicted errors
