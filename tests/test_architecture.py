@@ -42,7 +42,7 @@ THIRD_PARTY = {
     },
     "conformance": {
         *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
-        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core", "matplotlib"),
+        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core", "matplotlib", "threadpoolctl"),
     },
 }
 

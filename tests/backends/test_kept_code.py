@@ -93,6 +93,28 @@ def test_a_spoilt_file_is_replaced(folder: Path, made: list[str], spoil: Any) ->
     assert path.read_bytes() == content
 
 
+def test_code_under_the_name_of_other_code_is_not_taken(folder: Path, made: list[str]) -> None:
+    assert (result(), result(times=5.0)) == (6.0, 15.0)
+    first, second = folder.iterdir()
+    first.write_bytes(second.read_bytes())
+    assert (result(), result(times=5.0)) == (6.0, 15.0)
+    assert len(made) == 3
+
+
+def test_nothing_is_kept_of_sources_that_were_replaced(
+    folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this process has loaded is not what another one finds, under the same name."""
+    monkeypatch.setattr(kept_code, "_sources", lambda: "of an upgrade")
+    kept_code._sources_are_loaded.cache_clear()
+    try:
+        assert (result(), result()) == (6.0, 6.0)
+    finally:
+        kept_code._sources_are_loaded.cache_clear()
+    assert len(made) == 2
+    assert not list(folder.iterdir())
+
+
 def test_nothing_is_kept_if_it_is_switched_off(folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kept_code.SWITCH, "OFF")
     assert (result(), result()) == (6.0, 6.0)

@@ -144,6 +144,18 @@ def test_semantics_and_precision_are_those_of_a_backend() -> None:
     assert judge(SDPA, rounded, query, key, value, precision={"float32": "tf32"})
 
 
+@pytest.mark.parametrize(("choice", "row"), [("zero", 0.0), ("nan", np.nan), ("uniform", None)])
+def test_rows_without_keys_are_as_declared(choice: str, row: float | None) -> None:
+    given = inputs(SDPA, queries=3, keys=6).replaced({"mask": np.arange(3)[:, None] < np.full(6, 2)})
+    output = REFERENCE[SDPA](**given.values_by_name)
+    output[2] = given.array("value").mean(-2) if row is None else row
+    assert judge(SDPA, output, **given.passed, semantics={"fully_masked": choice})
+    for other in {"zero", "nan", "uniform"} - {choice}:
+        assert not judge(SDPA, output, **given.passed, semantics={"fully_masked": other})
+    output[2] = 7.0
+    assert not judge(SDPA, output, **given.passed, semantics={"fully_masked": choice})
+
+
 def test_overflow_is_said() -> None:
     output, query, key, value = attention(queries=3, keys=5)
     verdict = judge(SDPA, output, query * np.float32(1e30), key * np.float32(1e30), value)
@@ -330,6 +342,13 @@ def test_results_of_pytorch_are_right(dtype: str) -> None:
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     assert judge(SDPA, output, query, key, value, causal=True)
     assert not judge(SDPA, output, query, key, value)
+
+
+def test_a_negation_that_is_pending_is_read() -> None:
+    torch = pytest.importorskip("torch", reason="tensors need PyTorch")
+    negated = torch._neg_view(torch.arange(3.0))
+    assert negated.is_neg()
+    np.testing.assert_array_equal(read(negated, "x"), [0.0, -1.0, -2.0])
 
 
 def test_inputs_of_8_bits_are_judged_in_the_dtype_of_the_result() -> None:

@@ -19,6 +19,9 @@ CPU = (1, 0)
 COPIES = ("cpu", "get")
 """The methods by which frameworks copy an array to the host that do not copy it where they lend it."""
 
+LAZY = ("resolve_neg", "resolve_conj")
+"""The methods by which frameworks make numbers of what is only marked as negated or conjugated."""
+
 KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
 """DLPack's codes of NumPy's kinds."""
 
@@ -84,6 +87,8 @@ def read(x: Any, name: str) -> Numbers:
 
 def _capsule(x: Any) -> Any:
     """The capsule of an array in memory of the host; an array on another device is copied to it."""
+    for resolve in LAZY:
+        x = getattr(x, resolve)() if hasattr(x, resolve) else x
     if x.__dlpack_device__()[0] in HOST:
         return x.__dlpack__()
     try:

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from attnspec.conformance.harness.nonfinite import Expected
+from attnspec.conformance.harness.choices import Expected
 from attnspec.conformance.harness.parts import PAIRS, Part, of_elements, pairs, separable, with_rows
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.inputs.arguments import Numbers, along, take

@@ -8,10 +8,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.hidden import hidden
-from attnspec.conformance.harness.nonfinite import expected
+from attnspec.conformance.harness.choices import expected
 from attnspec.conformance.harness.parts import Part, parts, whole
 from attnspec.conformance.harness.reading import (
     arguments_of,
@@ -72,23 +73,32 @@ def judge(
 
 def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> None:
     subject, operation = record.subject, record.subject.operation
-    rows = 0
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        chosen = list(parts(subject, given, rng))
-        for part in chosen:
-            part.arguments.memo["results"] = part.results
-        every = threads.map(lambda part: expected(subject, part), chosen)
-        for part, wanted in zip(chosen, every, strict=True):
+    chosen = list(parts(subject, given, rng))
+    for part in chosen:
+        part.arguments.memo["results"] = part.results
+    # Threads of the BLAS would wait for one another beside ours.
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
+        for part, wanted in zip(chosen, threads.map(lambda part: expected(subject, part), chosen), strict=True):
             for leaf in operation.outputs:
                 axes = leaf.axes(operation.asking or "")
                 row = len(leaf.core) + axes[0] if axes else None
                 record.compare(part.results[leaf.path], wanted[leaf.path], part, subject.titled(leaf), row)
-            rows = 0 if part.rows is None else len(part.rows)
+        ensemble = Ensemble(subject, given.arguments, chosen)
+        record.hidden = partial(hidden, ensemble)
+        if record.worst is None and not record.outside and ensemble.asked:
+            ensemble.each = threads.map
+            record.together, record.ensemble = accusation(ensemble), ensemble.extent
+            ensemble.each = map
+    record.judged.append(_extent(given, chosen))
+
+
+def _extent(given: Part, chosen: list[Part]) -> str:
+    """How much of a result is judged, in words."""
+    if not any(x.size for x in given.results.values()):
+        return "nothing, for the result is empty"
+    rows = chosen[-1].rows
+    if rows is None:
+        return "every number"
     elements, queries = prod(given.arguments.batch), given.arguments.queries
     each = f" of each of {elements:,} elements of the batch" if elements > 1 else ""
-    every_number = "every number" if any(x.size for x in given.results.values()) else "nothing, for the result is empty"
-    record.judged.append(f"{rows:,} of {queries:,} rows{each}, with all keys" if rows else every_number)
-    ensemble = Ensemble(subject, given.arguments, chosen)
-    record.hidden = partial(hidden, ensemble)
-    if record.worst is None and not record.outside and ensemble.asked:
-        record.together, record.ensemble = accusation(ensemble), ensemble.extent
+    return f"{len(rows):,} of {queries:,} rows{each}, with all keys"

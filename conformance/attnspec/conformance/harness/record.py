@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnspec.conformance.harness.nonfinite import Expected
+from attnspec.conformance.harness.choices import Expected
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.plotting import Compared
 from attnspec.conformance.harness.verdict import Verdict, Worst

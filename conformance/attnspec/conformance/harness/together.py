@@ -6,7 +6,7 @@ accuse is asked first of weights that are rounded as the class allows: where the
 has a weight of almost 1, its assumptions do not hold, and it tells nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
@@ -59,6 +59,8 @@ class Ensemble:
     def __init__(self, subject: Subject, whole: Arguments, parts: Sequence[Part]) -> None:
         self.subject, self.whole, self.parts = subject, whole, parts
         self.leaf = subject.operation.leading
+        self.each: Callable[..., Iterable[Numbers]] = map
+        """What maps a function over the parts, such as on threads."""
 
     @property
     def arguments(self) -> Arguments:
@@ -150,9 +152,12 @@ class Ensemble:
 
     def exactly(self, change: Callable[[Arguments], Arguments]) -> Numbers:
         """The exact results of changed arguments; what is the same for all rows is repeated."""
-        shapes = [part.results[self.leaf.path].shape for part in self.parts]
-        found = (exact(self.subject, change(part.arguments)) for part in self.parts)
-        return self.stacked([np.broadcast_to(x, shape) for x, shape in zip(found, shapes, strict=True)])
+
+        def of(part: Part) -> Numbers:
+            found = exact(self.subject, change(part.arguments))
+            return np.broadcast_to(found, part.results[self.leaf.path].shape)
+
+        return self.stacked(list(self.each(of, self.parts)))
 
     @cached_property
     def honest(self) -> list[Numbers]:

@@ -86,7 +86,8 @@ def mutants_table(matrix: KillMatrix) -> Table:
         style = "red" if row.kills < matrix.seeds else None
         shown = [f"{law} ({n})" for law, n in row.laws.items()]
         laws = ", ".join(shown[:MOST] + ["…"] * (len(shown) > MOST)) or "nothing"
-        name = escape(row.subject.name) + (" (full)" if row.subject.profile == "full" else "")
+        judged_in_full = isinstance(row.subject, Mutant) and row.subject.profile == "full"
+        name = escape(row.subject.name) + (" (full)" if judged_in_full else "")
         kills, checks = f"{row.kills}/{matrix.seeds}", f"{row.evaluations / max(len(row.outcomes), 1):.0f}"
         table.add_row(name, row.subject.chapter, kills, laws, checks, style=style)
     return table

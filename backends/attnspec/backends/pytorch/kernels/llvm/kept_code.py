@@ -43,7 +43,7 @@ class Code(NamedTuple):
 def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[], Code]) -> Code:
     """The code that was kept of a kernel, or what ``make`` gives, which is kept from now on."""
     folder = _folder()
-    if folder is None:
+    if folder is None or not _sources_are_loaded():
         return make()
     try:
         path = folder / _key(build, parameters)
@@ -104,25 +104,48 @@ def _key(build: Callable[..., Any], parameters: object) -> str:
     return key.hexdigest()
 
 
+def _sources() -> str:
+    """A digest of the sources of all kernels; nothing where they cannot be read."""
+    found = hashlib.sha256()
+    try:
+        for path in sorted(KERNELS.rglob("*.py")):
+            found.update(path.relative_to(KERNELS).as_posix().encode() + b"\n")
+            found.update(path.read_bytes())
+    except OSError:
+        return ""
+    return found.hexdigest()
+
+
+AT_IMPORT = _sources()
+"""The sources as they were when this module was loaded, and with it those that make kernels."""
+
+
+@lru_cache(maxsize=1)
+def _sources_are_loaded() -> bool:
+    """Whether the sources are still those that this process has loaded: an upgrade may have replaced them since."""
+    return bool(AT_IMPORT) and _sources() == AT_IMPORT
+
+
 @lru_cache(maxsize=1)
 def _surroundings() -> str:
     """What every kernel depends on: the sources of them all, LLVM, and the processor."""
-    sources = hashlib.sha256()
-    for path in sorted(KERNELS.rglob("*.py")):
-        sources.update(path.relative_to(KERNELS).as_posix().encode() + b"\n")
-        sources.update(path.read_bytes())
     machine = llvm.get_host_cpu_name(), llvm.get_default_triple(), llvm.get_host_cpu_features().flatten()
-    return "\n".join((sources.hexdigest(), llvmlite.__version__, str(llvm.llvm_version_info), *machine))
+    return "\n".join((AT_IMPORT, llvmlite.__version__, str(llvm.llvm_version_info), *machine))
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    """A digest of what is in a file and of its name, so that no other kernel's code is taken for it."""
+    return hashlib.sha256(path.name.encode() + b"\n" + content).digest()
 
 
 def _read(path: Path) -> Code | None:
-    """The code in a file; None where there is no file, or another one than was written."""
+    """The code in a file; None where there is no file, or another one than was written there."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
     digest, rest = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    if hashlib.sha256(rest).digest() != digest:
+    if _digest(path, rest) != digest:
         return None
     name, _, object_file = rest.partition(b"\0")
     return Code(name.decode(), object_file)
@@ -133,7 +156,7 @@ def _write(path: Path, code: Code) -> None:
     content = code.name.encode() + b"\0" + code.object_file
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
-            file.write(hashlib.sha256(content).digest() + content)
+            file.write(_digest(path, content) + content)
             file.close()
             os.replace(file.name, path)
         except OSError:

@@ -1,5 +1,6 @@
-"""NaN and infinities that the caller gave: what they must become, and what they leave open."""
+"""What results must be under the choices that are declared: of NaN, of infinities, of rows without keys."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import wide
+from attnspec.conformance.laws.ensembles import rescaled
 from attnspec.reference.budget import is_real
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
@@ -24,11 +26,13 @@ class Expected(NamedTuple):
 def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     """The oracle's results by path, with what follows from NaN and infinities among the arguments.
 
-    NaN that a query attends to makes its row NaN, unless ``attendable_nan`` is declared otherwise. What infinities
+    Rows that attend to no key are as ``fully_masked`` is declared. NaN that a query attends to makes its row NaN, unless ``attendable_nan`` is declared otherwise. What infinities
     become is left open, and so is what masked NaN or infinities reach where ``masked_nonfinite`` is ``propagates``.
     """
     given = part.arguments
     found = {path: Expected(x.value, x.budget) for path, x in subject.oracles(given).items()}
+    if subject.semantics.fully_masked != "zero" and given.keys_count and (given.mask is not None or given.causal):
+        found = _without_keys(subject, subject.aligned(given), found)
     floats = [wide(x) for _, x in given.floats]
     if all(np.isfinite(x).all() for x in floats):
         return found
@@ -40,6 +44,23 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
         reached = _formula(subject, aligned.without_masks())
         found = {path: _left_open(x, ~np.isfinite(reached[path])) for path, x in found.items()}
     return found
+
+
+def _without_keys(subject: Subject, given: Arguments, found: Mapping[str, Expected]) -> dict[str, Expected]:
+    """The same with what is declared of rows that attend to no key: NaN, or what equal weights of all keys give."""
+    open_ = {path: np.isnan(x.value) for path, x in found.items()}
+    if not any(rows.any() for rows in open_.values()):
+        return dict(found)
+    if subject.semantics.fully_masked == "nan":
+        return {path: x._replace(nan=open_[path]) for path, x in found.items()}
+    even = rescaled(given.without_masks().plain(), 0.0)
+    equal = subject.oracles(even.replaced({leaf.path: subject.exact(x) for leaf, x in even.floats}))
+    return {
+        path: Expected(
+            np.where(open_[path], equal[path].value, x.value), np.where(open_[path], equal[path].budget, x.budget)
+        )
+        for path, x in found.items()
+    }
 
 
 def _formula(subject: Subject, given: Arguments) -> Results:
