@@ -26,8 +26,9 @@ class Expected(NamedTuple):
 def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     """The oracle's results by path, with what follows from NaN and infinities among the arguments.
 
-    Rows that attend to no key are as ``fully_masked`` is declared. NaN that a query attends to makes its row NaN, unless ``attendable_nan`` is declared otherwise. What infinities
-    become is left open, and so is what masked NaN or infinities reach where ``masked_nonfinite`` is ``propagates``.
+    Rows that attend to no key are as ``fully_masked`` is declared. NaN that a query attends to makes its row NaN,
+    unless ``attendable_nan`` is declared otherwise. What infinities become is left open, and so is what masked NaN or
+    infinities reach where ``masked_nonfinite`` is ``propagates``.
     """
     given = part.arguments
     found = {path: Expected(x.value, x.budget) for path, x in subject.oracles(given).items()}

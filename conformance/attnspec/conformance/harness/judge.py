@@ -11,8 +11,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness.backward import judge_gradients
-from attnspec.conformance.harness.hidden import hidden
 from attnspec.conformance.harness.choices import expected
+from attnspec.conformance.harness.hidden import hidden
 from attnspec.conformance.harness.parts import Part, parts, whole
 from attnspec.conformance.harness.reading import (
     arguments_of,
