@@ -9,12 +9,12 @@ import sys
 
 import attnspec.conformance.cli
 import attnspec.conformance.running.trial_pool  # noqa: F401
-from attnspec.conformance.mutants import MUTANTS
+from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.mutants.one_weight import ONE_WEIGHT
 from attnspec.conformance.running.trials import Task, perform
-from attnspec.conformance.variants import VARIANTS
+from attnspec.conformance.variants import VARIANTS, Variant
 
-SUBJECTS = {**MUTANTS, **VARIANTS, **{w.name: w for w in ONE_WEIGHT}}
+SUBJECTS: dict[str, Mutant | Variant] = {**MUTANTS, **VARIANTS, **{w.name: w for w in ONE_WEIGHT}}
 
 if __name__ == "__main__":
     found = []
