@@ -7,6 +7,7 @@ A third party writes, in a test file of its own::
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,9 +17,11 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.judging.results import UNJUDGED, Result
 from attnspec.conformance.reporting.messages import failure_message
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.expectations import expectations, passing
+from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.post_mortem import examined
@@ -37,6 +40,7 @@ class ConformanceSuite:
     operations: ClassVar[Sequence[str]] = Settings.operations
     laws: ClassVar[Sequence[str]] = Settings.laws
     dtypes: ClassVar[Sequence[str]] = Settings.dtypes
+    expect: ClassVar[str | None] = Settings.expect
 
     def test_conforms(self, attnspec_case: Case, record_property: Callable[[str, object], None]) -> None:
         """All laws of one operation at one dtype."""
@@ -82,6 +86,15 @@ def plan_for(backend: Any, settings: Settings) -> Plan:
     return Plan.of(resolved(backend)[1], settings)
 
 
+def check_expectations(plan: Plan, settings: Settings) -> None:
+    """Raise :class:`BackendError` for a known failure that the settings select, and that is of nothing to be judged."""
+    for line in expectations(settings.expect):
+        if line.selected(settings) and not any(
+            line.concerns(case.operation, law, case.dtype) for case in plan.cases for law in case.laws
+        ):
+            raise BackendError(f"expect: {line}: nothing that is judged")
+
+
 def run_case(
     backend: Any,
     contract: Contract,
@@ -89,21 +102,29 @@ def run_case(
     settings: Settings,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Judge a case, attach its verdicts to the test as a property, and fail the test if a law is violated."""
+    """Judge a case, attach its verdicts to the test as a property, and fail the test if a law is violated.
+
+    A violation that is expected does not fail it; a law that holds and is expected to fail does.
+    """
     extent: Extent = {}
+    judging = partial(
+        judge, backend, contract, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device,
+        extent=extent,
+    )  # fmt: skip
     if settings.crumbs is None:
-        profile = PROFILES[settings.profile]
-        results = judge(backend, contract, case, profile, seed=settings.seed, device=settings.device, extent=extent)
+        results = judged_until_violation(judging, case, settings) if settings.fail_fast else judging(case)
     else:
-        results = _judge_isolated(backend, contract, case, settings, Path(settings.crumbs), extent)
+        results = _judge_isolated(judging, contract, case, settings, Path(settings.crumbs))
     record(results, record_property, extent)
-    failed = [r for r in results if r.status is Status.FAILED]
-    if failed:
-        pytest.fail(failure_message(failed), pytrace=False)
+    lines = expectations(settings.expect)
+    messages = [f"expected to fail, and holds: {r.law} by {case.id} ({line.place})" for line, r in passing(results, lines)]
+    failed = unexpected(results, lines)
+    if failed or messages:
+        pytest.fail("\n".join([*messages, *([failure_message(failed)] if failed else [])]), pytrace=False)
 
 
 def _judge_isolated(
-    backend: Any, contract: Contract, case: Case, settings: Settings, folder: Path, extent: Extent
+    judging: Callable[..., list[Result]], contract: Contract, case: Case, settings: Settings, folder: Path
 ) -> list[Result]:
     """Judge a case under a watchdog, without the laws at which a worker has died before."""
     incidents = Incidents(folder, settings.hang_after)
@@ -118,17 +139,10 @@ def _judge_isolated(
         ]
     watchdog = Watchdog(folder, case.id, settings.hang_after)
     try:
-        results = judge(
-            backend,
-            contract,
-            case,
-            PROFILES[settings.profile],
-            seed=settings.seed,
-            device=settings.device,
-            mark=watchdog,
-            skip=recorded,
-            extent=extent,
-        )
+        if settings.fail_fast:
+            results = judged_until_violation(partial(judging, mark=watchdog), case, settings, recorded)
+        else:
+            results = judging(case, mark=watchdog, skip=recorded)
     finally:
         watchdog.close()
     if not recorded:
