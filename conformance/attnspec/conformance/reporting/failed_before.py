@@ -89,12 +89,12 @@ def _no_longer(before: Result, now: Result | None) -> str:
 def _summary(before: FailedBefore, report: Report) -> str:
     still = len(report.violations)
     colour = "red" if still else "green"
-    counts = dict(_counts(report))
+    counts = dict(_counts(before, report))
     told = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
     return f"[bold {colour}]{escape(before.backend)}[/]: {still:,} of {len(before.failures):,} failures still violate{told}"
 
 
-def _counts(report: Report) -> Iterator[tuple[str, int]]:
+def _counts(before: FailedBefore, report: Report) -> Iterator[tuple[str, int]]:
     passed = report.counts[Status.PASSED]
     yield "hold now", passed
-    yield "not judged", sum(not r.judged for r in report.results)
+    yield "not judged", len(before.failures) - passed - len(report.violations)
