@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from attnspec.conformance.reporting.report import SCHEMA, Report, key
 from attnspec.conformance.reporting.table import violations
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.settings import Settings
+
+VERDICT = {f.name for f in fields(Result)}
+"""The keys of a result that are the verdict itself."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class FailedBefore:
         asked = ("profile", "seed", "device", "hang_after")
         selection = {name: tuple(names) for name, names in document["selection"].items()}
         settings = Settings(**{name: document[name] for name in asked}, **selection)
-        results = [Result.from_json({k: v for k, v in r.items() if k != "expected"}) for r in document["results"]]
+        results = [Result.from_json({k: v for k, v in r.items() if k in VERDICT}) for r in document["results"]]
         return cls(document["backend"]["origin"], settings, tuple(r for r in results if r.violates))
 
     def selected(self, **chosen: Sequence[str]) -> "FailedBefore":

@@ -12,6 +12,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
 from attnspec.conformance.judging.results import INTERRUPTED, Result, Status, json_number
+from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
@@ -43,13 +44,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called."""
+    """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called.
+
+    ``declaration`` is what was observed and is not declared.
+    """
 
     contract: Contract
     settings: Settings
     results: tuple[Result, ...]
     seconds: float
     tried: Mapping[str, Extent] = field(default_factory=dict)
+    declaration: Declaration = field(default_factory=Declaration)
 
     @classmethod
     def of(
@@ -57,7 +62,8 @@ class Report:
     ) -> "Report":
         """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
         results = (*planned_results(plan, verdicts, broken_off), *missing_results(plan.contract, settings))
-        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts))
+        observed = declaration(plan.contract, results, verdicts.explanations)
+        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts), observed)
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -208,7 +214,11 @@ class Report:
             },
             "tried": {operation: dict(extent) for operation, extent in self.tried.items()},
             "not_tried": self.not_tried,
-            "results": [{**r.as_json(), "expected": self._reason(r)} for r in self.results],
+            "declaration": dict(self.declaration.attributes) or None,
+            "results": [
+                {**r.as_json(), "expected": self._reason(r), "explained_by": self.declaration.explained.get(key(r))}
+                for r in self.results
+            ],
         }
 
     def _reason(self, result: Result) -> dict[str, str] | None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.reporting.declaration import lines
 from attnspec.conformance.reporting.messages import by_cause, consequences_heading, violation_message
 from attnspec.conformance.reporting.report import Report, in_common, key
 from attnspec.conformance.running.expectations import Expectation
@@ -31,6 +32,8 @@ NAMED = 12
 
 PAGE_WIDTH = 120
 
+PASTE = "What was observed, to be pasted into the backend if it is meant; a second run then names what is left:"
+
 
 def print_report(report: Report, console: Console) -> None:
     """The whole report; code is not wrapped, so that it can be copied."""
@@ -41,6 +44,9 @@ def print_report(report: Report, console: Console) -> None:
         console.print(text, soft_wrap=True)
     console.print(closing(report), highlight=False)
     console.print(f"not tried: {'; '.join(report.not_tried)}", highlight=False)
+    if report.declaration:
+        console.print(f"\n{PASTE}\n", highlight=False)
+        console.print(Text(report.declaration.text), soft_wrap=True)
 
 
 def chapters(report: Report) -> Table:
@@ -126,7 +132,8 @@ def _features(report: Report) -> Iterator[str]:
 
 def violations(report: Report) -> list[Text]:
     """Every violation; the first few in full, each law of an operation once, and possible consequences last."""
-    causes, following = by_cause(report.violations)
+    explained = report.declaration.explained
+    causes, following = by_cause(r for r in report.violations if key(r) not in explained)
     in_full: dict[tuple[str, str], Result] = {}
     for r in causes:
         if len(in_full) < IN_FULL:
@@ -140,6 +147,7 @@ def violations(report: Report) -> list[Text]:
     parts += _lines(r for r in causes if not any(r is shown for shown in in_full.values()))
     if following:
         parts += [Text(f"\n{consequences_heading(following)}"), *_lines(following)]
+    parts += [Text(line, style="yellow") for line in lines(explained)]
     return [*parts, *_known(report)]
 
 

@@ -7,6 +7,7 @@ A third party writes, in a test file of its own::
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,20 +15,24 @@ from typing import Any, ClassVar
 import pytest
 
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import Case, Mark, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import UNJUDGED, Result
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.reporting.messages import failure_message
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations, passing
+from attnspec.conformance.running.explanation import explained
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.post_mortem import examined
+from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record
 from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
+from attnspec.spec.contract.operation import OPERATIONS
 
 
 class ConformanceSuite:
@@ -107,15 +112,15 @@ def run_case(
     A violation that is expected does not fail it; a law that holds and is expected to fail does.
     """
     extent: Extent = {}
-    judging = partial(
-        judge, backend, contract, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device,
-        extent=extent,
-    )  # fmt: skip
+    explanation: dict[str, Any] = {}
+    judging = partial(judge, backend, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device)
     if settings.crumbs is None:
-        results = judged_until_violation(judging, case, settings) if settings.fail_fast else judging(case)
+        here = partial(judging, contract, extent=extent)
+        results = judged_until_violation(here, case, settings) if settings.fail_fast else here(case)
     else:
-        results = _judge_isolated(judging, contract, case, settings, Path(settings.crumbs))
-    record(results, record_property, extent)
+        isolated = _Isolated(judging, backend, contract, case, settings)
+        results, explanation = isolated.judged(extent)
+    record(results, record_property, extent, explanation)
     lines = expectations(settings.expect)
     messages = [f"expected to fail, and holds: {r.law} by {case.id} ({line.place})" for line, r in passing(results, lines)]
     failed = unexpected(results, lines)
@@ -123,29 +128,51 @@ def run_case(
         pytest.fail("\n".join([*messages, *([failure_message(failed)] if failed else [])]), pytrace=False)
 
 
-def _judge_isolated(
-    judging: Callable[..., list[Result]], contract: Contract, case: Case, settings: Settings, folder: Path
-) -> list[Result]:
-    """Judge a case under a watchdog, without the laws at which a worker has died before."""
-    incidents = Incidents(folder, settings.hang_after)
-    recorded = incidents.verdicts(case.operation, case.dtype)
-    reason = incidents.given_up(case.operation)
-    if reason is not None:
-        recorded = examined(incidents, contract.origin, case, settings)
-        message = f"{UNJUDGED}the operation was stopped after it had {reason} {STOP_AFTER} times"
-        return [
-            recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
-            for law in case.laws
-        ]
-    watchdog = Watchdog(folder, case.id, settings.hang_after)
-    try:
-        if settings.fail_fast:
-            results = judged_until_violation(partial(judging, mark=watchdog), case, settings, recorded)
-        else:
-            results = judging(case, mark=watchdog, skip=recorded)
-    finally:
-        watchdog.close()
-    if not recorded:
-        return results
-    recorded = examined(incidents, contract.origin, case, settings)
-    return [recorded.get(r.law, r) for r in results]
+@dataclass(frozen=True)
+class _Isolated:
+    """A case in a worker process, under a watchdog."""
+
+    judging: Callable[..., list[Result]]
+    backend: Any
+    contract: Contract
+    case: Case
+    settings: Settings
+
+    def judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
+        """The verdicts of the case, without the laws at which a worker has died before, and what explains violations."""
+        case, contract, settings = self.case, self.contract, self.settings
+        folder = Path(settings.crumbs or "")
+        incidents = Incidents(folder, settings.hang_after)
+        recorded = incidents.verdicts(case.operation, case.dtype)
+        reason = incidents.given_up(case.operation)
+        if reason is not None:
+            recorded = examined(incidents, contract.origin, case, settings)
+            message = f"{UNJUDGED}the operation was stopped after it had {reason} {STOP_AFTER} times"
+            return [
+                recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
+                for law in case.laws
+            ], {}
+        watchdog = Watchdog(folder, case.id, settings.hang_after)
+        judging = partial(self.judging, mark=watchdog)
+        try:
+            here = partial(judging, contract, extent=extent)
+            if settings.fail_fast:
+                results = judged_until_violation(here, case, settings, recorded)
+            else:
+                results = here(case, skip=recorded)
+            explanation = self._explanation(judging, results, watchdog)
+        finally:
+            watchdog.close()
+        if recorded:
+            recorded = examined(incidents, contract.origin, case, settings)
+        return [recorded.get(r.law, r) for r in results], explanation
+
+    def _explanation(self, judging: Callable[..., list[Result]], results: list[Result], mark: Mark) -> dict[str, Any]:
+        """What only has to be declared; nothing in runs that are to end soon."""
+        settings, case = self.settings, self.case
+        failed = unexpected(results, expectations(settings.expect))
+        if not failed or settings.fail_fast or settings.only is not None:
+            return {}
+        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, settings.device)
+        under = partial(judging, stop_at_first=True)
+        return explained(under, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
