@@ -50,7 +50,7 @@ def declaration(
     """
     judged = [r for r in results if r.judged]
     cases = {(r.operation, r.dtype): explanations.get(f"{r.operation}-{r.dtype}", {}) for r in judged}
-    torn = _torn(judged)
+    torn = _torn(judged, cases)
     limits, refused = _limits(contract, cases, judged)
     kept = {case: x for case, x in cases.items() if x and not torn & {(case[0], q) for q in x["semantics"]}}
     kept = {case: x for case, x in kept.items() if REFUSED not in x["limits"] or case in refused}
@@ -75,19 +75,24 @@ def _cause(kind: str, explanation: Mapping[str, Any]) -> str:
         return f"precision {explanation[kind]}"
     if REFUSED in explanation[kind]:
         return "limits: the dtype"
-    words = (f"{name} = {', '.join(map(str, x)) if isinstance(x, list | tuple) else x}" for name, x in explanation[kind].items())
+    shown = {k: ", ".join(map(str, x)) if isinstance(x, list | tuple) else x for k, x in explanation[kind].items()}
+    words = (f"{name} = {value}" for name, value in shown.items())
     return f"{kind} {' and '.join(words)}"
 
 
 # Semantics -------------------------------------------------------------------------------------------------------------
 
 
-def _torn(judged: Iterable[Result]) -> set[tuple[str, str]]:
+def _torn(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> set[tuple[str, str]]:
     """The questions that an operation answers otherwise at another dtype."""
     seen: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for (operation, _), x in cases.items():
+        for question, choice in x.get("semantics", {}).items():
+            seen[operation, question].add(choice)
     for r in judged:
-        if r.law.startswith("semantics.") and r.observed is not None:
-            seen[r.operation, r.law.removeprefix("semantics.")].add(r.observed)
+        question = r.law.removeprefix("semantics.")
+        if question in QUESTIONS and r.status is Status.PASSED and r.observed is not None:
+            seen[r.operation, question].add(r.observed)
     return {key for key, choices in seen.items() if len(choices) > 1}
 
 
@@ -148,9 +153,9 @@ def _limits(
     contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, Any]], judged: Iterable[Result]
 ) -> tuple[dict[str, Any], set[tuple[str, str]]]:
     """The limits other than the usual ones, all operations together, and the cases whose dtype is not supported."""
-    found = [x["limits"] for x in cases.values() if x and x["limits"] and REFUSED not in x["limits"]]
+    found = [{k: v for k, v in x["limits"].items() if k != "dtypes"} for x in cases.values() if x]
     limits = contract.limits
-    for change in found:
+    for change in (x for x in found if REFUSED not in x):
         limits = replace(limits, **{name: _narrower(name, getattr(limits, name), x) for name, x in change.items()})
     working = {r.operation for r in judged if r.status is Status.PASSED}
     refused = {case for case, x in cases.items() if x and REFUSED in x["limits"] and case[0] in working}

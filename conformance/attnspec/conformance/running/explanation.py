@@ -14,6 +14,7 @@ from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.running.refusals import REFUSED, Refusals, says_unsupported
+from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS, precision
 from attnspec.spec.contract.semantics import QUESTIONS
@@ -25,6 +26,11 @@ Errors far below those that a class allows are no sign of the class.
 """
 
 ENDED = {Reason.CRASHED, Reason.HUNG}
+EXPLAINING = [modifier for modifier in MODIFIERS if modifier != "truncating"]
+"""The modifiers that explain numbers."""
+
+OF_NUMBERS = {Reason.VALUE, Reason.DECLARED}
+"""The reasons of violations that numbers outside of their budgets may have."""
 
 
 class Judging(Protocol):
@@ -58,7 +64,7 @@ class Search:
     judging: Judging
     contract: Contract
     case: Case
-    refusals: Refusals
+    refusals: Callable[[], Refusals]
     left: dict[str, Result]
     found: dict[str, Any] = field(default_factory=dict)
     laws: dict[str, str] = field(default_factory=dict)
@@ -94,10 +100,8 @@ def explained(
     left = {r.law: r for r in failed if r.reason not in ENDED and not r.message.startswith(UNJUDGED)}
     if not left or any(r.law == FORMULA and r.law not in left for r in failed):
         return Explanation()
-    search = Search(judging, contract, case, Refusals(), left)
-    if any(r.reason == Reason.RAISED and says_unsupported(r.message) for r in left.values()):
-        search.refusals = refusals()
-    for step in (_limits, _semantics, _precision):
+    search = Search(judging, contract, case, refusals, left)
+    for step in (_limits, _semantics, _precision, _limits):
         if search.left:
             step(search)
     return Explanation(**search.found, laws=search.laws)
@@ -105,14 +109,23 @@ def explained(
 
 def _limits(search: Search) -> None:
     """Declare what the backend refuses, and says so."""
-    if search.refusals.everything:
+    if not any(r.reason == Reason.RAISED and says_unsupported(r.message) for r in search.left.values()):
+        return
+    refused = search.refusals()
+    if refused.everything:
         search.found["limits"] = {REFUSED: True}
         search.laws |= dict.fromkeys(search.left, "limits")
         search.left = {}
-    elif search.refusals.limits:
-        limits = replace(search.contract.limits, **search.refusals.limits)
-        changed = replace(search.contract, limits=limits)
-        search.take("limits", search.refusals.limits, changed, search.judged(changed, search.left))
+    elif refused.limits and "limits" not in search.found:
+        changed = replace(search.contract, limits=narrowed(search.contract.limits, refused.limits))
+        search.take("limits", refused.limits, changed, search.judged(changed, search.left))
+
+
+def narrowed(limits: Limits, change: Mapping[str, Any]) -> Limits:
+    """Limits with some fields changed; of the dtypes of single operations, those that are left."""
+    dtypes = change.get("dtypes", limits.dtypes)
+    own = {name: tuple(d for d in ds if d in dtypes) for name, ds in dict(limits.dtypes_by_operation).items()}
+    return replace(limits, **change, dtypes_by_operation={name: ds for name, ds in own.items() if ds})
 
 
 def _semantics(search: Search) -> None:
@@ -131,37 +144,60 @@ def _semantics(search: Search) -> None:
 
 
 def _precision(search: Search) -> None:
-    """Declare the least class that explains the numbers: the formula holds, and no filter finds a common error."""
-    if search.case.dtype not in DEFAULTS or not any(r.reason == Reason.VALUE for r in search.left.values()):
+    """Declare the least class that explains the numbers: the formula holds, and no filter finds a common error.
+
+    Choices that could not be told before may be seen under it.
+    """
+    if search.case.dtype not in DEFAULTS or not any(r.reason in OF_NUMBERS for r in search.left.values()):
         return
-    operation, dtype = OPERATIONS[search.case.operation], search.case.dtype
-    filters = [law for law in governing_laws(operation) if CHECKS[law].ensemble or "ensemble" in law]
-    for name in wider_classes(search.contract.precision.name(operation.name, dtype), dtype):
-        declared = search.contract.precision
-        own = {**declared.per_operation.get(operation.name, {}), dtype: name}
-        changed = replace(
-            search.contract, precision=replace(declared, per_operation={**declared.per_operation, operation.name: own})
-        )
-        formula = search.judged(changed, [FORMULA])[FORMULA]
+    governing = governing_laws(OPERATIONS[search.case.operation])
+    filters = [law for law in governing if CHECKS[law].ensemble or "ensemble" in law]
+    classes = wider_classes(search.contract.precision.name(search.case.operation, search.case.dtype), search.case.dtype)
+    if not classes or _under(search, widest(classes[-1]))[1].violates:
+        return
+    for name in classes:
+        trial, formula = _under(search, name)
         if formula.status is Status.PASSED and formula.error_ratio >= LEAST_USED:
-            again = search.judged(changed, dict.fromkeys([*search.left, *filters]))
-            if not any(again[law].violates for law in filters):
-                search.take("precision", name, changed, again)
-            return
+            again = search.judged(trial.contract, dict.fromkeys([*search.left, *filters]))
+            if not any(again[law].violates for law in filters) and search.take("precision", name, trial.contract, again):
+                search.found |= trial.found
+                search.laws |= {law: kind for law, kind in trial.laws.items() if law in search.laws}
+                return
+
+
+def _under(search: Search, name: str) -> tuple[Search, Result]:
+    """The search as it goes on under a class, with the choices that are seen under it, and whether the formula holds."""
+    operation, precision_ = search.case.operation, search.contract.precision
+    own = {**precision_.per_operation.get(operation, {}), search.case.dtype: name}
+    changed = replace(
+        search.contract, precision=replace(precision_, per_operation={**precision_.per_operation, operation: own})
+    )
+    questions = [law for law in search.left if law.startswith("semantics.")]
+    left = {law: r for law, r in search.judged(changed, questions).items() if r.violates}
+    known = {"semantics": search.found["semantics"]} if "semantics" in search.found else {}
+    trial = replace(search, contract=changed, left=left, found=known, laws={})
+    _semantics(trial)
+    return trial, trial.judged(trial.contract, [FORMULA])[FORMULA]
 
 
 def wider_classes(declared: str, dtype: str) -> list[str]:
     """The classes of a dtype that allow more than the declared one, alone or with a modifier, the least first.
 
-    Those of 8 bits are left out: most elements are not judged under them, so that they would explain anything.
+    Those of 8 bits are left out, under which most elements are not judged, and truncation, which allows errors of one
+    sign: they would explain wrong numbers too.
     """
     base = [name for name, p in CLASSES.items() if p.dtype == dtype and not name.startswith("e4m3")]
     least, wider = _allowed(declared), dict[tuple[float, ...], str]()
-    for name in (*base, *(f"{name}+{modifier}" for modifier in MODIFIERS for name in base)):
+    for name in (*base, *(f"{name}+{modifier}" for modifier in EXPLAINING for name in base)):
         allowed = _allowed(name)
         if allowed != least and all(a >= b for a, b in zip(allowed, least, strict=True)):
             wider.setdefault(allowed, name)
     return [wider[allowed] for allowed in sorted(wider, key=sum)]
+
+
+def widest(name: str) -> str:
+    """A class with every modifier: what violates the formula under it is no question of precision."""
+    return "+".join((name.partition("+")[0], *EXPLAINING))
 
 
 def _allowed(name: str) -> tuple[float, ...]:
