@@ -37,10 +37,13 @@ def read(path: Path) -> dict[str, Any]:
 def test_the_command_is_a_module_too(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", name, "show", "softmaxx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "attnspec: show: expected one of softmax, lstm, storage, …; got 'softmaxx'\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "attnspec: show: expected one of softmax, lstm, storage, …; got 'softmaxx'\n",
+    )
 
 
-# The first violation ---------------------------------------------------------------------------------------------------
+# The first violation --------------------------------------------------------------------------------------------------
 
 
 def stopped(folder: Path, code: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -110,7 +113,7 @@ def test_other_workers_are_not_waited_for(tmp_path: Path) -> None:
         os.kill(slow, 0)
 
 
-# Judged again ----------------------------------------------------------------------------------------------------------
+# Judged again --------------------------------------------------------------------------------------------------------
 
 TWO = ("--law", "operation.oracle", "--law", "operation.rejection", "--workers", "2")
 REPAIRED = ATTENTION.replace("query.shape[-1], query.dtype)", "query.shape[-1] ** 0.5, query.dtype)")
@@ -148,7 +151,10 @@ def test_a_failure_that_was_repaired_holds_now(failed: Path) -> None:
 def test_only_what_is_selected_is_judged_again(failed: Path) -> None:
     written(failed, REPAIRED)
     done = attnspec("replay", "r.json", "--law", "operation.oracle", "--dtype", "float64", folder=failed)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "backend.py: 0 of 1 failures still violate, 1 hold now")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (
+        0,
+        "backend.py: 0 of 1 failures still violate, 1 hold now",
+    )
 
 
 def test_of_a_backend_that_provides_it_no_more_nothing_is_judged(failed: Path) -> None:
@@ -162,7 +168,11 @@ def test_what_became_of_every_failure_is_said(tmp_path: Path) -> None:
     laws = ("operation.oracle", "operation.shape", "operation.dtype", "operation.batch-invariance")
     before = FailedBefore("mine.py", Settings(), tuple(replace(FAILED, law=law) for law in laws))
     oracle, shape, dtype, _ = before.failures
-    now = (oracle, replace(shape, status=Status.PASSED), replace(dtype, status=Status.NOT_APPLICABLE, reason="no vjp", message=""))
+    now = (
+        oracle,
+        replace(shape, status=Status.PASSED),
+        replace(dtype, status=Status.NOT_APPLICABLE, reason="no vjp", message=""),
+    )
     with (tmp_path / "out").open("w") as file:
         console = Console(file=file, width=200)
         assert print_again(before, Report(contract(), Settings(), now, 1.0), console) == 1
@@ -209,8 +219,14 @@ def test_what_cannot_be_replayed_is_said_in_one_line(failed: Path, name: str, me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--law", "operation.shape"), "--law: expected one of operation.oracle, operation.rejection; got 'operation.shape'"),
-        (("--law", "operation.rejection", "--dtype", "float64"), "replay: expected a selection that has failed in r.json"),
+        (
+            ("--law", "operation.shape"),
+            "--law: expected one of operation.oracle, operation.rejection; got 'operation.shape'",
+        ),
+        (
+            ("--law", "operation.rejection", "--dtype", "float64"),
+            "replay: expected a selection that has failed in r.json",
+        ),
         (("--workers", "0"), "--workers: expected at least 1; got 0"),
     ],
 )

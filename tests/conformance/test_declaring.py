@@ -1,4 +1,4 @@
-"""What was observed and is not declared: found by judging again, put together for all operations, pasted, and judged."""
+"""What was observed and is not declared: found by judging again, put together for all operations, and pasted."""
 
 import ast
 import json
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -183,7 +182,7 @@ def test_a_feature_that_is_refused_is_left_out() -> None:
     ("message", "says"),
     [
         ("NotImplementedError", True),
-        ('RuntimeError: "addmm" not implemented for \'Half\'', True),
+        ("RuntimeError: \"addmm\" not implemented for 'Half'", True),
         ("ValueError: head_dim 300 is not supported", True),
         ("RuntimeError: this kernel only supports 16 bits", True),
         ("ValueError: the length must be divisible by 16", True),
@@ -206,7 +205,7 @@ def test_classes_are_tried_from_the_least() -> None:
     assert "mixed-float16" not in wider_classes("prescaled-float16", "float16")
 
 
-# All together ----------------------------------------------------------------------------------------------------------
+# All together ---------------------------------------------------------------------------------------------------------
 
 PROVIDED = ("scaled_dot_product_attention", "self_attention", "dot_scores", "softmax")
 
@@ -328,9 +327,11 @@ def test_a_report_folds_what_is_explained_and_ends_with_the_declaration() -> Non
     assert PASTE in " ".join(as_html(report).split())
 
 
-CODE = '''
+CODE = """
 import numpy as np
 name = "mine"
+def rounded(x):
+    return ((x + 0).view(np.uint32) + 0x1000 & 0xFFFFE000).astype(np.uint32).view(np.float32)
 def dot_scores(query, key):
     if min(query.ndim, key.ndim) < 2 or query.shape[-1] != key.shape[-1]:
         raise ValueError("sizes differ")
@@ -338,14 +339,8 @@ def dot_scores(query, key):
         raise TypeError("float64 is not supported")
     if max(query.shape[-2], key.shape[-2]) > 40:
         raise ValueError("more than 40 are not supported")
-    query, key = (((x + 0).view(np.uint32) + 0x1000 & 0xFFFFE000).astype(np.uint32).view(np.float32) for x in (query, key))
-    return query @ np.swapaxes(key, -1, -2)
-def softmax(scores):
-    top = np.max(np.nan_to_num(scores, neginf=-1e30, posinf=1e30), axis=-1, keepdims=True, initial=-1e30)
-    with np.errstate(all="ignore"):
-        weights = np.exp(np.clip(scores, -1e30, None) - top)
-        return weights / weights.sum(-1, keepdims=True)
-'''
+    return rounded(query) @ np.swapaxes(rounded(key), -1, -2)
+"""
 
 
 def test_a_second_run_with_what_is_pasted_names_true_defects_only(tmp_path: Path) -> None:

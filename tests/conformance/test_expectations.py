@@ -60,10 +60,16 @@ softmax operation.oracle bfloat16
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("softmax operation.oracle", "known.txt:1: expected an operation, a law and a dtype; got 'softmax operation.or"),
+        (
+            "softmax operation.oracle",
+            "known.txt:1: expected an operation, a law and a dtype; got 'softmax operation.or",
+        ),
         ("\nsoftmaxx * *", "known.txt:2: operation: expected one of softmax, "),
         ("softmax operation.orakel *", "known.txt:1: law: expected one of operation.oracle, "),
-        ("softmax * float8*", "known.txt:1: dtype: expected one of float64, float32, bfloat16, float16, bool, default;"),
+        (
+            "softmax * float8*",
+            "known.txt:1: dtype: expected one of float64, float32, bfloat16, float16, bool, default;",
+        ),
         ("softmax recurrent.* *", "known.txt:1: expected a law that governs softmax; got 'recurrent.*'"),
     ],
 )
@@ -152,7 +158,9 @@ def test_other_failures_violate_as_before(tmp_path: Path) -> None:
 def test_a_plan_without_a_known_failure_is_refused(tmp_path: Path) -> None:
     path = known(tmp_path, "softmax operation.oracle float64\nsoftmax operation.oracle float16\n")
     settings = Settings(expect=path)
-    with pytest.raises(BackendError, match=r"^expect: known\.txt:2: softmax operation\.oracle float16: nothing that is"):
+    with pytest.raises(
+        BackendError, match=r"^expect: known\.txt:2: softmax operation\.oracle float16: nothing that is"
+    ):
         check_expectations(Plan.of(contract(), settings), settings)
     narrow = replace(settings, dtypes=("float64",))
     check_expectations(Plan.of(contract(), narrow), narrow)
@@ -160,9 +168,17 @@ def test_a_plan_without_a_known_failure_is_refused(tmp_path: Path) -> None:
 
 LAWS = ("--law", "operation.oracle", "--law", "operation.shape", "--workers", "2")
 CASES = {
-    "as it says": ("* operation.oracle *  # divides by d\n", 0, "expected: known.txt:1: * operation.oracle *: 2 of its laws"),
+    "as it says": (
+        "* operation.oracle *  # divides by d\n",
+        0,
+        "expected: known.txt:1: * operation.oracle *: 2 of its laws",
+    ),
     "one holds": ("* operation.* *\n", 1, "operation.shape by scaled_dot_product_attention (float32) holds"),
-    "another fails": ("* operation.oracle float32\n", 1, "operation.oracle is violated by scaled_dot_product_attention"),
+    "another fails": (
+        "* operation.oracle float32\n",
+        1,
+        "operation.oracle is violated by scaled_dot_product_attention",
+    ),
     "no such law": ("* operation.orakle *\n", 2, "known.txt:1: law: expected one of operation.oracle, "),
 }
 
@@ -185,7 +201,11 @@ def test_a_file_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
 
 PYTEST = {
     "as it says": ("* operation.oracle *\n", 0, "2 passed"),
-    "one holds": ("* operation.* *\n", 1, "expected to fail, and holds: operation.shape by scaled_dot_product_attention-"),
+    "one holds": (
+        "* operation.* *\n",
+        1,
+        "expected to fail, and holds: operation.shape by scaled_dot_product_attention-",
+    ),
     "never judged": ("* * *\nsoftmax * *\n", 2, "expect: known.txt:2: softmax * *: nothing that is judged"),
 }
 

@@ -41,9 +41,7 @@ UNCUT = 10_000
 PAGE = 132
 """Columns of running text there."""
 
-EXITS = (
-    "Exit status: 0 conforms, 1 violates or a known failure is none, 2 the call or the backend cannot be used."
-)
+EXITS = "Exit status: 0 conforms, 1 violates or a known failure is none, 2 the call or the backend cannot be used."
 WORKERS = "worker processes; one for each core if not given"
 
 

@@ -13,7 +13,7 @@ from attnspec.conformance.running.refusals import REFUSED
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 
 Key = tuple[str, str, str]
 """An operation, a law and a dtype."""
@@ -80,7 +80,7 @@ def _cause(kind: str, explanation: Mapping[str, Any]) -> str:
     return f"{kind} {' and '.join(words)}"
 
 
-# Semantics -------------------------------------------------------------------------------------------------------------
+# Semantics ------------------------------------------------------------------------------------------------------------
 
 
 def _torn(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> set[tuple[str, str]]:
@@ -100,7 +100,7 @@ def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, 
     """The choices other than normative ones: for all operations if they agree, else by operation."""
     chosen = {name: contract.semantics[name] for name in contract.operations}
     for (operation, _), x in cases.items():
-        chosen[operation] = replace(chosen[operation], **x["semantics"])
+        chosen[operation] = Semantics.of({**vars(chosen[operation]), **x["semantics"]})
     common: dict[str, str] = {}
     for question in QUESTIONS.values():
         words = {getattr(s, question.name) for name, s in chosen.items() if question.concerns(OPERATIONS[name])}
@@ -113,7 +113,7 @@ def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, 
     return {**differing, **({"*": common} if common else {})}
 
 
-def _deviating(operation: str, chosen: Any) -> dict[str, str]:
+def _deviating(operation: str, chosen: Semantics) -> dict[str, str]:
     """The choices of an operation that are not normative, of the questions that concern it."""
     return {
         q.name: getattr(chosen, q.name)
@@ -122,7 +122,7 @@ def _deviating(operation: str, chosen: Any) -> dict[str, str]:
     }
 
 
-# Precision -------------------------------------------------------------------------------------------------------------
+# Precision ------------------------------------------------------------------------------------------------------------
 
 
 def _precision(
@@ -146,7 +146,7 @@ def _precision(
     return {**own, **({"*": common} if common else {})}
 
 
-# Limits ----------------------------------------------------------------------------------------------------------------
+# Limits ---------------------------------------------------------------------------------------------------------------
 
 
 def _limits(
@@ -166,7 +166,9 @@ def _limits(
     if limits.features is not None:
         own = {f for name in contract.operations for f in OPERATIONS[name].features}
         limits = replace(limits, features=tuple(f for f in limits.features if f in own))
-    return {f.name: _plain(getattr(limits, f.name)) for f in fields(limits) if getattr(limits, f.name) != f.default}, refused
+    return {
+        f.name: _plain(getattr(limits, f.name)) for f in fields(limits) if getattr(limits, f.name) != f.default
+    }, refused
 
 
 def _narrower(name: str, declared: Any, observed: Any) -> Any:

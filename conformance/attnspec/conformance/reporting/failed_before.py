@@ -1,7 +1,7 @@
 """The failures of an earlier run, read from its report, and what becomes of them when they are judged again."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,19 @@ class FailedBefore:
 
     @classmethod
     def _of(cls, document: Mapping[str, Any]) -> "FailedBefore":
-        asked = ("profile", "seed", "device", "hang_after")
-        selection = {name: tuple(names) for name, names in document["selection"].items()}
-        settings = Settings(**{name: document[name] for name in asked}, **selection)
+        asked: dict[str, Any] = {name: document[name] for name in ("profile", "seed", "device", "hang_after")}
+        asked |= {name: tuple(names) for name, names in document["selection"].items()}
         results = [Result.from_json({k: v for k, v in r.items() if k in VERDICT}) for r in document["results"]]
-        return cls(document["backend"]["origin"], settings, tuple(r for r in results if r.violates))
+        return cls(document["backend"]["origin"], Settings(**asked), tuple(r for r in results if r.violates))
 
     def selected(self, **chosen: Sequence[str]) -> "FailedBefore":
         """Only the failures of these operations, laws and dtypes; of all where none are given."""
         return replace(
             self,
             failures=tuple(
-                r for r in self.failures if all(not names or getattr(r, what) in names for what, names in chosen.items())
+                r
+                for r in self.failures
+                if all(not names or getattr(r, what) in names for what, names in chosen.items())
             ),
         )
 
@@ -90,14 +91,9 @@ def _no_longer(before: Result, now: Result | None) -> str:
 
 
 def _summary(before: FailedBefore, report: Report) -> str:
-    still = len(report.violations)
-    colour = "red" if still else "green"
-    counts = dict(_counts(before, report))
+    still, passed = len(report.violations), report.counts[Status.PASSED]
+    counts = {"hold now": passed, "not judged": len(before.failures) - passed - still}
     told = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
-    return f"[bold {colour}]{escape(before.backend)}[/]: {still:,} of {len(before.failures):,} failures still violate{told}"
-
-
-def _counts(before: FailedBefore, report: Report) -> Iterator[tuple[str, int]]:
-    passed = report.counts[Status.PASSED]
-    yield "hold now", passed
-    yield "not judged", len(before.failures) - passed - len(report.violations)
+    colour = "red" if still else "green"
+    name = f"[bold {colour}]{escape(before.backend)}[/]"
+    return f"{name}: {still:,} of {len(before.failures):,} failures still violate{told}"

@@ -95,7 +95,7 @@ class Report:
         """The known failures that are none: lines whose laws hold, or that are about nothing that was judged."""
         if self.interrupted:
             return []
-        lines = [line for line in expectations(self.settings.expect) if line.selected(self.settings)]
+        lines = tuple(line for line in expectations(self.settings.expect) if line.selected(self.settings))
         return [
             *(f"{line}: {r.law} by {r.operation} ({r.dtype}) holds" for line, r in passing(self.results, lines)),
             *(f"{line}: nothing that was judged" for line in idle(self.results, lines)),

@@ -4,7 +4,7 @@
     scaled_dot_product_attention  operation.rejection  *
     softmax                       semantics.*          float32  # overflows where all is masked
 
-Names may be patterns. A comment behind a line is its reason; one above is that of the lines below it, up to an empty one.
+Names may be patterns. A comment behind a line is its reason; one above is that of the lines below, up to an empty line.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

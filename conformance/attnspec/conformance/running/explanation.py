@@ -5,7 +5,7 @@ Nothing is guessed. A change of the declaration counts where the laws that faile
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, governing_laws
@@ -17,7 +17,7 @@ from attnspec.conformance.running.refusals import REFUSED, Refusals, says_unsupp
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS, precision
-from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 
 LEAST_USED = 2.0**-5
 """The part of its budget that an implementation of a precision class uses at least; honest ones use a tenth and more.
@@ -33,10 +33,8 @@ OF_NUMBERS = {Reason.VALUE, Reason.DECLARED}
 """The reasons of violations that numbers outside of their budgets may have."""
 
 
-class Judging(Protocol):
-    """What judges a case under a contract, up to its first example that violates a law."""
-
-    def __call__(self, contract: Contract, case: Case) -> list[Result]: ...
+Judging = Callable[[Contract, Case], list[Result]]
+"""What judges a case under a contract, up to its first example that violates a law."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _semantics(search: Search) -> None:
         if not chosen:
             return
         operation, declared = search.case.operation, search.contract.semantics
-        own = {**declared.per_operation, operation: replace(declared[operation], **chosen)}
+        own = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
         changed = replace(search.contract, semantics=replace(declared, per_operation=own))
         if not search.take("semantics", {**known, **chosen}, changed, search.judged(changed, search.left)):
             return
@@ -159,14 +157,16 @@ def _precision(search: Search) -> None:
         trial, formula = _under(search, name)
         if formula.status is Status.PASSED and formula.error_ratio >= LEAST_USED:
             again = search.judged(trial.contract, dict.fromkeys([*search.left, *filters]))
-            if not any(again[law].violates for law in filters) and search.take("precision", name, trial.contract, again):
+            if not any(again[law].violates for law in filters) and search.take(
+                "precision", name, trial.contract, again
+            ):
                 search.found |= trial.found
                 search.laws |= {law: kind for law, kind in trial.laws.items() if law in search.laws}
                 return
 
 
 def _under(search: Search, name: str) -> tuple[Search, Result]:
-    """The search as it goes on under a class, with the choices that are seen under it, and whether the formula holds."""
+    """The search as it goes on under a class, with the choices seen under it, and whether the formula holds."""
     operation, precision_ = search.case.operation, search.contract.precision
     own = {**precision_.per_operation.get(operation, {}), search.case.dtype: name}
     changed = replace(

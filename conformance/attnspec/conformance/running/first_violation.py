@@ -1,4 +1,4 @@
-"""A run that ends at its first violation: of the case that shows it, the rest is not judged, and of other cases neither."""
+"""A run that ends at its first violation: the rest of the case that shows it is not judged, and no other case is."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -42,7 +42,9 @@ def judged_until_violation(
             return judging(case, skip=skip)
         found = judging(replace(case, laws=(first[0].law,)))
     seen = {r.law: r for r in found}
-    return [seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED) for law in case.laws]
+    return [
+        seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED) for law in case.laws
+    ]
 
 
 class FirstViolation:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,9 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
     if probes.first is None:
         return Refusals(everything=probes.refused_all)
     limits = probes.lengths() | probes.features() | probes.batches() | _others(subject, mark)
-    dtypes = tuple(d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_at(subject, d), mark).refused_all)
+    dtypes = tuple(
+        d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_at(subject, d), mark).refused_all
+    )
     return Refusals(limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
 
 
@@ -121,7 +124,9 @@ class _Probes:
             return {}  # no limit describes it
         result = {"multiple_of": multiple} if between else {}
         beyond = [length for length in beyond if not between or length % multiple == 0]
-        return result | ({"max_length": self._longest(longest, min(beyond), multiple if between else 1)} if beyond else {})
+        return result | (
+            {"max_length": self._longest(longest, min(beyond), multiple if between else 1)} if beyond else {}
+        )
 
     def _longest(self, taken: int, refused: int, multiple: int) -> int:
         """The greatest length that is taken, between one that is and one that is not."""
@@ -203,7 +208,7 @@ def _candidates(subject: Subject) -> Iterable[tuple[str, Callable[[Arguments], b
         yield "broadcasting", _broadcasts
     for feature in subject.operation.features:
         if subject.limits.has(feature):
-            yield feature, lambda x, feature=feature: _uses(x, feature)
+            yield feature, partial(_uses, feature)
 
 
 def _broadcasts(arguments: Arguments) -> bool:
@@ -211,7 +216,7 @@ def _broadcasts(arguments: Arguments) -> bool:
     return len({x.shape[: x.ndim - len(leaf.core)] for leaf, x in arguments.batched}) > 1
 
 
-def _uses(arguments: Arguments, feature: str) -> bool:
+def _uses(feature: str, arguments: Arguments) -> bool:
     """Whether a call makes use of an optional part of the operation."""
     path, _, choice = feature.partition("=")
     value = arguments.get(path)

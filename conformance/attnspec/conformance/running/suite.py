@@ -122,7 +122,9 @@ def run_case(
         results, explanation = isolated.judged(extent)
     record(results, record_property, extent, explanation)
     lines = expectations(settings.expect)
-    messages = [f"expected to fail, and holds: {r.law} by {case.id} ({line.place})" for line, r in passing(results, lines)]
+    messages = [
+        f"expected to fail, and holds: {r.law} by {case.id} ({line.place})" for line, r in passing(results, lines)
+    ]
     failed = unexpected(results, lines)
     if failed or messages:
         pytest.fail("\n".join([*messages, *([failure_message(failed)] if failed else [])]), pytrace=False)
@@ -139,7 +141,7 @@ class _Isolated:
     settings: Settings
 
     def judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
-        """The verdicts of the case, without the laws at which a worker has died before, and what explains violations."""
+        """The verdicts of the case, but for laws at which a worker has died before, and what explains violations."""
         case, contract, settings = self.case, self.contract, self.settings
         folder = Path(settings.crumbs or "")
         incidents = Incidents(folder, settings.hang_after)

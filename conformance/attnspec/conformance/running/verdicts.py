@@ -76,8 +76,9 @@ class Collector:
             self.verdicts.results[case] = results
             extents = [x for name, x in report.user_properties if name == EXTENT and isinstance(x, dict)]
             self.verdicts.extents.setdefault(case, {}).update(*extents)
-            explanations = [x for name, x in report.user_properties if name == EXPLANATION and isinstance(x, dict)]
-            self.verdicts.explanations |= {case: x for x in explanations}
+            for name, x in report.user_properties:
+                if name == EXPLANATION and isinstance(x, dict):
+                    self.verdicts.explanations[case] = x
         if report.failed and case not in self.verdicts.results:
             lines = report.longreprtext.strip().splitlines() or ["its process ended"]
             raised = [line[2:].strip() for line in lines if line.startswith("E ")]
