@@ -311,6 +311,14 @@ def test_an_operation_that_supports_no_dtype_is_not_declared_away() -> None:
     assert (whole.attributes, whole.explained) == ({}, {})
 
 
+def test_the_declaration_of_the_documentation_is_understood() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
+    lines_ = page.partition("### What a run has observed")[2].split("```\n")[1].splitlines()
+    declared = {name: ast.literal_eval(value) for name, value in (line.split(" = ") for line in lines_)}
+    assert set(declared) == {"semantics", "precision", "limits"}
+    assert contract(**declared).limits.max_length == 100
+
+
 def test_a_report_folds_what_is_explained_and_ends_with_the_declaration() -> None:
     results = verdicts("self_attention", "softmax")
     whole = together({f"self_attention-{d}": NAN for d in ("float64", "float32")}, results)

@@ -118,7 +118,11 @@ def test_profiles_are_named_everywhere_alike() -> None:
 
 def test_the_schema_has_the_fields_of_a_verdict() -> None:
     described = SCHEMA["properties"]["results"]["items"]
-    assert described["required"] == list(described["properties"]) == [*(f.name for f in fields(Result)), "expected"]
+    assert (
+        described["required"]
+        == list(described["properties"])
+        == [*(f.name for f in fields(Result)), "expected", "explained_by"]
+    )
     assert described["properties"]["status"]["enum"] == list(Status)
 
 
