@@ -158,8 +158,21 @@ def test_what_is_refused_is_described_by_limits(
 
     backend = SimpleNamespace(name="mine", **{operation: call})
     subject = Subject(backend, Contract.of(backend), OPERATIONS[operation], "float64", "cpu")
-    expected = Refusals(everything=True) if REFUSED in limits else Refusals(limits=limits)
+    expected = Refusals(everything=True) if REFUSED in limits else Refusals(limits=limits, taken=True)
     assert refusals(subject, lambda law, example: None) == expected
+
+
+def test_heads_that_divide_the_width_are_observed() -> None:
+    def call(query: Numbers, key: Numbers, value: Numbers, w_q: Numbers, *weights: Numbers) -> Any:
+        heads, part, width = w_q.shape
+        if not (heads * part == width == key.shape[-1] == value.shape[-1] and part == weights[1].shape[1]):
+            raise ValueError("the width must be divisible by the heads")
+        return reference.multi_head_attention(query, key, value, w_q, *weights)
+
+    backend = SimpleNamespace(name="mine", multi_head_attention=lambda *given, **more: call(*given))
+    subject = Subject(backend, Contract.of(backend), OPERATIONS["multi_head_attention"], "float64", "cpu")
+    found = refusals(subject, lambda law, example: None)
+    assert (found.everything, found.limits) == (False, {"divided_heads": True})
 
 
 def test_a_feature_that_is_refused_is_left_out() -> None:
@@ -187,6 +200,7 @@ def test_a_feature_that_is_refused_is_left_out() -> None:
         ("RuntimeError: this kernel only supports 16 bits", True),
         ("ValueError: the length must be divisible by 16", True),
         ("ValueError: sequence too long", True),
+        ("AssertionError: query should be unbatched 2D or batched 3D tensor but received 4-D query tensor", True),
         ("IndexError: index 3 is out of bounds", False),
         ("RuntimeError: output with shape [1] doesn't match the broadcast shape [3]", False),
         ("TypeError: unexpected keyword argument 'mask'", False),
@@ -285,11 +299,12 @@ def test_limits_are_those_of_all_operations() -> None:
     given = {
         "dot_scores-float64": found("limits", {"max_length": 40, "head_sizes": [8, 16], "multiple_of": 4}),
         "softmax-float64": found("limits", {"max_length": 64, "head_sizes": [16, 32], "multiple_of": 6}),
-        "softmax-float32": found("limits", {"broadcasting": False, "max_batch_dims": 1}),
+        "softmax-float32": found("limits", {"broadcasting": False, "max_batch_dims": 1, "divided_heads": True}),
     }
     whole = together(given, limits={"max_length": 50})
     assert whole.attributes["limits"] == {
         "head_sizes": (16,), "multiple_of": 12, "max_length": 40, "max_batch_dims": 1, "broadcasting": False,
+        "divided_heads": True,
     }  # fmt: skip
     assert ast.literal_eval(whole.text.removeprefix("limits = ")) == whole.attributes["limits"]
 

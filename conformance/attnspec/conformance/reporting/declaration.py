@@ -175,6 +175,8 @@ def _narrower(name: str, declared: Any, observed: Any) -> Any:
     """What is within two limits."""
     if name == "multiple_of":
         return lcm(declared, observed)
+    if name == "divided_heads":
+        return declared or observed
     if isinstance(observed, list | tuple):
         return tuple(observed) if declared is None else tuple(x for x in declared if x in observed)
     return observed if declared is None else min(declared, observed)

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, corners
+from attnspec.conformance.inputs.heads import divided_sizes
 from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.engine import Mark
 from attnspec.conformance.judging.foreign_calls import Raised
@@ -37,7 +38,7 @@ FIRST = (16, 128, 1)
 
 _UNSUPPORTED = re.compile(
     r"not ?implemented|unimplemented|unsupported|(not|n't|only|no)\b.{0,40}\bsupport|support\w*\b.{0,20}\bonly"
-    r"|\b(divisible|multiples?) (by|of)\b|\bat most\b|\bexceed|\btoo (long|large|many)\b",
+    r"|\b(divisible|multiples?) (by|of)\b|\bat most\b|\bexceed|\btoo (long|large|many)\b|\b\d-?D\b",
     re.IGNORECASE,
 )
 
@@ -49,22 +50,36 @@ def says_unsupported(message: str) -> bool:
 
 @dataclass(frozen=True)
 class Refusals:
-    """Whether a backend refuses ``everything``; if not, the ``limits`` that exclude what it refuses."""
+    """Whether a backend refuses ``everything``; if not, the ``limits`` that exclude what it refuses.
+
+    ``taken`` says that a plain call was taken.
+    """
 
     everything: bool = False
+    taken: bool = False
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 def refusals(subject: Subject, mark: Mark) -> Refusals:
     """What a backend was seen to refuse, within its limits."""
     probes = _Probes(subject, mark)
+    if probes.first is None and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
+        found = refusals(_narrowed(subject, divided_heads=True), mark)
+        if found.taken:
+            return replace(found, limits={"divided_heads": True, **found.limits})
     if probes.first is None:
         return Refusals(everything=probes.refused_all)
     limits = probes.lengths() | probes.features() | probes.batches() | _others(subject, mark)
     dtypes = tuple(
         d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_at(subject, d), mark).refused_all
     )
-    return Refusals(limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
+    return Refusals(taken=True, limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
+
+
+def _narrowed(subject: Subject, **limits: Any) -> Subject:
+    """The same operation within narrower limits."""
+    contract = replace(subject.contract, limits=replace(subject.limits, **limits))
+    return Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
 
 
 def _at(subject: Subject, dtype: str) -> Subject:
