@@ -194,7 +194,7 @@ NOT_REPLAYED = {
     "text.json": "replay: text.json: expected a report, as --json writes it; got no JSON",
     "list.json": "replay: list.json: expected a report of the schema 'attnspec-report/1'; got None",
     "other.json": "replay: other.json: expected a report of the schema 'attnspec-report/1'; got 'attnspec-report/9'",
-    "half.json": "replay: half.json: expected a whole report; got one without 'selection'",
+    "half.json": "replay: half.json: expected a whole report; got one without 'profile'",
     "gone.json": "backend 'gone.py': cannot be imported: FileNotFoundError",
 }
 
