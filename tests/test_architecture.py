@@ -290,7 +290,7 @@ ROOMS = {
 HALLS = {
     "backends/attnspec/backends": {"bases", "pytorch", "torch_native"},
     "conformance/attnspec/conformance": {
-        *("cli.py", "plugin.py", "test_conformance.py"),
+        *("__main__.py", "cli.py", "plugin.py", "test_conformance.py"),
         *("harness", "inputs", "judging", "laws", "mutants", "rediscovered", "reporting", "running", "variants"),
     },
 }

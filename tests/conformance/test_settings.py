@@ -29,7 +29,10 @@ CHOSEN = Settings(
     operations=("softmax", "dot_scores"),
     laws=("operation.oracle",),
     dtypes=("float32",),
+    expect="known.txt",
     hang_after=2.5,
+    fail_fast=True,
+    only="only.txt",
     crumbs="somewhere/else",
 )
 """Settings none of which is the default."""
@@ -74,7 +77,7 @@ def test_no_arguments_are_the_defaults(pytestconfig: pytest.Config) -> None:
     assert plugin.settings_of_options(pytestconfig) == Settings()
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o.setting != "crumbs"], ids=lambda o: o.name)
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.setting not in ("crumbs", "only")], ids=lambda o: o.name)
 def test_the_command_has_the_option(option: Option) -> None:
     found = COMMAND[option.name.replace("-", "_")]
     assert found.opts == [f"--{option.name}"]
@@ -85,7 +88,7 @@ def test_the_command_has_the_option(option: Option) -> None:
 
 def test_the_command_has_no_other_settings() -> None:
     settings = {o.name.replace("-", "_") for o in OPTIONS}
-    assert settings - COMMAND.keys() == {"crumbs"}
+    assert settings - COMMAND.keys() == {"crumbs", "only"}
     assert COMMAND.keys() - settings == {"backend", "workers", "json", "html", "junit"}
     profile = next(p for p in COMMANDS.commands["mutants"].params if p.name == "profile")
     assert (profile.default, profile.help) == (COMMAND["profile"].default, COMMAND["profile"].help)
@@ -95,7 +98,7 @@ def test_a_suite_has_the_settings_as_attributes() -> None:
     attributes = {o.setting: o.default for o in OPTIONS if not o.isolated}
     assert {name: getattr(ConformanceSuite, name) for name in attributes} == attributes
     assert set(ConformanceSuite.__annotations__) == {"backend", *attributes}
-    assert {f.name for f in fields(Settings)} - set(attributes) == {"hang_after", "crumbs"}
+    assert {f.name for f in fields(Settings)} - set(attributes) == {"hang_after", "fail_fast", "only", "crumbs"}
 
 
 def test_a_suite_chooses_by_its_attributes() -> None:
@@ -115,7 +118,11 @@ def test_profiles_are_named_everywhere_alike() -> None:
 
 def test_the_schema_has_the_fields_of_a_verdict() -> None:
     described = SCHEMA["properties"]["results"]["items"]
-    assert described["required"] == list(described["properties"]) == [f.name for f in fields(Result)]
+    assert (
+        described["required"]
+        == list(described["properties"])
+        == [*(f.name for f in fields(Result)), "expected", "explained_by"]
+    )
     assert described["properties"]["status"]["enum"] == list(Status)
 
 

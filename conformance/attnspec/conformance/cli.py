@@ -1,5 +1,6 @@
 """The command ``attnspec``."""
 
+import dataclasses
 import io
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -39,7 +41,7 @@ UNCUT = 10_000
 PAGE = 132
 """Columns of running text there."""
 
-EXITS = "Exit status: 0 conforms, 1 violates, 2 the call or the backend cannot be used."
+EXITS = "Exit status: 0 conforms, 1 violates or a known failure is none, 2 the call or the backend cannot be used."
 WORKERS = "worker processes; one for each core if not given"
 
 
@@ -82,6 +84,17 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _check_workers(workers: int | None) -> None:
+    """The end, if there can be no such number of processes."""
+    if workers is not None and workers < 1:
+        _unusable(f"--workers: expected at least 1; got {workers}")
+
+
+def _processes(workers: int | None) -> int:
+    """So many processes, if they are not too many for the cores."""
+    return min(workers or _cores(), WORKERS_PER_CORE * _cores())
+
+
 def _interrupt(signum: int, frame: object) -> NoReturn:
     """Treat SIGTERM like Ctrl-C, so that what has been judged is reported."""
     raise KeyboardInterrupt
@@ -100,6 +113,8 @@ def check(
     seed: Annotated[int, typer.Option(help=HELP["seed"])] = Settings.seed,
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     hang_after: Annotated[float, typer.Option(help=HELP["hang_after"])] = Settings.hang_after,
+    expect: Annotated[str | None, typer.Option(help=HELP["expect"])] = Settings.expect,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help=HELP["fail_fast"])] = Settings.fail_fast,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
@@ -108,16 +123,15 @@ def check(
     from attnspec.conformance.running.probe import Probe
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
-    settings = Settings(profile, seed, device, operations, laws, dtypes, hang_after)
-    if workers is not None and workers < 1:
-        _unusable(f"--workers: expected at least 1; got {workers}")
+    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, hang_after, fail_fast)
+    _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")
     files = _files(json=json, html=html, junit=junit)
     signal.signal(signal.SIGTERM, _interrupt)
     probe = Probe(backend, device)
     try:
-        report, xml = _judge(probe, settings, min(workers or _cores(), WORKERS_PER_CORE * _cores()))
+        report, xml = _judge(probe, settings, _processes(workers))
     finally:
         probe.close()
     write_report(report, xml, _console(), files)
@@ -151,10 +165,54 @@ def _judge(probe: "Probe", settings: Settings, workers: int) -> tuple["Report", 
     except BackendError as error:
         _unusable(str(error))
     seconds = time.monotonic() - started
-    report = Report.of(done.plan, done.verdicts, settings, seconds, interrupted=done.interrupted)
+    report = Report.of(done.plan, done.verdicts, settings, seconds, broken_off=done.broken_off)
     if report.interrupted:
-        sys.stderr.write("attnspec: interrupted; the report has what was judged\n")
+        sys.stderr.write(f"attnspec: {done.broken_off}; the report has what was judged\n")
     return report, done.junit
+
+
+@app.command(
+    help="Judge again what failed in a report that --json wrote, with its backend, seed and profile. "
+    "Exit status: 1 if any of it is still violated, 0 if none is, 2 the report or its backend cannot be used."
+)
+def replay(
+    report: Annotated[Path, typer.Argument(help="a report as JSON", metavar="REPORT")],
+    operation: Annotated[list[str] | None, typer.Option(help=HELP["operations"])] = None,
+    law: Annotated[list[str] | None, typer.Option(help=HELP["laws"])] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help=HELP["dtypes"])] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
+) -> None:
+    """Judge the failures of a report again."""
+    from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
+    from attnspec.conformance.running.errors import BackendError
+    from attnspec.conformance.running.probe import Probe
+
+    _check_workers(workers)
+    try:
+        before = FailedBefore.read(report)
+    except BackendError as error:
+        _unusable(f"replay: {error}")
+    if not before.failures:
+        _console().print(f"{report}: no failures", markup=False, highlight=False)
+        raise typer.Exit(0)
+    chosen = {"operation": operation or (), "law": law or (), "dtype": dtype or ()}
+    for what, names in chosen.items():
+        for name in names:
+            _known(f"--{what}", name, dict.fromkeys(getattr(r, what) for r in before.failures))
+    before = before.selected(**chosen)
+    if not before.failures:
+        _unusable(f"replay: expected a selection that has failed in {report}; got none that has")
+    signal.signal(signal.SIGTERM, _interrupt)
+    with TemporaryDirectory(prefix="attnspec-replay-") as folder:
+        only = Path(folder, "failures of the report")
+        only.write_text(before.as_lines(), encoding="utf-8")
+        settings = dataclasses.replace(before.settings, only=str(only))
+        probe = Probe(before.backend, settings.device)
+        try:
+            again, _ = _judge(probe, settings, _processes(workers))
+        finally:
+            probe.close()
+    raise typer.Exit(print_again(before, again, _console()))
 
 
 @app.command(name="list")

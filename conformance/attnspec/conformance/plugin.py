@@ -16,6 +16,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for o in OPTIONS:
         if o.repeatable:
             group.addoption(o.flag, action="append", default=[], metavar=o.metavar, help=o.help)
+        elif o.switch:
+            group.addoption(o.flag, action="store_true", help=o.help)
         else:
             group.addoption(o.flag, default=o.default, type=o.parse, metavar=o.metavar, help=o.help)
     group.addoption("--attn-json", metavar="FILE", help="write the report as JSON")
@@ -71,21 +73,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "attnspec_case" not in metafunc.fixturenames:
         return
     from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.suite import plan_for, settings_of_suite
+    from attnspec.conformance.running.suite import check_expectations, plan_for, settings_of_suite
 
     name = metafunc.config.getoption("--attn-backend")
     try:
         if metafunc.cls is not None:
             if name is not None:
                 raise pytest.UsageError(f"--attn-backend: {metafunc.cls.__name__} names its own backend; got {name!r}")
-            found = plan_for(metafunc.cls.backend, settings_of_suite(metafunc.cls)).cases
+            backend, settings = metafunc.cls.backend, settings_of_suite(metafunc.cls)
         elif name is None:
             raise pytest.UsageError("expected --attn-backend=NAME to say whom to judge; got none")
         else:
-            found = plan_for(name, settings_of_options(metafunc.config)).cases
+            backend, settings = name, settings_of_options(metafunc.config)
+        plan = plan_for(backend, settings)
+        if settings.crumbs is None:
+            check_expectations(plan, settings)
     except BackendError as error:
         raise pytest.UsageError(str(error)) from error
-    metafunc.parametrize("attnspec_case", found, ids=[c.id for c in found])
+    metafunc.parametrize("attnspec_case", plan.cases, ids=[c.id for c in plan.cases])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -12,6 +12,8 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
 from attnspec.conformance.judging.results import INTERRUPTED, Result, Status, json_number
+from attnspec.conformance.reporting.declaration import Declaration, declaration
+from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
@@ -42,21 +44,26 @@ class Answer:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called."""
+    """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called.
+
+    ``declaration`` is what was observed and is not declared.
+    """
 
     contract: Contract
     settings: Settings
     results: tuple[Result, ...]
     seconds: float
     tried: Mapping[str, Extent] = field(default_factory=dict)
+    declaration: Declaration = field(default_factory=Declaration)
 
     @classmethod
     def of(
-        cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float, *, interrupted: bool = False
+        cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float, *, broken_off: str | None = None
     ) -> "Report":
         """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
-        results = (*planned_results(plan, verdicts, interrupted), *missing_results(plan.contract, settings))
-        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts))
+        results = (*planned_results(plan, verdicts, broken_off), *missing_results(plan.contract, settings))
+        observed = declaration(plan.contract, results, verdicts.explanations)
+        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts), observed)
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -66,11 +73,33 @@ class Report:
     @property
     def verdict(self) -> str:
         """``conforms``, ``violates``, or ``unusable`` where nothing was judged or the run was broken off."""
-        if any(r.violates for r in self.results):
+        if self.violations:
             return "violates"
         if self.interrupted:
             return "unusable"
-        return "conforms" if self.counts[Status.PASSED] else "unusable"
+        return "conforms" if self.counts[Status.PASSED] or self.expected else "unusable"
+
+    @cached_property
+    def violations(self) -> list[Result]:
+        """The violations that were not expected."""
+        return [r for r in self.results if r.violates and key(r) not in self.expected]
+
+    @cached_property
+    def expected(self) -> dict[tuple[str, str, str], Expectation]:
+        """The lines of the file of known failures by operation, law and dtype, of what fails as they say."""
+        lines = expectations(self.settings.expect)
+        return {key(r): line for r in self.results if (line := expected(r, lines))}
+
+    @cached_property
+    def unmet(self) -> list[str]:
+        """The known failures that are none: lines whose laws hold, or that are about nothing that was judged."""
+        if self.interrupted:
+            return []
+        lines = tuple(line for line in expectations(self.settings.expect) if line.selected(self.settings))
+        return [
+            *(f"{line}: {r.law} by {r.operation} ({r.dtype}) holds" for line, r in passing(self.results, lines)),
+            *(f"{line}: nothing that was judged" for line in idle(self.results, lines)),
+        ]
 
     @cached_property
     def interrupted(self) -> int:
@@ -79,8 +108,8 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """The status with which the command exits."""
-        return EXIT[self.verdict]
+        """The status with which the command exits: 1 also where a known failure is none."""
+        return EXIT[self.verdict] or int(bool(self.unmet))
 
     @property
     def examples(self) -> int:
@@ -167,6 +196,8 @@ class Report:
             "seed": settings.seed,
             "device": settings.device,
             "hang_after": settings.hang_after,
+            "expect": settings.expect,
+            "unmet": self.unmet,
             "selection": {
                 "operations": list(settings.operations),
                 "laws": list(settings.laws),
@@ -176,18 +207,33 @@ class Report:
             "versions": versions(),
             "summary": {
                 **{str(status): count for status, count in self.counts.items()},
+                "expected": len(self.expected),
                 "examples": self.examples,
                 "not_judged": self.not_judged,
                 "error_ratio": json_number(self.error_ratio),
             },
             "tried": {operation: dict(extent) for operation, extent in self.tried.items()},
             "not_tried": self.not_tried,
-            "results": [r.as_json() for r in self.results],
+            "declaration": dict(self.declaration.attributes) or None,
+            "results": [
+                {**r.as_json(), "expected": self._reason(r), "explained_by": self.declaration.explained.get(key(r))}
+                for r in self.results
+            ],
         }
+
+    def _reason(self, result: Result) -> dict[str, str] | None:
+        """The line that expects a failure, and its reason; None if there is none."""
+        line = self.expected.get(key(result))
+        return None if line is None else {"line": str(line), "reason": line.reason}
 
     def as_text(self) -> str:
         """The report as the text of a JSON document."""
         return json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n"
+
+
+def key(result: Result) -> tuple[str, str, str]:
+    """What a verdict is about."""
+    return result.operation, result.law, result.dtype
 
 
 def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
@@ -198,13 +244,16 @@ def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
     return {name: extent for name in OPERATIONS if name in found and (extent := widest(found[name]))}
 
 
-def planned_results(plan: Plan, verdicts: Verdicts, interrupted: bool = False) -> Iterable[Result]:
-    """One result for every law of every case, in a fixed order; a law without a verdict is lost."""
+def planned_results(plan: Plan, verdicts: Verdicts, broken_off: str | None = None) -> Iterable[Result]:
+    """One result for every law of every case, in a fixed order; a law without a verdict is lost.
+
+    ``broken_off`` says what broke the run off, None if nothing did.
+    """
     results: list[Result] = []
     for case in plan.cases:
         known = {r.law: r for r in verdicts.results.get(case.id, ())}
-        lost = INTERRUPTED if interrupted else "the test ended without a verdict"
-        cause = lost if interrupted else verdicts.causes.get(case.id, lost)
+        lost = INTERRUPTED if broken_off else "the test ended without a verdict"
+        cause = broken_off or verdicts.causes.get(case.id, lost)
         results += [
             known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, lost, cause) for law in case.laws
         ]
@@ -215,6 +264,7 @@ def planned_results(plan: Plan, verdicts: Verdicts, interrupted: bool = False) -
 def missing_results(contract: Contract, settings: Settings) -> Iterable[Result]:
     """One result for every law of every operation that was asked for and is not provided."""
     dtypes = [d for d in contract.limits.dtypes if not settings.dtypes or d in settings.dtypes]
+    only = expectations(settings.only, "only")
     return [
         Result(o.name, law.id, dtype, Status.NOT_PROVIDED, "the backend does not provide the operation")
         for o in OPERATIONS.values()
@@ -223,6 +273,7 @@ def missing_results(contract: Contract, settings: Settings) -> Iterable[Result]:
         for law in LAWS.values()
         if o in law.operations and (not settings.laws or law.id in settings.laws)
         for dtype in dtypes_of(o, dtypes)
+        if settings.only is None or any(line.concerns(o.name, law.id, dtype) for line in only)
     ]
 
 

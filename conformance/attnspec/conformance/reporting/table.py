@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.reporting.declaration import lines
 from attnspec.conformance.reporting.messages import by_cause, consequences_heading, violation_message
-from attnspec.conformance.reporting.report import Report, in_common
+from attnspec.conformance.reporting.report import Report, in_common, key
+from attnspec.conformance.running.expectations import Expectation
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 
 REMARKED = ("head_sizes", "multiple_of", "max_length", "broadcasting", "divided_heads")
@@ -30,6 +32,8 @@ NAMED = 12
 
 PAGE_WIDTH = 120
 
+PASTE = "What was observed, to be pasted into the backend if it is meant; a second run then names what is left:"
+
 
 def print_report(report: Report, console: Console) -> None:
     """The whole report; code is not wrapped, so that it can be copied."""
@@ -40,6 +44,9 @@ def print_report(report: Report, console: Console) -> None:
         console.print(text, soft_wrap=True)
     console.print(closing(report), highlight=False)
     console.print(f"not tried: {'; '.join(report.not_tried)}", highlight=False)
+    if report.declaration:
+        console.print(f"\n{PASTE}\n", highlight=False)
+        console.print(Text(report.declaration.text), soft_wrap=True)
 
 
 def chapters(report: Report) -> Table:
@@ -125,7 +132,8 @@ def _features(report: Report) -> Iterator[str]:
 
 def violations(report: Report) -> list[Text]:
     """Every violation; the first few in full, each law of an operation once, and possible consequences last."""
-    causes, following = by_cause(r for r in report.results if r.violates)
+    explained = report.declaration.explained
+    causes, following = by_cause(r for r in report.violations if key(r) not in explained)
     in_full: dict[tuple[str, str], Result] = {}
     for r in causes:
         if len(in_full) < IN_FULL:
@@ -139,7 +147,21 @@ def violations(report: Report) -> list[Text]:
     parts += _lines(r for r in causes if not any(r is shown for shown in in_full.values()))
     if following:
         parts += [Text(f"\n{consequences_heading(following)}"), *_lines(following)]
-    return parts
+    parts += [Text(line, style="yellow") for line in lines(explained)]
+    return [*parts, *_known(report)]
+
+
+def _known(report: Report) -> list[Text]:
+    """The failures that were expected, a line for each line that names them, and the lines that are not met."""
+    laws: dict[Expectation, list[Result]] = defaultdict(list)
+    for r in report.results:
+        if key(r) in report.expected:
+            laws[report.expected[key(r)]].append(r)
+    parts = [
+        Text(f"expected: {line}: {len(found)} of its laws failed{line.reason and f' ({line.reason})'}")
+        for line, found in laws.items()
+    ]
+    return [*parts, *(Text(f"not as expected: {line}", style="red") for line in report.unmet)]
 
 
 def _lines(results: Iterable[Result]) -> list[Text]:
@@ -165,8 +187,15 @@ def closing(report: Report) -> str:
         + (f" (deviations declared: {deviating})" if deviating else "")
         + f": {report.counts[Status.PASSED]} of {judged} laws hold on {report.examples:,} examples, "
         + f"largest error ratio {report.error_ratio:.3g}, {report.seconds:.1f} s"
-        + (f"; interrupted, {report.interrupted:,} laws have no verdict" if report.interrupted else "")
+        + (f", expected failures: {len(report.expected):,}" if report.expected else "")
+        + (f", expectations not met: {len(report.unmet):,}" if report.unmet else "")
+        + (f"; {_broken_off(report)}, {report.interrupted:,} laws have no verdict" if report.interrupted else "")
     )
+
+
+def _broken_off(report: Report) -> str:
+    """What broke the run off."""
+    return next(r.message for r in report.results if r.interrupted)
 
 
 def as_html(report: Report) -> str:

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from attnspec.conformance.judging.results import INTERRUPTED
 from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH, environment
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.expectations import expectations
+from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
 from attnspec.conformance.running.settings import Settings
@@ -18,12 +21,12 @@ from attnspec.conformance.running.verdicts import VERDICTS, Verdicts
 
 @dataclass(frozen=True)
 class Run:
-    """What became of a run: its verdicts, the report of pytest as JUnit XML, and whether the user interrupted it."""
+    """What became of a run: its verdicts, the report of pytest as JUnit XML, and what broke it off, if anything did."""
 
     plan: Plan
     verdicts: Verdicts
     junit: str | None
-    interrupted: bool
+    broken_off: str | None
 
 
 class Gate:
@@ -54,13 +57,14 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
     ``make_plan`` is called while the workers start. Raises :class:`BackendError` if it does, or if the workers cannot
     work.
     """
-    display, startup = ProgressDisplay(console), StartupMonitor()
+    display, startup = ProgressDisplay(console, expectations(settings.expect)), StartupMonitor()
+    first = FirstViolation(settings)
     gate = Gate(make_plan, display)
     variables = {**SAFE_PATH, **ONE_THREAD, "PYTEST_ADDOPTS": None}
     with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(variables), display.bar:
         junit = Path(folder, "junit.xml")
         arguments = pytest_arguments(backend, settings, Path(folder), workers, junit)
-        status = pytest.main(arguments, plugins=[display, gate, startup])
+        status = pytest.main(arguments, plugins=[display, gate, startup, *([first] if settings.fail_fast else [])])
         xml = junit.read_text(encoding="utf-8") if junit.exists() else None
     if gate.error is not None:
         raise gate.error
@@ -72,7 +76,7 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
         for case in gate.plan.cases:
             gate.verdicts.causes.setdefault(case.id, startup.trouble)
     interrupted = status == pytest.ExitCode.INTERRUPTED and startup.trouble is None
-    return Run(gate.plan, gate.verdicts, xml, interrupted)
+    return Run(gate.plan, gate.verdicts, xml, STOPPED if first.seen else INTERRUPTED if interrupted else None)
 
 
 def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, junit: Path) -> list[str]:

@@ -1,12 +1,13 @@
 """What a run judges: the cases that a backend and the settings leave, or why there are none."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.selection import unknown_name
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.law import LAWS
@@ -27,9 +28,21 @@ class Plan:
         check_names(settings)
         _check_provided(contract, settings)
         found = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
+        if settings.only is not None:
+            found = _only(found, settings.only)
         if not found:
             raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
         return cls(contract, found)
+
+
+def _only(found: Sequence[Case], path: str) -> list[Case]:
+    """What is left of cases when only the laws count that a file lists."""
+    lines = expectations(path, "only")
+    left = (
+        replace(case, laws=tuple(x for x in case.laws if any(e.concerns(case.operation, x, case.dtype) for e in lines)))
+        for case in found
+    )
+    return [case for case in left if case.laws]
 
 
 def check_names(settings: Settings, prefix: str = "") -> None:
@@ -44,6 +57,7 @@ def check_names(settings: Settings, prefix: str = "") -> None:
         for name in chosen:
             if name not in names:
                 raise BackendError(unknown_name(f"{prefix}{what}", name, names))
+    expectations(settings.expect, f"{prefix}expect")
 
 
 def _check_provided(contract: Contract, settings: Settings) -> None:

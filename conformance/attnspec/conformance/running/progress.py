@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attnspec.conformance.judging.results import Status
+from attnspec.conformance.running.expectations import Expectations
+from attnspec.conformance.running.first_violation import unexpected
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.verdicts import case_of, recorded
 
@@ -92,7 +93,8 @@ class ProgressDisplay:
     ``done`` is the number of cases that have been judged.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, lines: Expectations = ()) -> None:
+        self.lines = lines
         self.console, self.total, self.done, self.violated = console, 0, 0, 0
         self._last = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -105,12 +107,12 @@ class ProgressDisplay:
         self.bar.update(self._task, total=total)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a case that has been judged, and name the laws that it violates."""
+        """Count a case that has been judged, and name the laws that it violates and is not expected to."""
         results = recorded(report)
         if results is None or (report.when != "call" and not report.failed):
             return
         self.done += 1
-        failed = [r for r in results if r.status is Status.FAILED]
+        failed = unexpected(results, self.lines)
         self.violated += len(failed)
         for r in failed:
             self.bar.console.print(f"[red]violated[/] {r.law} by {r.operation} ({r.dtype})", highlight=False)

@@ -26,9 +26,16 @@ class Settings:
     operations: tuple[str, ...] = _setting((), "NAME", "only this operation; may be repeated", option="operation")
     laws: tuple[str, ...] = _setting((), "ID", "only this law; may be repeated", option="law")
     dtypes: tuple[str, ...] = _setting((), "D", "only this dtype; may be repeated", option="dtype")
+    expect: str | None = _setting(
+        None, "FILE", "known failures, a line each: operation, law and dtype; one that passes fails the run"
+    )
     hang_after: float = _setting(
         20.0, "S", "seconds that one check may take before it counts as hung", option="hang-after", isolated=True
     )
+    fail_fast: bool = _setting(
+        False, "", "end at the first violation that is not expected", option="fail-fast", isolated=True
+    )
+    only: str | None = _setting(None, "FILE", "only what this file lists, in lines as of --attn-expect", isolated=True)
     crumbs: str | None = _setting(
         None, "DIR", "folder for the breadcrumbs of isolated runs; needs pytest-xdist", isolated=True
     )
@@ -42,7 +49,7 @@ class Settings:
     def arguments(self) -> list[str]:
         """The arguments that choose these settings on pytest's command line."""
         chosen = [(o, value) for o in OPTIONS for value in o.values(getattr(self, o.setting))]
-        return [f"{o.flag}={value}" for o, value in chosen]
+        return [o.flag if o.switch else f"{o.flag}={value}" for o, value in chosen]
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,18 @@ class Option:
         return isinstance(self.default, tuple)
 
     @property
+    def switch(self) -> bool:
+        """Whether it takes no value."""
+        return isinstance(self.default, bool)
+
+    @property
     def parse(self) -> Callable[[str], Any]:
         """What turns a word of the command line into a value."""
         return str if self.default is None or self.repeatable else type(self.default)
 
     def values(self, setting: Any) -> tuple[Any, ...]:
         """The values to give the option so that it has this setting."""
-        return tuple(setting) if self.repeatable else () if setting is None else (setting,)
+        return tuple(setting) if self.repeatable else () if setting is None or setting is False else (setting,)
 
 
 def _option(setting: "Field[Any]") -> Option:

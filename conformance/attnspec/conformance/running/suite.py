@@ -7,24 +7,32 @@ A third party writes, in a test file of its own::
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import Case, Mark, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.reporting.messages import failure_message
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.expectations import expectations, passing
+from attnspec.conformance.running.explanation import explained
+from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.post_mortem import examined
+from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record
 from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
+from attnspec.spec.contract.operation import OPERATIONS
 
 
 class ConformanceSuite:
@@ -37,6 +45,7 @@ class ConformanceSuite:
     operations: ClassVar[Sequence[str]] = Settings.operations
     laws: ClassVar[Sequence[str]] = Settings.laws
     dtypes: ClassVar[Sequence[str]] = Settings.dtypes
+    expect: ClassVar[str | None] = Settings.expect
 
     def test_conforms(self, attnspec_case: Case, record_property: Callable[[str, object], None]) -> None:
         """All laws of one operation at one dtype."""
@@ -82,6 +91,15 @@ def plan_for(backend: Any, settings: Settings) -> Plan:
     return Plan.of(resolved(backend)[1], settings)
 
 
+def check_expectations(plan: Plan, settings: Settings) -> None:
+    """Raise :class:`BackendError` for a known failure that the settings select, and that is of nothing to be judged."""
+    for line in expectations(settings.expect):
+        if line.selected(settings) and not any(
+            line.concerns(case.operation, law, case.dtype) for case in plan.cases for law in case.laws
+        ):
+            raise BackendError(f"expect: {line}: nothing that is judged")
+
+
 def run_case(
     backend: Any,
     contract: Contract,
@@ -89,49 +107,74 @@ def run_case(
     settings: Settings,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Judge a case, attach its verdicts to the test as a property, and fail the test if a law is violated."""
+    """Judge a case, attach its verdicts to the test as a property, and fail the test if a law is violated.
+
+    A violation that is expected does not fail it; a law that holds and is expected to fail does.
+    """
     extent: Extent = {}
+    explanation: dict[str, Any] = {}
+    judging = partial(judge, backend, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device)
     if settings.crumbs is None:
-        profile = PROFILES[settings.profile]
-        results = judge(backend, contract, case, profile, seed=settings.seed, device=settings.device, extent=extent)
+        here = partial(judging, contract, extent=extent)
+        results = judged_until_violation(here, case, settings) if settings.fail_fast else here(case)
     else:
-        results = _judge_isolated(backend, contract, case, settings, Path(settings.crumbs), extent)
-    record(results, record_property, extent)
-    failed = [r for r in results if r.status is Status.FAILED]
-    if failed:
-        pytest.fail(failure_message(failed), pytrace=False)
+        isolated = _Isolated(judging, backend, contract, case, settings)
+        results, explanation = isolated.judged(extent)
+    record(results, record_property, extent, explanation)
+    lines = expectations(settings.expect)
+    messages = [
+        f"expected to fail, and holds: {r.law} by {case.id} ({line.place})" for line, r in passing(results, lines)
+    ]
+    failed = unexpected(results, lines)
+    if failed or messages:
+        pytest.fail("\n".join([*messages, *([failure_message(failed)] if failed else [])]), pytrace=False)
 
 
-def _judge_isolated(
-    backend: Any, contract: Contract, case: Case, settings: Settings, folder: Path, extent: Extent
-) -> list[Result]:
-    """Judge a case under a watchdog, without the laws at which a worker has died before."""
-    incidents = Incidents(folder, settings.hang_after)
-    recorded = incidents.verdicts(case.operation, case.dtype)
-    reason = incidents.given_up(case.operation)
-    if reason is not None:
-        recorded = examined(incidents, contract.origin, case, settings)
-        message = f"{UNJUDGED}the operation was stopped after it had {reason} {STOP_AFTER} times"
-        return [
-            recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
-            for law in case.laws
-        ]
-    watchdog = Watchdog(folder, case.id, settings.hang_after)
-    try:
-        results = judge(
-            backend,
-            contract,
-            case,
-            PROFILES[settings.profile],
-            seed=settings.seed,
-            device=settings.device,
-            mark=watchdog,
-            skip=recorded,
-            extent=extent,
-        )
-    finally:
-        watchdog.close()
-    if not recorded:
-        return results
-    recorded = examined(incidents, contract.origin, case, settings)
-    return [recorded.get(r.law, r) for r in results]
+@dataclass(frozen=True)
+class _Isolated:
+    """A case in a worker process, under a watchdog."""
+
+    judging: Callable[..., list[Result]]
+    backend: Any
+    contract: Contract
+    case: Case
+    settings: Settings
+
+    def judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
+        """The verdicts of the case, but for laws at which a worker has died before, and what explains violations."""
+        case, contract, settings = self.case, self.contract, self.settings
+        folder = Path(settings.crumbs or "")
+        incidents = Incidents(folder, settings.hang_after)
+        recorded = incidents.verdicts(case.operation, case.dtype)
+        reason = incidents.given_up(case.operation)
+        if reason is not None:
+            recorded = examined(incidents, contract.origin, case, settings)
+            message = f"{UNJUDGED}the operation was stopped after it had {reason} {STOP_AFTER} times"
+            return [
+                recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
+                for law in case.laws
+            ], {}
+        watchdog = Watchdog(folder, case.id, settings.hang_after)
+        judging = partial(self.judging, mark=watchdog)
+        try:
+            here = partial(judging, contract, extent=extent)
+            if settings.fail_fast:
+                results = judged_until_violation(here, case, settings, recorded)
+            else:
+                results = here(case, skip=recorded)
+            explanation = self._explanation(judging, results, watchdog)
+        finally:
+            watchdog.close()
+        if recorded:
+            recorded = examined(incidents, contract.origin, case, settings)
+        return [recorded.get(r.law, r) for r in results], explanation
+
+    def _explanation(self, judging: Callable[..., list[Result]], results: list[Result], mark: Mark) -> dict[str, Any]:
+        """What only has to be declared; nothing in runs that are to end soon."""
+        settings, case = self.settings, self.case
+        failed = unexpected(results, expectations(settings.expect))
+        if not failed or settings.fail_fast or settings.only is not None:
+            return {}
+        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, settings.device)
+        under = partial(judging, stop_at_first=True)
+        return explained(under, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()

@@ -1,7 +1,8 @@
 """How verdicts come from the tests of a run to the process that controls it: as a property of each test."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,21 @@ PROPERTY = "attnspec"
 EXTENT = "attnspec-extent"
 """The property that holds the largest sizes of its calls."""
 
+EXPLANATION = "attnspec-explanation"
+"""The property that says what only has to be declared."""
+
 
 def record(
-    results: Iterable[Result], record_property: Callable[[str, object], None], extent: Extent | None = None
+    results: Iterable[Result],
+    record_property: Callable[[str, object], None],
+    extent: Extent | None = None,
+    explanation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Attach the verdicts of a case to its test, and the extent of its calls."""
+    """Attach the verdicts of a case to its test, the extent of its calls, and what explains its violations."""
     record_property(PROPERTY, [r.as_json() for r in results])
     record_property(EXTENT, extent or {})
+    if explanation:
+        record_property(EXPLANATION, dict(explanation))
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
@@ -39,11 +48,15 @@ def case_of(nodeid: str) -> str:
 
 @dataclass
 class Verdicts:
-    """The verdicts of a run so far, and the extent of its calls, by case; of one without verdicts, the reason."""
+    """The verdicts of a run so far, the extent of its calls and what explains violations, by case.
+
+    Of a case without verdicts, the reason.
+    """
 
     results: dict[str, list[Result]] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
     extents: dict[str, Extent] = field(default_factory=dict)
+    explanations: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 VERDICTS = pytest.StashKey[Verdicts]()
@@ -63,6 +76,9 @@ class Collector:
             self.verdicts.results[case] = results
             extents = [x for name, x in report.user_properties if name == EXTENT and isinstance(x, dict)]
             self.verdicts.extents.setdefault(case, {}).update(*extents)
+            for name, x in report.user_properties:
+                if name == EXPLANATION and isinstance(x, dict):
+                    self.verdicts.explanations[case] = x
         if report.failed and case not in self.verdicts.results:
             lines = report.longreprtext.strip().splitlines() or ["its process ended"]
             raised = [line[2:].strip() for line in lines if line.startswith("E ")]

@@ -1,0 +1,99 @@
+"""The failures of an earlier run, read from its report, and what becomes of them when they are judged again."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.reporting.report import SCHEMA, Report, key
+from attnspec.conformance.reporting.table import violations
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.settings import Settings
+
+VERDICT = {f.name for f in fields(Result)}
+"""The keys of a result that are the verdict itself."""
+
+
+@dataclass(frozen=True)
+class FailedBefore:
+    """What an earlier run was asked for, and the verdicts by which its backend violates."""
+
+    backend: str
+    settings: Settings
+    failures: tuple[Result, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "FailedBefore":
+        """The failures that a report holds; :class:`BackendError` for a file that is none of ours."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BackendError(f"expected a report; got {str(path)!r}: {error.strerror}") from error
+        except ValueError as error:
+            raise BackendError(f"{path}: expected a report, as --json writes it; got no JSON") from error
+        found = document.get("schema") if isinstance(document, dict) else None
+        if found != SCHEMA:
+            raise BackendError(f"{path}: expected a report of the schema {SCHEMA!r}; got {found!r}")
+        try:
+            return cls._of(document)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BackendError(f"{path}: expected a whole report; got one without {error}") from error
+
+    @classmethod
+    def _of(cls, document: Mapping[str, Any]) -> "FailedBefore":
+        asked: dict[str, Any] = {name: document[name] for name in ("profile", "seed", "device", "hang_after")}
+        asked |= {name: tuple(names) for name, names in document["selection"].items()}
+        results = [Result.from_json({k: v for k, v in r.items() if k in VERDICT}) for r in document["results"]]
+        return cls(document["backend"]["origin"], Settings(**asked), tuple(r for r in results if r.violates))
+
+    def selected(self, **chosen: Sequence[str]) -> "FailedBefore":
+        """Only the failures of these operations, laws and dtypes; of all where none are given."""
+        return replace(
+            self,
+            failures=tuple(
+                r
+                for r in self.failures
+                if all(not names or getattr(r, what) in names for what, names in chosen.items())
+            ),
+        )
+
+    def as_lines(self) -> str:
+        """The failures as lines of a file that selects them."""
+        return "".join(f"{r.operation} {r.law} {r.dtype}\n" for r in self.failures)
+
+
+def print_again(before: FailedBefore, report: Report, console: Console) -> int:
+    """Say of every failure what has become of it, and return the exit status: 1 if any is still violated."""
+    now = {key(r): r for r in report.results}
+    for r in before.failures:
+        line = _no_longer(r, now.get(key(r)))
+        if line:
+            console.print(escape(line), highlight=False)
+    for text in violations(report):
+        console.print(text, soft_wrap=True)
+    console.print(f"\n{_summary(before, report)}", highlight=False)
+    return report.exit_status
+
+
+def _no_longer(before: Result, now: Result | None) -> str:
+    """What is said of a law that is not violated now."""
+    what = f"{before.law} by {before.operation} ({before.dtype})"
+    if now is None:
+        return f"not judged: {what}: the backend or its limits no longer have it"
+    if now.status is Status.PASSED:
+        return f"holds now: {what}"
+    return "" if now.violates else f"not judged: {what}: {now.message or now.reason}"
+
+
+def _summary(before: FailedBefore, report: Report) -> str:
+    still, passed = len(report.violations), report.counts[Status.PASSED]
+    counts = {"hold now": passed, "not judged": len(before.failures) - passed - still}
+    told = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
+    colour = "red" if still else "green"
+    name = f"[bold {colour}]{escape(before.backend)}[/]"
+    return f"{name}: {still:,} of {len(before.failures):,} failures still violate{told}"

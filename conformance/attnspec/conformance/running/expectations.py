@@ -1,0 +1,127 @@
+"""Known failures: a file that names them, one a line, by operation, law and dtype.
+
+    # The kernel takes any shapes: checks are the caller's.
+    scaled_dot_product_attention  operation.rejection  *
+    softmax                       semantics.*          float32  # overflows where all is masked
+
+Names may be patterns. A comment behind a line is its reason; one above is that of the lines below, up to an empty line.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+
+from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT, governing_laws
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.selection import matching, unknown_name
+from attnspec.conformance.running.settings import Settings
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import DEFAULTS
+
+KNOWN: dict[str, Collection[str]] = {
+    "operation": [o.name for o in OPERATIONS.values() if not o.reference_only],
+    "law": LAWS,
+    "dtype": (*DEFAULTS, BOOLEAN, DEFAULT),
+}
+"""The names that each part of a line may have."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One line of a file of known failures: names or patterns, and why the failures are known."""
+
+    operation: str
+    law: str
+    dtype: str
+    reason: str
+    place: str
+
+    def concerns(self, operation: str, law: str, dtype: str) -> bool:
+        """Whether the line names this law of this operation at this dtype."""
+        names = ((operation, self.operation), (law, self.law), (dtype, self.dtype))
+        return all(fnmatchcase(name, pattern) for name, pattern in names)
+
+    def among(self, results: Iterable[Result]) -> list[Result]:
+        """The verdicts that the line is about."""
+        return [r for r in results if self.concerns(r.operation, r.law, r.dtype)]
+
+    def selected(self, settings: Settings) -> bool:
+        """Whether a run with this selection asks for anything that the line names."""
+        chosen = (
+            (self.operation, settings.operations),
+            (self.law, settings.laws),
+            (self.dtype, (*settings.dtypes, BOOLEAN, DEFAULT) if settings.dtypes else ()),
+        )
+        return all(not names or any(fnmatchcase(name, pattern) for name in names) for pattern, names in chosen)
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.operation} {self.law} {self.dtype}"
+
+
+Expectations = tuple[Expectation, ...]
+
+
+@lru_cache
+def expectations(path: str | None, option: str = "expect") -> Expectations:
+    """The lines of a file of known failures; :class:`BackendError` for one that can never be about anything.
+
+    None stands for no file. The file is read once.
+    """
+    if path is None:
+        return ()
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise BackendError(f"{option}: expected a file that can be read; got {path!r}: {why}") from error
+    return tuple(_lines(text, Path(path).name))
+
+
+def _lines(text: str, name: str) -> Iterator[Expectation]:
+    above: list[str] = []
+    under = False
+    for number, line in enumerate(text.splitlines(), 1):
+        named, hash_, comment = (part.strip() for part in line.partition("#"))
+        if named:
+            yield _checked(named.split(), comment or " ".join(above), f"{name}:{number}")
+            under = True
+        elif hash_:
+            above = [comment] if under else [*above, comment]
+            under = False
+        else:
+            above, under = [], False
+
+
+def _checked(names: Sequence[str], reason: str, place: str) -> Expectation:
+    if len(names) != len(KNOWN):
+        raise BackendError(f"{place}: expected an operation, a law and a dtype; got {' '.join(names)!r}")
+    for (what, known), name in zip(KNOWN.items(), names, strict=True):
+        if not matching([name], list(known)):
+            raise BackendError(unknown_name(f"{place}: {what}", name, known))
+    operation, law, dtype = names
+    if not any(matching([law], governing_laws(OPERATIONS[o])) for o in matching([operation], list(KNOWN["operation"]))):
+        raise BackendError(f"{place}: expected a law that governs {operation}; got {law!r}")
+    return Expectation(operation, law, dtype, reason, place)
+
+
+def expected(result: Result, lines: Expectations) -> Expectation | None:
+    """The line that names a failure as known; None for what has not failed, or is not known."""
+    if result.status is not Status.FAILED:
+        return None
+    return next((line for line in lines if line.among([result])), None)
+
+
+def passing(results: Iterable[Result], lines: Expectations) -> list[tuple[Expectation, Result]]:
+    """The laws that hold although a line says that they fail."""
+    held = [r for r in results if r.status is Status.PASSED]
+    return [(line, r) for line in lines for r in line.among(held)]
+
+
+def idle(results: Collection[Result], lines: Expectations) -> list[Expectation]:
+    """The lines that are about nothing that was judged."""
+    judged = [r for r in results if r.judged]
+    return [line for line in lines if not line.among(judged)]

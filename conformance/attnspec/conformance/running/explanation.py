@@ -1,0 +1,207 @@
+"""What a backend may only have to declare: the observed choices, limits and roundings under which violations vanish.
+
+Nothing is guessed. A change of the declaration counts where the laws that failed were judged again under it, and hold.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, governing_laws
+from attnspec.conformance.judging.profiles import FORMULA
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.running.refusals import REFUSED, Refusals, says_unsupported
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS, precision
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+
+LEAST_USED = 2.0**-5
+"""The part of its budget that an implementation of a precision class uses at least; honest ones use a tenth and more.
+
+Errors far below those that a class allows are no sign of the class.
+"""
+
+ENDED = {Reason.CRASHED, Reason.HUNG}
+EXPLAINING = [modifier for modifier in MODIFIERS if modifier != "truncating"]
+"""The modifiers that explain numbers."""
+
+OF_NUMBERS = {Reason.VALUE, Reason.DECLARED}
+"""The reasons of violations that numbers outside of their budgets may have."""
+
+
+Judging = Callable[[Contract, Case], list[Result]]
+"""What judges a case under a contract, up to its first example that violates a law."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Changes of the declaration for one case, and the laws that fail without them, by the kind of change.
+
+    ``semantics`` maps questions to choices, ``precision`` is a class or empty, ``limits`` maps fields to values; that
+    of :data:`REFUSED` says that the dtype is not supported.
+    """
+
+    semantics: Mapping[str, str] = field(default_factory=dict)
+    precision: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    laws: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The explanation as plain JSON."""
+        return {name: dict(x) if isinstance(x, Mapping) else x for name, x in vars(self).items()}
+
+
+@dataclass
+class Search:
+    """The laws of a case that are violated still, under what is declared so far."""
+
+    judging: Judging
+    contract: Contract
+    case: Case
+    refusals: Callable[[], Refusals]
+    left: dict[str, Result]
+    found: dict[str, Any] = field(default_factory=dict)
+    laws: dict[str, str] = field(default_factory=dict)
+
+    def judged(self, contract: Contract, laws: Iterable[str]) -> dict[str, Result]:
+        """The verdicts of these laws under a contract; violations are not reduced."""
+        found: dict[str, Result] = {}
+        left = list(laws)
+        while left:
+            results = self.judging(contract, replace(self.case, laws=tuple(left)))
+            failed = {r.law: r for r in results if r.violates}
+            found |= failed or {r.law: r for r in results}
+            left = [law for law in left if failed and law not in failed]
+        return found
+
+    def take(self, kind: str, change: Any, contract: Contract, again: Mapping[str, Result]) -> bool:
+        """Take over a change of the declaration if a law that was violated holds under it."""
+        gone = [law for law in self.left if not again[law].violates]
+        if gone:
+            self.contract, self.found[kind] = contract, change
+            self.laws |= dict.fromkeys(gone, kind)
+            self.left = {law: again[law] for law in self.left if law not in gone}
+        return bool(gone)
+
+
+def explained(
+    judging: Judging, contract: Contract, case: Case, failed: Iterable[Result], refusals: Callable[[], Refusals]
+) -> Explanation:
+    """What has to be declared for a case so that its violations vanish, as far as that can be observed.
+
+    ``refusals`` tries which inputs the backend refuses.
+    """
+    left = {r.law: r for r in failed if r.reason not in ENDED and not r.message.startswith(UNJUDGED)}
+    if not left or any(r.law == FORMULA and r.law not in left for r in failed):
+        return Explanation()
+    search = Search(judging, contract, case, refusals, left)
+    for step in (_limits, _semantics, _precision, _limits):
+        if search.left:
+            step(search)
+    return Explanation(**search.found, laws=search.laws)
+
+
+def _limits(search: Search) -> None:
+    """Declare what the backend refuses, and says so."""
+    if not any(r.reason == Reason.RAISED and says_unsupported(r.message) for r in search.left.values()):
+        return
+    refused = search.refusals()
+    if refused.everything:
+        search.found["limits"] = {REFUSED: True}
+        search.laws |= dict.fromkeys(search.left, "limits")
+        search.left = {}
+    elif refused.limits and "limits" not in search.found:
+        changed = replace(search.contract, limits=narrowed(search.contract.limits, refused.limits))
+        search.take("limits", refused.limits, changed, search.judged(changed, search.left))
+
+
+def narrowed(limits: Limits, change: Mapping[str, Any]) -> Limits:
+    """Limits with some fields changed; of the dtypes of single operations, those that are left."""
+    dtypes = change.get("dtypes", limits.dtypes)
+    own = {name: tuple(d for d in ds if d in dtypes) for name, ds in dict(limits.dtypes_by_operation).items()}
+    return replace(limits, **change, dtypes_by_operation={name: ds for name, ds in own.items() if ds})
+
+
+def _semantics(search: Search) -> None:
+    """Declare the choices that were observed."""
+    for _ in QUESTIONS:
+        known = search.found.get("semantics", {})
+        seen = {q: r.observed for q in QUESTIONS if (r := search.left.get(f"semantics.{q}")) and r.observed}
+        chosen = {q: word for q, word in seen.items() if word in QUESTIONS[q].choices and q not in known}
+        if not chosen:
+            return
+        operation, declared = search.case.operation, search.contract.semantics
+        own = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
+        changed = replace(search.contract, semantics=replace(declared, per_operation=own))
+        if not search.take("semantics", {**known, **chosen}, changed, search.judged(changed, search.left)):
+            return
+
+
+def _precision(search: Search) -> None:
+    """Declare the least class that explains the numbers: the formula holds, and no filter finds a common error.
+
+    Choices that could not be told before may be seen under it.
+    """
+    if search.case.dtype not in DEFAULTS or not any(r.reason in OF_NUMBERS for r in search.left.values()):
+        return
+    governing = governing_laws(OPERATIONS[search.case.operation])
+    filters = [law for law in governing if CHECKS[law].ensemble or "ensemble" in law]
+    classes = wider_classes(search.contract.precision.name(search.case.operation, search.case.dtype), search.case.dtype)
+    if not classes or _under(search, widest(classes[-1]))[1].violates:
+        return
+    for name in classes:
+        trial, formula = _under(search, name)
+        if formula.status is Status.PASSED and formula.error_ratio >= LEAST_USED:
+            again = search.judged(trial.contract, dict.fromkeys([*search.left, *filters]))
+            if not any(again[law].violates for law in filters) and search.take(
+                "precision", name, trial.contract, again
+            ):
+                search.found |= trial.found
+                search.laws |= {law: kind for law, kind in trial.laws.items() if law in search.laws}
+                return
+
+
+def _under(search: Search, name: str) -> tuple[Search, Result]:
+    """The search as it goes on under a class, with the choices seen under it, and whether the formula holds."""
+    operation, precision_ = search.case.operation, search.contract.precision
+    own = {**precision_.per_operation.get(operation, {}), search.case.dtype: name}
+    changed = replace(
+        search.contract, precision=replace(precision_, per_operation={**precision_.per_operation, operation: own})
+    )
+    questions = [law for law in search.left if law.startswith("semantics.")]
+    left = {law: r for law, r in search.judged(changed, questions).items() if r.violates}
+    known = {"semantics": search.found["semantics"]} if "semantics" in search.found else {}
+    trial = replace(search, contract=changed, left=left, found=known, laws={})
+    _semantics(trial)
+    return trial, trial.judged(trial.contract, [FORMULA])[FORMULA]
+
+
+def wider_classes(declared: str, dtype: str) -> list[str]:
+    """The classes of a dtype that allow more than the declared one, alone or with a modifier, the least first.
+
+    Those of 8 bits are left out, under which most elements are not judged, and truncation, which allows errors of one
+    sign: they would explain wrong numbers too.
+    """
+    base = [name for name, p in CLASSES.items() if p.dtype == dtype and not name.startswith("e4m3")]
+    least, wider = _allowed(declared), dict[tuple[float, ...], str]()
+    for name in (*base, *(f"{name}+{modifier}" for modifier in EXPLAINING for name in base)):
+        allowed = _allowed(name)
+        if allowed != least and all(a >= b for a, b in zip(allowed, least, strict=True)):
+            wider.setdefault(allowed, name)
+    return [wider[allowed] for allowed in sorted(wider, key=sum)]
+
+
+def widest(name: str) -> str:
+    """A class with every modifier: what violates the formula under it is no question of precision."""
+    return "+".join((name.partition("+")[0], *EXPLAINING))
+
+
+def _allowed(name: str) -> tuple[float, ...]:
+    """How much a class allows of each kind of rounding."""
+    p = precision(name)
+    one_pass = p.accumulation * p.one_pass
+    return (p.accumulation, p.operand, p.inputs, p.stored, p.weights, p.output, p.tanh, p.bias, one_pass)

@@ -1,0 +1,240 @@
+"""What a backend refuses by saying that it does not support it: lengths, batches, features, a dtype."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, corners
+from attnspec.conformance.inputs.heads import divided_sizes
+from attnspec.conformance.judging.attempt import stable_seed
+from attnspec.conformance.judging.engine import Mark
+from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.profiles import FORMULA
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Violation
+from attnspec.conformance.laws.common import data_dtype, sample
+from attnspec.spec.contract.operation import OPERATIONS
+
+REFUSED = "dtype"
+"""The limit that says that nothing of a dtype is supported."""
+
+ROWS = 64
+"""Inputs that are tried, which cover every pair of batches and options."""
+
+WORK = 2.0**14
+"""The most multiply-adds of one."""
+
+FEWEST = 3
+"""So many inputs at least show a limit that no single call shows."""
+
+FIRST = (16, 128, 1)
+"""Lengths of which one is taken by most kernels."""
+
+_UNSUPPORTED = re.compile(
+    r"not ?implemented|unimplemented|unsupported|(not|n't|only|no)\b.{0,40}\bsupport|support\w*\b.{0,20}\bonly"
+    r"|\b(divisible|multiples?) (by|of)\b|\bat most\b|\bexceed|\btoo (long|large|many)\b|\b\d-?D\b",
+    re.IGNORECASE,
+)
+
+
+def says_unsupported(message: str) -> bool:
+    """Whether what a backend raised says that it does not support its input."""
+    return bool(_UNSUPPORTED.search(message))
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Whether a backend refuses ``everything``; if not, the ``limits`` that exclude what it refuses.
+
+    ``taken`` says that a plain call was taken.
+    """
+
+    everything: bool = False
+    taken: bool = False
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+def refusals(subject: Subject, mark: Mark) -> Refusals:
+    """What a backend was seen to refuse, within its limits."""
+    probes = _Probes(subject, mark)
+    if probes.first is None and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
+        found = refusals(_narrowed(subject, divided_heads=True), mark)
+        if found.taken:
+            return replace(found, limits={"divided_heads": True, **found.limits})
+    if probes.first is None:
+        return Refusals(everything=probes.refused_all)
+    limits = probes.lengths() | probes.features() | probes.batches() | _others(subject, mark)
+    dtypes = tuple(
+        d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_at(subject, d), mark).refused_all
+    )
+    return Refusals(taken=True, limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
+
+
+def _narrowed(subject: Subject, **limits: Any) -> Subject:
+    """The same operation within narrower limits."""
+    contract = replace(subject.contract, limits=replace(subject.limits, **limits))
+    return Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
+
+
+def _at(subject: Subject, dtype: str) -> Subject:
+    """The same operation at another dtype."""
+    return Subject(subject.backend, subject.contract, subject.operation, dtype, subject.device)
+
+
+def _refused(subject: Subject, arguments: Arguments) -> bool | None:
+    """Whether the backend refuses a call; None if it fails otherwise."""
+    try:
+        found = subject.outcome(subject.converted(arguments))
+    except Violation:
+        return None
+    return (True if says_unsupported(found.message) else None) if isinstance(found, Raised) else False
+
+
+class _Probes:
+    """Plain calls, which differ in one size alone.
+
+    ``first`` are a length and a size of features that are taken, None if there are none.
+    """
+
+    def __init__(self, subject: Subject, mark: Mark) -> None:
+        self.subject, self.mark = subject, mark
+        self.refused_all = True
+        self.first: tuple[int, int] | None = None
+        for length, features in ((length, features) for features in FEATURES for length in FIRST):
+            found = self.refused(length, features)
+            self.refused_all = self.refused_all and found is True
+            if found is False:
+                self.first = length, features
+                break
+
+    def refused(self, length: int, features: int, batch: tuple[int, ...] = ()) -> bool | None:
+        """Whether a call with as many queries as keys is refused."""
+        self.mark(FORMULA, f"a call with {length} queries and keys, {features} features and the batch {batch}")
+        rng = np.random.default_rng(0)
+        given = sample(self.subject, rng, batch, queries=length, keys=length, features=features)
+        return _refused(self.subject, given)
+
+    def lengths(self) -> dict[str, Any]:
+        """The greatest length, and what lengths are multiples of."""
+        _, features = self.first or (0, 0)
+        limits = self.subject.limits
+        found = {
+            length: self.refused(length, features)
+            for length in sorted(LENGTHS)
+            if length and not length % limits.multiple_of and length <= (limits.max_length or length)
+        }
+        taken, refused = _divided(found)
+        if not refused:
+            return {}
+        multiple, longest = math.gcd(*taken), max(taken)
+        beyond = [length for length in refused if length > longest]
+        between = [length for length in refused if length < longest]
+        if any(length % multiple == 0 for length in between):
+            return {}  # no limit describes it
+        result = {"multiple_of": multiple} if between else {}
+        beyond = [length for length in beyond if not between or length % multiple == 0]
+        return result | (
+            {"max_length": self._longest(longest, min(beyond), multiple if between else 1)} if beyond else {}
+        )
+
+    def _longest(self, taken: int, refused: int, multiple: int) -> int:
+        """The greatest length that is taken, between one that is and one that is not."""
+        _, features = self.first or (0, 0)
+        while refused - taken > multiple:
+            middle = (taken + refused) // 2 // multiple * multiple
+            middle = middle if middle > taken else taken + multiple
+            if self.refused(middle, features) is False:
+                taken = middle
+            else:
+                refused = middle
+        return taken
+
+    def features(self) -> dict[str, Any]:
+        """The sizes of features that are taken, where others are refused."""
+        length, _ = self.first or (0, 0)
+        sizes = self.subject.limits.head_sizes or FEATURES
+        taken, refused = _divided({size: self.refused(length, size) for size in sizes})
+        return {"head_sizes": tuple(taken)} if refused else {}
+
+    def batches(self) -> dict[str, Any]:
+        """The most batch dimensions, where more are refused."""
+        length, features = self.first or (0, 0)
+        depths = range(self.subject.limits.max_batch_dims + 1)
+        taken, refused = _divided({depth: self.refused(length, features, (2,) * depth) for depth in depths})
+        return {"max_batch_dims": max(taken)} if refused and max(taken) < min(refused) else {}
+
+
+def _divided(found: Mapping[int, bool | None]) -> tuple[list[int], list[int]]:
+    """The sizes that are taken, and those that are refused."""
+    return [x for x, refused in found.items() if refused is False], [x for x, refused in found.items() if refused]
+
+
+def _others(subject: Subject, mark: Mark) -> dict[str, Any]:
+    """Whether batches broadcast, and the optional parts, by calls of many kinds.
+
+    A limit excludes none of the inputs that are taken, and some that are refused.
+    """
+    tried = list(_tried(subject, mark))
+    lacking: list[str] = []
+    limits: dict[str, Any] = {}
+    left = [x for x, refused in tried if refused]
+    candidates = dict(_candidates(subject))
+    while len(left) >= FEWEST:
+        fitting = {
+            name: sum(map(excludes, left))
+            for name, excludes in candidates.items()
+            if all(refused for x, refused in tried if excludes(x))
+        }
+        name = max(fitting, key=lambda name: fitting[name], default="")
+        if not name or fitting[name] < FEWEST:
+            break
+        if name == "broadcasting":
+            limits[name] = False
+        else:
+            lacking.append(name)
+        left = [x for x in left if not candidates[name](x)]
+    if lacking:
+        known = sorted({f for o in OPERATIONS.values() for f in o.features if subject.limits.has(f)})
+        limits["features"] = tuple(f for f in known if f not in lacking)
+    return limits
+
+
+def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
+    """Inputs of many kinds, and whether they are refused."""
+    seed = stable_seed("refusals", subject.operation.name, subject.dtype)
+    for example in corners(subject.operation, subject.limits, seed=seed, most=ROWS, work=WORK):
+        arguments = example.arguments(subject.operation, data_dtype(subject))
+        if subject.in_domain(arguments):
+            mark(FORMULA, example)
+            refused = _refused(subject, arguments)
+            if refused is not None:
+                yield arguments, refused
+
+
+def _candidates(subject: Subject) -> Iterable[tuple[str, Callable[[Arguments], bool]]]:
+    """The limits, with what each excludes."""
+    if subject.limits.broadcasting:
+        yield "broadcasting", _broadcasts
+    for feature in subject.operation.features:
+        if subject.limits.has(feature):
+            yield feature, partial(_uses, feature)
+
+
+def _broadcasts(arguments: Arguments) -> bool:
+    """Whether batch dimensions of different inputs differ."""
+    return len({x.shape[: x.ndim - len(leaf.core)] for leaf, x in arguments.batched}) > 1
+
+
+def _uses(feature: str, arguments: Arguments) -> bool:
+    """Whether a call makes use of an optional part of the operation."""
+    path, _, choice = feature.partition("=")
+    value = arguments.get(path)
+    if choice:
+        return bool(value == choice)
+    return value is not None and value is not arguments.operation.defaults.get(path)

@@ -1,0 +1,242 @@
+"""Runs that end at the first violation, and failures of a report that are judged again."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from attnspec.conformance.judging.results import Status
+from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
+from attnspec.conformance.reporting.report import Report
+from attnspec.conformance.running.settings import Settings
+from attnspec.spec import LAWS
+
+from .test_cli import ATTENTION, RIGHT, SCHEMA, attnspec, written
+from .test_expectations import FAILED
+from .test_report import contract
+
+STOPPED = "stopped at the first violation"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report, whole."""
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.validate(report, SCHEMA)
+    return report
+
+
+@pytest.mark.parametrize("name", ["attnspec.conformance", "attnspec.conformance.cli"])
+def test_the_command_is_a_module_too(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-m", name, "show", "softmaxx"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "attnspec: show: expected one of softmax, lstm, storage, …; got 'softmaxx'\n",
+    )
+
+
+# The first violation --------------------------------------------------------------------------------------------------
+
+
+def stopped(folder: Path, code: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """A run that ends at its first violation, and its report."""
+    call = ("check", written(folder, code), "--fail-fast", "--json", "r.json", *options)
+    return attnspec(*call, folder=folder), read(folder / "r.json")
+
+
+def test_a_run_may_end_at_its_first_violation(tmp_path: Path) -> None:
+    done, report = stopped(tmp_path, ATTENTION, "--workers", "1")
+    assert done.returncode == 1, done.stderr
+    (failed,) = [r for r in report["results"] if r["status"] == "failed"]
+    assert failed["law"] == "operation.oracle"
+    assert "sys.exit(" in failed["counterexample"]["snippet"]
+    lost = [r for r in report["results"] if r["status"] == "lost"]
+    assert {(r["reason"], r["message"]) for r in lost} == {("interrupted", STOPPED)}
+    assert {r["dtype"] for r in lost} == {"float64", "float32"}
+    assert not [r for r in report["results"] if r["status"] == "passed"]
+    assert (report["verdict"], report["exit_status"]) == ("violates", 1)
+    assert f"{STOPPED}, {len(lost)} laws have no verdict" in done.stdout
+    assert f"attnspec: {STOPPED}; the report has what was judged\n" in done.stderr
+    assert "lost:" not in done.stdout
+
+
+def test_a_run_without_violations_is_judged_to_its_end(tmp_path: Path) -> None:
+    done, report = stopped(tmp_path, RIGHT, "--law", "operation.oracle", "--law", "operation.shape", "--workers", "2")
+    assert (done.returncode, report["verdict"], report["summary"]["lost"]) == (0, "conforms", 0)
+
+
+def test_a_known_failure_does_not_end_a_run(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text("* operation.oracle *\n")
+    laws = ("--law", "operation.oracle", "--law", "operation.shape")
+    done, report = stopped(tmp_path, ATTENTION, "--expect", "known.txt", *laws, "--workers", "1")
+    assert (done.returncode, report["summary"]["expected"], report["summary"]["lost"]) == (0, 2, 0), done.stdout
+
+
+def test_a_crash_is_a_violation_that_ends_a_run(tmp_path: Path) -> None:
+    code = "import os\nname = 'bad'\ndef dot_scores(query, key):\n    os._exit(1)\n"
+    done, report = stopped(tmp_path, code, "--law", "operation.oracle", "--law", "operation.dtype", "--workers", "1")
+    assert done.returncode == 1
+    assert [r["reason"] for r in report["results"] if r["status"] == "failed"] == ["crashed"]
+    assert [r["message"] for r in report["results"] if r["status"] == "lost"] == [STOPPED] * 3
+
+
+def test_other_workers_are_not_waited_for(tmp_path: Path) -> None:
+    code = RIGHT + (
+        "import pathlib, os, time\n"
+        "def softmax(scores, *, axis=-1):\n"
+        "    pathlib.Path(f'{os.getpid()}.slow').touch()\n"
+        "    time.sleep(60)\n"
+        "right = dot_scores\n"
+        "def dot_scores(query, key):\n"
+        "    deadline = time.monotonic() + 60\n"
+        "    while not list(pathlib.Path().glob('*.slow')) and time.monotonic() < deadline:\n"
+        "        time.sleep(0.1)\n"
+        "    return right(query, key) + 1\n"
+    )
+    started = time.monotonic()
+    options = ("--law", "operation.oracle", "--dtype", "float64", "--hang-after", "300", "--workers", "2")
+    done, report = stopped(tmp_path, code, *options)
+    assert done.returncode == 1
+    assert time.monotonic() - started < 55
+    statuses = {r["operation"]: r["status"] for r in report["results"] if r["status"] != "not-provided"}
+    assert statuses == {"dot_scores": "failed", "softmax": "lost"}
+    (slow,) = (int(path.stem) for path in tmp_path.glob("*.slow"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(slow, 0)
+
+
+# Judged again --------------------------------------------------------------------------------------------------------
+
+TWO = ("--law", "operation.oracle", "--law", "operation.rejection", "--workers", "2")
+REPAIRED = ATTENTION.replace("query.shape[-1], query.dtype)", "query.shape[-1] ** 0.5, query.dtype)")
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a backend and the report of its failures."""
+    folder = tmp_path_factory.mktemp("failed")
+    attnspec("check", written(folder, ATTENTION), "--json", "r.json", *TWO, folder=folder)
+    assert read(folder / "r.json")["summary"]["failed"] == 3
+    return folder
+
+
+def test_the_failures_of_a_report_are_judged_again(failed: Path) -> None:
+    written(failed, ATTENTION)
+    done = attnspec("replay", "r.json", folder=failed)
+    assert done.returncode == 1, done.stderr
+    assert "backend.py: 3 of 3 failures still violate\n" in done.stdout
+    assert "operation.oracle is violated by scaled_dot_product_attention (float32)" in done.stdout
+    assert "operation.shape" not in done.stdout
+    assert "holds now" not in done.stdout
+
+
+def test_a_failure_that_was_repaired_holds_now(failed: Path) -> None:
+    written(failed, REPAIRED)
+    done = attnspec("replay", "r.json", folder=failed)
+    assert done.returncode == 1, done.stderr
+    for dtype in ("float32", "float64"):
+        assert f"holds now: operation.oracle by scaled_dot_product_attention ({dtype})\n" in done.stdout
+    assert "operation.rejection is violated by scaled_dot_product_attention (float32)" in done.stdout
+    assert "backend.py: 1 of 3 failures still violate, 2 hold now\n" in done.stdout
+
+
+def test_only_what_is_selected_is_judged_again(failed: Path) -> None:
+    written(failed, REPAIRED)
+    done = attnspec("replay", "r.json", "--law", "operation.oracle", "--dtype", "float64", folder=failed)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (
+        0,
+        "backend.py: 0 of 1 failures still violate, 1 hold now",
+    )
+
+
+def test_of_a_backend_that_provides_it_no_more_nothing_is_judged(failed: Path) -> None:
+    written(failed, RIGHT)
+    done = attnspec("replay", "r.json", folder=failed)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "nothing to judge" in done.stderr
+
+
+def test_what_became_of_every_failure_is_said(tmp_path: Path) -> None:
+    laws = ("operation.oracle", "operation.shape", "operation.dtype", "operation.batch-invariance")
+    before = FailedBefore("mine.py", Settings(), tuple(replace(FAILED, law=law) for law in laws))
+    oracle, shape, dtype, _ = before.failures
+    now = (
+        oracle,
+        replace(shape, status=Status.PASSED),
+        replace(dtype, status=Status.NOT_APPLICABLE, reason="no vjp", message=""),
+    )
+    with (tmp_path / "out").open("w") as file:
+        console = Console(file=file, width=200)
+        assert print_again(before, Report(contract(), Settings(), now, 1.0), console) == 1
+    assert (tmp_path / "out").read_text().splitlines() == [
+        "holds now: operation.shape by softmax (float64)",
+        "not judged: operation.dtype by softmax (float64): no vjp",
+        "not judged: operation.batch-invariance by softmax (float64): the backend or its limits no longer have it",
+        "",
+        "operation.oracle is violated by softmax (float64)",
+        f"  {LAWS['operation.oracle'].statement}",
+        "  1 is not 2",
+        "",
+        "mine.py: 1 of 4 failures still violate, 1 hold now, 2 not judged",
+    ]
+
+
+NOT_REPLAYED = {
+    "no.json": "replay: expected a report; got 'no.json': No such file or directory",
+    "text.json": "replay: text.json: expected a report, as --json writes it; got no JSON",
+    "list.json": "replay: list.json: expected a report of the schema 'attnspec-report/1'; got None",
+    "other.json": "replay: other.json: expected a report of the schema 'attnspec-report/1'; got 'attnspec-report/9'",
+    "half.json": "replay: half.json: expected a whole report; got one without 'profile'",
+    "gone.json": "backend 'gone.py': cannot be imported: FileNotFoundError",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), NOT_REPLAYED.items())
+def test_what_cannot_be_replayed_is_said_in_one_line(failed: Path, name: str, message: str) -> None:
+    report = (failed / "r.json").read_text()
+    texts = {
+        "text.json": "not a report",
+        "list.json": "[]",
+        "other.json": report.replace("attnspec-report/1", "attnspec-report/9"),
+        "half.json": '{"schema": "attnspec-report/1"}',
+        "gone.json": report.replace('"backend.py"', '"gone.py"'),
+    }
+    for file, text in texts.items():
+        (failed / file).write_text(text)
+    done = attnspec("replay", name, folder=failed)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--law", "operation.shape"),
+            "--law: expected one of operation.oracle, operation.rejection; got 'operation.shape'",
+        ),
+        (
+            ("--law", "operation.rejection", "--dtype", "float64"),
+            "replay: expected a selection that has failed in r.json",
+        ),
+        (("--workers", "0"), "--workers: expected at least 1; got 0"),
+    ],
+)
+def test_a_selection_that_has_not_failed_is_refused(failed: Path, options: tuple[str, ...], message: str) -> None:
+    done = attnspec("replay", "r.json", *options, folder=failed)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert message in done.stderr
+
+
+def test_a_report_without_failures_has_nothing_to_replay(tmp_path: Path) -> None:
+    attnspec("check", written(tmp_path, RIGHT), "--law", "operation.oracle", "--json", "r.json", folder=tmp_path)
+    done = attnspec("replay", "r.json", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "r.json: no failures\n")
