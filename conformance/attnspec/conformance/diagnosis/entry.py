@@ -1,0 +1,114 @@
+"""Where a diagnosis begins: a case that was judged, or one result whose inputs are known."""
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+
+from attnspec.conformance.diagnosis.diagnosing import diagnosed
+from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.diagnosis.probes import Probe, gathered, given, given_gradients, of_results
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.attempt import stable_seed
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, Mark
+from attnspec.conformance.judging.profiles import FORMULA, Profile
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.laws.common import data_dtype
+from attnspec.spec.contract.operation import OPERATIONS
+
+FIRST = 16
+"""Examples on which a backend is asked in any case; beyond, as many as it takes to find a wrong number."""
+
+FURTHER = 32
+"""Examples beyond, with which candidates are told apart."""
+
+SECONDS = 2.0
+"""Processor time after which a diagnosis is given up; half of it is for the calls of the backend and the oracle."""
+
+NUMBERS = (Reason.VALUE, Reason.DECLARED)
+"""The reasons of failures that wrong numbers may have."""
+
+
+def diagnosis_of_case(
+    backend: object,
+    contract: Contract,
+    case: Case,
+    profile: Profile,
+    results: Iterable[Result],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    mark: Mark = lambda law, example: None,
+    without: Collection[str] = (),
+) -> Diagnosis | None:
+    """The diagnosis of a case whose laws have these verdicts, from the examples that it was judged by.
+
+    None where no law of numbers has failed, and where the backend has crashed or hung.
+    """
+    reasons = {r.reason for r in results if r.status is Status.FAILED}
+    if not reasons.intersection(NUMBERS) or reasons & {Reason.CRASHED, Reason.HUNG}:
+        return None
+    start = time.process_time()
+    subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
+    examples = corners(
+        subject.operation,
+        subject.limits,
+        seed=stable_seed(seed, case.operation, case.dtype),
+        most=subject.effort.corners + FURTHER,
+        work=subject.effort.work,
+    )
+    tried, further = examples[: subject.effort.corners], examples[subject.effort.corners :]
+    probes = _asked(subject, tried, mark, start + SECONDS / 2)
+
+    def another(arguments: Arguments) -> Probe | None:
+        mark(FORMULA, arguments)
+        return of_results(subject, arguments)
+
+    return diagnosed(
+        subject,
+        probes,
+        further=(example.arguments(subject.operation, data_dtype(subject)) for example in further),
+        another=another,
+        until=start + SECONDS,
+        without=without,
+    )
+
+
+def _asked(subject: Subject, examples: Sequence[Example], mark: Mark, until: float) -> list[Probe]:
+    """Probes of the first examples, and of as many more as it takes to find a wrong one."""
+    probes: list[Probe] = []
+    for i, example in enumerate(examples):
+        if time.process_time() > until or (i >= FIRST and any(probe.wrong for probe in probes)):
+            break
+        mark(FORMULA, example)
+        probes += gathered(subject, example.arguments(subject.operation, data_dtype(subject)))
+    return probes
+
+
+def diagnosis_of_result(
+    subject: Subject, arguments: Arguments, found: Results, *, without: Collection[str] = ()
+) -> Diagnosis | None:
+    """The diagnosis of one result; None also where other inputs could tell several known defects apart."""
+    return _of_one(subject, given(subject, arguments, found), without)
+
+
+def diagnosis_of_gradients(
+    subject: Subject, arguments: Arguments, cotangents: Results, found: Results, *, without: Collection[str] = ()
+) -> Diagnosis | None:
+    """The diagnosis of the gradients of one call, whose results are right; ``found`` are those that are known."""
+    return _of_one(subject, given_gradients(subject, arguments, cotangents, found), without)
+
+
+def _of_one(subject: Subject, probe: Probe, without: Collection[str]) -> Diagnosis | None:
+    operation, effort = subject.operation, subject.effort
+    further = corners(operation, subject.limits, seed=0, most=FURTHER, work=effort.work)
+    return diagnosed(
+        subject,
+        [probe],
+        further=(example.arguments(operation, data_dtype(subject)) for example in further),
+        until=time.process_time() + SECONDS,
+        without=without,
+    )
