@@ -14,7 +14,9 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.reference.budget import WIDTH
+from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.shapes import results
+from attnspec.spec.contract.tree import mapped
 
 DRAWS = 3
 """How often the arguments of a candidate are disturbed to see how much its own roundings show."""
@@ -54,7 +56,7 @@ def explains(candidate: Candidate, probe: Probe, subject: Subject) -> bool:
         return True
     if not near(found, probe.got, probe.allowed):
         return False
-    own = _roundings(candidate, probe, subject)
+    own = roundings(candidate, probe, subject)
     return own is not None and apart(found, probe.got, {p: x + own[p] / 2 for p, x in probe.allowed.items()}) <= 1
 
 
@@ -76,7 +78,7 @@ def tells(candidate: Candidate, probe: Probe) -> bool:
     return found is not None and apart(found, probe.expected, probe.allowed) > FAR
 
 
-def _roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results | None:
+def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results | None:
     """The budget of a candidate's own roundings: how far it moves when its arguments do, and that of its results."""
     p = subject.precision
     dtype = np.dtype(np.float32) if subject.dtype in NARROW else None
@@ -84,7 +86,7 @@ def _roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results 
     given = {leaf.path: x if dtype is None else x.astype(dtype) for leaf, x in probe.arguments.floats}
     # What multiplies weights moves by their rounding.
     weighed = max(p.weights, p.operand, p.inputs)
-    units = {path: 2 * max(p.accumulation, weighed if path in subject.operation.linear else p.inputs) for path in given}
+    units = {path: 4 * max(p.accumulation, weighed if path in subject.operation.linear else p.inputs) for path in given}
     plain = candidate.numbers(probe, probe.arguments.replaced(given))
     if plain is None:
         return None
@@ -106,15 +108,22 @@ def _roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results 
 
 
 def of_mutants(
-    subject: Subject, through: Collection[str], *, own: bool, without: Collection[str] = ()
+    subject: Subject, wrong: Probe, through: Collection[str], *, own: bool, without: Collection[str] = ()
 ) -> Iterator[Candidate]:
-    """The mutants that alter one of these steps: those that are made for the operation, or the others."""
-    for name, mutant in MUTANTS.items():
-        if name in without or (subject.operation.name in mutant.operations) is not own:
+    """The mutants that alter one of these steps: those that are made for the operation, or the others.
+
+    First come those that are known to be seen in what is wrong: in gradients, or in results.
+    """
+
+    def seen_elsewhere(mutant: Mutant) -> bool:
+        return LAWS[mutant.breaks[0]].gradients is (wrong.cotangents is None)
+
+    for mutant in sorted(MUTANTS.values(), key=seen_elsewhere):
+        if mutant.name in without or (subject.operation.name in mutant.operations) is not own:
             continue
         if altered_by(mutant).intersection(through):
-            sentence = f"The numbers are those of a known defect, “{name}”: {mutant.statement}"
-            yield Candidate(name, sentence, computed_by(subject, mutant.backend))
+            sentence = f"The numbers are those of a known defect, “{mutant.name}”: {mutant.statement}"
+            yield Candidate(mutant.name, sentence, computed_by(subject, mutant.backend))
 
 
 def altered_by(mutant: Mutant) -> set[str]:
@@ -144,7 +153,9 @@ def computed_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Prob
 
     def compute(probe: Probe, arguments: Arguments) -> Results:
         # Some write to their arguments.
-        backend, given = make(), arguments.passed_as(lambda path: _copy(arguments[path]))
+        backend, given = make(), arguments.passed_as(lambda path: copied(arguments[path]))
+        if probe.views is not None and arguments is probe.arguments:
+            given = {name: mapped(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
         if probe.cotangents is None:
             return {
                 leaf.path: np.asarray(x) for leaf, x in results(operation, getattr(backend, operation.name)(**given))
@@ -155,5 +166,15 @@ def computed_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Prob
     return compute
 
 
-def _copy(x: Any) -> Any:
+def copied(x: Any) -> Any:
+    """A copy of an array; everything else as it is."""
     return x.copy() if isinstance(x, np.ndarray) else x
+
+
+def read_only(x: Any) -> Any:
+    """The same memory, which may not be written to."""
+    if not isinstance(x, np.ndarray):
+        return x
+    view = x.view()
+    view.flags.writeable = False
+    return view

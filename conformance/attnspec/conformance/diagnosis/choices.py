@@ -89,7 +89,8 @@ def _aligned(subject: Subject, bottom_right: bool, given: Arguments) -> Results:
 
 def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numbers], given: Arguments) -> Results:
     """Other numbers in rows without attendable keys; where there is no key at all, as it was."""
-    spelled, leaf, asking = subject.aligned(given), subject.operation.leading, subject.operation.asking
+    leaf, asking = subject.operation.leading, subject.operation.asking
+    spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
     found = exact(subject, spelled)
     result, live = found[leaf.path], live_rows(spelled)
     if not given.keys_count or live.all():

@@ -25,7 +25,7 @@ def diagnosed(
     subject: Subject,
     probes: Sequence[Probe],
     *,
-    further: Iterable[Arguments] = (),
+    further: Sequence[Arguments] = (),
     another: Another | None = None,
     until: float = np.inf,
     without: Collection[str] = (),
@@ -72,9 +72,9 @@ def kinds(subject: Subject, first: Probe, without: Collection[str] = ()) -> Iter
     """
     yield of_choices(subject)
     through = steps(subject, first)
-    yield of_mutants(subject, through, own=True, without=without)
+    yield of_mutants(subject, first, through, own=True, without=without)
     yield of_factors(subject, first)
-    yield of_mutants(subject, through, own=False, without=without)
+    yield of_mutants(subject, first, through, own=False, without=without)
 
 
 def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject, until: float) -> list[Candidate]:
@@ -83,7 +83,7 @@ def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject,
 
 
 def _told_apart(
-    left: list[Candidate], further: Iterable[Arguments], another: Another | None, subject: Subject, until: float
+    left: list[Candidate], further: Sequence[Arguments], another: Another | None, subject: Subject, until: float
 ) -> list[Candidate]:
     """The candidates that are left after further arguments; none if these could tell them apart, and nobody can try.
 

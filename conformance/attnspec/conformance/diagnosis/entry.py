@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from attnspec.conformance.diagnosis.diagnosing import diagnosed
 from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.diagnosis.probes import Probe, gathered, given, given_gradients, of_results
+from attnspec.conformance.diagnosis.recording import recorded
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.examples import Example
@@ -48,8 +49,9 @@ def diagnosis_of_case(
 
     None where no law of numbers has failed, and where the backend has crashed or hung.
     """
-    reasons = {r.reason for r in results if r.status is Status.FAILED}
-    if not reasons.intersection(NUMBERS) or reasons & {Reason.CRASHED, Reason.HUNG}:
+    failed = [r for r in results if r.status is Status.FAILED]
+    laws = [r.law for r in failed if r.reason in NUMBERS]
+    if not laws or any(r.reason in (Reason.CRASHED, Reason.HUNG) for r in failed):
         return None
     start = time.process_time()
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
@@ -62,6 +64,8 @@ def diagnosis_of_case(
     )
     tried, further = examples[: subject.effort.corners], examples[subject.effort.corners :]
     probes = _asked(subject, tried, mark, start + SECONDS / 2)
+    if not any(probe.wrong for probe in probes):
+        probes += recorded(subject, laws, tried, mark, start + SECONDS / 2)
 
     def another(arguments: Arguments) -> Probe | None:
         mark(FORMULA, arguments)
@@ -70,7 +74,7 @@ def diagnosis_of_case(
     return diagnosed(
         subject,
         probes,
-        further=(example.arguments(subject.operation, data_dtype(subject)) for example in further),
+        further=[example.arguments(subject.operation, data_dtype(subject)) for example in further],
         another=another,
         until=start + SECONDS,
         without=without,
@@ -108,7 +112,7 @@ def _of_one(subject: Subject, probe: Probe, without: Collection[str]) -> Diagnos
     return diagnosed(
         subject,
         [probe],
-        further=(example.arguments(operation, data_dtype(subject)) for example in further),
+        further=[example.arguments(operation, data_dtype(subject)) for example in further],
         until=time.process_time() + SECONDS,
         without=without,
     )

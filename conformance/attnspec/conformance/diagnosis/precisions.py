@@ -89,8 +89,10 @@ def of_precisions(
     only results count that a narrower format holds.
     """
     wrong = [probe for probe in probes if probe.wrong]
-    if not subject.operation.float_result or wrong[0].cotangents is not None:
+    unsuited = any(probe.cotangents is not None or probe.views is not None for probe in wrong)
+    if not subject.operation.float_result or unsuited:
         return None
+    probes = [probe for probe in probes if probe.cotangents is None and probe.views is None]
     for lower in LOWER[subject.precision.dtype]:
         lowered = Lowered(subject, lower.precision)
         errors = [_errors(lowered, probe) for probe in probes]

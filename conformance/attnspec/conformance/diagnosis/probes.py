@@ -1,6 +1,6 @@
 """Probes: calls of a backend whose numbers are known, beside those of the formula and the budget of each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,8 @@ class Probe:
     """One call of a backend: its results, or with ``cotangents`` its gradients, by path.
 
     ``expected`` are those of the formula, ``allowed`` how far from it each number may lie: infinite for what a declared
-    choice, or the error of the formula itself, leaves open.
+    choice, or the error of the formula itself, leaves open. ``views`` are the
+    arguments by name as they lay in memory, of a call that a law made.
     """
 
     arguments: Arguments
@@ -31,6 +32,7 @@ class Probe:
     expected: Results
     allowed: Results
     cotangents: Results | None = None
+    views: Mapping[str, Any] | None = None
 
     @cached_property
     def ratio(self) -> float:
