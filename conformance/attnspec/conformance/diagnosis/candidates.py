@@ -112,13 +112,13 @@ def of_mutants(
 ) -> Iterator[Candidate]:
     """The mutants that alter one of these steps: those that are made for the operation, or the others.
 
-    First come those that are known to be seen in what is wrong: in gradients, or in results.
+    First come those that are known to be seen in what is wrong, gradients or results, and then those of the dtype.
     """
 
-    def seen_elsewhere(mutant: Mutant) -> bool:
-        return LAWS[mutant.breaks[0]].gradients is (wrong.cotangents is None)
+    def otherwise_seen(mutant: Mutant) -> tuple[bool, bool]:
+        return LAWS[mutant.breaks[0]].gradients is (wrong.cotangents is None), mutant.dtype != subject.dtype
 
-    for mutant in sorted(MUTANTS.values(), key=seen_elsewhere):
+    for mutant in sorted(MUTANTS.values(), key=otherwise_seen):
         if mutant.name in without or (subject.operation.name in mutant.operations) is not own:
             continue
         if altered_by(mutant).intersection(through):

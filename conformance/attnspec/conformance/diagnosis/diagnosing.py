@@ -10,15 +10,15 @@ from attnspec.conformance.diagnosis.choices import of_choices, of_formula
 from attnspec.conformance.diagnosis.factors import of_factors
 from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.diagnosis.precisions import of_precisions
-from attnspec.conformance.diagnosis.probes import Probe
+from attnspec.conformance.diagnosis.probes import Probe, judged_by
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.subject import Results, Subject
 
-Another = Callable[[Arguments], Probe | None]
-"""What a backend gives on further arguments; None where nothing can be said of them."""
+Call = Callable[[Arguments], Results | None]
+"""What a backend gives on further arguments; None where that is nothing of the right shape."""
 
-TRIED = 8
-"""Further arguments on which a backend is called."""
+JUDGED = 6
+"""Further arguments on which candidates that differ from the formula are judged by budgets."""
 
 
 def diagnosed(
@@ -26,13 +26,13 @@ def diagnosed(
     probes: Sequence[Probe],
     *,
     further: Sequence[Arguments] = (),
-    another: Another | None = None,
+    call: Call | None = None,
     until: float = np.inf,
     without: Collection[str] = (),
 ) -> Diagnosis | None:
     """The diagnosis that explains all probes; None if nothing does, or several candidates that are not the same.
 
-    Candidates that all explain them are compared on ``further`` arguments, on which ``another`` calls the backend; if
+    Candidates that all explain them are compared on ``further`` arguments, on which ``call`` calls the backend; if
     nobody can, candidates that differ there leave no guess. ``until`` is when to give up, as ``time.process_time`` has
     it. Candidates named in ``without`` are left out.
     """
@@ -43,13 +43,12 @@ def diagnosed(
         left = [*kind]
         for probe in ordered:
             left = _explaining(left, probe, subject, until)
-        left = [c for c in left if any(tells(c, probe) for probe in wrong)]
-        left = _told_apart(left, further, another, subject, until)
         if time.process_time() > until:
             return None
-        if left:
+        left = [c for c in left if any(tells(c, probe) for probe in wrong)]
+        if left := _told_apart(left, further, call, subject, until):
             return Diagnosis(subject.operation.name, subject.dtype, left[0].sentence, tuple(c.name for c in left))
-    sentence = of_precisions(subject, ordered, another)
+    sentence = of_precisions(subject, ordered, call)
     return None if sentence is None else Diagnosis(subject.operation.name, subject.dtype, sentence)
 
 
@@ -83,30 +82,37 @@ def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject,
 
 
 def _told_apart(
-    left: list[Candidate], further: Sequence[Arguments], another: Another | None, subject: Subject, until: float
+    left: list[Candidate], further: Sequence[Arguments], call: Call | None, subject: Subject, until: float
 ) -> list[Candidate]:
     """The candidates that are left after further arguments; none if these could tell them apart, and nobody can try.
 
-    Those are tried that tell candidates from each other, or from the formula.
+    What differs much is judged by its budget, and so are a few of those on which candidates differ from the formula.
     """
-    tried = 0
+    judged = 0
     for arguments in further if left else ():
-        if tried == TRIED or (another is None and len(left) < 2):
+        if time.process_time() > until or (call is None and len(left) < 2):
             break
-        if another is None:
-            if _differ(left, arguments):
+        right = of_formula(subject).numbers(Probe(arguments, {}, {}, {}))
+        found = None if call is None else call(arguments)
+        if right is None or (found is None and call is not None):
+            continue
+        results = [c.numbers(Probe(arguments, {}, right, {})) for c in left]
+        if found is None:
+            if _differ(results):
                 return []
-        elif _differ([of_formula(subject), *left], arguments):
-            probe, tried = another(arguments), tried + 1
-            left = left if probe is None else _explaining(left, probe, subject, until)
+            continue
+        shown = judged < JUDGED and _differ([right, *results])
+        if shown or _differ([found, *results]):
+            judged += shown
+            probe = judged_by(subject, arguments, found)
+            left = left if probe is None else _explaining(left, probe, subject, np.inf)
     return left
 
 
-def _differ(candidates: Sequence[Candidate], arguments: Arguments) -> bool:
-    """Whether candidates give other results than the first of them, so that roundings cannot be the reason."""
-    unknown = Probe(arguments, {}, {}, {})
-    first, *others = (c.numbers(unknown) for c in candidates)
+def _differ(found: Sequence[Results | None]) -> bool:
+    """Whether results differ from the first so much that roundings cannot be the reason."""
+    first, *others = found
     if first is None:
-        return any(found is not None for found in others)
+        return any(other is not None for other in others)
     nothing = {path: np.zeros(x.shape) for path, x in first.items()}
-    return any(found is None or not near(found, first, nothing) for found in others)
+    return any(other is None or not near(other, first, nothing) for other in others)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from attnspec.conformance.diagnosis.diagnosing import diagnosed
 from attnspec.conformance.diagnosis.finding import Diagnosis
-from attnspec.conformance.diagnosis.probes import Probe, gathered, given, given_gradients, of_results
+from attnspec.conformance.diagnosis.probes import Probe, called, gathered, given, given_gradients
 from attnspec.conformance.diagnosis.recording import recorded
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
@@ -26,7 +26,7 @@ FIRST = 16
 FURTHER = 32
 """Examples beyond, with which candidates are told apart."""
 
-SECONDS = 2.0
+SECONDS = 2.5
 """Processor time after which a diagnosis is given up; half of it is for the calls of the backend and the oracle."""
 
 NUMBERS = (Reason.VALUE, Reason.DECLARED)
@@ -67,15 +67,15 @@ def diagnosis_of_case(
     if not any(probe.wrong for probe in probes):
         probes += recorded(subject, laws, tried, mark, start + SECONDS / 2)
 
-    def another(arguments: Arguments) -> Probe | None:
+    def call(arguments: Arguments) -> Results | None:
         mark(FORMULA, arguments)
-        return of_results(subject, arguments)
+        return called(subject, arguments)
 
     return diagnosed(
         subject,
         probes,
         further=[example.arguments(subject.operation, data_dtype(subject)) for example in further],
-        another=another,
+        call=call,
         until=start + SECONDS,
         without=without,
     )

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.probes import Probe, distance
+from attnspec.conformance.diagnosis.probes import Probe, distance, judged_by
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.dtypes import numpy_dtype
-from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL, numpy_dtype
+from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.precision import CLASSES, Precision, precision
 
@@ -26,8 +26,11 @@ class Lower(NamedTuple):
 
 def _inside(format: str, u: float, dtype: str) -> Lower:
     """Everything is rounded to one dtype and returned in another."""
+    smallest = SMALLEST_NORMAL[format]
+    step = 2 * u * smallest
     given = replace(CLASSES["ieee32"], dtype=dtype, inputs=u, operand=u, stored=u, weights=u, output=u)
-    return Lower(f"It looks like {format} inside {dtype}.", given, format)
+    tiny = {"weights_smallest": step, "output_smallest": step, "inputs_smallest": step}
+    return Lower(f"It looks like {format} inside {dtype}.", replace(given, **tiny), format)
 
 
 def _declarable(what: str, name: str) -> Lower:
@@ -54,8 +57,8 @@ LOWER: Mapping[str, tuple[Lower, ...]] = {
 }
 """What may be found in the place of the class of a dtype, the most precise first."""
 
-LEAST = 1 / 32
-"""The least root mean square of error/σ on a wrong input if it is the class that rounds: not far less than 1."""
+LEAST, LEAST_OF_ONE = 1 / 8, 1 / 32
+"""The least root mean square of error/σ if it is the class that rounds, of all wrong inputs and of each."""
 
 TOGETHER = 0.5
 """The most that roundings of a few numbers have in common with the numbers, or with each other's sign."""
@@ -81,11 +84,11 @@ class Lowered(Subject):
 
 
 def of_precisions(
-    subject: Subject, probes: Sequence[Probe], another: Callable[[Arguments], Probe | None] | None
+    subject: Subject, probes: Sequence[Probe], call: Callable[[Arguments], Results | None] | None
 ) -> str | None:
     """The most precise class that explains all results, in a sentence; None if their errors are no roundings.
 
-    Roundings are others if the inputs move a little: ``another`` tells what the backend then gives. Where nobody can,
+    Roundings are others if the inputs move a little: ``call`` tells what the backend then gives. Where nobody can,
     only results count that a narrower format holds.
     """
     wrong = [probe for probe in probes if probe.wrong]
@@ -99,10 +102,10 @@ def of_precisions(
         of_wrong = [x for x, probe in zip(errors, probes, strict=True) if x is not None and probe.wrong]
         if any(x is None for x in errors) or not _like_roundings(of_wrong):
             continue
-        if another is None:
+        if call is None:
             random = all(_held(x, lower.format) for probe in wrong for x in probe.got.values())
         else:
-            random = _change(lowered, wrong[:MOVED], another)
+            random = _change(lowered, wrong[:MOVED], call)
         if random:
             return lower.sentence
     return None
@@ -128,20 +131,28 @@ def _like_roundings(found: Sequence[Numbers]) -> bool:
     errors, values = np.concatenate(found, axis=1)
     if np.count_nonzero(errors) < ENOUGH:
         return False
-    sizes = [float(np.sqrt((x[0][x[0] != 0] ** 2).mean())) for x in found if x[0].any()]
+    sizes = [_size(x[0]) for x in found if x[0].any()]
     signs = abs(float(np.sign(errors[errors != 0]).mean()))
-    return min(sizes) >= LEAST and max(abs(_correlation(errors, values)), signs) <= TOGETHER
+    large = min(sizes) >= LEAST_OF_ONE and _size(errors) >= LEAST
+    return large and max(abs(_correlation(errors, values)), signs) <= TOGETHER
 
 
-def _change(lowered: Lowered, wrong: Sequence[Probe], another: Callable[[Arguments], Probe | None]) -> bool:
+def _size(errors: Numbers) -> float:
+    """The root mean square of those that are not 0."""
+    return float(np.sqrt((errors[errors != 0] ** 2).mean()))
+
+
+def _change(lowered: Lowered, wrong: Sequence[Probe], call: Callable[[Arguments], Results | None]) -> bool:
     """Whether the errors of wrong probes are others once the inputs have moved by a few roundings of the class."""
     rng, pairs = np.random.default_rng(0), []
     unit = max(lowered.other.accumulation, lowered.other.operand, lowered.other.inputs, lowered.other.tanh)
     for probe in wrong:
         moves = {leaf.path: 1 + 8 * unit * rng.uniform(-1, 1, x.shape) for leaf, x in probe.arguments.floats}
         moved = {leaf.path: (x * moves[leaf.path]).astype(x.dtype) for leaf, x in probe.arguments.floats}
-        found = another(probe.arguments.replaced(moved)) if moved else None
-        errors = None if found is None else _errors(lowered, found)
+        arguments = probe.arguments.replaced(moved)
+        found = call(arguments) if moved else None
+        again = None if found is None else judged_by(lowered, arguments, found)
+        errors = None if again is None else _errors(lowered, again)
         if errors is None:
             return False
         before = _errors(lowered, probe)

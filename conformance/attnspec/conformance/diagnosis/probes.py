@@ -74,12 +74,18 @@ def distance(one: Numbers, other: Numbers, allowed: Numbers) -> float:
     return float(np.max(np.where(np.isnan(ratios), np.inf, ratios)))
 
 
-def of_results(subject: Subject, arguments: Arguments) -> Probe | None:
-    """The results of a call; None outside of the domain, and where the backend gives no numbers of the right shape."""
+def called(subject: Subject, arguments: Arguments) -> Results | None:
+    """The results of a call; None where the backend gives no numbers of the right shape."""
     try:
-        if not subject.in_domain(arguments):
-            return None
-        return given(subject, arguments, subject.results(arguments))
+        return subject.results(arguments)
+    except Violation:
+        return None
+
+
+def judged_by(subject: Subject, arguments: Arguments, found: Results) -> Probe | None:
+    """A probe of results; None outside of the domain."""
+    try:
+        return given(subject, arguments, found) if subject.in_domain(arguments) else None
     except Violation:
         return None
 
@@ -115,7 +121,8 @@ def given_gradients(subject: Subject, arguments: Arguments, cotangents: Results,
 
 def gathered(subject: Subject, arguments: Arguments) -> Iterator[Probe]:
     """The results of a call and, where these are right and the backend has any, its gradients."""
-    probe = of_results(subject, arguments)
+    results = called(subject, arguments)
+    probe = None if results is None else judged_by(subject, arguments, results)
     if probe is None:
         return
     yield probe
