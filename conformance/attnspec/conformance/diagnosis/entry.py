@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
-from attnspec.conformance.diagnosis.diagnosing import diagnosed
+from attnspec.conformance.diagnosis.diagnosing import Call, diagnosed
 from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.diagnosis.probes import Probe, called, gathered, given, given_gradients
-from attnspec.conformance.diagnosis.recording import recorded
+from attnspec.conformance.diagnosis.recording import Watch, recorded, unwatched
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, Mark
+from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.profiles import FORMULA, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Results, Subject
@@ -33,6 +34,22 @@ NUMBERS = (Reason.VALUE, Reason.DECLARED)
 """The reasons of failures that wrong numbers may have."""
 
 
+@dataclass(frozen=True)
+class Inquiry:
+    """What is known of a case whose numbers may be wrong, and how to know more; ``start`` is when it began."""
+
+    subject: Subject
+    probes: Sequence[Probe]
+    further: Sequence[Arguments]
+    call: Call
+    start: float
+
+    def diagnosis(self, without: Collection[str] = ()) -> Diagnosis | None:
+        """The diagnosis, without the known defects of these names."""
+        until = self.start + SECONDS
+        return diagnosed(self.subject, self.probes, further=self.further, call=self.call, until=until, without=without)
+
+
 def diagnosis_of_case(
     backend: object,
     contract: Contract,
@@ -42,13 +59,29 @@ def diagnosis_of_case(
     *,
     seed: int = 0,
     device: str = "cpu",
-    mark: Mark = lambda law, example: None,
-    without: Collection[str] = (),
+    watch: Watch = unwatched,
 ) -> Diagnosis | None:
-    """The diagnosis of a case whose laws have these verdicts, from the examples that it was judged by.
+    """The diagnosis of a case whose laws have these verdicts; None where no law of numbers has failed.
 
-    None where no law of numbers has failed, and where the backend has crashed or hung.
+    None also where the backend has crashed or hung. ``watch`` is entered with a law and an input around whatever calls
+    the backend.
     """
+    begun = inquiry(backend, contract, case, profile, results, seed=seed, device=device, watch=watch)
+    return None if begun is None else begun.diagnosis()
+
+
+def inquiry(
+    backend: object,
+    contract: Contract,
+    case: Case,
+    profile: Profile,
+    results: Iterable[Result],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    watch: Watch = unwatched,
+) -> Inquiry | None:
+    """Ask a backend on the examples that it was judged by and, if it is right there, as the violated laws did."""
     failed = [r for r in results if r.status is Status.FAILED]
     laws = [r.law for r in failed if r.reason in NUMBERS]
     if not laws or any(r.reason in (Reason.CRASHED, Reason.HUNG) for r in failed):
@@ -63,32 +96,26 @@ def diagnosis_of_case(
         work=subject.effort.work,
     )
     tried, further = examples[: subject.effort.corners], examples[subject.effort.corners :]
-    probes = _asked(subject, tried, mark, start + SECONDS / 2)
+    probes = _asked(subject, tried, watch, start + SECONDS / 2)
     if not any(probe.wrong for probe in probes):
-        probes += recorded(subject, laws, tried, mark, start + SECONDS / 2)
+        probes += recorded(subject, laws, tried, watch, start + SECONDS / 2)
 
     def call(arguments: Arguments) -> Results | None:
-        mark(FORMULA, arguments)
-        return called(subject, arguments)
+        with watch(FORMULA, f"of sizes {arguments.sizes}"):
+            return called(subject, arguments)
 
-    return diagnosed(
-        subject,
-        probes,
-        further=[example.arguments(subject.operation, data_dtype(subject)) for example in further],
-        call=call,
-        until=start + SECONDS,
-        without=without,
-    )
+    others = [example.arguments(subject.operation, data_dtype(subject)) for example in further]
+    return Inquiry(subject, probes, others, call, start)
 
 
-def _asked(subject: Subject, examples: Sequence[Example], mark: Mark, until: float) -> list[Probe]:
+def _asked(subject: Subject, examples: Sequence[Example], watch: Watch, until: float) -> list[Probe]:
     """Probes of the first examples, and of as many more as it takes to find a wrong one."""
     probes: list[Probe] = []
     for i, example in enumerate(examples):
         if time.process_time() > until or (i >= FIRST and any(probe.wrong for probe in probes)):
             break
-        mark(FORMULA, example)
-        probes += gathered(subject, example.arguments(subject.operation, data_dtype(subject)))
+        with watch(FORMULA, example):
+            probes += gathered(subject, example.arguments(subject.operation, data_dtype(subject)))
     return probes
 
 

@@ -1,7 +1,8 @@
 """What a law asked that was violated: its own calls, which are of sizes, places and numbers that no example has."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from attnspec.conformance.diagnosis.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.attempt import attempt_once
-from attnspec.conformance.judging.engine import Mark
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.common import data_dtype
@@ -19,6 +19,15 @@ from attnspec.conformance.laws.registry import Check
 from attnspec.conformance.mutants.correct import Library
 from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.tree import mapped
+
+Watch = Callable[[str, Any], AbstractContextManager[None]]
+"""Entered with a law and an input around what calls the backend, so that a crash can be named."""
+
+
+def unwatched(law: str, given: Any) -> AbstractContextManager[None]:
+    """Nobody looks."""
+    return nullcontext()
+
 
 LAWS = 2
 """Violated laws whose calls are looked at."""
@@ -60,7 +69,7 @@ class Recorder(Subject):
 
 
 def recorded(
-    subject: Subject, laws: Iterable[str], examples: Sequence[Example], mark: Mark, until: float
+    subject: Subject, laws: Iterable[str], examples: Sequence[Example], watch: Watch, until: float
 ) -> list[Probe]:
     """The calls of violated laws, beside what the correct formulas give for them.
 
@@ -70,20 +79,20 @@ def recorded(
         return []
     found: list[Probe] = []
     for law in [*laws][:LAWS]:
-        calls = _calls(subject, CHECKS[law], examples, mark, until)
+        calls = _calls(subject, CHECKS[law], examples, watch, until)
         found += [probe for probe in (_judged(subject, call, until) for call in calls[-CALLS:]) if probe is not None]
     return found
 
 
-def _calls(subject: Subject, check: Check, examples: Sequence[Example], mark: Mark, until: float) -> list[Probe]:
+def _calls(subject: Subject, check: Check, examples: Sequence[Example], watch: Watch, until: float) -> list[Probe]:
     """The calls of a law on the first example on which it is violated."""
     for example in examples[:1] if check.once else examples:
         if time.process_time() > until:
             break
         recorder = Recorder(subject)
         arguments = example.arguments(subject.operation, data_dtype(subject))
-        mark(check.law.id, example)
-        violation, *_ = attempt_once(recorder, check, arguments, example.seed)
+        with watch(check.law.id, example):
+            violation, *_ = attempt_once(recorder, check, arguments, example.seed)
         if violation is not None:
             return recorder.calls
     return []

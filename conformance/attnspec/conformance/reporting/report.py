@@ -8,6 +8,7 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
@@ -42,13 +43,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called."""
+    """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called.
+
+    ``diagnoses`` explain violations, at most one those of an operation at a dtype.
+    """
 
     contract: Contract
     settings: Settings
     results: tuple[Result, ...]
     seconds: float
     tried: Mapping[str, Extent] = field(default_factory=dict)
+    diagnoses: tuple[Diagnosis, ...] = ()
 
     @classmethod
     def of(
@@ -56,7 +61,8 @@ class Report:
     ) -> "Report":
         """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
         results = (*planned_results(plan, verdicts, interrupted), *missing_results(plan.contract, settings))
-        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts))
+        diagnoses = tuple(verdicts.diagnoses[c.id] for c in plan.cases if c.id in verdicts.diagnoses)
+        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts), diagnoses)
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -182,6 +188,7 @@ class Report:
             },
             "tried": {operation: dict(extent) for operation, extent in self.tried.items()},
             "not_tried": self.not_tried,
+            "diagnoses": [x.as_json() for x in self.diagnoses],
             "results": [r.as_json() for r in self.results],
         }
 

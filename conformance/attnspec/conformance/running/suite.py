@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from attnspec.conformance.diagnosis.entry import diagnosis_of_case
+from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.diagnosis.recording import Watch, unwatched
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
@@ -23,7 +26,7 @@ from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.settings import OPTIONS, Settings
-from attnspec.conformance.running.verdicts import record
+from attnspec.conformance.running.verdicts import record, record_diagnosis
 from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
 
 
@@ -96,10 +99,37 @@ def run_case(
         results = judge(backend, contract, case, profile, seed=settings.seed, device=settings.device, extent=extent)
     else:
         results = _judge_isolated(backend, contract, case, settings, Path(settings.crumbs), extent)
+    # Whatever becomes of the diagnosis, the verdicts are known.
     record(results, record_property, extent)
     failed = [r for r in results if r.status is Status.FAILED]
     if failed:
-        pytest.fail(failure_message(failed), pytrace=False)
+        diagnosis = _diagnosis(backend, contract, case, settings, failed)
+        if diagnosis is not None:
+            record_diagnosis(diagnosis, record_property)
+        pytest.fail(failure_message(failed, diagnosis), pytrace=False)
+
+
+def _diagnosis(
+    backend: Any, contract: Contract, case: Case, settings: Settings, failed: Sequence[Result]
+) -> Diagnosis | None:
+    """The known defect that explains the violations of a case; None where a worker has died at it."""
+
+    def found(watch: Watch) -> Diagnosis | None:
+        profile = PROFILES[settings.profile]
+        return diagnosis_of_case(
+            backend, contract, case, profile, failed, seed=settings.seed, device=settings.device, watch=watch
+        )
+
+    if settings.crumbs is None:
+        return found(unwatched)
+    folder = Path(settings.crumbs)
+    if Incidents(folder, settings.hang_after).verdicts(case.operation, case.dtype):
+        return None
+    watchdog = Watchdog(folder, case.id, settings.hang_after)
+    try:
+        return found(watchdog.during)
+    finally:
+        watchdog.close()
 
 
 def _judge_isolated(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import Result
@@ -16,12 +17,21 @@ EXTENT = "attnspec-extent"
 """The property that holds the largest sizes of its calls."""
 
 
+DIAGNOSIS = "attnspec-diagnosis"
+"""The property that holds what explains its violations."""
+
+
 def record(
     results: Iterable[Result], record_property: Callable[[str, object], None], extent: Extent | None = None
 ) -> None:
     """Attach the verdicts of a case to its test, and the extent of its calls."""
     record_property(PROPERTY, [r.as_json() for r in results])
     record_property(EXTENT, extent or {})
+
+
+def record_diagnosis(diagnosis: Diagnosis, record_property: Callable[[str, object], None]) -> None:
+    """Attach what explains the violations of a case to its test."""
+    record_property(DIAGNOSIS, diagnosis.as_json())
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
@@ -39,11 +49,12 @@ def case_of(nodeid: str) -> str:
 
 @dataclass
 class Verdicts:
-    """The verdicts of a run so far, and the extent of its calls, by case; of one without verdicts, the reason."""
+    """The verdicts of a run so far, the extent of its calls, and diagnoses, by case; of one without any, the reason."""
 
     results: dict[str, list[Result]] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
     extents: dict[str, Extent] = field(default_factory=dict)
+    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
 
 
 VERDICTS = pytest.StashKey[Verdicts]()
@@ -63,6 +74,9 @@ class Collector:
             self.verdicts.results[case] = results
             extents = [x for name, x in report.user_properties if name == EXTENT and isinstance(x, dict)]
             self.verdicts.extents.setdefault(case, {}).update(*extents)
+            for name, x in report.user_properties:
+                if name == DIAGNOSIS and isinstance(x, dict):
+                    self.verdicts.diagnoses[case] = Diagnosis.from_json(x)
         if report.failed and case not in self.verdicts.results:
             lines = report.longreprtext.strip().splitlines() or ["its process ended"]
             raised = [line[2:].strip() for line in lines if line.startswith("E ")]
