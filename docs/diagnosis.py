@@ -7,7 +7,7 @@ import json
 import random
 import runpy
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
@@ -39,8 +39,9 @@ FACTORS = ("2", "0.5", "0.99")
 Outcome = Mapping[str, Any]
 """What became of one backend.
 
-``seen``: whether a number was wrong that the diagnosis looked at. ``found``: the diagnosis. ``alone``: those with its own
-entry left out, then with those named before left out too, until there is none. ``scaled``: those with a factor on top.
+``seen``: whether a number was wrong that the diagnosis looked at. ``found``: the diagnosis. ``alone``: those with its
+own entry left out, then with those named before left out too, until there is none. ``scaled``: those with a factor on
+top.
 """
 
 
@@ -83,7 +84,7 @@ def asked(name: str, factor: str = "") -> Inquiry:
 
 
 def laws_of(name: str) -> tuple[str, ...]:
-    """The laws by which a backend is convicted: those that a mutant is assigned, or the one that a report's page names."""
+    """The laws that convict a backend: those that a mutant is assigned, or the one that stands beside a report."""
     if name in MUTANTS:
         return MUTANTS[name].breaks
     page = (ROOT / "docs" / "rediscovery.md").read_text(encoding="utf-8")
@@ -113,6 +114,133 @@ def outcome(name: str) -> dict[str, Any]:
 
 def _json(found: Diagnosis | None) -> dict[str, Any] | None:
     return None if found is None else found.as_json()
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+HEAD = """# Diagnosis
+
+What `attnspec check` says of a backend whose numbers are wrong, tried on backends of which it is known what is wrong
+with them. A diagnosis names a known defect only if its numbers are those of the backend on every input that was
+compared, within the budgets, the inputs among them on which the backend is right: [how](verdicts.md#diagnosis).
+
+Every mutant is tried on the first operation that it concerns, in the profile that convicts it at seed 0, as convicted
+by the laws that it is assigned. Made by `python docs/diagnosis.py`; what it found is in
+[diagnosis.json](diagnosis.json).
+"""
+
+ALONE = """
+## Without its own entry
+
+Each mutant once more, with its own entry left out of the known defects. Some mutants are one defect under several
+names, since each chapter has its own; a mutant whose numbers are the same on all inputs is then named in its place.
+With these left out as well, what is left names nothing, or a precision class.
+"""
+
+OTHER = """
+## Written without the mutants
+
+Defects of libraries as they were [reported](rediscovery.md), and implementations with a mistake of their own
+(`tests/conformance/mistaken.py`, which says what is right). With a factor on top, the diagnosis is another one, or
+there is none.
+"""
+
+
+def page(known: Mapping[str, Outcome]) -> str:
+    """The whole page."""
+    own = {name: x for name, x in known.items() if name in MUTANTS}
+    others = {name: x for name, x in known.items() if name not in MUTANTS}
+    return "\n".join([HEAD, *of_mutants(own), ALONE, *of_alone(own), OTHER, *of_others(others)]) + "\n"
+
+
+def of_mutants(own: Mapping[str, Outcome]) -> list[str]:
+    """How many mutants are named, and which are not, or otherwise."""
+    seen = {name: x for name, x in own.items() if x["seen"]}
+    named = {name: x for name, x in own.items() if x["found"]}
+    otherwise = {name: x for name, x in named.items() if name not in x["found"]["same"]}
+    missed = [name for name, x in seen.items() if not x["found"]]
+    return [
+        f"Of {len(own)} of {len(MUTANTS)} mutants, {len(seen)} gave wrong numbers on the inputs that were looked at. "
+        f"{len(named)} are named, {share(len(named), len(seen))} of these and {share(len(named), len(own))} of all: "
+        f"{len(named) - len(otherwise)} by their own entry or one that gives the same on all inputs, and",
+        "",
+        *table("mutant", "named otherwise"),
+        *(row(name, x["found"]["sentence"]) for name, x in sorted(otherwise.items())),
+        "",
+        f"Not named although wrong numbers were seen: {', '.join(sorted(missed)) or 'none'}.",
+    ]
+
+
+def of_alone(own: Mapping[str, Outcome]) -> list[str]:
+    """What is named in the place of a mutant."""
+    alone = {name: x["alone"] for name, x in own.items() if x["alone"]}
+    beyond = {name: chain for name, chain in alone.items() if not is_twin(chain[-1])}
+    return [
+        f"{len(alone)} of {len(own)} get a name, {share(len(alone), len(own))}; "
+        f"without their twins {len(beyond)}, {share(len(beyond), len(own))}.",
+        "",
+        *table("mutant", "named in its place", "without these"),
+        *(
+            row(name, names(chain), names([chain[-1]]) if name in beyond else "none")
+            for name, chain in sorted(alone.items())
+        ),
+    ]
+
+
+def is_twin(found: Mapping[str, Any]) -> bool:
+    """Whether a diagnosis names a mutant."""
+    return bool(set(found["same"]) & set(MUTANTS))
+
+
+def names(chain: Sequence[Mapping[str, Any]]) -> str:
+    """What diagnoses name."""
+    return "; ".join(", ".join(x["same"]) if is_twin(x) else x["sentence"] for x in chain)
+
+
+def right(name: str, found: Mapping[str, Any]) -> bool:
+    """Whether a diagnosis is one of those that are right."""
+    return any(x in found["same"] or found["sentence"].startswith(x) for x in RIGHT.get(name, ()))
+
+
+def of_others(others: Mapping[str, Outcome]) -> list[str]:
+    """How many are named rightly, which wrongly, and what becomes of each with a factor on top."""
+    named = {name: x for name, x in others.items() if x["found"]}
+    good = [name for name, x in named.items() if right(name, x["found"])]
+    scaled = [(x["found"], y) for x in others.values() for y in x["scaled"].values()]
+    same = sum(bool(x and y and x["sentence"] == y["sentence"]) for x, y in scaled)
+    return [
+        f"Of {len(others)}, {len(good)} are named rightly, {share(len(good), len(others))}, and "
+        f"{len(named) - len(good)} wrongly; of {len(scaled)} with a factor on top, {same} have the same diagnosis.",
+        "",
+        *table("implementation", "diagnosis", "right", *(f"times {factor}" for factor in FACTORS)),
+        *(
+            row(
+                name,
+                x["found"]["sentence"] if x["found"] else "none",
+                "" if not x["found"] else "yes" if name in good else "no",
+                *(y["sentence"] if (y := x["scaled"].get(factor)) else "none" for factor in FACTORS),
+            )
+            for name, x in sorted(others.items())
+        ),
+    ]
+
+
+def share(part: int, whole: int) -> str:
+    """A share in per cent."""
+    return f"{part / max(whole, 1):.1%}".replace("%", " %")
+
+
+def table(*titles: str) -> list[str]:
+    """The head of a table."""
+    return [row(*titles), "|" + "---|" * len(titles)]
+
+
+def row(*cells: str) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+# The command ----------------------------------------------------------------------------------------------------------
 
 
 def main(workers: int = 2, minutes: float = 60.0, write: bool = True) -> None:

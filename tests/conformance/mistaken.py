@@ -10,8 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from attnspec.spec.contract.shapes import bind
 from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.shapes import bind
 
 Numbers = Any
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attnspec.conformance.diagnosis.diagnosing import Call, diagnosed
 from attnspec.conformance.diagnosis.finding import Diagnosis
-from attnspec.conformance.diagnosis.probes import Probe, called, gathered, given, given_gradients
+from attnspec.conformance.diagnosis.probes import Probe, called, gathered, given_gradients, judged_by
 from attnspec.conformance.diagnosis.recording import Watch, recorded, unwatched
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
@@ -123,7 +123,8 @@ def diagnosis_of_result(
     subject: Subject, arguments: Arguments, found: Results, *, without: Collection[str] = ()
 ) -> Diagnosis | None:
     """The diagnosis of one result; None also where other inputs could tell several known defects apart."""
-    return _of_one(subject, given(subject, arguments, found), without)
+    probe = judged_by(subject, arguments, found)
+    return None if probe is None else _of_one(subject, probe, without)
 
 
 def diagnosis_of_gradients(

@@ -27,9 +27,9 @@ def of_factors(subject: Subject, first: Probe) -> Iterator[Candidate]:
     if not subject.operation.float_result:
         return
     for path in [""] if first.cotangents is None else list(first.got):
-        found = rounded(gain(first, path), lambda x, path=path: explains(of_gain(x, path), first, subject))
-        if found is not None:
-            yield of_gain(found, path)
+        factor = rounded(gain(first, path), lambda x, of=path: explains(of_gain(x, of), first, subject))
+        if factor is not None:
+            yield of_gain(factor, path)
     if first.cotangents is None and subject.operation.sharpened:
         estimate = scale(subject, first)
         found = estimate and rounded(estimate, lambda x: explains(of_scale(subject, x), first, subject))

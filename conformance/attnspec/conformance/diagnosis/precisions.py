@@ -26,11 +26,10 @@ class Lower(NamedTuple):
 
 def _inside(format: str, u: float, dtype: str) -> Lower:
     """Everything is rounded to one dtype and returned in another."""
-    smallest = SMALLEST_NORMAL[format]
-    step = 2 * u * smallest
-    given = replace(CLASSES["ieee32"], dtype=dtype, inputs=u, operand=u, stored=u, weights=u, output=u)
-    tiny = {"weights_smallest": step, "output_smallest": step, "inputs_smallest": step}
-    return Lower(f"It looks like {format} inside {dtype}.", replace(given, **tiny), format)
+    rounding = replace(CLASSES["ieee32"], dtype=dtype, inputs=u, operand=u, stored=u, weights=u, output=u)
+    step = 2 * u * SMALLEST_NORMAL[format]
+    rounding = replace(rounding, weights_smallest=step, output_smallest=step, inputs_smallest=step)
+    return Lower(f"It looks like {format} inside {dtype}.", rounding, format)
 
 
 def _declarable(what: str, name: str) -> Lower:

@@ -23,8 +23,8 @@ class Probe:
     """One call of a backend: its results, or with ``cotangents`` its gradients, by path.
 
     ``expected`` are those of the formula, ``allowed`` how far from it each number may lie: infinite for what a declared
-    choice, or the error of the formula itself, leaves open. ``views`` are the
-    arguments by name as they lay in memory, of a call that a law made.
+    choice, or the error of the formula itself, leaves open. ``views`` are the arguments by name as they lay in memory,
+    of a call that a law made.
     """
 
     arguments: Arguments

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.candidates import Candidate, computed_by, roundings
+from attnspec.conformance.diagnosis.candidates import Candidate, computed_by, copied, roundings
 from attnspec.conformance.diagnosis.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.attempt import attempt_once
 from attnspec.conformance.judging.subject import Results, Subject
@@ -47,11 +48,9 @@ class Recorder(Subject):
     def outcome(self, inputs: Mapping[str, Any]) -> Any:
         """As always, and remembered with the arrays as they lie in memory."""
         views = {name: mapped(x, lambda _, y: self._seen(y)) for name, x in inputs.items()}
-        copies = {
-            name: mapped(x, lambda _, y: y.copy() if isinstance(y, np.ndarray) else y) for name, x in views.items()
-        }
+        copies = {name: mapped(x, lambda _, y: copied(y)) for name, x in views.items()}
         found = super().outcome(inputs)
-        if isinstance(found, dict):
+        if isinstance(found, dict) and all(map(_is_numbers, found.values())):
             got = {path: np.array(x) for path, x in found.items()}
             self.calls.append(Probe(Arguments(self.operation, copies), got, {}, {}, views=views))
         return found
@@ -109,6 +108,10 @@ def _judged(subject: Subject, call: Probe, until: float) -> Probe | None:
     # Here NaN and infinities are what the formula gives: nothing is left open.
     budgets = {path: np.where(np.isfinite(x), allowed[path], 0.0) for path, x in expected.items()}
     return Probe(call.arguments, call.got, expected, budgets, call.cotangents, call.views)
+
+
+def _is_numbers(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and (x.dtype.kind in "biuf" or is_float(x))
 
 
 def _shapes(found: Results) -> dict[str, tuple[int, ...]]:
