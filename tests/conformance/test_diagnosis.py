@@ -1,14 +1,18 @@
 """What is said of numbers that are wrong: the known defect that gives the same ones, and nothing where none does."""
 
+import io
 import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from attnspec.conformance.diagnosis import entry
 from attnspec.conformance.diagnosis.entry import diagnosis_of_case, diagnosis_of_result
 from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.inputs.arguments import Arguments
@@ -22,8 +26,13 @@ from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.mutants.correct import Library
 from attnspec.conformance.rediscovered import REDISCOVERED
 from attnspec.conformance.reporting.messages import diagnosis_lines, failure_message
+from attnspec.conformance.reporting.report import Report
+from attnspec.conformance.reporting.table import as_html, print_report
 from attnspec.conformance.running import suite
+from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.verdicts import Collector, Verdicts, record, record_diagnosis
+from attnspec.reference import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS
 
 from .mistaken import MISTAKEN, RIGHT
@@ -157,11 +166,41 @@ def test_a_case_has_its_verdicts_whatever_becomes_of_the_diagnosis(monkeypatch: 
     with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
         suite.run_case(backend, contract, case, Settings(), found.__setitem__)
     assert found["attnspec-diagnosis"]["same"] == ["attention scaled by d"]
-    monkeypatch.setattr(suite, "diagnosis_of_case", broken)
+    monkeypatch.setattr(entry, "diagnosis_of_case", broken)
     found.clear()
     with pytest.raises(ZeroDivisionError):
         suite.run_case(backend, contract, case, Settings(), found.__setitem__)
     assert [r["status"] for r in found["attnspec"]] == ["failed"]
+
+
+def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
+    diagnosis = Diagnosis("softmax", "float32", "The scores are multiplied by 2.", ("scale",))
+    properties: list[tuple[str, object]] = []
+    failed = Result("softmax", "operation.oracle", "float32", Status.FAILED, "value", "what was seen")
+    record([failed], lambda name, value: properties.append((name, value)))
+    record_diagnosis(diagnosis, lambda name, value: properties.append((name, value)))
+    test: Any = SimpleNamespace(
+        nodeid="a.py::t[softmax-float32]", user_properties=properties, failed=True, longreprtext="no"
+    )
+    Collector(verdicts := Verdicts()).pytest_runtest_logreport(test)
+    assert verdicts.diagnoses == {"softmax-float32": diagnosis}
+    settings = Settings(laws=("operation.oracle",))
+    plan = Plan.of(Contract.of(SimpleNamespace(name="mine", softmax=REFERENCE["softmax"])), settings)
+    report = Report.of(plan, verdicts, settings, 1.0)
+    assert report.diagnoses == (diagnosis,)
+    assert report.as_json()["diagnoses"] == [diagnosis.as_json()]
+    console = Console(record=True, width=120, file=io.StringIO())
+    print_report(report, console)
+    text = console.export_text()
+    line = "diagnosis of softmax (float32): The scores are multiplied by 2."
+    assert 0 <= text.index(line) < text.index("operation.oracle is violated by softmax")
+    assert line in as_html(report)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_can_be_read_in_a_sentence(name: str) -> None:
+    assert MUTANTS[name].statement.endswith((".", "?", "…"))
+    assert "“" not in name
 
 
 # The page -----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from attnspec.conformance.diagnosis.diagnosing import Call, diagnosed
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
 from attnspec.conformance.diagnosis.probes import Probe, called, gathered, given_gradients, judged_by
-from attnspec.conformance.diagnosis.recording import Watch, recorded, unwatched
+from attnspec.conformance.diagnosis.recording import recorded
+from attnspec.conformance.diagnosis.watching import Watch, unwatched
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.examples import Example
@@ -15,9 +16,8 @@ from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.profiles import FORMULA, Profile
-from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.results import Result
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws.common import data_dtype
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -29,9 +29,6 @@ FURTHER = 32
 
 SECONDS = 2.5
 """Processor time after which a diagnosis is given up; half of it is for the calls of the backend and the oracle."""
-
-NUMBERS = (Reason.VALUE, Reason.DECLARED)
-"""The reasons of failures that wrong numbers may have."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +79,8 @@ def inquiry(
     watch: Watch = unwatched,
 ) -> Inquiry | None:
     """Ask a backend on the examples that it was judged by and, if it is right there, as the violated laws did."""
-    failed = [r for r in results if r.status is Status.FAILED]
-    laws = [r.law for r in failed if r.reason in NUMBERS]
-    if not laws or any(r.reason in (Reason.CRASHED, Reason.HUNG) for r in failed):
+    laws = violated_by_numbers(results)
+    if not laws:
         return None
     start = time.process_time()
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)

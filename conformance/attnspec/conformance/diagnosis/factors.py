@@ -1,6 +1,7 @@
 """A factor that explains everything: of the results, of one gradient, or of the scores, with its value."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -26,8 +27,12 @@ def of_factors(subject: Subject, first: Probe) -> Iterator[Candidate]:
     """The factors that explain a probe that is wrong, as far as any do."""
     if not subject.operation.float_result:
         return
+
+    def fits(factor: float, path: str) -> bool:
+        return explains(of_gain(factor, path), first, subject)
+
     for path in [""] if first.cotangents is None else list(first.got):
-        factor = rounded(gain(first, path), lambda x, of=path: explains(of_gain(x, of), first, subject))
+        factor = rounded(gain(first, path), partial(fits, path=path))
         if factor is not None:
             yield of_gain(factor, path)
     if first.cotangents is None and subject.operation.sharpened:

@@ -1,14 +1,14 @@
 """What a law asked that was violated: its own calls, which are of sizes, places and numbers that no example has."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.diagnosis.candidates import Candidate, computed_by, copied, roundings
 from attnspec.conformance.diagnosis.probes import Probe
+from attnspec.conformance.diagnosis.watching import Watch
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.examples import Example
@@ -20,15 +20,6 @@ from attnspec.conformance.laws.registry import Check
 from attnspec.conformance.mutants.correct import Library
 from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.tree import mapped
-
-Watch = Callable[[str, Any], AbstractContextManager[None]]
-"""Entered with a law and an input around what calls the backend, so that a crash can be named."""
-
-
-def unwatched(law: str, given: Any) -> AbstractContextManager[None]:
-    """Nobody looks."""
-    return nullcontext()
-
 
 LAWS = 2
 """Violated laws whose calls are looked at."""

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from attnspec.conformance.diagnosis.entry import diagnosis_of_case
-from attnspec.conformance.diagnosis.finding import Diagnosis
-from attnspec.conformance.diagnosis.recording import Watch, unwatched
+from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
+from attnspec.conformance.diagnosis.watching import Watch, unwatched
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
@@ -113,6 +112,10 @@ def _diagnosis(
     backend: Any, contract: Contract, case: Case, settings: Settings, failed: Sequence[Result]
 ) -> Diagnosis | None:
     """The known defect that explains the violations of a case; None where a worker has died at it."""
+    if not violated_by_numbers(failed):
+        return None
+    # It loads all mutants, which no run needs that finds nothing wrong.
+    from attnspec.conformance.diagnosis.entry import diagnosis_of_case
 
     def found(watch: Watch) -> Diagnosis | None:
         profile = PROFILES[settings.profile]
