@@ -249,13 +249,25 @@ def test_nothing_of_an_operation_that_was_given_up_is_called(tmp_path: Path) -> 
 
 def test_a_run_leaves_the_last_check_in_the_breadcrumb(tmp_path: Path) -> None:
     def dot_scores(query: Any, key: Any) -> Any:
+        raise ValueError("no")
+
+    found = run_again(tmp_path, SimpleNamespace(name="raises", dot_scores=dot_scores), ORACLE)
+    assert found[ORACLE].reason == "raised"
+    crumb = Breadcrumb.read(breadcrumb_path(tmp_path, "dot_scores-float64"))
+    assert crumb is not None
+    assert (crumb.law, crumb.input) == (ORACLE, "describing the counterexample")
+
+
+def test_a_diagnosis_leaves_its_last_input_as_one_of_the_formula(tmp_path: Path) -> None:
+    def dot_scores(query: Any, key: Any) -> Any:
         return np.full_like(reference.dot_scores(query, key), np.nan)
 
     found = run_again(tmp_path, SimpleNamespace(name="nan", dot_scores=dot_scores), ORACLE)
     assert found[ORACLE].reason == "value"
     crumb = Breadcrumb.read(breadcrumb_path(tmp_path, "dot_scores-float64"))
     assert crumb is not None
-    assert (crumb.law, crumb.input) == (ORACLE, "describing the counterexample")
+    assert crumb.law == ORACLE
+    assert crumb.input.startswith("Example(")
 
 
 # What pytest-xdist is asked to do -------------------------------------------------------------------------------------

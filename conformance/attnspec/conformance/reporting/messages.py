@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 
+from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import UNJUDGED, Result
 from attnspec.spec.contract.law import LAWS
@@ -33,13 +34,24 @@ def violation_message(result: Result) -> str:
     return "\n".join(lines)
 
 
-def failure_message(failed: Iterable[Result]) -> str:
-    """All violations of a case in full, by likely cause."""
+def failure_message(failed: Iterable[Result], diagnosis: Diagnosis | None = None) -> str:
+    """The diagnosis of a case, and all violations in full, by likely cause."""
     causes, following = by_cause(failed)
-    parts = [*map(violation_message, causes)]
+    parts = [*([] if diagnosis is None else diagnosis_lines([diagnosis])), *map(violation_message, causes)]
     if following:
         parts += [consequences_heading(following), *map(violation_message, following)]
     return "\n\n".join(parts)
+
+
+def diagnosis_lines(diagnoses: Iterable[Diagnosis]) -> list[str]:
+    """A line for every diagnosis, with all operations and dtypes that it explains."""
+    dtypes: dict[tuple[str, str], list[str]] = {}
+    for x in diagnoses:
+        dtypes.setdefault((x.sentence, x.operation), []).append(x.dtype)
+    places: dict[str, list[str]] = {}
+    for (sentence, operation), found in dtypes.items():
+        places.setdefault(sentence, []).append(f"{operation} ({', '.join(found)})")
+    return [f"diagnosis of {', '.join(where)}: {sentence}" for sentence, where in places.items()]
 
 
 def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:

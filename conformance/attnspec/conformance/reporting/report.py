@@ -8,6 +8,7 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
@@ -47,6 +48,7 @@ class Report:
     """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called.
 
     ``declaration`` is what was observed and is not declared.
+    ``diagnoses`` explain violations, at most one those of an operation at a dtype.
     """
 
     contract: Contract
@@ -55,6 +57,7 @@ class Report:
     seconds: float
     tried: Mapping[str, Extent] = field(default_factory=dict)
     declaration: Declaration = field(default_factory=Declaration)
+    diagnoses: tuple[Diagnosis, ...] = ()
 
     @classmethod
     def of(
@@ -63,7 +66,8 @@ class Report:
         """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
         results = (*planned_results(plan, verdicts, broken_off), *missing_results(plan.contract, settings))
         observed = declaration(plan.contract, results, verdicts.explanations)
-        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts), observed)
+        diagnoses = tuple(verdicts.diagnoses[c.id] for c in plan.cases if c.id in verdicts.diagnoses)
+        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts), observed, diagnoses)
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -215,6 +219,7 @@ class Report:
             "tried": {operation: dict(extent) for operation, extent in self.tried.items()},
             "not_tried": self.not_tried,
             "declaration": dict(self.declaration.attributes) or None,
+            "diagnoses": [x.as_json() for x in self.diagnoses],
             "results": [
                 {**r.as_json(), "expected": self._reason(r), "explained_by": self.declaration.explained.get(key(r))}
                 for r in self.results

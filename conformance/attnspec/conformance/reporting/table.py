@@ -14,7 +14,12 @@ from rich.text import Text
 
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.declaration import lines
-from attnspec.conformance.reporting.messages import by_cause, consequences_heading, violation_message
+from attnspec.conformance.reporting.messages import (
+    by_cause,
+    consequences_heading,
+    diagnosis_lines,
+    violation_message,
+)
 from attnspec.conformance.reporting.report import Report, in_common, key
 from attnspec.conformance.running.expectations import Expectation
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
@@ -40,6 +45,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(chapters(report))
     for line in remarks(report):
         console.print(line, highlight=False)
+    for line in diagnosis_lines(report.diagnoses):
+        console.print(Text(f"\n{line}", style="bold"))
     for text in violations(report):
         console.print(text, soft_wrap=True)
     console.print(closing(report), highlight=False)

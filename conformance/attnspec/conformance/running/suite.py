@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
+from attnspec.conformance.diagnosis.watching import Watch, unwatched
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, Mark, judge
 from attnspec.conformance.judging.extent import Extent
@@ -30,7 +32,7 @@ from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import OPTIONS, Settings
-from attnspec.conformance.running.verdicts import record
+from attnspec.conformance.running.verdicts import record, record_diagnosis
 from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -120,14 +122,47 @@ def run_case(
     else:
         isolated = _Isolated(judging, backend, contract, case, settings)
         results, explanation = isolated.judged(extent)
+    # Whatever becomes of the diagnosis, the verdicts are known.
     record(results, record_property, extent, explanation)
     lines = expectations(settings.expect)
     messages = [
         f"expected to fail, and holds: {r.law} by {case.id} ({line.place})" for line, r in passing(results, lines)
     ]
     failed = unexpected(results, lines)
-    if failed or messages:
-        pytest.fail("\n".join([*messages, *([failure_message(failed)] if failed else [])]), pytrace=False)
+    if failed:
+        diagnosis = _diagnosis(backend, contract, case, settings, failed)
+        if diagnosis is not None:
+            record_diagnosis(diagnosis, record_property)
+        messages.append(failure_message(failed, diagnosis))
+    if messages:
+        pytest.fail("\n".join(messages), pytrace=False)
+
+
+def _diagnosis(
+    backend: Any, contract: Contract, case: Case, settings: Settings, failed: Sequence[Result]
+) -> Diagnosis | None:
+    """The known defect that explains the violations of a case; None where a worker has died at it."""
+    if not violated_by_numbers(failed):
+        return None
+    # It loads all mutants, which no run needs that finds nothing wrong.
+    from attnspec.conformance.diagnosis.entry import diagnosis_of_case
+
+    def found(watch: Watch) -> Diagnosis | None:
+        profile = PROFILES[settings.profile]
+        return diagnosis_of_case(
+            backend, contract, case, profile, failed, seed=settings.seed, device=settings.device, watch=watch
+        )
+
+    if settings.crumbs is None:
+        return found(unwatched)
+    folder = Path(settings.crumbs)
+    if Incidents(folder, settings.hang_after).verdicts(case.operation, case.dtype):
+        return None
+    watchdog = Watchdog(folder, case.id, settings.hang_after)
+    try:
+        return found(watchdog.during)
+    finally:
+        watchdog.close()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import Result
@@ -20,6 +21,10 @@ EXPLANATION = "attnspec-explanation"
 """The property that says what only has to be declared."""
 
 
+DIAGNOSIS = "attnspec-diagnosis"
+"""The property that holds what explains its violations."""
+
+
 def record(
     results: Iterable[Result],
     record_property: Callable[[str, object], None],
@@ -31,6 +36,11 @@ def record(
     record_property(EXTENT, extent or {})
     if explanation:
         record_property(EXPLANATION, dict(explanation))
+
+
+def record_diagnosis(diagnosis: Diagnosis, record_property: Callable[[str, object], None]) -> None:
+    """Attach what explains the violations of a case to its test."""
+    record_property(DIAGNOSIS, diagnosis.as_json())
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
@@ -48,7 +58,7 @@ def case_of(nodeid: str) -> str:
 
 @dataclass
 class Verdicts:
-    """The verdicts of a run so far, the extent of its calls and what explains violations, by case.
+    """The verdicts of a run so far, the extent of its calls, what explains violations, and diagnoses, by case.
 
     Of a case without verdicts, the reason.
     """
@@ -57,6 +67,7 @@ class Verdicts:
     causes: dict[str, str] = field(default_factory=dict)
     extents: dict[str, Extent] = field(default_factory=dict)
     explanations: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
 
 
 VERDICTS = pytest.StashKey[Verdicts]()
@@ -79,6 +90,8 @@ class Collector:
             for name, x in report.user_properties:
                 if name == EXPLANATION and isinstance(x, dict):
                     self.verdicts.explanations[case] = x
+                if name == DIAGNOSIS and isinstance(x, dict):
+                    self.verdicts.diagnoses[case] = Diagnosis.from_json(x)
         if report.failed and case not in self.verdicts.results:
             lines = report.longreprtext.strip().splitlines() or ["its process ended"]
             raised = [line[2:].strip() for line in lines if line.startswith("E ")]

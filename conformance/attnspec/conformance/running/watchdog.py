@@ -12,7 +12,8 @@ import mmap
 import os
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -97,6 +98,16 @@ class Watchdog:
         if not 0 <= now - self._timed < LENIENCE * self.hang_after:
             self._timed = now
             faulthandler.dump_traceback_later((1 + LENIENCE) * self.hang_after, exit=True, file=self._silent)
+
+    @contextmanager
+    def during(self, law: str, given: Any) -> Iterator[None]:
+        """Leave a breadcrumb, and time what is done until it ends, and nothing after it."""
+        self(law, given)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            self._timed = -inf
 
     def close(self) -> None:
         """Stop the timer."""

@@ -1,0 +1,104 @@
+"""Other choices where the specification leaves one, as candidates."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from attnspec.conformance.diagnosis.candidates import Candidate
+from attnspec.conformance.diagnosis.probes import Probe
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import live_rows, spelled_out
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws.rows_without_keys import evenly
+from attnspec.reference.budget import oracle_dtype
+from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
+from attnspec.spec.contract.shapes import results
+
+SEEN = {
+    ("causal_alignment", "top-left"): "The causal mask is aligned at the top left",
+    ("causal_alignment", "bottom-right"): "The causal mask is aligned at the bottom right",
+    ("fully_masked", "uniform"): "Rows without attendable keys are the mean over all keys",
+    ("fully_masked", "nan"): "Rows without attendable keys are NaN",
+    ("no_keys", "nan"): "Without keys the result is NaN",
+    ("gru_reset", "before"): "The reset gate multiplies the state before the recurrent product",
+    ("gru_reset", "after"): "The reset gate multiplies the recurrent product",
+}
+"""What is seen of a choice; the other choices change no numbers of finite inputs, or are errors."""
+
+Formula = Callable[[Arguments], Results]
+
+
+def of_choices(subject: Subject) -> Iterator[Candidate]:
+    """The choices that the backend does not declare, of the questions that concern the operation."""
+    for question, choice, formula in _formulas(subject):
+        declared = getattr(subject.semantics, question)
+        if choice != declared:
+            sentence = f"{SEEN[question, choice]}: {question} is {choice}, where {declared} is declared."
+            yield Candidate(f"{question} {choice}", sentence, _of_results(formula))
+
+
+def of_formula(subject: Subject) -> Candidate:
+    """The formula itself, under the declared choices."""
+    return Candidate("", "", _of_results(lambda given: exact(subject, subject.aligned(given))))
+
+
+def _of_results(formula: Formula) -> Callable[[Probe, Arguments], Results | None]:
+    """What a formula gives as results; of gradients it says nothing."""
+    return lambda probe, arguments: None if probe.cotangents is not None else formula(arguments)
+
+
+def _formulas(subject: Subject) -> Iterator[tuple[str, str, Formula]]:
+    """Questions and choices, with what the operation then gives."""
+    operation = subject.operation
+    for question in asked_by_formula(operation):
+        for choice in QUESTIONS[question].choices:
+            yield question, choice, partial(_chosen, subject, question, choice)
+    if QUESTIONS["causal_alignment"].concerns(operation):
+        for choice in QUESTIONS["causal_alignment"].choices:
+            yield "causal_alignment", choice, partial(_aligned, subject, choice == "bottom-right")
+    if QUESTIONS["attendable_nan"].concerns(operation) and operation.masks and len(operation.outputs) == 1:
+        yield (
+            "fully_masked",
+            "uniform",
+            partial(_without_keys, subject, lambda given, x: evenly(given, x.shape, subject)),
+        )
+        yield "fully_masked", "nan", partial(_without_keys, subject, lambda given, x: np.full(x.shape, np.nan))
+    if QUESTIONS["no_keys"].concerns(operation):
+        yield "no_keys", "nan", partial(_no_keys, subject)
+
+
+def exact(subject: Subject, given: Arguments, **choices: str) -> Results:
+    """The formula in the precision of the oracle, without budgets, under the declared choices but for these."""
+    dtype = oracle_dtype(subject.precision.dtype)
+    wide = given.replaced({leaf.path: x.astype(dtype) for leaf, x in given.floats})
+    with np.errstate(all="ignore"):
+        found = subject.formula({**subject.choices, **choices})(**wide.values_by_name)
+    return {leaf.path: np.asarray(x) for leaf, x in results(subject.operation, found)}
+
+
+def _chosen(subject: Subject, question: str, choice: str, given: Arguments) -> Results:
+    return exact(subject, subject.aligned(given), **{question: choice})
+
+
+def _aligned(subject: Subject, bottom_right: bool, given: Arguments) -> Results:
+    if subject.operation.attends_to_itself:
+        return exact(subject, given)
+    return exact(subject, spelled_out(given, bottom_right=bottom_right))
+
+
+def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numbers], given: Arguments) -> Results:
+    """Other numbers in rows without attendable keys; where there is no key at all, as it was."""
+    leaf, asking = subject.operation.leading, subject.operation.asking
+    spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
+    found = exact(subject, spelled)
+    result, live = found[leaf.path], live_rows(spelled)
+    if not given.keys_count or live.all():
+        return found
+    behind = tuple(range(-(len(leaf.core) if asking is None else 1), 0))
+    return {leaf.path: np.where(np.expand_dims(live, behind), result, instead(spelled, result))}
+
+
+def _no_keys(subject: Subject, given: Arguments) -> Results:
+    found = exact(subject, subject.aligned(given))
+    return found if given.keys_count else {path: np.full(x.shape, np.nan) for path, x in found.items()}

@@ -1,0 +1,118 @@
+"""Diagnosis: at most one known defect that gives the numbers of a backend on all inputs, the right ones too."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from attnspec.conformance.diagnosis.candidates import Candidate, explains, near, of_mutants, steps, tells
+from attnspec.conformance.diagnosis.choices import of_choices, of_formula
+from attnspec.conformance.diagnosis.factors import of_factors
+from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.diagnosis.precisions import of_precisions
+from attnspec.conformance.diagnosis.probes import Probe, judged_by
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.subject import Results, Subject
+
+Call = Callable[[Arguments], Results | None]
+"""What a backend gives on further arguments; None where that is nothing of the right shape."""
+
+JUDGED = 6
+"""Further arguments on which candidates that differ from the formula are judged by budgets."""
+
+
+def diagnosed(
+    subject: Subject,
+    probes: Sequence[Probe],
+    *,
+    further: Sequence[Arguments] = (),
+    call: Call | None = None,
+    until: float = np.inf,
+    without: Collection[str] = (),
+) -> Diagnosis | None:
+    """The diagnosis that explains all probes; None if nothing does, or several candidates that are not the same.
+
+    Candidates that all explain them are compared on ``further`` arguments, on which ``call`` calls the backend; if
+    nobody can, candidates that differ there leave no guess. ``until`` is when to give up, as ``time.process_time`` has
+    it. Candidates named in ``without`` are left out.
+    """
+    wrong, ordered = in_order(probes)
+    if not wrong:
+        return None
+    for kind in kinds(subject, wrong[0], without):
+        left = [*kind]
+        for probe in ordered:
+            left = _explaining(left, probe, subject, until)
+        if time.process_time() > until:
+            return None
+        left = [c for c in left if any(tells(c, probe) for probe in wrong)]
+        if left := _told_apart(left, further, call, subject, until):
+            return Diagnosis(subject.operation.name, subject.dtype, left[0].sentence, tuple(c.name for c in left))
+    sentence = of_precisions(subject, ordered, call)
+    return None if sentence is None else Diagnosis(subject.operation.name, subject.dtype, sentence)
+
+
+def in_order(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
+    """The wrong probes, and all of them: wrong ones before right ones, and small ones first.
+
+    Where results are wrong, gradients are left out: those of a wrong result are another question.
+    """
+    by_size = sorted(probes, key=lambda probe: probe.size)
+    if any(probe.wrong and probe.cotangents is None for probe in by_size):
+        by_size = [probe for probe in by_size if probe.cotangents is None]
+    wrong = [probe for probe in by_size if probe.wrong]
+    return wrong, [*wrong, *(probe for probe in by_size if not probe.wrong)]
+
+
+def kinds(subject: Subject, first: Probe, without: Collection[str] = ()) -> Iterator[Iterator[Candidate]]:
+    """The kinds of candidates for a wrong probe, the plainest first: of two that fit, that of the first kind is named.
+
+    What has no parameter comes before factors, which are fitted.
+    """
+    yield of_choices(subject)
+    through = steps(subject, first)
+    yield of_mutants(subject, first, through, own=True, without=without)
+    yield of_factors(subject, first)
+    yield of_mutants(subject, first, through, own=False, without=without)
+
+
+def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject, until: float) -> list[Candidate]:
+    """The candidates that explain a probe, as far as there is time."""
+    return [c for c in candidates if time.process_time() <= until and explains(c, probe, subject)]
+
+
+def _told_apart(
+    left: list[Candidate], further: Sequence[Arguments], call: Call | None, subject: Subject, until: float
+) -> list[Candidate]:
+    """The candidates that are left after further arguments; none if these could tell them apart, and nobody can try.
+
+    What differs much is judged by its budget, and so are a few of those on which candidates differ from the formula.
+    """
+    judged = 0
+    for arguments in further if left else ():
+        if time.process_time() > until or (call is None and len(left) < 2):
+            break
+        right = of_formula(subject).numbers(Probe(arguments, {}, {}, {}))
+        found = None if call is None else call(arguments)
+        if right is None or (found is None and call is not None):
+            continue
+        results = [c.numbers(Probe(arguments, {}, right, {})) for c in left]
+        if found is None:
+            if _differ(results):
+                return []
+            continue
+        shown = judged < JUDGED and _differ([right, *results])
+        if shown or _differ([found, *results]):
+            judged += shown
+            probe = judged_by(subject, arguments, found)
+            left = left if probe is None else _explaining(left, probe, subject, np.inf)
+    return left
+
+
+def _differ(found: Sequence[Results | None]) -> bool:
+    """Whether results differ from the first so much that roundings cannot be the reason."""
+    first, *others = found
+    if first is None:
+        return any(other is not None for other in others)
+    nothing = {path: np.zeros(x.shape) for path, x in first.items()}
+    return any(other is None or not near(other, first, nothing) for other in others)

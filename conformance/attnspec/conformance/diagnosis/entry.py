@@ -1,0 +1,142 @@
+"""Where a diagnosis begins: a case that was judged, or one result whose inputs are known."""
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from attnspec.conformance.diagnosis.diagnosing import Call, diagnosed
+from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
+from attnspec.conformance.diagnosis.probes import Probe, called, gathered, given_gradients, judged_by
+from attnspec.conformance.diagnosis.recording import recorded
+from attnspec.conformance.diagnosis.watching import Watch, unwatched
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.attempt import stable_seed
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.profiles import FORMULA, Profile
+from attnspec.conformance.judging.results import Result
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws.common import data_dtype
+from attnspec.spec.contract.operation import OPERATIONS
+
+FIRST = 16
+"""Examples on which a backend is asked in any case; beyond, as many as it takes to find a wrong number."""
+
+FURTHER = 32
+"""Examples beyond, with which candidates are told apart."""
+
+SECONDS = 2.5
+"""Processor time after which a diagnosis is given up; half of it is for the calls of the backend and the oracle."""
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """What is known of a case whose numbers may be wrong, and how to know more; ``start`` is when it began."""
+
+    subject: Subject
+    probes: Sequence[Probe]
+    further: Sequence[Arguments]
+    call: Call
+    start: float
+
+    def diagnosis(self, without: Collection[str] = ()) -> Diagnosis | None:
+        """The diagnosis, without the known defects of these names."""
+        until = self.start + SECONDS
+        return diagnosed(self.subject, self.probes, further=self.further, call=self.call, until=until, without=without)
+
+
+def diagnosis_of_case(
+    backend: object,
+    contract: Contract,
+    case: Case,
+    profile: Profile,
+    results: Iterable[Result],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    watch: Watch = unwatched,
+) -> Diagnosis | None:
+    """The diagnosis of a case whose laws have these verdicts; None where no law of numbers has failed.
+
+    None also where the backend has crashed or hung. ``watch`` is entered with a law and an input around whatever calls
+    the backend.
+    """
+    begun = inquiry(backend, contract, case, profile, results, seed=seed, device=device, watch=watch)
+    return None if begun is None else begun.diagnosis()
+
+
+def inquiry(
+    backend: object,
+    contract: Contract,
+    case: Case,
+    profile: Profile,
+    results: Iterable[Result],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    watch: Watch = unwatched,
+) -> Inquiry | None:
+    """Ask a backend on the examples that it was judged by and, if it is right there, as the violated laws did."""
+    laws = violated_by_numbers(results)
+    if not laws:
+        return None
+    start = time.process_time()
+    subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
+    examples = corners(
+        subject.operation,
+        subject.limits,
+        seed=stable_seed(seed, case.operation, case.dtype),
+        most=subject.effort.corners + FURTHER,
+        work=subject.effort.work,
+    )
+    tried, further = examples[: subject.effort.corners], examples[subject.effort.corners :]
+    probes = _asked(subject, tried, watch, start + SECONDS / 2)
+    if not any(probe.wrong for probe in probes):
+        probes += recorded(subject, laws, tried, watch, start + SECONDS / 2)
+
+    def call(arguments: Arguments) -> Results | None:
+        with watch(FORMULA, f"of sizes {arguments.sizes}"):
+            return called(subject, arguments)
+
+    others = [example.arguments(subject.operation, data_dtype(subject)) for example in further]
+    return Inquiry(subject, probes, others, call, start)
+
+
+def _asked(subject: Subject, examples: Sequence[Example], watch: Watch, until: float) -> list[Probe]:
+    """Probes of the first examples, and of as many more as it takes to find a wrong one."""
+    probes: list[Probe] = []
+    for i, example in enumerate(examples):
+        if time.process_time() > until or (i >= FIRST and any(probe.wrong for probe in probes)):
+            break
+        with watch(FORMULA, example):
+            probes += gathered(subject, example.arguments(subject.operation, data_dtype(subject)))
+    return probes
+
+
+def diagnosis_of_result(
+    subject: Subject, arguments: Arguments, found: Results, *, without: Collection[str] = ()
+) -> Diagnosis | None:
+    """The diagnosis of one result; None also where other inputs could tell several known defects apart."""
+    probe = judged_by(subject, arguments, found)
+    return None if probe is None else _of_one(subject, probe, without)
+
+
+def diagnosis_of_gradients(
+    subject: Subject, arguments: Arguments, cotangents: Results, found: Results, *, without: Collection[str] = ()
+) -> Diagnosis | None:
+    """The diagnosis of the gradients of one call, whose results are right; ``found`` are those that are known."""
+    return _of_one(subject, given_gradients(subject, arguments, cotangents, found), without)
+
+
+def _of_one(subject: Subject, probe: Probe, without: Collection[str]) -> Diagnosis | None:
+    operation, effort = subject.operation, subject.effort
+    further = corners(operation, subject.limits, seed=0, most=FURTHER, work=effort.work)
+    return diagnosed(
+        subject,
+        [probe],
+        further=[example.arguments(operation, data_dtype(subject)) for example in further],
+        until=time.process_time() + SECONDS,
+        without=without,
+    )

@@ -1,0 +1,171 @@
+"""Precision classes below the declared one: all errors are within their budgets, and look like roundings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from attnspec.conformance.diagnosis.probes import Probe, distance, judged_by
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL, numpy_dtype
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.reference.budget.error_array import UNKNOWN
+from attnspec.spec.contract.precision import CLASSES, Precision, precision
+
+_SINGLE, _HALF, _BRAIN = 2.0**-24, 2.0**-11, 2.0**-8
+
+
+class Lower(NamedTuple):
+    """A class below another, in a sentence; ``format`` is that of its results if these are of fewer bits."""
+
+    sentence: str
+    precision: Precision
+    format: str = ""
+
+
+def _inside(format: str, u: float, dtype: str) -> Lower:
+    """Everything is rounded to one dtype and returned in another."""
+    rounding = replace(CLASSES["ieee32"], dtype=dtype, inputs=u, operand=u, stored=u, weights=u, output=u)
+    step = 2 * u * SMALLEST_NORMAL[format]
+    rounding = replace(rounding, weights_smallest=step, output_smallest=step, inputs_smallest=step)
+    return Lower(f"It looks like {format} inside {dtype}.", rounding, format)
+
+
+def _declarable(what: str, name: str) -> Lower:
+    return Lower(f"It looks like {what}: the class {name}.", precision(name))
+
+
+LOWER: Mapping[str, tuple[Lower, ...]] = {
+    "float64": (_inside("float32", _SINGLE, "float64"),),
+    "float32": (
+        _declarable("a fast tanh, of 11 bits", "ieee32+fast-tanh"),
+        _declarable("variances computed as E[x²] − E[x]²", "ieee32+one-pass-variance"),
+        _declarable("products of TF32", "tf32"),
+        _inside("float16", _HALF, "float32"),
+        _inside("bfloat16", _BRAIN, "float32"),
+    ),
+    **{
+        dtype: (
+            _declarable(f"queries that are scaled in {dtype}", f"prescaled-{dtype}"),
+            _declarable(f"scores that are stored in {dtype}", f"eager-{dtype}"),
+            Lower(f"It looks like sums in {dtype}.", replace(CLASSES[f"eager-{dtype}"], accumulation=u)),
+        )
+        for dtype, u in (("bfloat16", _BRAIN), ("float16", _HALF))
+    },
+}
+"""What may be found in the place of the class of a dtype, the most precise first."""
+
+LEAST, LEAST_OF_ONE = 1 / 8, 1 / 32
+"""The least root mean square of error/σ if it is the class that rounds, of all wrong inputs and of each."""
+
+TOGETHER = 0.5
+"""The most that roundings of a few numbers have in common with the numbers, or with each other's sign."""
+
+MOVED = 3
+"""Wrong inputs that are moved a little, to see whether their errors are others."""
+
+ENOUGH = 12
+"""Numbers from which it is told whether errors look like roundings."""
+
+
+class Lowered(Subject):
+    """The same operation of a backend under another class."""
+
+    def __init__(self, subject: Subject, other: Precision) -> None:
+        super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)
+        self.other, self.default_dtype = other, subject.default_dtype
+
+    @property
+    def precision(self) -> Precision:
+        """The other class."""
+        return self.other
+
+
+def of_precisions(
+    subject: Subject, probes: Sequence[Probe], call: Callable[[Arguments], Results | None] | None
+) -> str | None:
+    """The most precise class that explains all results, in a sentence; None if their errors are no roundings.
+
+    Roundings are others if the inputs move a little: ``call`` tells what the backend then gives. Where nobody can,
+    only results count that a narrower format holds.
+    """
+    wrong = [probe for probe in probes if probe.wrong]
+    unsuited = any(probe.cotangents is not None or probe.views is not None for probe in wrong)
+    if not subject.operation.float_result or unsuited:
+        return None
+    probes = [probe for probe in probes if probe.cotangents is None and probe.views is None]
+    for lower in LOWER[subject.precision.dtype]:
+        lowered = Lowered(subject, lower.precision)
+        errors = [_errors(lowered, probe) for probe in probes]
+        of_wrong = [x for x, probe in zip(errors, probes, strict=True) if x is not None and probe.wrong]
+        if any(x is None for x in errors) or not _like_roundings(of_wrong):
+            continue
+        if call is None:
+            random = all(_held(x, lower.format) for probe in wrong for x in probe.got.values())
+        else:
+            random = _change(lowered, wrong[:MOVED], call)
+        if random:
+            return lower.sentence
+    return None
+
+
+def _errors(lowered: Lowered, probe: Probe) -> Numbers | None:
+    """Errors over their σ in a class, and what is expected over it, (2, numbers); None if one is out of its budget."""
+    found = []
+    for path, oracle in lowered.oracles(probe.arguments.replaced({})).items():
+        got, expected = probe.got[path], oracle.value
+        allowed = np.where(np.isfinite(expected), oracle.budget, np.inf)
+        if distance(got, expected, allowed) > 1:
+            return None
+        known = (oracle.sigma < UNKNOWN / 2) & (allowed < UNKNOWN / 2) & (oracle.sigma > 0)
+        with np.errstate(all="ignore"):
+            pairs = np.stack([got.astype(expected.dtype) - expected, expected]) / oracle.sigma
+        found.append(np.where(known, pairs, 0.0).reshape(2, -1).astype(np.float64))
+    return np.concatenate(found, axis=1)
+
+
+def _like_roundings(found: Sequence[Numbers]) -> bool:
+    """Whether errors over σ are as large as roundings, of both signs, and no multiple of the numbers."""
+    errors, values = np.concatenate(found, axis=1)
+    if np.count_nonzero(errors) < ENOUGH:
+        return False
+    sizes = [_size(x[0]) for x in found if x[0].any()]
+    signs = abs(float(np.sign(errors[errors != 0]).mean()))
+    large = min(sizes) >= LEAST_OF_ONE and _size(errors) >= LEAST
+    return large and max(abs(_correlation(errors, values)), signs) <= TOGETHER
+
+
+def _size(errors: Numbers) -> float:
+    """The root mean square of those that are not 0."""
+    return float(np.sqrt((errors[errors != 0] ** 2).mean()))
+
+
+def _change(lowered: Lowered, wrong: Sequence[Probe], call: Callable[[Arguments], Results | None]) -> bool:
+    """Whether the errors of wrong probes are others once the inputs have moved by a few roundings of the class."""
+    rng, pairs = np.random.default_rng(0), []
+    unit = max(lowered.other.accumulation, lowered.other.operand, lowered.other.inputs, lowered.other.tanh)
+    for probe in wrong:
+        moves = {leaf.path: 1 + 8 * unit * rng.uniform(-1, 1, x.shape) for leaf, x in probe.arguments.floats}
+        moved = {leaf.path: (x * moves[leaf.path]).astype(x.dtype) for leaf, x in probe.arguments.floats}
+        arguments = probe.arguments.replaced(moved)
+        found = call(arguments) if moved else None
+        again = None if found is None else judged_by(lowered, arguments, found)
+        errors = None if again is None else _errors(lowered, again)
+        if errors is None:
+            return False
+        before = _errors(lowered, probe)
+        if before is not None:
+            pairs.append(np.stack([before[0], errors[0]]))
+    return bool(pairs) and abs(_correlation(*np.concatenate(pairs, axis=1))) <= TOGETHER
+
+
+def _correlation(one: Numbers, other: Numbers) -> float:
+    """How far one array is a multiple of another: 1 or −1 if it is, 0 without anything in common."""
+    squares = float((one**2).sum() * (other**2).sum())
+    return float((one * other).sum()) / float(np.sqrt(squares)) if squares else 0.0
+
+
+def _held(x: Numbers, format: str) -> bool:
+    """Whether a format of fewer bits holds all numbers."""
+    return bool(format) and bool((x == x.astype(numpy_dtype(format)).astype(x.dtype)).all())

@@ -1,0 +1,109 @@
+"""What a law asked that was violated: its own calls, which are of sizes, places and numbers that no example has."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.diagnosis.candidates import Candidate, computed_by, copied, roundings
+from attnspec.conformance.diagnosis.probes import Probe
+from attnspec.conformance.diagnosis.watching import Watch
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.attempt import attempt_once
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.laws.common import data_dtype
+from attnspec.conformance.laws.registry import Check
+from attnspec.conformance.mutants.correct import Library
+from attnspec.spec.contract.semantics import Semantics
+from attnspec.spec.contract.tree import mapped
+
+LAWS = 2
+"""Violated laws whose calls are looked at."""
+
+CALLS = 16
+"""Calls of a law that are looked at, the last ones that it made."""
+
+
+class Recorder(Subject):
+    """A subject that remembers its calls; each is a probe that has yet to be judged."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)
+        self.effort, self.leading, self.default_dtype = subject.effort, subject.leading, subject.default_dtype
+        self.calls: list[Probe] = []
+
+    def outcome(self, inputs: Mapping[str, Any]) -> Any:
+        """As always, and remembered with the arrays as they lie in memory."""
+        views = {name: mapped(x, lambda _, y: self._seen(y)) for name, x in inputs.items()}
+        copies = {name: mapped(x, lambda _, y: copied(y)) for name, x in views.items()}
+        found = super().outcome(inputs)
+        if isinstance(found, dict) and all(map(_is_numbers, found.values())):
+            got = {path: np.array(x) for path, x in found.items()}
+            self.calls.append(Probe(Arguments(self.operation, copies), got, {}, {}, views=views))
+        return found
+
+    def vjp(self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None) -> Results:
+        """As always, and remembered."""
+        found = super().vjp(arguments, cotangents, inputs)
+        got = {path: np.array(x) for path, x in found.items() if path in dict(arguments.arrays)}
+        self.calls.append(Probe(arguments, got, {}, {}, dict(cotangents)))
+        return found
+
+    def _seen(self, x: Any) -> Any:
+        """An array of the backend as one of NumPy, at the same place in memory where both can share it."""
+        return x if x is None or isinstance(x, bool | int | float | str) else self.numbers(x)
+
+
+def recorded(
+    subject: Subject, laws: Iterable[str], examples: Sequence[Example], watch: Watch, until: float
+) -> list[Probe]:
+    """The calls of violated laws, beside what the correct formulas give for them.
+
+    Nothing where the backend declares other choices than the normative ones, which these formulas make.
+    """
+    if subject.semantics != Semantics():
+        return []
+    found: list[Probe] = []
+    for law in [*laws][:LAWS]:
+        calls = _calls(subject, CHECKS[law], examples, watch, until)
+        found += [probe for probe in (_judged(subject, call, until) for call in calls[-CALLS:]) if probe is not None]
+    return found
+
+
+def _calls(subject: Subject, check: Check, examples: Sequence[Example], watch: Watch, until: float) -> list[Probe]:
+    """The calls of a law on the first example on which it is violated."""
+    for example in examples[:1] if check.once else examples:
+        if time.process_time() > until:
+            break
+        recorder = Recorder(subject)
+        arguments = example.arguments(subject.operation, data_dtype(subject))
+        with watch(check.law.id, example):
+            violation, *_ = attempt_once(recorder, check, arguments, example.seed)
+        if violation is not None:
+            return recorder.calls
+    return []
+
+
+def _judged(subject: Subject, call: Probe, until: float) -> Probe | None:
+    """A call beside what the correct formulas give, and how far that moves by roundings."""
+    if time.process_time() > until:
+        return None
+    right = Candidate("", "", computed_by(subject, lambda: Library("correct")))
+    expected, allowed = right.numbers(call), roundings(right, call, subject)
+    if expected is None or allowed is None or _shapes(expected) != _shapes(call.got):
+        return None
+    # Here NaN and infinities are what the formula gives: nothing is left open.
+    budgets = {path: np.where(np.isfinite(x), allowed[path], 0.0) for path, x in expected.items()}
+    return Probe(call.arguments, call.got, expected, budgets, call.cotangents, call.views)
+
+
+def _is_numbers(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and (x.dtype.kind in "biuf" or is_float(x))
+
+
+def _shapes(found: Results) -> dict[str, tuple[int, ...]]:
+    return {path: x.shape for path, x in found.items()}

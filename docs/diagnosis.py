@@ -1,0 +1,266 @@
+"""Make ``docs/diagnosis.md``: ``python docs/diagnosis.py`` diagnoses every mutant and many others, in half an hour.
+
+``docs/diagnosis.json`` holds what is done; the command goes on from there, and begins anew without it.
+"""
+
+import json
+import random
+import runpy
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from attnspec.conformance.diagnosis.entry import Inquiry, inquiry
+from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import cases
+from attnspec.conformance.judging.profiles import FORMULA, PROFILES
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.mutants import MUTANTS
+from attnspec.conformance.rediscovered import REDISCOVERED
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.tree import mapped
+
+ROOT = Path(__file__).parents[1]
+PAGE, KEPT = (Path(__file__).with_suffix(suffix) for suffix in (".md", ".json"))
+OTHERS = runpy.run_path(str(ROOT / "tests" / "conformance" / "mistaken.py"))
+MISTAKEN: Mapping[str, Any] = OTHERS["MISTAKEN"]
+RIGHT: Mapping[str, Sequence[str]] = OTHERS["RIGHT"]
+FACTORS = ("2", "0.5", "0.99")
+
+Outcome = Mapping[str, Any]
+"""What became of one backend.
+
+``seen``: whether a number was wrong that the diagnosis looked at. ``found``: the diagnosis. ``alone``: those with its
+own entry left out, then with those named before left out too, until there is none. ``scaled``: those with a factor on
+top.
+"""
+
+
+class Scaled:
+    """A backend whose results and gradients are multiplied by a factor."""
+
+    def __init__(self, backend: Any, operation: str, factor: float) -> None:
+        for name in ("name", "limits", "semantics", "precision", "from_numpy", "to_numpy"):
+            if hasattr(backend, name):
+                setattr(self, name, getattr(backend, name))
+
+        def times(_: str, x: Any) -> Any:
+            return x if np.asarray(x).dtype.kind in "biu" else (x * factor).astype(x.dtype)
+
+        setattr(self, operation, lambda *args, **options: mapped(getattr(backend, operation)(*args, **options), times))
+        if callable(getattr(backend, "vjp", None)):
+            self.vjp = lambda *args: mapped(backend.vjp(*args), times)
+
+
+def asked(name: str, factor: str = "") -> Inquiry:
+    """What is known of a mutant, of a rediscovered defect, or of an implementation with a mistake."""
+    entry: Any = MUTANTS.get(name) or REDISCOVERED.get(name)
+    backend = MISTAKEN[name] if entry is None else entry.backend()
+    operation, dtype, laws = (
+        (backend.operation, backend.dtype, (FORMULA,))
+        if entry is None
+        else (entry.operations[0], entry.dtype, laws_of(name))
+    )
+    contract = Contract.of(backend)
+    found = cases(contract, operations=(operation,))
+    case = next((c for c in found if c.dtype == dtype), found[0])
+    results = [Result(operation, law, case.dtype, Status.FAILED, Reason.VALUE) for law in laws]
+    if factor:
+        backend = Scaled(backend, operation, float(factor))
+    profile = PROFILES["quick" if entry is None else entry.profile]
+    begun = inquiry(backend, contract, case, profile, results)
+    if begun is None:
+        raise ValueError(f"{name}: expected a law of numbers that is violated; got {laws}")
+    return begun
+
+
+def laws_of(name: str) -> tuple[str, ...]:
+    """The laws that convict a backend: those that a mutant is assigned, or the one that stands beside a report."""
+    if name in MUTANTS:
+        return MUTANTS[name].breaks
+    page = (ROOT / "docs" / "rediscovery.md").read_text(encoding="utf-8")
+    laws = [line.split(" | ")[-2].strip("` ") for line in page.splitlines() if line.startswith(f"| [{name}]")]
+    return tuple(laws) if REDISCOVERED[name].convicted else (FORMULA,)
+
+
+def outcome(name: str) -> dict[str, Any]:
+    """Diagnose one backend."""
+    begun = asked(name)
+    found, chain, left_out = begun.diagnosis(), list[Diagnosis](), {name}
+    while name in MUTANTS:
+        alone = replace(begun, start=time.process_time()).diagnosis(without=left_out)
+        chain += [] if alone is None else [alone]
+        if alone is None or not set(alone.same) & (set(MUTANTS) - left_out):
+            break
+        left_out.update(alone.same)
+    several = name not in MUTANTS and OPERATIONS[begun.subject.operation.name].float_result
+    scaled = {factor: asked(name, factor).diagnosis() for factor in FACTORS} if several else {}
+    return {
+        "seen": any(probe.wrong for probe in begun.probes),
+        "found": _json(found),
+        "alone": [x.as_json() for x in chain],
+        "scaled": {factor: _json(x) for factor, x in scaled.items()},
+    }
+
+
+def _json(found: Diagnosis | None) -> dict[str, Any] | None:
+    return None if found is None else found.as_json()
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+HEAD = """# Diagnosis
+
+What `attnspec check` says of a backend whose numbers are wrong, tried on backends of which it is known what is wrong
+with them. A diagnosis names a known defect only if its numbers are those of the backend on every input that was
+compared, within the budgets, the inputs among them on which the backend is right: [how](verdicts.md#diagnosis).
+
+Every mutant is tried on the first operation that it concerns, in the profile that convicts it at seed 0, as convicted
+by the laws that it is assigned. Made by `python docs/diagnosis.py`; what it found is in
+[diagnosis.json](diagnosis.json).
+"""
+
+ALONE = """
+## Without its own entry
+
+Each mutant once more, with its own entry left out of the known defects. Some mutants are one defect under several
+names, since each chapter has its own; a mutant whose numbers are the same on all inputs is then named in its place.
+With these left out as well, what is left names nothing, or a precision class.
+"""
+
+OTHER = """
+## Written without the mutants
+
+Defects of libraries as they were [reported](rediscovery.md), and implementations with a mistake of their own
+(`tests/conformance/mistaken.py`, which says what is right). With a factor on top, the diagnosis is another one, or
+there is none.
+"""
+
+
+def page(known: Mapping[str, Outcome]) -> str:
+    """The whole page."""
+    own = {name: x for name, x in known.items() if name in MUTANTS}
+    others = {name: x for name, x in known.items() if name not in MUTANTS}
+    return "\n".join([HEAD, *of_mutants(own), ALONE, *of_alone(own), OTHER, *of_others(others)]) + "\n"
+
+
+def of_mutants(own: Mapping[str, Outcome]) -> list[str]:
+    """How many mutants are named, and which are not, or otherwise."""
+    seen = {name: x for name, x in own.items() if x["seen"]}
+    named = {name: x for name, x in own.items() if x["found"]}
+    otherwise = {name: x for name, x in named.items() if name not in x["found"]["same"]}
+    missed = [name for name, x in seen.items() if not x["found"]]
+    return [
+        f"Of {len(own)} of {len(MUTANTS)} mutants, {len(seen)} gave wrong numbers on the inputs that were looked at. "
+        f"{len(named)} are named, {share(len(named), len(seen))} of these and {share(len(named), len(own))} of all: "
+        f"{len(named) - len(otherwise)} by their own entry or one that gives the same on all inputs, and",
+        "",
+        *table("mutant", "named otherwise"),
+        *(row(name, x["found"]["sentence"]) for name, x in sorted(otherwise.items())),
+        "",
+        f"Not named although wrong numbers were seen: {', '.join(sorted(missed)) or 'none'}.",
+    ]
+
+
+def of_alone(own: Mapping[str, Outcome]) -> list[str]:
+    """What is named in the place of a mutant."""
+    alone = {name: x["alone"] for name, x in own.items() if x["alone"]}
+    beyond = {name: chain for name, chain in alone.items() if not is_twin(chain[-1])}
+    return [
+        f"{len(alone)} of {len(own)} get a name, {share(len(alone), len(own))}; "
+        f"without their twins {len(beyond)}, {share(len(beyond), len(own))}.",
+        "",
+        *table("mutant", "named in its place", "without these"),
+        *(
+            row(name, names(chain), names([chain[-1]]) if name in beyond else "none")
+            for name, chain in sorted(alone.items())
+        ),
+    ]
+
+
+def is_twin(found: Mapping[str, Any]) -> bool:
+    """Whether a diagnosis names a mutant."""
+    return bool(set(found["same"]) & set(MUTANTS))
+
+
+def names(chain: Sequence[Mapping[str, Any]]) -> str:
+    """What diagnoses name."""
+    return "; ".join(", ".join(x["same"]) if is_twin(x) else x["sentence"] for x in chain)
+
+
+def right(name: str, found: Mapping[str, Any]) -> bool:
+    """Whether a diagnosis is one of those that are right."""
+    return any(x in found["same"] or found["sentence"].startswith(x) for x in RIGHT.get(name, ()))
+
+
+def of_others(others: Mapping[str, Outcome]) -> list[str]:
+    """How many are named rightly, which wrongly, and what becomes of each with a factor on top."""
+    named = {name: x for name, x in others.items() if x["found"]}
+    good = [name for name, x in named.items() if right(name, x["found"])]
+    scaled = [(x["found"], y) for x in others.values() for y in x["scaled"].values()]
+    same = sum(bool(x and y and x["sentence"] == y["sentence"]) for x, y in scaled)
+    return [
+        f"Of {len(others)}, {len(good)} are named rightly, {share(len(good), len(others))}, and "
+        f"{len(named) - len(good)} wrongly; of {len(scaled)} with a factor on top, {same} have the same diagnosis.",
+        "",
+        *table("implementation", "diagnosis", "right", *(f"times {factor}" for factor in FACTORS)),
+        *(
+            row(
+                name,
+                x["found"]["sentence"] if x["found"] else "none",
+                "" if not x["found"] else "yes" if name in good else "no",
+                *(y["sentence"] if (y := x["scaled"].get(factor)) else "none" for factor in FACTORS),
+            )
+            for name, x in sorted(others.items())
+        ),
+    ]
+
+
+def share(part: int, whole: int) -> str:
+    """A share in per cent."""
+    return f"{part / max(whole, 1):.1%}".replace("%", " %")
+
+
+def table(*titles: str) -> list[str]:
+    """The head of a table."""
+    return [row(*titles), "|" + "---|" * len(titles)]
+
+
+def row(*cells: str) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def main(workers: int = 2, minutes: float = 60.0, write: bool = True) -> None:
+    """Diagnose what is left, as far as there is time, and write the page."""
+    known: dict[str, Outcome] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    others, own = [*REDISCOVERED, *MISTAKEN], [*MUTANTS]
+    # Of a run that is broken off, the mutants are a fair sample.
+    random.Random(0).shuffle(own)
+    end = time.monotonic() + 60 * minutes
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        tasks = {pool.submit(outcome, name): name for name in [*others, *own] if name not in known}
+        for task in as_completed(tasks):
+            known[tasks[task]] = task.result()
+            KEPT.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            if time.monotonic() > end:
+                pool.shutdown(cancel_futures=True)
+                break
+    if write:
+        PAGE.write_text(page(known), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

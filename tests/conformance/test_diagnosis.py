@@ -1,0 +1,228 @@
+"""What is said of numbers that are wrong: the known defect that gives the same ones, and nothing where none does."""
+
+import io
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnspec.conformance.diagnosis import entry
+from attnspec.conformance.diagnosis.entry import diagnosis_of_case, diagnosis_of_result
+from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import cases
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.mutants import MUTANTS
+from attnspec.conformance.mutants.correct import Library
+from attnspec.conformance.rediscovered import REDISCOVERED
+from attnspec.conformance.reporting.messages import diagnosis_lines, failure_message
+from attnspec.conformance.reporting.report import Report
+from attnspec.conformance.reporting.table import as_html, print_report
+from attnspec.conformance.running import suite
+from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.verdicts import Collector, Verdicts, record, record_diagnosis
+from attnspec.reference import REFERENCE
+from attnspec.spec.contract.operation import OPERATIONS
+
+from .mistaken import MISTAKEN, RIGHT
+
+ROOT = Path(__file__).parents[2]
+MAKING: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "diagnosis.py"))
+KNOWN: dict[str, Any] = json.loads((ROOT / "docs" / "diagnosis.json").read_text(encoding="utf-8"))
+
+NAMED = (
+    "attention without scale",
+    "mask added as 0 and 1",
+    "gradient of the queries not scaled",
+    "heads merged without a transpose",
+    "unbiased variance",
+    "tokens from 1",
+    "weights of eight bits",
+    "causal sees only the future",
+    "strides ignored",
+    "NaN under the mask leaks",
+    "queries of 128 features",
+)
+"""Mutants of results, gradients, places in memory, numbers that are not finite, and sizes."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_known_defect_is_named(name: str) -> None:
+    found = MAKING["asked"](name).diagnosis()
+    assert found is not None
+    assert name in found.same
+    assert MUTANTS[found.same[0]].statement in found.sentence
+
+
+@pytest.mark.parametrize(
+    "name", ["unbiased variance", "heads averaged", "first key skipped", "variance too small by 1 %"]
+)
+def test_an_unknown_defect_is_not(name: str) -> None:
+    assert MAKING["asked"](name).diagnosis(without={name}) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["divided by d", "scores doubled", "bfloat16 in float32", "filled with −10³⁰", "capped at 5"]
+)
+def test_what_others_have_written_is_named_if_it_is_known(name: str) -> None:
+    found = MAKING["asked"](name).diagnosis()
+    assert found is None if not RIGHT[name] else MAKING["right"](name, found.as_json())
+
+
+@pytest.mark.parametrize("factor", MAKING["FACTORS"])
+def test_a_factor_on_top_is_another_diagnosis(factor: str) -> None:
+    assert MAKING["asked"]("divided by d", factor).diagnosis() is None
+    found = MAKING["asked"]("dropout of a tenth", factor).diagnosis()
+    assert found.sentence == f"The results are multiplied by {0.9 * float(factor):g}."
+
+
+def test_without_a_violation_of_numbers_there_is_no_diagnosis() -> None:
+    backend = Library("correct")
+    contract = Contract.of(backend)
+    (case,) = cases(contract, operations=("softmax",), dtypes=("float32",))
+    for status, reason in ((Status.PASSED, None), (Status.FAILED, "raised"), (Status.FAILED, "shape")):
+        results = [Result("softmax", "operation.oracle", "float32", status, reason)]
+        assert diagnosis_of_case(backend, contract, case, PROFILES["quick"], results) is None
+    wrong = [Result("softmax", "operation.oracle", "float32", Status.FAILED, Reason.VALUE)]
+    assert diagnosis_of_case(backend, contract, case, PROFILES["quick"], wrong) is None
+    crashed = [*wrong, replace(wrong[0], reason=Reason.CRASHED)]
+    assert diagnosis_of_case(MISTAKEN["divided by d"], contract, case, PROFILES["quick"], crashed) is None
+
+
+# One result ---------------------------------------------------------------------------------------------------------
+
+
+def given(name: str, **sizes: Any) -> tuple[Subject, Arguments, dict[str, Any]]:
+    """A call of an implementation with a mistake, with a mask, and what it gives."""
+    backend = MISTAKEN[name]
+    operation = OPERATIONS[backend.operation]
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, n, d)).astype(np.float32) for n, d in ((5, 9), (7, 9), (7, 4)))
+    arguments = Arguments(operation, {"query": q, "key": k, "value": v, **sizes})
+    subject = Subject(backend, Contract.of(backend), operation, "float32", "cpu")
+    return subject, arguments, subject.results(arguments)
+
+
+@pytest.mark.parametrize("name", ["divided by d", "causal from the end", "scores doubled", "bfloat16 in float32"])
+def test_one_result_may_be_enough(name: str) -> None:
+    subject, arguments, found = given(name, causal=True)
+    diagnosis = diagnosis_of_result(subject, arguments, found)
+    assert diagnosis is not None
+    assert MAKING["right"](name, diagnosis.as_json())
+
+
+def test_one_result_is_not_enough_where_others_could_tell() -> None:
+    mask = np.random.default_rng(1).random((5, 7)) < 0.7
+    for options in ({"mask": mask}, {}):
+        subject, arguments, found = given("causal never", causal=True, **options)
+        # A causal mask may be left out always, or beside another one, or without another one.
+        assert diagnosis_of_result(subject, arguments, found) is None
+
+
+def test_a_right_result_has_no_diagnosis() -> None:
+    subject, arguments, found = given("causal from the end")
+    assert diagnosis_of_result(subject, arguments, found) is None
+
+
+# Reports ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_diagnosis_comes_back_from_json() -> None:
+    diagnosis = Diagnosis("softmax", "float32", "The scores are multiplied by 2.", ("scale",))
+    assert Diagnosis.from_json(json.loads(json.dumps(diagnosis.as_json()))) == diagnosis
+
+
+def test_what_is_said_of_several_operations_and_dtypes_stands_in_one_line() -> None:
+    twice, half = "The scores are multiplied by 2.", "The scores are multiplied by 0.5."
+    found = [Diagnosis("a", "float64", twice), Diagnosis("b", "float32", twice), Diagnosis("a", "float32", twice)]
+    assert diagnosis_lines([*found, Diagnosis("c", "float32", half)]) == [
+        f"diagnosis of a (float64, float32), b (float32): {twice}",
+        f"diagnosis of c (float32): {half}",
+    ]
+    failed = Result("softmax", "operation.oracle", "float32", Status.FAILED, "value", "what was seen")
+    text = failure_message([failed], Diagnosis("softmax", "float32", twice))
+    assert text.startswith(f"diagnosis of softmax (float32): {twice}\n\noperation.oracle is violated by softmax")
+
+
+def test_a_case_has_its_verdicts_whatever_becomes_of_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise ZeroDivisionError
+
+    backend = MISTAKEN["divided by d"]
+    contract = Contract.of(backend)
+    case = replace(cases(contract)[0], laws=("operation.oracle",))
+    found: dict[str, Any] = {}
+    with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
+        suite.run_case(backend, contract, case, Settings(), found.__setitem__)
+    assert found["attnspec-diagnosis"]["same"] == ["attention scaled by d"]
+    monkeypatch.setattr(entry, "diagnosis_of_case", broken)
+    found.clear()
+    with pytest.raises(ZeroDivisionError):
+        suite.run_case(backend, contract, case, Settings(), found.__setitem__)
+    assert [r["status"] for r in found["attnspec"]] == ["failed"]
+
+
+def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
+    diagnosis = Diagnosis("softmax", "float32", "The scores are multiplied by 2.", ("scale",))
+    properties: list[tuple[str, object]] = []
+    failed = Result("softmax", "operation.oracle", "float32", Status.FAILED, "value", "what was seen")
+    record([failed], lambda name, value: properties.append((name, value)))
+    record_diagnosis(diagnosis, lambda name, value: properties.append((name, value)))
+    test: Any = SimpleNamespace(
+        nodeid="a.py::t[softmax-float32]", user_properties=properties, failed=True, longreprtext="no"
+    )
+    Collector(verdicts := Verdicts()).pytest_runtest_logreport(test)
+    assert verdicts.diagnoses == {"softmax-float32": diagnosis}
+    settings = Settings(laws=("operation.oracle",))
+    plan = Plan.of(Contract.of(SimpleNamespace(name="mine", softmax=REFERENCE["softmax"])), settings)
+    report = Report.of(plan, verdicts, settings, 1.0)
+    assert report.diagnoses == (diagnosis,)
+    assert report.as_json()["diagnoses"] == [diagnosis.as_json()]
+    console = Console(record=True, width=120, file=io.StringIO())
+    print_report(report, console)
+    text = console.export_text()
+    line = "diagnosis of softmax (float32): The scores are multiplied by 2."
+    assert 0 <= text.index(line) < text.index("operation.oracle is violated by softmax")
+    assert line in as_html(report)
+
+
+def test_every_mutant_can_be_read_in_a_sentence() -> None:
+    assert [m.name for m in MUTANTS.values() if "“" in m.name or not m.statement.endswith((".", "…"))] == []
+
+
+# The page -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_was_found() -> None:
+    assert MAKING["page"](KNOWN) == (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+
+
+def test_most_mutants_are_named() -> None:
+    own = {name: x for name, x in KNOWN.items() if name in MUTANTS}
+    named = [x for x in own.values() if x["found"]]
+    assert len(named) >= 0.7 * len(own)
+
+
+def test_a_third_of_what_others_have_written_is_named_rightly_and_nothing_wrongly() -> None:
+    others = {name: x for name, x in KNOWN.items() if name not in MUTANTS}
+    assert others.keys() == {*REDISCOVERED, *MISTAKEN}
+    named = [name for name, x in others.items() if x["found"]]
+    assert [name for name in named if not MAKING["right"](name, others[name]["found"])] == []
+    assert len(named) >= len(others) / 3
+
+
+def test_a_factor_on_top_never_has_the_same_diagnosis() -> None:
+    for x in KNOWN.values():
+        for scaled in x["scaled"].values():
+            assert x["found"] is None or scaled is None or x["found"]["sentence"] != scaled["sentence"]
