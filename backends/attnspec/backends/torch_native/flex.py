@@ -1,11 +1,13 @@
-"""Rows of ``torch.nn.attention.flex_attention``: as it is, and compiled.
+"""Rows of ``torch.nn.attention.flex_attention``: eager, and compiled.
 
-Compiled, it is never replaced by what it would do as it is: where PyTorch cannot compile, it raises. Every shape that
-differs in what is 0 or 1, and every kind of mask, is compiled anew, so that few are judged.
+Eager, it would be traced anew for many shapes before it does the same: PyTorch's own switch for debugging spares that.
+Compiled, it is never replaced by what is eager: where PyTorch cannot compile, it raises. Every shape that differs in
+what is 0 or 1, and every kind of mask, is compiled anew, so that few are judged.
 """
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from jaxtyping import Bool, Float
@@ -40,6 +42,14 @@ def flexible(
     elif causal:
         blocks = create_block_mask(lambda b, h, i, j: j <= i, None, None, n, m, device=q.device)
     return attend(q, k, v, block_mask=blocks).reshape(*batch, n, value.shape[-1])
+
+
+def attended_eagerly(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """flexible() without tracing."""
+    with patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
+        return flexible(flex_attention, query, key, value, mask, causal)
 
 
 @lru_cache(maxsize=1)
@@ -83,7 +93,9 @@ class Eager(Flex):
     """As it is, without a compiler."""
 
     name = "flex_attention, eager"
-    calls = {"scaled_dot_product_attention": partial(flexible, flex_attention)}  # noqa: RUF012 - a declaration
+    parts = (as_heads, flexible)
+    calls = {"scaled_dot_product_attention": attended_eagerly}  # noqa: RUF012 - a declaration
+    imports = f"from unittest.mock import patch\n\n{Flex.imports}"
 
 
 class Compiled(Flex):
@@ -91,6 +103,7 @@ class Compiled(Flex):
 
     name = "flex_attention, compiled"
     limits = Limits(dtypes=DTYPES, devices=devices(), head_sizes=(16,), multiple_of=16, max_length=64)
+    hang_after = 300.0
     parts = (as_heads, flexible, compiled)
     calls = {"scaled_dot_product_attention": attended_compiled}  # noqa: RUF012 - a declaration
     imports = f"from functools import lru_cache\n{Flex.imports}"

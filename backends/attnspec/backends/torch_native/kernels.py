@@ -1,4 +1,4 @@
-"""Rows of ``F.scaled_dot_product_attention``: each of PyTorch's kernels, forced, so that no other answers in its place."""
+"""Rows of ``F.scaled_dot_product_attention``: each of PyTorch's kernels, forced, so that no other answers for it."""
 
 from functools import partial
 

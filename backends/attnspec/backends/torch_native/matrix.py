@@ -4,6 +4,8 @@
 ``variable_length_attention``.
 """
 
+from attnspec.backends.bases.torch import devices as devices
+
 PACKAGE = "torch"
 """The package whose version the matrix states."""
 

@@ -14,7 +14,7 @@ from attnspec.backends.torch_native.recurrent import Recurrent
 from attnspec.backends.torch_native.rows import Row
 from attnspec.spec import Semantics
 
-IMPORTS = '''
+IMPORTS = """
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -22,7 +22,7 @@ State = tuple
 _FIELDS = {
     gates: tuple(f"{name}{gate}" for name in ("w_x", "w_h", "b_") for gate in gates) for gates in ("h", "rzh", "ifco")
 }
-'''
+"""
 
 
 def as_parts(state: Any) -> tuple[Tensor, ...]:

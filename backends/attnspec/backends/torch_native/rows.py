@@ -10,7 +10,9 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from attnspec.backends.bases.torch import TorchBackend, devices
 from attnspec.spec import Limits
@@ -81,5 +83,7 @@ class Row(TorchBackend):
 
 
 def _written(x: Any) -> str:
-    """A fixed argument as Python writes it."""
-    return str(x) if hasattr(x, "value") else f"{x.__module__}.{x.__qualname__}" if callable(x) else repr(x)
+    """A fixed argument as Python writes it: a function by its place, the member of an enumeration by its name."""
+    if not callable(x):
+        return str(x) if isinstance(x, SDPBackend) else repr(x)
+    return f"torch.{x.__name__}" if getattr(torch, x.__name__, None) is x else f"{x.__module__}.{x.__qualname__}"

@@ -144,8 +144,6 @@ def _row(data: Mapping[str, Any]) -> Row:
 
 
 def _cell(data: Mapping[str, Any]) -> Cell:
-    violations = tuple(
-        Violation(**{**v, "confirmation": Confirmation(v["confirmation"])}) for v in data["violations"]
-    )
+    violations = tuple(Violation(**{**v, "confirmation": Confirmation(v["confirmation"])}) for v in data["violations"])
     following = tuple(data["following"])
     return Cell(**{**data, "state": State(data["state"]), "violations": violations, "following": following})

@@ -4,12 +4,12 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from rich.console import Console
 
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT
-from attnspec.conformance.judging.results import Result, Status, json_number
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_number
 from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Confirmation, Matrix, Row, State, Violation
 from attnspec.conformance.matrix.confirming import confirmed
 from attnspec.conformance.matrix.messages import without_places
@@ -23,6 +23,7 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
+from attnspec.spec.contract.semantics import QUESTIONS
 
 INTERRUPTED = "interrupted"
 
@@ -50,8 +51,8 @@ class Maker:
         found: list[Probed] = []
         count = len(self.library.rows)
         try:
-            self.console.print(f"{self.library.name}: calling {count} rows once at every dtype", highlight=False)
-            found = probed(self.library.rows, self.settings.device, self.workers, self._told)
+            self.console.print(f"calling {count} rows of {self.library.name} once at every dtype", highlight=False)
+            found = probed(self.library, self.settings.device, self.workers, self._told)
             for number, row in enumerate(found, 1):
                 name = row.contract.name if row.contract is not None else row.origin
                 self.console.print(f"row {number} of {count}: {name}", highlight=False, markup=False)
@@ -68,7 +69,7 @@ class Maker:
         return Matrix(
             self.library.name,
             self.settings.device,
-            datetime.now(timezone.utc).date().isoformat(),
+            datetime.now(UTC).date().isoformat(),
             self.settings.profile,
             self.settings.seed,
             round(time.monotonic() - started, 1),
@@ -128,23 +129,17 @@ class Maker:
         cell = Cell(dtype, direction, State.NOT_OFFERED)
         if not offered:
             return replace(cell, reason=without_places("; ".join(dict.fromkeys(refused.values()))))
-        judged = [r for r in results if r.judged]
-        causes, following = by_cause(r for r in results if r.violates)
+        stopped = [r for r in results if r.message.startswith(UNJUDGED)]
+        judged = [r for r in results if r.judged and r not in stopped]
+        causes, following = by_cause(r for r in judged if r.violates)
         lost = any(r.interrupted for r in results) or (self.interrupted and not results)
-        deviates = any(_differing(p, [name]) for name in offered)
-        state = (
-            State.VIOLATES
-            if causes
-            else State.NOT_JUDGED
-            if lost or not judged
-            else State.DEVIATES
-            if deviates
-            else State.CONFORMS
-        )
+        why = INTERRUPTED if lost else stopped[0].message.removeprefix(UNJUDGED) if stopped else ""
+        if not judged and not why:
+            why = "no law of the profile concerns it"
         return replace(
             cell,
-            state=state,
-            reason=INTERRUPTED if lost else "" if judged else "no law of the profile concerns it",
+            state=self._state(p, bool(causes), bool(why), offered),
+            reason=why,
             partly={name: without_places(reason) for name, reason in refused.items()},
             violations=tuple(self._violation(p, r) for r in causes),
             following=tuple(dict.fromkeys(r.law for r in following)),
@@ -152,6 +147,14 @@ class Maker:
             examples=sum(r.examples for r in judged),
             error_ratio=json_number(max((r.error_ratio for r in judged), default=0.0)),
         )
+
+    @staticmethod
+    def _state(p: Probed, violates: bool, lacking: bool, offered: Sequence[str]) -> State:
+        if violates:
+            return State.VIOLATES
+        if lacking:
+            return State.NOT_JUDGED
+        return State.DEVIATES if _differing(p, offered) else State.CONFORMS
 
     def _violation(self, p: Probed, r: Result) -> Violation:
         """A violation, after a program without attnspec was run to confirm it."""
@@ -200,8 +203,6 @@ def _groups(p: Probed) -> list[Group]:
 
 def _differing(p: Probed, names: Sequence[str]) -> dict[str, str]:
     """The declared choices that are not the normative ones, of the questions that concern these operations."""
-    from attnspec.spec.contract.semantics import QUESTIONS
-
     assert p.contract is not None
     found = {}
     for question in QUESTIONS.values():

@@ -12,10 +12,10 @@ from attnspec.spec.contract.tree import as_source, branches, field_names, mapped
 SAYS = "violates: "
 """How the last line begins that a program prints where it shows the violation; it exits with 1 then."""
 
-TOOLS = '''
+TOOLS = """
 def leaves(x):
     return [y for part in x for y in leaves(part)] if isinstance(x, tuple) else [x]
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class _At:
         self.path = path
 
 
-def program(heading: str, plain: str, call: Call, *, path: str = "", expected: Any = None, budget: Any = None) -> str:
+def program(
+    heading: str, plain: str, call: Call, *, path: str | None = None, expected: Any = None, budget: Any = None
+) -> str:
     """A program that repeats a call and compares what it gives at a path with what is expected.
 
     Without a path the violation is that the call raises, or does not come back.
@@ -77,7 +79,7 @@ def program(heading: str, plain: str, call: Call, *, path: str = "", expected: A
         weights = ", ".join("None" if c is None else _array(c) for c in call.cotangents)
         parts += [f"cotangents = [{weights}]", f"wanted = {wanted!r}"]
         asked = "gradients(results, [given[path] for path in wanted], cotangents)"
-    if path:
+    if path is not None:
         place = (wanted if call.cotangents is not None else list(call.arrays)).index(path)
         parts += [
             f"expected = {_numbers(expected)}",

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,6 +25,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
+from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.running.description import contract_from, describe
 from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH
 from attnspec.conformance.running.errors import BackendError
@@ -48,11 +49,12 @@ Offers = dict[str, dict[str, dict[str, str | None]]]
 
 @dataclass(frozen=True)
 class Library:
-    """A library that has a matrix: its name, the packages whose versions count, and how its rows are called."""
+    """A library that has a matrix: its name, the package whose version counts, its rows, and where they may run."""
 
     name: str
     package: str
     rows: tuple[str, ...]
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -71,21 +73,23 @@ class Probed:
 
 
 def library(name: str) -> Library:
-    """The library of that name; :class:`BackendError` if there is none, or its rows cannot be imported."""
+    """The library of that name; :class:`BackendError` if there is none, or its module cannot be imported."""
     known = {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
     if name not in known:
         raise BackendError(unknown_name("matrix", name, known))
     module = call_safely(lambda: import_module(known[name]))
     if isinstance(module, Raised):
-        raise BackendError(f"matrix {name!r}: cannot be imported: {module.message}") from module.error
-    return Library(name, module.PACKAGE, tuple(module.ROWS))
+        raise BackendError(f"matrix {name!r}: cannot be imported: {without_places(module.message)}") from module.error
+    return Library(name, module.PACKAGE, tuple(module.ROWS), tuple(module.devices()))
 
 
 # In the process of the command ----------------------------------------------------------------------------------------
 
 
-def probed(rows: Sequence[str], device: str, workers: int, told: Callable[[str], None]) -> list[Probed]:
+def probed(library: Library, device: str, workers: int, told: Callable[[str], None]) -> list[Probed]:
     """All rows, several at a time; :class:`BackendError` if none of them runs on the device."""
+    if device.partition(":")[0] not in library.devices:
+        raise BackendError(f"--device: expected one of {', '.join(library.devices)}; got {device!r}")
 
     def one(origin: str) -> Probed:
         found = _probed(origin, device)
@@ -93,10 +97,9 @@ def probed(rows: Sequence[str], device: str, workers: int, told: Callable[[str],
         return found
 
     with ThreadPoolExecutor(workers) as pool:
-        found = list(pool.map(one, rows))
-    refusals = [p.error.partition(": ")[2] for p in found if p.contract is None]
-    if len(refusals) == len(found) and all(r.startswith(("device:", "from_numpy(")) for r in refusals):
-        raise BackendError(f"--device: {refusals[0].removeprefix('device: ')}")
+        found = list(pool.map(one, library.rows))
+    if found and all(p.contract is None and "from_numpy(" in p.error for p in found):
+        raise BackendError(f"--device: {found[0].error}")
     return found
 
 

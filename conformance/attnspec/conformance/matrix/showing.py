@@ -149,7 +149,8 @@ def _following(cell: Cell) -> str:
 
 def as_markdown(matrix: Matrix) -> str:
     """The matrix as Markdown."""
-    return "\n\n".join([f"# {matrix.title}", *(f"{'#' * level} {t}\n\n{x}" if level else x for level, t, x in parts(matrix))]) + "\n"
+    sections = [f"{'#' * level} {title}\n\n{text}" if level else text for level, title, text in parts(matrix)]
+    return "\n\n".join([f"# {matrix.title}", *sections]) + "\n"
 
 
 def parts(matrix: Matrix) -> Iterator[tuple[int, str, str]]:
@@ -168,8 +169,8 @@ def parts(matrix: Matrix) -> Iterator[tuple[int, str, str]]:
         yield 3, _code_free(_heading(row, cell, violation)), _violation(cell, violation)
     yield 2, "Rows", "What each declares, and what the library refuses."
     for row in matrix.rows:
-        lines = [f"- {_code_free(title)}: {_code_free(text)}" for title, text in remarks(matrix, row)]
-        yield 3, _code_free(row.name), "\n".join(lines)
+        items = [f"- {_code_free(title)}: {_code_free(text)}" for title, text in remarks(matrix, row)]
+        yield 3, _code_free(row.name), "\n".join(items)
 
 
 def _violation(cell: Cell, violation: Violation) -> str:

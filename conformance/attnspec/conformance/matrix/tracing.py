@@ -144,9 +144,7 @@ def _compared(heading: str, plain: str, calls: list[Call], violation: Violation)
             if isinstance(array, np.ndarray) and array.shape == got.shape and _equal(array, got):
                 budget = 0.0 if violation.budget is None else violation.budget
                 shown = f"{heading}\n{without_places(violation.message)}"
-                return {
-                    "program": program(shown, plain, call, path=path, expected=violation.expected, budget=budget)
-                }
+                return {"program": program(shown, plain, call, path=path, expected=violation.expected, budget=budget)}
     return {"why": SEVERAL}
 
 
