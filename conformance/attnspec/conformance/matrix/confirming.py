@@ -70,7 +70,7 @@ def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 def _run(folder: Path, ends: bool, hang_after: float) -> str:
     """Nothing if the program shows the violation; else what it did. ``ends`` says that it is to end its process."""
-    done = _process([sys.executable, "program.py"], folder, hang_after if ends else SECONDS)
+    done = _process([sys.executable, "program.py"], folder, 3 * hang_after if ends else SECONDS)
     if done is None:
         return "" if ends else f"the program did not end within {SECONDS:g} s"
     if ends:
