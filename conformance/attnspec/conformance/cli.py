@@ -189,13 +189,13 @@ def matrix(
         made = Maker(library_named(library), settings, count, _console(stderr=True)).make()
     except BackendError as error:
         _unusable(str(error))
+    from attnspec.conformance.matrix.cells import Matrix
     from attnspec.conformance.matrix.page import as_page
     from attnspec.conformance.matrix.showing import as_markdown, print_matrix
 
     print_matrix(made, _console())
-    forms = {"json": made.as_text, "markdown": lambda: as_markdown(made), "html": lambda: as_page(made)}
     for name, file in files.items():
-        file.write(forms[name]())
+        file.write({"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}[name](made))
     if made.interrupted:
         sys.stderr.write("attnspec: interrupted; the matrix has what was judged\n")
         raise typer.Exit(2)

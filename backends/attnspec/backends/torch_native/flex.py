@@ -5,6 +5,7 @@ Compiled, it is never replaced by what is eager: where PyTorch cannot compile, i
 what is 0 or 1, and every kind of mask, is compiled anew, so that few are judged.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
@@ -15,8 +16,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnspec.backends.bases.shapes import Check
+from attnspec.backends.bases.torch import devices
 from attnspec.backends.torch_native.kernels import as_heads
-from attnspec.backends.torch_native.rows import DTYPES, Row, devices
+from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of
 from attnspec.spec import Limits, Semantics
 
 _check = Check("scaled_dot_product_attention")
@@ -27,7 +29,7 @@ def flexible(
 ) -> Tensor:
     """flex_attention with its scale, a block mask where there is a mask, and two batch dimensions."""
     n, m = query.shape[-2], key.shape[-2]
-    batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value, mask) if x is not None))
+    batch = batch_of(query, key, value, mask)
     if not query.new_empty(*batch, n).numel():
         return value.new_empty(*batch, n, value.shape[-1])
     q, k, v = (as_heads(x, batch) for x in (query, key, value))
@@ -38,10 +40,12 @@ def flexible(
         def attendable(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return allowed[b, h, i, j] & (j <= i) if causal else allowed[b, h, i, j]
 
-        blocks = create_block_mask(attendable, *allowed.shape, device=q.device)
+        b, h = allowed.shape[:2]
+        blocks = create_block_mask(attendable, b, h, n, m, device=q.device)
     elif causal:
         blocks = create_block_mask(lambda b, h, i, j: j <= i, None, None, n, m, device=q.device)
-    return attend(q, k, v, block_mask=blocks).reshape(*batch, n, value.shape[-1])
+    found: Tensor = attend(q, k, v, block_mask=blocks)
+    return found.reshape(*batch, n, value.shape[-1])
 
 
 def attended_eagerly(
@@ -71,7 +75,7 @@ class Flex(Row):
 
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
     notes = {"empty": "flex_attention raises where there are no queries or no batch: the row does not call it there"}  # noqa: RUF012 - a declaration
-    parts = (as_heads,)
+    parts: tuple[Callable[..., Any], ...] = (batch_of, as_heads)
     imports = "from torch.nn.attention.flex_attention import create_block_mask, flex_attention\n"
 
     def scaled_dot_product_attention(
@@ -93,7 +97,7 @@ class Eager(Flex):
     """As it is, without a compiler."""
 
     name = "flex_attention, eager"
-    parts = (as_heads, flexible)
+    parts = (batch_of, as_heads, flexible)
     calls = {"scaled_dot_product_attention": attended_eagerly}  # noqa: RUF012 - a declaration
     imports = f"from unittest.mock import patch\n\n{Flex.imports}"
 
@@ -104,7 +108,7 @@ class Compiled(Flex):
     name = "flex_attention, compiled"
     limits = Limits(dtypes=DTYPES, devices=devices(), head_sizes=(16,), multiple_of=16, max_length=64)
     hang_after = 300.0
-    parts = (as_heads, flexible, compiled)
+    parts = (batch_of, as_heads, flexible, compiled)
     calls = {"scaled_dot_product_attention": attended_compiled}  # noqa: RUF012 - a declaration
     imports = f"from functools import lru_cache\n{Flex.imports}"
 

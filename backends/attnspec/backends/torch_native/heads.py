@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
+from attnspec.backends.bases.torch import devices
 from attnspec.backends.torch_native.attention import refuse_undivided
-from attnspec.backends.torch_native.rows import DTYPES, Row, devices, flat, unattended
+from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, flat, unattended
 from attnspec.spec import Limits, Semantics
 
 _check = Check("multi_head_attention")
@@ -37,7 +38,7 @@ def slow(
 ) -> Tensor:  # fmt: skip
     """The slow path of torch.nn.MultiheadAttention, without biases."""
     n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
-    batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value, mask) if x is not None))
+    batch = batch_of(query, key, value, mask)
     hidden = hidden_from(mask, causal, query, batch, m, heads)
     if not query.new_empty(*batch, n, m).numel():  # the function refuses masks without elements
         hidden = None
@@ -56,7 +57,7 @@ def fast(
 ) -> Tensor:  # fmt: skip
     """The operator of the fast path, without biases; it takes as many queries as keys, so the fewer are filled up."""
     n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
-    batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value, mask) if x is not None))
+    batch = batch_of(query, key, value, mask)
     size = max(n, m)
     q, k, v = (F.pad(flat(x, batch), (0, 0, 0, size - x.shape[-2])) for x in (query, key, value))
     hidden = hidden_from(mask, causal, query, batch, m, heads)
@@ -79,7 +80,7 @@ class Heads(Row):
     """One path, with what it gives where nothing is attended to."""
 
     limits = Limits(dtypes=DTYPES, devices=devices(), divided_heads=True)
-    parts = (flat, unattended, hidden_from)
+    parts = (batch_of, flat, unattended, hidden_from)
 
     def __init__(self, path: str, *, weights: bool, semantics: Semantics) -> None:
         self.name = f"nn.MultiheadAttention, {path} path, {'with' if weights else 'without'} weights"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.torch_native.rows import Row
+from attnspec.backends.torch_native.rows import Row, batch_of
 from attnspec.spec import Semantics
 
 _check = Check("scaled_dot_product_attention")
@@ -33,7 +33,7 @@ def forced(
 ) -> Tensor:
     """softmax(QKᵀ/√d)V by one kernel, which takes two batch dimensions, rows without gaps, and values of width d."""
     n, d, d_v, m = query.shape[-2], query.shape[-1], value.shape[-1], key.shape[-2]
-    batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value, mask) if x is not None))
+    batch = batch_of(query, key, value, mask)
     mask = both(mask, causal, n, m, query)
     q, k, v = (F.pad(as_heads(x, batch), (0, max(d, d_v) - x.shape[-1])).contiguous() for x in (query, key, value))
     hidden = None if mask is None else as_heads(mask.expand(*mask.shape[:-2], n, m), batch)
@@ -49,7 +49,7 @@ class Kernel(Row):
 
     semantics = Semantics(masked_nonfinite="propagates")
     notes = {"layout": "values of another width than keys are padded with zeros, and rows are copied without gaps"}  # noqa: RUF012 - a declaration
-    parts = (as_heads, both)
+    parts = (batch_of, as_heads, both)
     imports = "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
 
     def __init__(self, kernel: SDPBackend) -> None:

@@ -13,8 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnspec.backends.bases.shapes import Check
+from attnspec.backends.bases.torch import devices
 from attnspec.backends.torch_native.attention import refuse_undivided
-from attnspec.backends.torch_native.rows import DTYPES, Row, devices, flat, unattended
+from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, flat, unattended
 from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, Limits, Semantics
 
 _check_encoder, _check_decoder = Check("encoder_layer"), Check("decoder_layer")
@@ -52,7 +53,7 @@ def layer_of(kind: Any, p: Any, norm: str) -> nn.Module:
 def encode(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: str = "post") -> Tensor:
     """torch.nn.TransformerEncoderLayer on its slow path."""
     p, n, heads = parameters, x.shape[-2], parameters.attention.w_q.shape[0]
-    batch = torch.broadcast_shapes(x.shape[:-2], () if mask is None else mask.shape[:-2])
+    batch = batch_of(x, mask)
     hidden = unattended(mask, batch, n, n, heads)
     if not x.new_empty(*batch, n).numel():  # the layer refuses masks without elements
         hidden = None
@@ -69,13 +70,14 @@ def encode(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: str = "
 def encode_fast(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: str = "post") -> Tensor:
     """The operator of the fast path of torch.nn.TransformerEncoderLayer."""
     p, a, n = parameters, parameters.attention, x.shape[-2]
-    batch = torch.broadcast_shapes(x.shape[:-2], () if mask is None else mask.shape[:-2])
+    batch = batch_of(x, mask)
     hidden = unattended(mask, batch, n, n, a.w_q.shape[0])
     if hidden is not None:
         hidden = hidden.reshape(prod(batch), a.w_q.shape[0], n, n)
-    w, f = attention_of("a", a), p.feed_forward
+    w, b, w_o, b_o = attention_of("", a).values()
+    f = p.feed_forward
     found = torch._transformer_encoder_layer_fwd(
-        flat(x, batch), a.w_o.shape[0], a.w_q.shape[0], *w.values(), False, norm == "pre", 1e-5,
+        flat(x, batch), a.w_o.shape[0], a.w_q.shape[0], w, b, w_o, b_o, False, norm == "pre", 1e-5,
         p.attention_norm.gain, p.attention_norm.bias, p.feed_forward_norm.gain, p.feed_forward_norm.bias,
         f.w_1, f.b_1, f.w_2, f.b_2, hidden, None if hidden is None else 2,
     )  # fmt: skip
@@ -88,8 +90,7 @@ def decode(
 ) -> Tensor:  # fmt: skip
     """torch.nn.TransformerDecoderLayer with the causal mask."""
     p, n, m, heads = parameters, x.shape[-2], memory.shape[-2], parameters.attention.w_q.shape[0]
-    given = [y.shape[:-2] for y in (x, memory, mask, memory_mask) if y is not None]
-    batch = torch.broadcast_shapes(*given)
+    batch = batch_of(x, memory, mask, memory_mask)
     earlier = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
     hidden = unattended(earlier if mask is None else mask & earlier, batch, n, n, heads)
     hidden_memory = unattended(memory_mask, batch, n, m, heads)
@@ -114,7 +115,7 @@ class Layer(Row):
 
     limits = Limits(dtypes=DTYPES, devices=devices(), divided_heads=True)
     semantics = Semantics(masked_nonfinite="propagates")
-    parts = (flat, unattended, attention_of, network_of, norms_of, layer_of)
+    parts = (batch_of, flat, unattended, attention_of, network_of, norms_of, layer_of)
 
 
 class EncoderLayer(Layer):

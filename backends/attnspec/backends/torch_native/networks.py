@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.torch_recurrent import _alone, _exact, fused, joined, packed
 from attnspec.backends.torch_native.recurrent import Recurrent
-from attnspec.backends.torch_native.rows import Row
+from attnspec.backends.torch_native.rows import Row, batch_of
 from attnspec.spec import Semantics
 
 IMPORTS = """
@@ -38,7 +38,7 @@ def as_state(parts: Any) -> Any:
 def step(operator: Any, gates: str, x: Tensor, state: Any, parameters: Any) -> Any:
     """One step of a cell, which takes one batch dimension."""
     parts = as_parts(state)
-    batch = torch.broadcast_shapes(*(a.shape[:-1] for a in (x, *parts)))
+    batch = batch_of(*(a[..., None] for a in (x, *parts)))
     flat, *old = (a.expand(*batch, a.shape[-1]).reshape(-1 if x.numel() else 0, a.shape[-1]) for a in (x, *parts))
     w_x, w_h, b = joined(parameters, gates)
     found = operator(flat, as_state(old), w_x, w_h, b, torch.zeros_like(b))
@@ -55,8 +55,8 @@ def unroll(
     else:
         initial = [as_parts(s) for s in (state if form == "two" else (state,))]
     each = layers if form == "stacked" else parameters if form == "two" else (parameters,)
-    given = [x.shape[:-2], *(part.shape[:-1] for s in initial for part in s)]
-    batch = torch.broadcast_shapes(*given, () if lengths is None else lengths.shape)
+    counted = None if lengths is None else lengths[..., None, None]
+    batch = batch_of(x, *(part[..., None] for s in initial for part in s), counted)
     count, steps, directions = torch.Size(batch).numel(), x.shape[-2], 2 if form == "two" else 1
     flat = x.expand(*batch, *x.shape[-2:]).reshape(count, *x.shape[-2:])
     states = [tuple(p.expand(*batch, p.shape[-1]).reshape(count, p.shape[-1]) for p in s) for s in initial]
@@ -78,12 +78,16 @@ class Network(Row):
     """A recurrent network. What is between its products is stored in the dtype of its inputs."""
 
     precision = {"bfloat16": "eager-bfloat16", "float16": "eager-float16"}  # noqa: RUF012 - a declaration
-    parts = (joined, _alone, _exact, fused, packed, as_parts, as_state)
+    parts = (batch_of, joined, _alone, _exact, fused, packed, as_parts, as_state)
     imports = IMPORTS
 
     def __init__(self, kind: str, gates: str, cell: Any, operator: Any) -> None:
         self.name = f"nn.{kind.upper()}"
-        forms = {kind: "one", f"bidirectional_{kind}": "two", f"stacked_{kind}": "stacked"}
+        forms: dict[str, Literal["one", "two", "stacked"]] = {
+            kind: "one",
+            f"bidirectional_{kind}": "two",
+            f"stacked_{kind}": "stacked",
+        }
         self.calls = {
             f"{kind}_cell": partial(step, cell, gates),
             **{name: partial(unroll, operator, gates, form) for name, form in forms.items()},

@@ -51,6 +51,12 @@ def gradients(results: Callable[[], Any], arguments: Any, cotangents: Any) -> An
 """What the programs of all rows begin with."""
 
 
+def batch_of(*arrays: Tensor | None) -> tuple[int, ...]:
+    """The batch that rows (*batch, n, d) and masks share; None is no array."""
+    given = [x.shape[:-2] for x in arrays if x is not None]
+    return tuple(torch.broadcast_shapes(*given))  # type: ignore[no-untyped-call]
+
+
 def flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     """Rows (*batch, n, d) with one batch dimension."""
     return x.expand(*batch, *x.shape[-2:]).reshape(prod(batch), *x.shape[-2:])
@@ -84,6 +90,7 @@ class Row(TorchBackend):
 
 def _written(x: Any) -> str:
     """A fixed argument as Python writes it: a function by its place, the member of an enumeration by its name."""
-    if not callable(x):
+    name = getattr(x, "__name__", None)
+    if name is None:
         return str(x) if isinstance(x, SDPBackend) else repr(x)
-    return f"torch.{x.__name__}" if getattr(torch, x.__name__, None) is x else f"{x.__module__}.{x.__qualname__}"
+    return f"torch.{name}" if getattr(torch, name, None) is x else f"{x.__module__}.{name}"

@@ -109,7 +109,7 @@ def _records(value: Any) -> set[str]:
 
 
 def _is_float(x: Any) -> bool:
-    return x.dtype.kind == "f" or x.dtype.name == "bfloat16"
+    return bool(x.dtype.kind == "f" or x.dtype.name == "bfloat16")
 
 
 def _numbers(x: Any) -> str:

@@ -116,7 +116,9 @@ def _probed(origin: str, device: str) -> Probed:
             how = f"ended the process with status {done.returncode}"
         except subprocess.TimeoutExpired:
             how = f"did not end within {SECONDS:g} s"
-        found = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {"error": f"its import {how}"}
+        found: dict[str, Any] = {"error": f"its import {how}"}
+        if answer.exists():
+            found = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in found:
         return Probed(origin, None, None, error=str(found["error"]))
     return Probed(

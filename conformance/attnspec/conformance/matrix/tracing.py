@@ -149,8 +149,8 @@ def _compared(heading: str, plain: str, calls: list[Call], violation: Violation)
 
 
 def _equal(a: Any, b: Any) -> bool:
-    wide = [np.asarray(x).astype(np.float64) for x in (a, b)]
-    return bool(np.array_equal(*wide, equal_nan=True))
+    one, other = (np.asarray(x).astype(np.float64) for x in (a, b))
+    return np.array_equal(one, other, equal_nan=True)
 
 
 def main() -> None:
