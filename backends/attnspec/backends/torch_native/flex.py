@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.kernels import as_heads
+from attnspec.backends.torch_native.kernels import as_heads, both
 from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of
 from attnspec.spec import Limits, Semantics
 
@@ -35,13 +35,9 @@ def flexible(
     q, k, v = (as_heads(x, batch) for x in (query, key, value))
     blocks = None
     if mask is not None:
-        allowed = as_heads(mask.expand(*mask.shape[:-2], n, m), batch).contiguous()
-
-        def attendable(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return allowed[b, h, i, j] & (j <= i) if causal else allowed[b, h, i, j]
-
-        b, h = allowed.shape[:2]
-        blocks = create_block_mask(attendable, b, h, n, m, device=q.device)
+        allowed = as_heads(both(mask, causal, n, m, query).expand(*mask.shape[:-2], n, m), batch).contiguous()
+        sizes = q.shape[0], q.shape[1], n, m
+        blocks = create_block_mask(lambda b, h, i, j: allowed[b, h, i, j], *sizes, device=q.device)
     elif causal:
         blocks = create_block_mask(lambda b, h, i, j: j <= i, None, None, n, m, device=q.device)
     found: Tensor = attend(q, k, v, block_mask=blocks)
@@ -75,7 +71,7 @@ class Flex(Row):
 
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
     notes = {"empty": "flex_attention raises where there are no queries or no batch: the row does not call it there"}  # noqa: RUF012 - a declaration
-    parts: tuple[Callable[..., Any], ...] = (batch_of, as_heads)
+    parts: tuple[Callable[..., Any], ...] = (batch_of, as_heads, both)
     imports = "from torch.nn.attention.flex_attention import create_block_mask, flex_attention\n"
 
     def scaled_dot_product_attention(
@@ -97,7 +93,7 @@ class Eager(Flex):
     """As it is, without a compiler."""
 
     name = "flex_attention, eager"
-    parts = (batch_of, as_heads, flexible)
+    parts = (batch_of, as_heads, both, flexible)
     calls = {"scaled_dot_product_attention": attended_eagerly}  # noqa: RUF012 - a declaration
     imports = f"from unittest.mock import patch\n\n{Flex.imports}"
 
@@ -106,9 +102,9 @@ class Compiled(Flex):
     """Compiled; the limits are those of time."""
 
     name = "flex_attention, compiled"
-    limits = Limits(dtypes=DTYPES, devices=devices(), head_sizes=(16,), multiple_of=16, max_length=64)
+    limits = Limits(dtypes=DTYPES, devices=devices(), head_sizes=(16,), multiple_of=16, max_length=64, max_batch_dims=1)
     hang_after = 300.0
-    parts = (batch_of, as_heads, flexible, compiled)
+    parts = (batch_of, as_heads, both, flexible, compiled)
     calls = {"scaled_dot_product_attention": attended_compiled}  # noqa: RUF012 - a declaration
     imports = f"from functools import lru_cache\n{Flex.imports}"
 

@@ -21,11 +21,9 @@ def as_heads(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     return x[(None,) * (2 - len(batch))] if len(batch) < 2 else x.flatten(0, len(batch) - 2)
 
 
-def both(mask: Tensor | None, causal: bool, n: int, m: int, query: Tensor) -> Tensor | None:
-    """The mask, and the causal one where both are given."""
-    if mask is None or not causal:
-        return mask
-    return mask & torch.ones(n, m, dtype=torch.bool, device=query.device).tril()
+def both(mask: Tensor, causal: bool, n: int, m: int, query: Tensor) -> Tensor:
+    """The mask, and the causal one with it where both hold."""
+    return mask & torch.ones(n, m, dtype=torch.bool, device=query.device).tril() if causal else mask
 
 
 def forced(
@@ -34,12 +32,12 @@ def forced(
     """softmax(QKᵀ/√d)V by one kernel, which takes two batch dimensions, rows without gaps, and values of width d."""
     n, d, d_v, m = query.shape[-2], query.shape[-1], value.shape[-1], key.shape[-2]
     batch = batch_of(query, key, value, mask)
-    mask = both(mask, causal, n, m, query)
+    given = None if mask is None else both(mask, causal, n, m, query)
     q, k, v = (F.pad(as_heads(x, batch), (0, max(d, d_v) - x.shape[-1])).contiguous() for x in (query, key, value))
-    hidden = None if mask is None else as_heads(mask.expand(*mask.shape[:-2], n, m), batch)
+    hidden = None if given is None else as_heads(given.expand(*given.shape[:-2], n, m), batch)
     with sdpa_kernel(kernel):
         found = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=hidden, is_causal=causal and mask is None, scale=d**-0.5
+            q, k, v, attn_mask=hidden, is_causal=causal and given is None, scale=d**-0.5
         )
     return found[..., :d_v].reshape(*batch, n, d_v)
 
