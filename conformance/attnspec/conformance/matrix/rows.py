@@ -164,7 +164,11 @@ def _refusal(call: Callable[[], Any]) -> str | None:
         found = call_safely(call)
     if not isinstance(found, Raised):
         return None
-    texts = [f"{type(found.error).__name__}: {found.error}", *(str(w.message) for w in warned)]
+    error = found.error
+    while error.__cause__ is not None:  # a compiler wraps what the library says
+        error = error.__cause__
+    said = [w for w in warned if not issubclass(w.category, DeprecationWarning | FutureWarning)]
+    texts = [f"{type(error).__name__}: {error}", *(str(w.message) for w in said)]
     lines = dict.fromkeys(" ".join(text.split("\n\n")[0].split()) for text in texts)
     return printable("; ".join(line if len(line) <= LONGEST else line[:LONGEST] + " …" for line in lines))
 
