@@ -22,7 +22,7 @@ COLOURS = {
 MAX_ARGUMENT = 160
 """Characters of an argument that people are shown."""
 
-MAX_PROGRAM = 4000
+MAX_PROGRAM = 12_000
 """Characters of the longest program that pages show; a longer one is in the JSON alone."""
 
 MEANINGS = {
