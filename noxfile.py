@@ -57,6 +57,15 @@ def conformance(session: nox.Session) -> None:
 
 
 @nox.session
+def matrix(session: nox.Session) -> None:
+    """Judge all that PyTorch offers, without an adapter (``attnspec matrix``'s arguments), or make ``docs/matrix``."""
+    install_project(session, extras="torch")
+    folder = "docs/matrix/torch"
+    written = [f"--json={folder}.json", f"--markdown={folder}.md", f"--html={folder}.html"]
+    session.run("attnspec", "matrix", *(session.posargs or ["torch", *written]))
+
+
+@nox.session
 def interpreted(session: nox.Session) -> None:
     """Judge Triton's kernels for additive attention on the CPU, in Triton's interpreter (slow)."""
     install_project(session, extras="cpu,triton")

@@ -291,8 +291,8 @@ HALLS = {
     "backends/attnspec/backends": {"bases", "pytorch", "torch_native"},
     "conformance/attnspec/conformance": {
         *("__main__.py", "cli.py", "plugin.py", "test_conformance.py"),
-        *("diagnosis", "harness", "inputs", "judging", "laws", "mutants", "rediscovered", "reporting", "running"),
-        "variants",
+        *("diagnosis", "harness", "inputs", "judging", "laws", "matrix", "mutants"),
+        *("rediscovered", "reporting", "running", "variants"),
     },
 }
 """What stands where there are no chapters: backends, entry points, rooms."""

@@ -215,6 +215,48 @@ def replay(
     raise typer.Exit(print_again(before, again, _console()))
 
 
+@app.command(
+    help="Judge, without an adapter, everything that a library offers: every way to call it, at every dtype, forward "
+    "and backward. Exit status: 0 the matrix was made, whatever it shows, 2 it could not be made, or not to its end."
+)
+def matrix(
+    library: Annotated[str, typer.Argument(help="a library that has a matrix: torch")],
+    profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
+    device: Annotated[str, typer.Option(help=HELP["device"])] = Settings.device,
+    seed: Annotated[int, typer.Option(help=HELP["seed"])] = Settings.seed,
+    workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
+    json: Annotated[Path | None, typer.Option(help="write the matrix as JSON")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="write the matrix as Markdown")] = None,
+    html: Annotated[Path | None, typer.Option(help="write the matrix as a page")] = None,
+) -> None:
+    """Judge everything that a library offers."""
+    from attnspec.conformance.judging.profiles import PROFILES
+    from attnspec.conformance.running.errors import BackendError
+
+    _known("--profile", profile, PROFILES)
+    _check_workers(workers)
+    files = _files(json=json, markdown=markdown, html=html)
+    signal.signal(signal.SIGTERM, _interrupt)
+    from attnspec.conformance.matrix.making import Maker
+    from attnspec.conformance.matrix.rows import library as library_named
+
+    settings = Settings(profile=profile, seed=seed, device=device)
+    try:
+        made = Maker(library_named(library), settings, _processes(workers), _console(stderr=True)).make()
+    except BackendError as error:
+        _unusable(str(error))
+    from attnspec.conformance.matrix.cells import Matrix
+    from attnspec.conformance.matrix.page import as_page
+    from attnspec.conformance.matrix.showing import as_markdown, print_matrix
+
+    print_matrix(made, _console())
+    for name, file in files.items():
+        file.write({"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}[name](made))
+    if made.interrupted:
+        sys.stderr.write("attnspec: interrupted; the matrix has what was judged\n")
+        raise typer.Exit(2)
+
+
 @app.command(name="list")
 def list_(
     what: Annotated[str, typer.Argument(help="operations, laws, backends or mutants")] = "operations",

@@ -1,0 +1,116 @@
+"""Rows of ``torch.nn.MultiheadAttention``: its slow and its fast path, with and without weights.
+
+The module takes the fast path in evaluation mode, without gradients, where query, key and value are one tensor and
+the number of heads is even. The operator behind it takes more, and is called itself, so that nothing else answers.
+"""
+
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.bases.torch import devices
+from attnspec.backends.torch_native.attention import refuse_undivided
+from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, flat, unattended
+from attnspec.spec import Limits, Semantics
+
+_check = Check("multi_head_attention")
+
+
+def hidden_from(
+    mask: Tensor | None, causal: bool, query: Tensor, batch: tuple[int, ...], m: int, heads: int
+) -> Tensor | None:
+    """What every head does not attend to, (batch × heads, n, m), or (n, m) where it is only the future."""
+    n = query.shape[-2]
+    later = torch.ones(n, m, dtype=torch.bool, device=query.device).triu(1) if causal else None
+    hidden = unattended(mask, batch, n, m, heads)
+    return later if hidden is None else hidden if later is None else hidden | later
+
+
+def slow(
+    weights: bool, query: Tensor, key: Tensor, value: Tensor,
+    w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, mask: Tensor | None = None, causal: bool = False,
+) -> Tensor:  # fmt: skip
+    """The slow path of torch.nn.MultiheadAttention, without biases."""
+    n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
+    batch = batch_of(query, key, value, mask)
+    hidden = hidden_from(mask, causal, query, batch, m, heads)
+    if not query.new_empty(*batch, n, m).numel():  # the function refuses masks without elements
+        hidden = None
+    q, k, v = (flat(x, batch).transpose(0, 1) for x in (query, key, value))
+    joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
+    found, _ = F.multi_head_attention_forward(
+        q, k, v, width, heads, joined, None, None, None, False, 0.0, w_o, None,
+        training=False, need_weights=weights, attn_mask=hidden, average_attn_weights=False,
+    )  # fmt: skip
+    return found.transpose(0, 1).reshape(*batch, n, width)
+
+
+def fast(
+    weights: bool, query: Tensor, key: Tensor, value: Tensor,
+    w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, mask: Tensor | None = None, causal: bool = False,
+) -> Tensor:  # fmt: skip
+    """The operator of the fast path, without biases; it takes as many queries as keys, so the fewer are filled up."""
+    n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
+    batch = batch_of(query, key, value, mask)
+    size = max(n, m)
+    q, k, v = (F.pad(flat(x, batch), (0, 0, 0, size - x.shape[-2])) for x in (query, key, value))
+    hidden = hidden_from(mask, causal, query, batch, m, heads)
+    if size > m and hidden is None:
+        hidden = torch.zeros(n, m, dtype=torch.bool, device=query.device)
+    kind = None
+    if hidden is not None:
+        hidden, kind = F.pad(F.pad(hidden, (0, size - m), value=True), (0, 0, 0, size - n)), 0
+        if hidden.ndim == 3:
+            hidden, kind = hidden.reshape(prod(batch), heads, size, size), 2
+    joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
+    none = [w.new_zeros(w.shape[0]) for w in (joined, w_o)]
+    found, _ = torch._native_multi_head_attention(
+        q, k, v, width, heads, joined, none[0], w_o, none[1], hidden, weights, False, kind
+    )
+    return found[:, :n].reshape(*batch, n, width)
+
+
+class Heads(Row):
+    """One path, with what it gives where nothing is attended to."""
+
+    limits = Limits(dtypes=DTYPES, devices=devices(), divided_heads=True)
+    parts = (batch_of, flat, unattended, hidden_from)
+
+    def __init__(self, path: str, *, weights: bool, semantics: Semantics) -> None:
+        self.name = f"nn.MultiheadAttention, {path} path, {'with' if weights else 'without'} weights"
+        self.call = partial({"slow": slow, "fast": fast}[path], weights)
+        self.calls = {"multi_head_attention": self.call}
+        self.semantics = semantics
+
+    def multi_head_attention(
+        self,
+        query: Float[Tensor, "*#batch n d_q"],
+        key: Float[Tensor, "*#batch m d_k"],
+        value: Float[Tensor, "*#batch m d_v"],
+        w_q: Float[Tensor, "heads p_q d_q"],
+        w_k: Float[Tensor, "heads p_q d_k"],
+        w_v: Float[Tensor, "heads p_v d_v"],
+        w_o: Float[Tensor, "p_o heads*p_v"],
+        *,
+        mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "*batch n p_o"]:
+        """torch.nn.MultiheadAttention on this path."""
+        _check(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
+        refuse_undivided("multi_head_attention", "", (w_q, w_k, w_v), w_o)
+        return self.call(query, key, value, w_q, w_k, w_v, w_o, mask, causal)
+
+
+_MASKED = Semantics(masked_nonfinite="propagates", fully_masked="nan")
+_FILLED = replace(_MASKED, no_keys="nan")
+
+slow_path = Heads("slow", weights=False, semantics=Semantics(masked_nonfinite="propagates"))
+slow_path_with_weights = Heads("slow", weights=True, semantics=_MASKED)
+fast_path = Heads("fast", weights=False, semantics=_FILLED)
+fast_path_with_weights = Heads("fast", weights=True, semantics=_FILLED)

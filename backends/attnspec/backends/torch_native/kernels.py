@@ -1,0 +1,76 @@
+"""Rows of ``F.scaled_dot_product_attention``: each of PyTorch's kernels, forced, so that no other answers for it."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnspec.backends.bases.shapes import Check
+from attnspec.backends.torch_native.rows import Row, batch_of
+from attnspec.spec import Semantics
+
+_check = Check("scaled_dot_product_attention")
+
+
+def as_heads(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """Rows (*batch, n, d) with two batch dimensions; the last one stands for heads."""
+    x = x.expand(*batch, *x.shape[-2:])
+    return x[(None,) * (2 - len(batch))] if len(batch) < 2 else x.flatten(0, len(batch) - 2)
+
+
+def both(mask: Tensor, causal: bool, n: int, m: int, query: Tensor) -> Tensor:
+    """The mask, and the causal one with it where both hold."""
+    return mask & torch.ones(n, m, dtype=torch.bool, device=query.device).tril() if causal else mask
+
+
+def forced(
+    kernel: SDPBackend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """softmax(QKᵀ/√d)V by one kernel, which takes two batch dimensions, rows without gaps, and values of width d."""
+    n, d, d_v, m = query.shape[-2], query.shape[-1], value.shape[-1], key.shape[-2]
+    batch = batch_of(query, key, value, mask)
+    given = None if mask is None else both(mask, causal, n, m, query)
+    q, k, v = (F.pad(as_heads(x, batch), (0, max(d, d_v) - x.shape[-1])).contiguous() for x in (query, key, value))
+    hidden = None if given is None else as_heads(given.expand(*given.shape[:-2], n, m), batch)
+    with sdpa_kernel(kernel):
+        found = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=hidden, is_causal=causal and given is None, scale=d**-0.5
+        )
+    return found[..., :d_v].reshape(*batch, n, d_v)
+
+
+class Kernel(Row):
+    """One kernel. A NaN or an infinity stored at a masked key or value reaches the result."""
+
+    semantics = Semantics(masked_nonfinite="propagates")
+    notes = {"layout": "values of another width than keys are padded with zeros, and rows are copied without gaps"}  # noqa: RUF012 - a declaration
+    parts = (batch_of, as_heads, both)
+    imports = "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+
+    def __init__(self, kernel: SDPBackend) -> None:
+        self.name = f"SDPBackend.{kernel.name}"
+        self.kernel = kernel
+        self.calls = {"scaled_dot_product_attention": partial(forced, kernel)}
+
+    def scaled_dot_product_attention(
+        self,
+        query: Float[Tensor, "*#batch n d"],
+        key: Float[Tensor, "*#batch m d"],
+        value: Float[Tensor, "*#batch m d_v"],
+        *,
+        mask: Bool[Tensor, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "*batch n d_v"]:
+        """softmax(QKᵀ/√d)V by this kernel and no other."""
+        _check(query, key, value, mask, causal=causal)
+        return forced(self.kernel, query, key, value, mask, causal)
+
+
+math = Kernel(SDPBackend.MATH)
+flash = Kernel(SDPBackend.FLASH_ATTENTION)
+efficient = Kernel(SDPBackend.EFFICIENT_ATTENTION)
+cudnn = Kernel(SDPBackend.CUDNN_ATTENTION)
+overrideable = Kernel(SDPBackend.OVERRIDEABLE)

@@ -1,0 +1,96 @@
+"""What the rows of PyTorch's matrix share: a row is one way to call PyTorch, as a backend and as a plain program.
+
+The functions that call PyTorch need nothing else, so that a violation can be shown without attnspec: their source is
+the program.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from attnspec.backends.bases.torch import TorchBackend, devices
+from attnspec.spec import Limits
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+HEADER = '''
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def array(given: Any, dtype: str) -> Tensor:
+    """A tensor with the numbers of a NumPy array."""
+    return torch.tensor(given).to({device!r}, getattr(torch, dtype))
+
+
+def numbers(x: Tensor) -> Any:
+    """A NumPy array with the numbers of a tensor."""
+    return x.detach().cpu().to(torch.float64).numpy()
+
+
+def gradients(results: Callable[[], Any], arguments: Any, cotangents: Any) -> Any:
+    """The gradients of the weighted sum of the results; a result without a weight has none."""
+    for x in arguments:
+        x.requires_grad_()
+    found = [(x, c) for x, c in zip(results(), cotangents) if c is not None]
+    outputs, weights = zip(*found)
+    return torch.autograd.grad(outputs, arguments, weights, materialize_grads=True)
+'''
+"""What the programs of all rows begin with."""
+
+
+def batch_of(*arrays: Tensor | None) -> tuple[int, ...]:
+    """The batch that rows (*batch, n, d) and masks share; None is no array."""
+    given = [x.shape[:-2] for x in arrays if x is not None]
+    return tuple(torch.broadcast_shapes(*given))  # type: ignore[no-untyped-call]
+
+
+def flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """Rows (*batch, n, d) with one batch dimension."""
+    return x.expand(*batch, *x.shape[-2:]).reshape(prod(batch), *x.shape[-2:])
+
+
+def unattended(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
+    """Where attention must not look, (batch × heads, n, m), for every head; None without a mask."""
+    return None if mask is None else flat(~mask.expand(*mask.shape[:-2], n, m), batch).repeat_interleave(heads, 0)
+
+
+class Row(TorchBackend):
+    """One way to call PyTorch. ``calls`` are the functions that call it, by operation, ``parts`` what they use.
+
+    A call is a function, or one with its first arguments fixed. ``imports`` are lines of its program.
+    """
+
+    limits = Limits(dtypes=DTYPES, devices=devices())
+    calls: dict[str, Callable[..., Any]]
+    parts: tuple[Callable[..., Any], ...] = ()
+    imports = ""
+
+    def plain(self, operation: str, *, device: str) -> str:
+        """A program without attnspec that defines ``call``, as the row calls PyTorch, and how arrays get in and out."""
+        call = self.calls[operation]
+        function, fixed = (call.func, call.args) if isinstance(call, partial) else (call, ())
+        sources = [HEADER.strip().format(device=device), *map(inspect.getsource, (*self.parts, function))]
+        given = ", ".join([function.__name__, *map(_written, fixed)])
+        body = "\n\n\n".join(source.strip() for source in sources)
+        return f"{self.imports}{body}\n\n\ncall = partial({given})\n"
+
+
+def _written(x: Any) -> str:
+    """A fixed argument as Python writes it: a function by its place, the member of an enumeration by its name."""
+    name = getattr(x, "__name__", None)
+    if name is None:
+        return str(x) if isinstance(x, SDPBackend) else repr(x)
+    return f"torch.{name}" if getattr(torch, name, None) is x else f"{x.__module__}.{name}"

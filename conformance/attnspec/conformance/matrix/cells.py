@@ -1,0 +1,149 @@
+"""A matrix as data: rows, cells, violations. Tables and pages are made of it, and the JSON."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+SCHEMA = "attnspec-matrix/1"
+DIRECTIONS = ("forward", "backward")
+
+
+class State(StrEnum):
+    """What became of a cell."""
+
+    CONFORMS = "conforms"
+    DEVIATES = "deviates"
+    VIOLATES = "violates"
+    NOT_OFFERED = "not offered"
+    NOT_JUDGED = "not judged"
+
+
+class Confirmation(StrEnum):
+    """Whether a violation shows without attnspec, too."""
+
+    CONFIRMED = "confirmed"
+    NOT_CONFIRMED = "not confirmed"
+    NO_PROGRAM = "no program"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A law that does not hold, the smallest input that shows it, and what became of a program without attnspec.
+
+    ``why`` says why it was not confirmed, or why there is no program.
+    """
+
+    operation: str
+    law: str
+    statement: str
+    reason: str
+    message: str
+    arguments: Mapping[str, Any]
+    confirmation: Confirmation
+    why: str = ""
+    program: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One direction of a row at one dtype.
+
+    ``reason`` is the library's own where it does not offer it, and why nothing was judged otherwise. ``partly`` has the
+    operations that it refuses while it offers others. ``following`` names laws that may hold once the violations are
+    gone. ``held`` counts the laws that hold, on ``examples`` examples; ``error_ratio`` is the largest share of the
+    error budget that was used.
+    """
+
+    dtype: str
+    direction: str
+    state: State
+    reason: str = ""
+    partly: Mapping[str, str] = field(default_factory=dict)
+    violations: tuple[Violation, ...] = ()
+    following: tuple[str, ...] = ()
+    held: int = 0
+    examples: int = 0
+    error_ratio: float | str = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to call the library.
+
+    ``limits`` says which inputs were left out, ``deviations`` which declared choices are not the normative ones,
+    ``precision`` the class at every dtype.
+    """
+
+    name: str
+    origin: str
+    operations: tuple[str, ...]
+    limits: tuple[str, ...]
+    deviations: Mapping[str, str]
+    precision: Mapping[str, str]
+    notes: Mapping[str, str]
+    cells: tuple[Cell, ...]
+
+    def cell(self, dtype: str, direction: str) -> Cell:
+        """One of its cells."""
+        return next(c for c in self.cells if (c.dtype, c.direction) == (dtype, direction))
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix with all that is needed to read it; ``date`` is the day in UTC."""
+
+    library: str
+    device: str
+    date: str
+    profile: str
+    seed: int
+    seconds: float
+    interrupted: bool
+    versions: Mapping[str, str]
+    dtypes: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        """What stands above every form of it."""
+        return f"{self.library} {self.versions.get(self.library, '')} on {self.device}".replace("  ", " ")
+
+    def violations(self) -> Iterator[tuple[Row, Cell, Violation]]:
+        """Every violation, in the order of the rows."""
+        for row in self.rows:
+            for cell in row.cells:
+                for violation in cell.violations:
+                    yield row, cell, violation
+
+    def counts(self) -> dict[State, int]:
+        """How many cells are in each state."""
+        states = [cell.state for row in self.rows for cell in row.cells]
+        return {state: states.count(state) for state in State}
+
+    def as_json(self) -> dict[str, Any]:
+        """The matrix as plain JSON, which ``matrix.schema.json`` describes."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    def as_text(self) -> str:
+        """The matrix as the text of a JSON document."""
+        return json.dumps(self.as_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Matrix":
+        """The matrix that plain JSON describes."""
+        found = {k: v for k, v in data.items() if k != "schema"}
+        rows = tuple(map(_row, found.pop("rows")))
+        return cls(**{**found, "dtypes": tuple(found["dtypes"])}, rows=rows)
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    lists = {name: tuple(data[name]) for name in ("operations", "limits")}
+    return Row(**{**data, **lists, "cells": tuple(map(_cell, data["cells"]))})
+
+
+def _cell(data: Mapping[str, Any]) -> Cell:
+    violations = tuple(Violation(**{**v, "confirmation": Confirmation(v["confirmation"])}) for v in data["violations"])
+    following = tuple(data["following"])
+    return Cell(**{**data, "state": State(data["state"]), "violations": violations, "following": following})

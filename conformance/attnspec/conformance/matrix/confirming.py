@@ -1,0 +1,94 @@
+"""A violation without attnspec: the program that shows it is run before the violation is listed."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnspec.conformance.judging.results import Result
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.matrix.cells import Confirmation
+from attnspec.conformance.matrix.program import SAYS
+from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH
+
+SECONDS = 600.0
+"""After which the search for a program ends."""
+
+ENDED = (Reason.CRASHED, Reason.HUNG)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of a confirmation."""
+
+    confirmation: Confirmation
+    why: str = ""
+    program: str = ""
+
+
+def confirmed(result: Result, plain: bool, device: str, hang_after: float, title: str) -> Told:
+    """Make a program of a violation that needs the library alone, and run it in a process of its own."""
+    assert result.counterexample is not None
+    if not plain:
+        return Told(Confirmation.NO_PROGRAM, "the row has no program of its own")
+    question = {
+        "snippet": result.counterexample["snippet"],
+        "law": result.law,
+        "operation": result.operation,
+        "dtype": result.dtype,
+        "reason": str(result.reason),
+        "device": device,
+        "title": title,
+    }
+    with tempfile.TemporaryDirectory(prefix="attnspec-confirm-") as name:
+        folder = Path(name)
+        answer = _asked(folder, question)
+        if "program" not in answer:
+            return Told(Confirmation.NO_PROGRAM, str(answer["why"]))
+        program = str(answer["program"])
+        (folder / "program.py").write_text(program, encoding="utf-8")
+        why = _run(folder, result.reason in ENDED, hang_after)
+    return Told(Confirmation.NOT_CONFIRMED if why else Confirmation.CONFIRMED, why, program)
+
+
+def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """The program, or why there is none, from the process that replays the law."""
+    asked, answer = folder / "question.json", folder / "answer.json"
+    asked.write_text(json.dumps(question), encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.matrix.tracing", str(asked), str(answer)]
+    done = _process(command, folder, SECONDS)
+    if not answer.exists():
+        how = "did not end" if done is None else f"ended with status {done.returncode}"
+        return {"why": f"the process that looks for the calls {how}"}
+    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return found
+
+
+def _run(folder: Path, ends: bool, hang_after: float) -> str:
+    """Nothing if the program shows the violation; else what it did. ``ends`` says that it is to end its process."""
+    done = _process([sys.executable, "program.py"], folder, 3 * hang_after if ends else SECONDS)
+    if done is None:
+        return "" if ends else f"the program did not end within {SECONDS:g} s"
+    if ends:
+        return "" if done.returncode < 0 else f"the program ended with status {done.returncode}"
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    if done.returncode == 1 and last.startswith(SAYS):
+        return ""
+    said = last if done.returncode == 0 else (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+    return f"the program ended with status {done.returncode}: {said}"
+
+
+def _process(command: list[str], folder: Path, seconds: float) -> "subprocess.CompletedProcess[str] | None":
+    """A process that has ended; None if it did not within so many seconds."""
+    environment = {**os.environ, **ONE_THREAD, **SAFE_PATH}
+    try:
+        return subprocess.run(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None

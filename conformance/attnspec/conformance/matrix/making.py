@@ -1,0 +1,253 @@
+"""Making a matrix: every row is judged as any backend is, and what violates is confirmed by a program of its own."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+
+from rich.console import Console
+
+from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_number
+from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Confirmation, Matrix, Row, State, Violation
+from attnspec.conformance.matrix.confirming import confirmed
+from attnspec.conformance.matrix.messages import without_places
+from attnspec.conformance.matrix.rows import Library, Probed, probed
+from attnspec.conformance.reporting.messages import by_cause
+from attnspec.conformance.reporting.report import Report, in_common, versions
+from attnspec.conformance.running.checking import run
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.settings import Settings
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import DEFAULTS
+from attnspec.spec.contract.semantics import QUESTIONS
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The dtypes at which a row offers the same: these operations, with their gradients or without."""
+
+    dtypes: tuple[str, ...]
+    operations: tuple[str, ...]
+    gradients: bool
+
+
+class Maker:
+    """One matrix on its way; ``settings`` are those of every row."""
+
+    def __init__(self, library: Library, settings: Settings, workers: int, console: Console) -> None:
+        self.library, self.settings, self.workers, self.console = library, settings, workers, console
+        self.interrupted = False
+
+    def make(self) -> Matrix:
+        """Judge every row; Ctrl-C ends that, and what was judged is there. :class:`BackendError` for no device."""
+        started = time.monotonic()
+        rows: list[Row] = []
+        found: list[Probed] = []
+        count = len(self.library.rows)
+        try:
+            self.console.print(f"calling {count} rows of {self.library.name} once at every dtype", highlight=False)
+            found = probed(self.library, self.settings.device, self.workers, self._told)
+            for number, row in enumerate(found, 1):
+                name = row.contract.name if row.contract is not None else row.origin
+                self.console.print(f"row {number} of {count}: {name}", highlight=False, markup=False)
+                rows.append(self._row(row))
+                if self.interrupted:
+                    break
+        except KeyboardInterrupt:
+            self.interrupted = True
+        known = {row.origin for row in rows}
+        rest = found or [Probed(origin, None, None, error=INTERRUPTED) for origin in self.library.rows]
+        rows += [_unjudged(p, INTERRUPTED) for p in rest if p.origin not in known]
+        stated = versions()
+        shown = ("spec", "python", "platform", "attnspec", "numpy", self.library.package)
+        return Matrix(
+            self.library.name,
+            self.settings.device,
+            datetime.now(UTC).date().isoformat(),
+            self.settings.profile,
+            self.settings.seed,
+            round(time.monotonic() - started, 1),
+            self.interrupted,
+            {name: stated[name] for name in shown if name in stated},
+            tuple(d for d in DEFAULTS if any(d in p.contract.limits.dtypes for p in found if p.contract is not None)),
+            tuple(rows),
+        )
+
+    def _told(self, origin: str) -> None:
+        self.console.print(f"called {origin}", highlight=False, markup=False)
+
+    def _row(self, p: Probed) -> Row:
+        """A row that has been judged as far as it is offered."""
+        if p.contract is None:
+            return _unjudged(p, p.error)
+        results: list[Result] = []
+        for group in _groups(p):
+            try:
+                results += self._judged(p, group)
+            except BackendError as error:
+                return _unjudged(p, str(error))
+            if self.interrupted:
+                break
+        cells = [
+            self._cell(p, dtype, direction, [r for r in results if _concerns(r, dtype, direction)])
+            for dtype in p.contract.limits.dtypes
+            for direction in DIRECTIONS
+        ]
+        return replace(_unjudged(p, ""), cells=tuple(cells))
+
+    def _judged(self, p: Probed, group: Group) -> Sequence[Result]:
+        """The verdicts of a group, by the suite's own run."""
+        contract = p.contract
+        assert contract is not None
+        laws = () if group.gradients else tuple(i for i, law in LAWS.items() if not law.gradients)
+        settings = replace(
+            self.settings, operations=group.operations, dtypes=group.dtypes, laws=laws, hang_after=p.hang_after
+        )
+        cases = len(group.operations) * len(group.dtypes)
+        done = run(
+            p.origin,
+            settings,
+            workers=max(1, min(self.workers, cases)),
+            console=self.console,
+            make_plan=lambda: Plan.of(contract, settings),
+        )
+        self.interrupted |= done.broken_off is not None
+        return Report.of(done.plan, done.verdicts, settings, 0.0, broken_off=done.broken_off).results
+
+    def _cell(self, p: Probed, dtype: str, direction: str, results: Sequence[Result]) -> Cell:
+        """A cell from its verdicts, and from what the library refused."""
+        contract = p.contract
+        assert contract is not None
+        refused = {} if p.offers is None else _refused(p.offers.get(dtype, {}), direction)
+        offered = [name for name in contract.operations if name not in refused]
+        cell = Cell(dtype, direction, State.NOT_OFFERED)
+        if not offered:
+            return replace(cell, reason=without_places("; ".join(dict.fromkeys(refused.values()))))
+        stopped = [r for r in results if r.message.startswith(UNJUDGED)]
+        judged = [r for r in results if r.judged and r not in stopped]
+        causes, following = by_cause(r for r in judged if r.violates)
+        lost = any(r.interrupted for r in results) or (self.interrupted and not results)
+        why = INTERRUPTED if lost else stopped[0].message.removeprefix(UNJUDGED) if stopped else ""
+        if not judged and not why:
+            why = "no law of the profile concerns it"
+        return replace(
+            cell,
+            state=self._state(p, bool(causes), bool(why), offered),
+            reason=why,
+            partly={name: without_places(reason) for name, reason in refused.items()},
+            violations=tuple(self._violation(p, r) for r in causes),
+            following=tuple(dict.fromkeys(r.law for r in following)),
+            held=sum(r.status is Status.PASSED for r in judged),
+            examples=sum(r.examples for r in judged),
+            error_ratio=json_number(max((r.error_ratio for r in judged), default=0.0)),
+        )
+
+    @staticmethod
+    def _state(p: Probed, violates: bool, lacking: bool, offered: Sequence[str]) -> State:
+        if violates:
+            return State.VIOLATES
+        if lacking:
+            return State.NOT_JUDGED
+        return State.DEVIATES if _differing(p, offered) else State.CONFORMS
+
+    def _violation(self, p: Probed, r: Result) -> Violation:
+        """A violation, after a program without attnspec was run to confirm it."""
+        found = Violation(
+            r.operation,
+            r.law,
+            LAWS[r.law].statement,
+            str(r.reason or r.status),
+            without_places(r.message),
+            {} if r.counterexample is None else r.counterexample["arguments"],
+            Confirmation.NO_PROGRAM,
+        )
+        if r.counterexample is None:
+            return replace(found, why="no input is known that shows it")
+        self.console.print(f"confirming {r.law} by {r.operation} ({r.dtype})", highlight=False, markup=False)
+        title = f"{self.library.name} {versions().get(self.library.package, '')}".strip()
+        told = confirmed(r, p.plain, self.settings.device, p.hang_after, title)
+        return replace(found, confirmation=told.confirmation, why=told.why, program=told.program)
+
+
+def _concerns(r: Result, dtype: str, direction: str) -> bool:
+    return r.dtype in (dtype, BOOLEAN, DEFAULT) and LAWS[r.law].gradients == (direction == "backward")
+
+
+def _refused(offers: Mapping[str, Mapping[str, str | None]], direction: str) -> dict[str, str]:
+    return {name: reason for name, both in offers.items() if (reason := both[direction]) is not None}
+
+
+def _groups(p: Probed) -> list[Group]:
+    """What there is to judge of a row; everything where its first calls did not come to an end."""
+    contract = p.contract
+    assert contract is not None
+    found: dict[tuple[str, bool], list[str]] = defaultdict(list)
+    for dtype in contract.limits.dtypes:
+        for name in contract.operations:
+            if dtype not in contract.limits.dtypes_for(name):
+                continue
+            offer = None if p.offers is None else p.offers[dtype][name]
+            if offer is None or offer["forward"] is None:
+                found[name, offer is None or offer["backward"] is None].append(dtype)
+    groups: dict[tuple[tuple[str, ...], bool], list[str]] = defaultdict(list)
+    for (name, gradients), dtypes in found.items():
+        groups[tuple(dtypes), gradients].append(name)
+    return [Group(dtypes, tuple(names), gradients) for (dtypes, gradients), names in groups.items()]
+
+
+def _differing(p: Probed, names: Sequence[str]) -> dict[str, str]:
+    """The declared choices that are not the normative ones, of the questions that concern these operations."""
+    assert p.contract is not None
+    found = {}
+    for question in QUESTIONS.values():
+        concerned = [n for n in names if question.concerns(OPERATIONS[n])]
+        declared = {n: str(getattr(p.contract.semantics[n], question.name)) for n in concerned}
+        if set(declared.values()) - {question.normative}:
+            choice = in_common(declared)
+            found[question.name] = (
+                choice if isinstance(choice, str) else ", ".join(f"{n}: {c}" for n, c in declared.items())
+            )
+    return found
+
+
+def _limits(p: Probed) -> tuple[str, ...]:
+    """Which inputs a row leaves out, as it declares."""
+    assert p.contract is not None
+    limits = p.contract.limits
+    own = [f for f in fields(limits) if f.name not in ("dtypes", "devices")]
+    return tuple(
+        f"{f.name.replace('_', ' ')}: {_plain(getattr(limits, f.name))}"
+        for f in own
+        if getattr(limits, f.name) != f.default
+    )
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _unjudged(p: Probed, reason: str) -> Row:
+    """A row of which nothing is judged, and why."""
+    if p.contract is None:
+        cells = tuple(Cell(d, x, State.NOT_JUDGED, reason) for d in DEFAULTS for x in DIRECTIONS)
+        return Row(p.origin.rpartition(".")[2], p.origin, (), (), {}, {}, {}, cells)
+    contract = p.contract
+    names = contract.operations
+    return Row(
+        contract.name,
+        p.origin,
+        names,
+        _limits(p),
+        _differing(p, names),
+        {d: " and ".join(dict.fromkeys(contract.precision.name(n, d) for n in names)) for d in contract.limits.dtypes},
+        dict(contract.notes),
+        tuple(Cell(d, x, State.NOT_JUDGED, reason) for d in contract.limits.dtypes for x in DIRECTIONS),
+    )

@@ -1,0 +1,10 @@
+"""Words of a matrix: without the places in files that differ from machine to machine."""
+
+import re
+
+_PLACES = re.compile(r",? ?(?:in|called by) \S+ \([^()]*:\d+\)|,? ?at \"[^\"]*\":\d+")
+
+
+def without_places(text: str) -> str:
+    """A message without the files and lines at which a library raised."""
+    return _PLACES.sub("", text)

@@ -1,0 +1,196 @@
+"""A matrix as people read it on a terminal and as Markdown."""
+
+import json
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Confirmation, Matrix, Row, State, Violation
+from attnspec.conformance.reporting.markup import table
+
+COLOURS = {
+    State.CONFORMS: "green",
+    State.DEVIATES: "yellow",
+    State.VIOLATES: "red",
+    State.NOT_OFFERED: "dim",
+    State.NOT_JUDGED: "magenta",
+}
+
+MAX_ARGUMENT = 160
+"""Characters of an argument that people are shown."""
+
+MAX_PROGRAM = 12_000
+"""Characters of the longest program that pages show; a longer one is in the JSON alone."""
+
+MEANINGS = {
+    State.CONFORMS: "every law of the profile holds",
+    State.DEVIATES: "every law holds with a declared choice that is not the normative one; the row names it",
+    State.VIOLATES: "a law does not hold; the input is below",
+    State.NOT_OFFERED: "the library refuses the call, with the reason below",
+    State.NOT_JUDGED: "there is no verdict, for the reason below",
+}
+
+
+def facts(matrix: Matrix) -> list[tuple[str, str]]:
+    """What the matrix was made with, and of."""
+    found = [
+        ("device", matrix.device),
+        ("date", matrix.date),
+        ("profile", matrix.profile),
+        ("seed", str(matrix.seed)),
+        *((name, text) for name, text in matrix.versions.items()),
+        ("cells", ", ".join(f"{count} {state}" for state, count in matrix.counts().items() if count)),
+    ]
+    return [*found, ("interrupted", "what has no verdict was not judged")] if matrix.interrupted else found
+
+
+def mark(cell: Cell) -> str:
+    """A cell in a word, with the number of its violations."""
+    count = len(cell.violations)
+    return f"{cell.state} ({count})" if count > 1 else str(cell.state)
+
+
+def remarks(matrix: Matrix, row: Row) -> Iterator[tuple[str, str]]:
+    """What the verdicts of a row say nothing of, and what it declares, each with its title."""
+    yield "operations", ", ".join(row.operations) or "unknown"
+    for question, choice in row.deviations.items():
+        yield f"deviates in {question}", choice
+    if row.limits:
+        yield "limits", "; ".join(row.limits)
+    if row.precision:
+        yield "precision", ", ".join(row.precision.values())
+    yield from row.notes.items()
+    for state in (State.NOT_OFFERED, State.NOT_JUDGED):
+        for reason, where in by_reason(matrix, row, state).items():
+            yield str(state), f"{where}: {reason}"
+    for cell in row.cells:
+        for operation, reason in cell.partly.items():
+            yield "refused", f"{operation} ({cell.dtype}, {cell.direction}): {reason}"
+
+
+def by_reason(matrix: Matrix, row: Row, state: State) -> dict[str, str]:
+    """Where a row is in a state, by reason."""
+    found: dict[str, list[Cell]] = {}
+    for cell in row.cells:
+        if cell.state is state:
+            found.setdefault(cell.reason, []).append(cell)
+    return {reason: _where(matrix, cells) for reason, cells in found.items()}
+
+
+def _where(matrix: Matrix, cells: list[Cell]) -> str:
+    dtypes = {d: [c.dtype for c in cells if c.direction == d] for d in DIRECTIONS}
+    every = {d: "every dtype" if len(found) == len(matrix.dtypes) else ", ".join(found) for d, found in dtypes.items()}
+    if every["forward"] == every["backward"]:
+        return every["forward"]
+    return "; ".join(f"{d} {text}" for d, text in every.items() if text)
+
+
+def said(violation: Violation) -> str:
+    """Whether a violation is confirmed, in a sentence."""
+    if violation.confirmation is Confirmation.CONFIRMED:
+        return "Confirmed: a program without attnspec exits with 1."
+    if violation.confirmation is Confirmation.NOT_CONFIRMED:
+        return f"Not confirmed by a program without attnspec: {violation.why}."
+    return f"No program without attnspec shows it: {violation.why}."
+
+
+def inputs(violation: Violation) -> list[str]:
+    """The arguments of the smallest input, a line for each."""
+    return [f"{name} = {_short(value)}" for name, value in violation.arguments.items()]
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
+        return f"an array of shape {tuple(value['shape'])}, {value['dtype']}"
+    text = json.dumps(value)
+    return text if len(text) <= MAX_ARGUMENT else text[:MAX_ARGUMENT] + " …"
+
+
+# The terminal ---------------------------------------------------------------------------------------------------------
+
+
+def print_matrix(matrix: Matrix, console: Console) -> None:
+    """The table, remarks, every violation, and what it was made with."""
+    shown = Table(title=matrix.title, title_style="bold", box=SIMPLE_HEAD)
+    shown.add_column("row", overflow="fold")
+    for dtype in matrix.dtypes:
+        for direction in DIRECTIONS:
+            shown.add_column(f"{dtype}\n{direction}", overflow="fold")
+    for row in matrix.rows:
+        cells = [row.cell(dtype, direction) for dtype in matrix.dtypes for direction in DIRECTIONS]
+        shown.add_row(Text(row.name), *(Text(mark(c), style=COLOURS[c.state]) for c in cells))
+    console.print(shown)
+    for row in matrix.rows:
+        console.print(Text(row.name, style="bold"))
+        for title, text in remarks(matrix, row):
+            console.print(Text(f"  {title}: {text}"), soft_wrap=True)
+    for row, cell, violation in matrix.violations():
+        console.print(Text(f"\n{_heading(row, cell, violation)}", style="red"), soft_wrap=True)
+        lines = [violation.statement, violation.message, *inputs(violation), said(violation)]
+        console.print(Text("\n".join(f"  {line}" for line in lines)), soft_wrap=True)
+        if cell.following and violation is cell.violations[-1]:
+            console.print(Text(f"  {_following(cell)}"), soft_wrap=True)
+    console.print("\n" + "\n".join(f"{name}: {text}" for name, text in facts(matrix)), highlight=False, markup=False)
+
+
+def _heading(row: Row, cell: Cell, violation: Violation) -> str:
+    return f"{row.name}: {violation.law} is violated by {violation.operation} ({cell.dtype}, {cell.direction})"
+
+
+def _following(cell: Cell) -> str:
+    return f"These may hold once that is right: {', '.join(cell.following)}."
+
+
+# Markdown -------------------------------------------------------------------------------------------------------------
+
+
+def as_markdown(matrix: Matrix) -> str:
+    """The matrix as Markdown."""
+    sections = [f"{'#' * level} {title}\n\n{text}" if level else text for level, title, text in parts(matrix)]
+    return "\n\n".join([f"# {matrix.title}", *sections]) + "\n"
+
+
+def parts(matrix: Matrix) -> Iterator[tuple[int, str, str]]:
+    """The sections of the matrix: level (0 for none), title, Markdown."""
+    made = f"`attnspec matrix {matrix.library}` made this page; nothing in it is written by hand."
+    yield 0, "", made
+    yield 0, "", table(("", ""), [(name, _code_free(text)) for name, text in facts(matrix)])
+    for direction in DIRECTIONS:
+        header = ("row", *matrix.dtypes)
+        lines = [(_code_free(r.name), *(mark(r.cell(d, direction)) for d in matrix.dtypes)) for r in matrix.rows]
+        yield 2, direction.capitalize(), table(header, lines)
+    yield 2, "What the words mean", "\n".join(f"- {state}: {text}." for state, text in MEANINGS.items())
+    found = list(matrix.violations())
+    yield 2, "Violations", "None." if not found else f"{len(found)}, each at the smallest input that was found."
+    for row, cell, violation in found:
+        yield 3, _code_free(_heading(row, cell, violation)), _violation(cell, violation)
+    yield 2, "Rows", "What each declares, and what the library refuses."
+    for row in matrix.rows:
+        items = [f"- {_code_free(title)}: {_code_free(text)}" for title, text in remarks(matrix, row)]
+        yield 3, _code_free(row.name), "\n".join(items)
+
+
+def _violation(cell: Cell, violation: Violation) -> str:
+    lines = [
+        _code_free(violation.statement),
+        f"{_code_free(violation.message)}.".replace("..", "."),
+        "```text\n" + "\n".join(inputs(violation)) + "\n```",
+        _code_free(said(violation)),
+    ]
+    if violation.program and len(violation.program) <= MAX_PROGRAM:
+        lines.append(f"```python\n{violation.program}```")
+    elif violation.program:
+        lines.append(f"The program has {len(violation.program):,} characters: it is in the JSON.")
+    if cell.following and violation is cell.violations[-1]:
+        lines.append(_following(cell))
+    return "\n\n".join(lines)
+
+
+def _code_free(text: str) -> str:
+    """Text in which nothing is a mark."""
+    for character in "\\`*_<[|#":
+        text = text.replace(character, f"\\{character}")
+    return text

@@ -1,0 +1,164 @@
+"""Finding the call that shows a violation: the law is replayed, and what it calls is written down.
+
+``python -m attnspec.conformance.matrix.tracing QUESTION ANSWER`` reads a violation from the file QUESTION and writes a
+program, or why there is none, to the file ANSWER.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.matrix.messages import without_places
+from attnspec.conformance.matrix.program import Call, program
+from attnspec.conformance.running.loading import contract_of, load
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.tree import flatten, mapped
+
+SEVERAL = "the law compares numbers that it computes from the results of several calls"
+OTHER = "the law is about what attnspec's side of the row declares or accepts"
+
+
+class Replayed(NamedTuple):
+    """What a snippet of a report replays."""
+
+    origin: str
+    arguments: dict[str, Any]
+    seed: int
+
+
+class Recorder:
+    """A backend whose calls are written down."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.calls: list[Call] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        return self._recorded(name, found) if name in OPERATIONS else found
+
+    def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        names = OPERATIONS[name].call.names
+
+        def call(*positional: Any, **keywords: Any) -> Any:
+            given = {**dict(zip(names, positional, strict=False)), **keywords}
+            return self._kept(given, lambda: function(*positional, **keywords), None)
+
+        return call
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> Any:
+        """The gradients, written down."""
+        return self._kept(arguments, lambda: self._backend.vjp(operation, arguments, cotangent), cotangent)
+
+    def pullback(
+        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    ) -> tuple[Any, Callable[[Any], Any]]:
+        """The result and its backward pass, each written down."""
+        passes: list[Callable[[Any], Any]] = []
+
+        def forward() -> Any:
+            result, backward = self._backend.pullback(operation, arguments, wanted)
+            passes.append(backward)
+            return result
+
+        result = self._kept(arguments, forward, None)
+        return result, lambda cotangent: self._kept(arguments, lambda: passes[0](cotangent), cotangent)
+
+    def _kept(self, arguments: Mapping[str, Any], call: Callable[[], Any], cotangent: Any) -> Any:
+        given = {name: mapped(x, lambda _, a: self._array(a), name) for name, x in arguments.items()}
+        weights = None if cotangent is None else tuple(map(self._array, flatten(cotangent).values()))
+        found = call_safely(call)
+        if isinstance(found, Raised):
+            self.calls.append(Call(given, {}, weights, found.message))
+            raise found.error
+        arrays = found if isinstance(found, dict) else flatten(found)
+        self.calls.append(Call(given, {path: self._array(x) for path, x in arrays.items()}, weights))
+        return found
+
+    def _array(self, x: Any) -> Any:
+        if x is None or isinstance(x, bool | int | float | str):
+            return x
+        found = call_safely(lambda: np.asarray(self._backend.to_numpy(x)))
+        return x if isinstance(found, Raised) else found
+
+
+def replayed(snippet: str) -> Replayed:
+    """The call of a snippet, which is not made."""
+    found: list[Replayed] = []
+
+    def replay(origin: str, law: str, name: str, dtype: str, arguments: dict[str, Any], **how: Any) -> int:
+        found.append(Replayed(origin, arguments, how["seed"]))
+        return 1
+
+    def call(origin: str, name: str, **arguments: Any) -> Any:
+        arguments.pop("device", None)
+        found.append(Replayed(origin, arguments, 0))
+        raise SystemExit(1)
+
+    with patch.multiple("attnspec.conformance", create=True, replay=replay, call=call, load=str):
+        call_safely(lambda: exec(snippet, {}))
+    return found[0]
+
+
+def answered(question: Mapping[str, Any]) -> dict[str, str]:
+    """The program that shows a violation, or why there is none."""
+    given = replayed(question["snippet"])
+    name, dtype, law = question["operation"], question["dtype"], LAWS[question["law"]]
+    backend = load(given.origin)
+    contract = contract_of(backend, given.origin)
+    heading = f"{question['title']}, {contract.name}, {name} ({dtype})\n{law.id}: {law.statement}"
+    plain = backend.plain(name, device=question["device"])
+    reason = question["reason"]
+    if reason in (Reason.CRASHED, Reason.HUNG):
+        return {"program": program(heading, plain, Call(Arguments(OPERATIONS[name], given.arguments).passed, {}))}
+    recorder = Recorder(backend)
+    subject = Subject(recorder, contract, OPERATIONS[name], dtype, question["device"])
+    violation, *_ = attempt(subject, CHECKS[law.id], Arguments(OPERATIONS[name], given.arguments), given.seed)
+    if violation is None:
+        return {"why": "the law holds when it is replayed"}
+    if reason == Reason.RAISED:
+        raised = next((c for c in reversed(recorder.calls) if c.error), None)
+        return {"why": OTHER} if raised is None else {"program": program(heading, plain, raised)}
+    if reason != Reason.VALUE or violation.expected is None:
+        return {"why": OTHER}
+    return _compared(heading, plain, recorder.calls, violation)
+
+
+def _compared(heading: str, plain: str, calls: list[Call], violation: Violation) -> dict[str, str]:
+    """The program of the last call whose numbers are those that the law found wrong."""
+    got = np.asarray(violation.got)
+    for call in reversed(calls):
+        for path, array in call.arrays.items():
+            if isinstance(array, np.ndarray) and array.shape == got.shape and _equal(array, got):
+                budget = 0.0 if violation.budget is None else violation.budget
+                shown = f"{heading}\n{without_places(violation.message)}"
+                return {"program": program(shown, plain, call, path=path, expected=violation.expected, budget=budget)}
+    return {"why": SEVERAL}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    one, other = (np.asarray(x).astype(np.float64) for x in (a, b))
+    return np.array_equal(one, other, equal_nan=True)
+
+
+def main() -> None:
+    """Answer the question in a file."""
+    question, answer = map(Path, sys.argv[1:3])
+    found = answered(json.loads(question.read_text(encoding="utf-8")))
+    answer.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""The matrix of a library: what becomes of its rows, how that is shown, and what the command refuses."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from html import unescape
+from importlib import resources
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnspec.conformance.matrix.cells import Confirmation, Matrix, State, Violation
+from attnspec.conformance.matrix.messages import without_places
+from attnspec.conformance.matrix.page import as_page
+from attnspec.conformance.matrix.program import Call, program
+from attnspec.conformance.matrix.showing import as_markdown, print_matrix, said
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "docs" / "matrix" / "torch.json"
+SCHEMA = json.loads(resources.files("attnspec.conformance.matrix").joinpath("matrix.schema.json").read_text())
+
+ENTRY_POINTS = """
+[attnspec.matrices]
+fake = fake_rows
+broken = no_such_module
+"""
+
+ROWS = '''
+import os
+
+import numpy as np
+
+PACKAGE = "fake"
+ROWS = ("fake_rows:Right", "fake_rows:Wrong", "fake_rows:Absent", "fake_rows:Dying")
+
+PLAIN = """
+import numpy as np
+
+
+def array(given, dtype):
+    return np.asarray(given, dtype)
+
+
+def numbers(x):
+    return np.asarray(x, np.float64)
+
+
+def gradients(results, arguments, cotangents):
+    query, key = arguments
+    return cotangents[0] @ key, np.swapaxes(cotangents[0], -1, -2) @ query
+
+
+def call(query, key):
+    return FACTOR * query @ np.swapaxes(key, -1, -2)
+"""
+
+
+def devices():
+    return ("cpu",)
+
+
+class Right:
+    name = "right"
+    limits = {"dtypes": ("float32",), "broadcasting": False}
+
+    def dot_scores(self, query, key):
+        if min(query.ndim, key.ndim) < 2 or query.shape[-1] != key.shape[-1] or query.shape[:-2] != key.shape[:-2]:
+            raise ValueError("shapes differ")
+        return query @ np.swapaxes(key, -1, -2)
+
+
+class Wrong(Right):
+    name = "wrong"
+
+    def dot_scores(self, query, key):
+        return np.float32(1.5) * super().dot_scores(query, key)
+
+    def plain(self, operation, *, device):
+        return PLAIN.replace("FACTOR", "np.float32(1.5)")
+
+
+class Absent(Right):
+    name = "absent"
+
+    def dot_scores(self, query, key):
+        raise NotImplementedError("no kernel for this machine")
+
+
+class Dying(Right):
+    name = "dying"
+
+    def dot_scores(self, query, key):
+        os._exit(3)
+'''
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """A place where a library is installed that registers a matrix."""
+    info = folder / "fake-1.5.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1.5\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    (folder / "fake_rows.py").write_text(ROWS, encoding="utf-8")
+    return {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "300"}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "attnspec.conformance.cli", "matrix", *arguments]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+    """The matrix of a library with one row that is right, one wrong, one absent and one that dies."""
+    folder = tmp_path_factory.mktemp("matrix")
+    files = [f"--{name}={folder / f'fake.{name}'}" for name in ("json", "markdown", "html")]
+    done = subprocess.run(
+        command("fake", "--workers", "2", *files),
+        env=environment(folder), cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return folder, done
+
+
+def matrix(folder: Path) -> Matrix:
+    return Matrix.from_json(json.loads((folder / "fake.json").read_text(encoding="utf-8")))
+
+
+def test_a_matrix_is_made_whatever_it_shows(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    folder, done = made
+    assert done.returncode == 0, done.stderr
+    states = {row.name: [str(c.state) for c in row.cells] for row in matrix(folder).rows}
+    assert states == {
+        "right": ["conforms", "not offered"],
+        "wrong": ["violates", "not offered"],
+        "absent": ["not offered", "not offered"],
+        "dying": ["violates", "not judged"],
+    }
+
+
+def test_the_reason_is_the_librarys_own(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    absent = matrix(made[0]).rows[2]
+    assert absent.cells[0].reason == "NotImplementedError: no kernel for this machine"
+    assert matrix(made[0]).rows[0].cells[1].reason == "the row has no gradients"
+    assert matrix(made[0]).rows[0].limits == ("broadcasting: no",)
+
+
+def test_a_violation_is_confirmed_without_attnspec(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    folder, _ = made
+    violation = matrix(folder).rows[1].cells[0].violations[0]
+    assert violation.law == "operation.oracle"
+    assert violation.confirmation is Confirmation.CONFIRMED
+    assert set(violation.arguments) == {"query", "key"}
+    assert "attnspec" not in violation.program
+    (folder / "program.py").write_text(violation.program, encoding="utf-8")
+    again = subprocess.run([sys.executable, "-I", folder / "program.py"], capture_output=True, text=True, check=False)
+    assert again.returncode == 1, again.stderr
+    right = violation.program.replace("np.float32(1.5)", "np.float32(1)")
+    (folder / "program.py").write_text(right, encoding="utf-8")
+    assert subprocess.run([sys.executable, "-I", folder / "program.py"], check=False).returncode == 0
+
+
+def test_a_row_that_dies_is_shown_with_its_input(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    violations = matrix(made[0]).rows[3].cells[0].violations
+    assert {v.reason for v in violations} == {"crashed"}
+    assert violations[0].confirmation is Confirmation.NO_PROGRAM
+    assert said(violations[0]) == "No program without attnspec shows it: the row has no program of its own."
+
+
+def test_every_form_comes_from_the_same_data(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    folder, done = made
+    data = json.loads((folder / "fake.json").read_text(encoding="utf-8"))
+    jsonschema.validate(data, SCHEMA)
+    found = Matrix.from_json(data)
+    assert found.as_text() == (folder / "fake.json").read_text(encoding="utf-8")
+    assert as_markdown(found) == (folder / "fake.markdown").read_text(encoding="utf-8")
+    assert as_page(found) == (folder / "fake.html").read_text(encoding="utf-8")
+    text = StringIO()
+    print_matrix(found, Console(file=text, width=300))
+    assert text.getvalue().split() == done.stdout.split()
+    for form in (done.stdout, as_markdown(found), unescape(as_page(found))):
+        for said_of in ("1.5", found.date, "quick", "no kernel for this machine", "operation.oracle"):
+            assert said_of.replace("_", r"\_") in form or said_of in form, said_of
+
+
+def test_progress_is_shown(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    stderr = made[1].stderr
+    assert "row 2 of 4: wrong" in stderr
+    assert "confirming operation.oracle by dot_scores (float32)" in stderr
+
+
+def test_ctrl_c_reports_what_was_judged(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("fake", "--workers", "1", f"--json={tmp_path / 'fake.json'}"),
+        env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("row 2"):
+            break
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert stderr.endswith("attnspec: interrupted; the matrix has what was judged\n")
+    found = matrix(tmp_path)
+    assert found.interrupted
+    assert found.rows[0].cells[0].state is State.CONFORMS
+    assert found.rows[3].cells[0].state is State.NOT_JUDGED
+    assert found.rows[3].cells[0].reason == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "matrix: expected one of broken, fake, torch; got 'nothing'"),
+        (["broken"], "matrix 'broken': cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        (["fake", "--device", "banana"], "--device: expected one of cpu; got 'banana'"),
+        (["fake", "--device", "cuda:1"], "--device: expected one of cpu; got 'cuda:1'"),
+        (["fake", "--profile", "slow"], "--profile: expected one of quick, full, release; got 'slow'"),
+        (["fake", "--workers", "0"], "--workers: expected at least 1; got 0"),
+        (
+            ["fake", "--json", "nowhere/x"],
+            "--json: expected a file that can be written; got 'nowhere/x': No such file or directory",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = subprocess.run(
+        command(*arguments), env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"attnspec: {message}"
+    assert done.stdout == ""
+
+
+def test_messages_name_no_places() -> None:
+    text = "raised E: why, in f (a/b.py:3), called by g (c.py:4)"
+    assert without_places(text) == "raised E: why"
+
+
+def test_a_program_that_fails_by_itself_confirms_nothing(tmp_path: Path) -> None:
+    plain = (
+        "def array(given, dtype):\n    return given\n\n\ndef numbers(x):\n    return x\n\n\ndef call(x):\n    return x"
+    )
+    call = Call({"x": np.ones(2)}, {"result": np.ones(2)})
+    for expected, status in ((np.ones(2), 0), (np.zeros(2), 1), (np.full(2, np.nan), 1)):
+        text = program("title", plain, call, path="result", expected=expected, budget=0.5)
+        (tmp_path / "program.py").write_text(text, encoding="utf-8")
+        done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+        assert done.stdout.splitlines()[-1].startswith("violates: ") == bool(status)
+
+
+# PyTorch --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def committed() -> Matrix:
+    return Matrix.from_json(json.loads(COMMITTED.read_text(encoding="utf-8")))
+
+
+def test_the_committed_pages_equal_their_data(committed: Matrix) -> None:
+    jsonschema.validate(json.loads(COMMITTED.read_text(encoding="utf-8")), SCHEMA)
+    assert committed.as_text() == COMMITTED.read_text(encoding="utf-8")
+    assert as_markdown(committed) == COMMITTED.with_suffix(".md").read_text(encoding="utf-8")
+    assert as_page(committed) == COMMITTED.with_suffix(".html").read_text(encoding="utf-8")
+
+
+def test_the_committed_matrix_has_every_row(committed: Matrix) -> None:
+    rows = pytest.importorskip("attnspec.backends.torch_native.matrix", reason="PyTorch is not installed").ROWS
+    assert tuple(row.origin for row in committed.rows) == rows
+    assert not committed.interrupted
+    assert State.NOT_JUDGED not in {c.state for row in committed.rows for c in row.cells}
+
+
+def test_the_page_asks_nothing_of_anybody(committed: Matrix) -> None:
+    page = as_page(committed)
+    assert not re.search(r"""(src|href)=["'](?!#)|@import|url\(|<script""", page)
+
+
+def test_every_violation_that_is_listed_was_tried_without_attnspec(committed: Matrix) -> None:
+    found: list[Violation] = [v for _, _, v in committed.violations()]
+    assert [v for v in found if v.confirmation is not Confirmation.CONFIRMED and not v.why] == []
+    assert [v.program for v in found if v.program and "attnspec" in v.program] == []
+
+
+OFFERED = {
+    "kernels:math": True, "kernels:flash": True, "kernels:efficient": False, "kernels:cudnn": False,
+    "kernels:overrideable": False, "flex:eager": True, "heads:slow_path": True, "heads:slow_path_with_weights": True,
+    "heads:fast_path": True, "heads:fast_path_with_weights": True, "layers:slow_encoder": True,
+    "layers:fast_encoder": True, "layers:decoder": True, "networks:rnn": True, "networks:gru": True,
+    "networks:lstm": True,
+}  # fmt: skip
+"""Whether PyTorch's CPU build answers a call; what has to be compiled first is judged by the matrix alone."""
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_a_row_answers_one_call_as_its_program_does(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from attnspec.conformance.judging.subject import Subject
+    from attnspec.conformance.laws.common import sample
+    from attnspec.conformance.matrix.rows import offers
+    from attnspec.conformance.running.loading import contract_of, load
+    from attnspec.spec import OPERATIONS
+    from attnspec.spec.contract.tree import flatten
+
+    backend = load(f"attnspec.backends.torch_native.{name}")
+    contract = contract_of(backend, name)
+    float32 = replace(contract, limits=replace(contract.limits, dtypes=("float32",)))
+    found = offers(backend, float32, "cpu")["float32"]
+    assert {o["forward"] is None for o in found.values()} == {OFFERED[name]}
+    for operation in contract.operations if OFFERED[name] else ():
+        subject = Subject(backend, contract, OPERATIONS[operation], "float32", "cpu")
+        given = subject.converted(sample(subject, np.random.default_rng(0), (2, 3), whole=True))
+        names: dict[str, Any] = {}
+        exec(backend.plain(operation, device="cpu"), names)
+        one, other = (flatten(call(**given)) for call in (getattr(backend, operation), names["call"]))
+        for x, y in zip(one.values(), other.values(), strict=True):
+            assert torch.equal(x, y) or bool((x.isnan() & y.isnan() | (x == y)).all())
+
+
+def test_a_kernel_that_is_forced_is_not_replaced() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from attnspec.backends.torch_native.kernels import efficient
+
+    x = torch.ones(2, 3, 4)
+    with pytest.raises(RuntimeError, match=r"No (viable|available)"):
+        efficient.scaled_dot_product_attention(x, x, x)
