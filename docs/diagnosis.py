@@ -124,8 +124,8 @@ What `attnspec check` says of a backend whose numbers are wrong, tried on backen
 with them. A diagnosis names a known defect only if its numbers are those of the backend on every input that was
 compared, within the budgets, the inputs among them on which the backend is right: [how](verdicts.md#diagnosis).
 
-Every mutant is tried on the first operation that it concerns, in the profile that convicts it at seed 0, as convicted
-by the laws that it is assigned. Made by `python docs/diagnosis.py`; what it found is in
+Mutants are tried on the first operation that they concern, in the profile that convicts them at seed 0, as convicted by
+the laws that they are assigned. Made by `python docs/diagnosis.py`; what it found is in
 [diagnosis.json](diagnosis.json).
 """
 
@@ -134,7 +134,7 @@ ALONE = """
 
 Each mutant once more, with its own entry left out of the known defects. Some mutants are one defect under several
 names, since each chapter has its own; a mutant whose numbers are the same on all inputs is then named in its place.
-With these left out as well, what is left names nothing, or a precision class.
+With these left out as well, few are named: by a choice, a factor or a precision class that gives the same.
 """
 
 OTHER = """
@@ -159,8 +159,9 @@ def of_mutants(own: Mapping[str, Outcome]) -> list[str]:
     named = {name: x for name, x in own.items() if x["found"]}
     otherwise = {name: x for name, x in named.items() if name not in x["found"]["same"]}
     missed = [name for name, x in seen.items() if not x["found"]]
+    sample = "" if len(own) == len(MUTANTS) else f", a random sample of {len(MUTANTS)}"
     return [
-        f"Of {len(own)} of {len(MUTANTS)} mutants, {len(seen)} gave wrong numbers on the inputs that were looked at. "
+        f"Of {len(own)} mutants{sample}, {len(seen)} gave wrong numbers on the inputs that were looked at. "
         f"{len(named)} are named, {share(len(named), len(seen))} of these and {share(len(named), len(own))} of all: "
         f"{len(named) - len(otherwise)} by their own entry or one that gives the same on all inputs, and",
         "",
