@@ -58,7 +58,9 @@ HARNESS = Harness(
     "the largest error at most twice that of the formula in the half dtype, plus 1e-5",
     {
         "float16, 4 × 6 heads, 1,024 × 1,024, d = 64": lambda: inputs(torch.float16, 1024, 1024),
-        "bfloat16, 1 of 4 × 6 heads, 2,048 × 2,048, d = 128": lambda: inputs(torch.bfloat16, 2048, 2048, batch=1, features=128),
+        "bfloat16, 1 of 4 × 6 heads, 2,048 × 2,048, d = 128": lambda: inputs(
+            torch.bfloat16, 2048, 2048, batch=1, features=128
+        ),
         "bfloat16, 1 of 8 × 9 heads, 1,023 × 1,024, d = 128, causal": lambda: inputs(
             torch.bfloat16, 1023, 1024, batch=1, heads=9, features=128, causal=True
         ),

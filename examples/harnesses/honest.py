@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log2, e, sqrt
+from math import e, log2, sqrt
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ def pytorch(backend: SDPBackend) -> Callable[[Call], Tensor]:
     """One of PyTorch's own kernels; it raises `NotOffered` where there is none."""
 
     def output(call: Call) -> Tensor:
-        with sdpa_kernel(backend):
+        # PyTorch warns of why a kernel is not offered.
+        with sdpa_kernel(backend), catch_warnings(action="ignore"):
             try:
                 return scaled_dot_product_attention(
                     call.query, call.key, call.value, attn_mask=call.allowed, enable_gqa=True

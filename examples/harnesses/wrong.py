@@ -50,9 +50,7 @@ def first_half(call: Call) -> Call:
     """The first half of the rows; where it is causal, with the keys that they attend to."""
     rest = call.query.shape[-2] - call.query.shape[-2] // 2
     keys = call.key.shape[-2] - rest * call.causal
-    return replace(
-        call, query=call.query[..., :-rest, :], key=call.key[..., :keys, :], value=call.value[..., :keys, :]
-    )
+    return replace(call, query=call.query[..., :-rest, :], key=call.key[..., :keys, :], value=call.value[..., :keys, :])
 
 
 def half_mean(call: Call) -> Tensor:
@@ -64,6 +62,20 @@ def half_mean(call: Call) -> Tensor:
 def one_head(call: Call) -> Call:
     """The first head alone."""
     return replace(call, query=call.query[:, :1], key=call.key[:, :1], value=call.value[:, :1])
+
+
+def half_the_keys(call: Call) -> Tensor:
+    """Only the first half of the keys is read."""
+    keys = call.key.shape[-2] // 2
+    allowed = None if call.allowed is None else call.allowed[:, :keys]
+    return attention(call.query, call.key[..., :keys, :], call.value[..., :keys, :], allowed)
+
+
+def work_of_half_the_keys(call: Call) -> int:
+    """The operations of the pairs with the first half of the keys."""
+    n, keys = call.query.shape[-2], call.key.shape[-2] // 2
+    pairs = n * keys if call.allowed is None else int(call.allowed[:, :keys].sum())
+    return pairs * per_pair(call)
 
 
 def stale_row(call: Call) -> Tensor:
@@ -112,6 +124,7 @@ WRONG = (
         lambda call: first_half(call).work + work_of_mean(call),
         lambda call: call.query.shape[-2] > 1,
     ),
+    Wrong("the first half of the keys", half_the_keys, work_of_half_the_keys),
     Wrong(
         "the last row is that before it",
         stale_row,
@@ -119,7 +132,7 @@ WRONG = (
         lambda call: call.query.shape[-2] > 1,
     ),
     Wrong(
-        "without the last key",
+        "all keys but the last",
         dropped,
         lambda call: call.work - (1 if call.causal else call.query.shape[-2]) * per_pair(call),
     ),
