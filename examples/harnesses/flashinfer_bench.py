@@ -35,7 +35,7 @@ def accepts(output: Tensor, reference: Tensor) -> bool:
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
     """The verdict that takes the place of the rule: one query each, so that the heads of a group are its rows."""
     groups = (call.key.shape[1], -1)
-    query, rows = (x.squeeze(2).unflatten(1, groups) for x in (call.query, output))
+    query, rows = (torch.unflatten(x.squeeze(2), 1, groups) for x in (call.query, output))
     return judge("scaled_dot_product_attention", rows, query, call.key, call.value, precision=precision)
 
 

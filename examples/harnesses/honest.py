@@ -77,7 +77,7 @@ def online(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) ->
     scores = scored(query.float(), key.float(), allowed)
     largest = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     total, output = torch.zeros_like(largest), torch.zeros(*query.shape[:-1], value.shape[-1])
-    for s, v in zip(scores.split(TILE, -1), value.float().split(TILE, -2), strict=True):
+    for s, v in zip(torch.split(scores, TILE, -1), torch.split(value.float(), TILE, -2), strict=True):
         found = torch.maximum(largest, s.amax(-1, keepdim=True))
         # Of no key so far, nothing is kept.
         kept = torch.where(found == largest, 1.0, (largest - found).exp())

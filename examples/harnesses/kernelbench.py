@@ -44,8 +44,8 @@ HARNESS = Harness(
     ),
     "every number within 1e-4 absolute plus 1e-4 relative in float32, 1e-2 and 1e-2 in float16 and bfloat16",
     {
-        "float16, 1 of 32 × 32 heads, 512 × 512, d = 1,024": lambda: inputs(torch.float16, batch=1),
-        "float32, 1 of 32 × 32 heads, 512 × 512, d = 1,024": lambda: inputs(torch.float32, batch=1),
+        "float16, 1 of 32 × 8 of 32 heads, 512 × 512, d = 1,024": lambda: inputs(torch.float16, 1, 8),
+        "float32, 1 of 32 × 8 of 32 heads, 512 × 512, d = 1,024": lambda: inputs(torch.float32, 1, 8),
     },
     reference,
     accepts,

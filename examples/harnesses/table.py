@@ -1,4 +1,4 @@
-"""Make ``table.md``: which wrong attentions each harness accepts, and what ``judge`` says of them and of honest kernels."""
+"""Which wrong attentions each harness accepts, what ``judge`` says of them, and of honest kernels: ``table.md``."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

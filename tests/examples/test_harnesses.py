@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +18,7 @@ from examples.harnesses.honest import HONEST, Honest, NotOffered
 from examples.harnesses.table import HARNESSES, Name, tried
 from examples.harnesses.wrong import WRONG, Wrong
 
-from ..modules import ROOT
-
+ROOT = Path(__file__).parents[2]
 SDPA = "scaled_dot_product_attention"
 
 SMALL: dict[Name, Callable[[], Call]] = {
@@ -59,7 +59,7 @@ def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: Nam
         (hugging_face.accepts, torch.ones(10), 1e-2),
         (flashinfer_bench.accepts, torch.full((10,), 0.1), 1e-2),
         (flashinfer_bench.accepts, torch.full((10,), 10.0), 0.1),
-        (flash_attention.accepts, (torch.zeros(10), torch.full((10,), 0.1)), 0.2),
+        (flash_attention.accepts, (torch.zeros(10), 0.2), 0.2),
     ],
 )
 def test_how_far_off_one_number_may_be(accepts: Callable[..., bool], reference: Tensor, largest: float) -> None:
@@ -80,7 +80,7 @@ def test_gpu_mode_lets_one_in_twenty_miss() -> None:
 def test_numbers_in_8_bits_are_near() -> None:
     x = torch.randn(1000, dtype=torch.bfloat16)
     found = gpu_mode.quantized(x)
-    assert found.unique().numel() < 256
+    assert len(set(found.tolist())) < 256
     assert ((found - x.float()).abs() <= 2**-3 * x.float().abs() + 1e-4).all()
 
 
@@ -155,7 +155,7 @@ def test_operations_are_counted(causal: bool) -> None:
 def test_gpu_mode_takes_an_output_that_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "WRONG", WRONG[:2])
     monkeypatch.setattr(table, "HONEST", HONEST[:1])
-    found = tried(HARNESSES[Name.GPU_MODE], "one sequence", gpu_mode.inputs(1, 8192))
+    found = tried(HARNESSES[Name.GPU_MODE], "one sequence", gpu_mode.inputs(1, 4096, heads=4))
     assert found.cheapest is not None
     assert found.cheapest.name == "zeros"
     assert not found.cheapest.verdict
@@ -202,7 +202,7 @@ def test_sources_are_in_the_documentation() -> None:
     for harness in HARNESSES.values():
         assert re.fullmatch(r"[0-9a-f]{40}", harness.source.commit)
         assert [link for link in harness.source.links if link not in page] == []
-        assert harness.rule in page.replace("\n", " ")
+        assert harness.rule in " ".join(page.split())
 
 
 def test_where_nothing_wrong_is_accepted_the_page_says_so() -> None:
