@@ -46,8 +46,8 @@ TAKEN = """## Wrong attentions that `judge` takes
 
 An error that is smaller than every number's rounding does not show in one result.
 """
-LEGEND = """Each cell is what the rule says, and the largest error over its budget, which `judge` convicts above 1.
-"""
+LEGEND = """Each cell is what the rule says, and the largest error over its budget: above 1, `judge` convicts; × where it
+convicts what is within it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Found:
 
     @property
     def factor(self) -> str:
-        """The largest error over its budget."""
+        """The largest error over its budget; × where ``judge`` convicts what is within it."""
+        if self.verdict.worst is None and not self.verdict:
+            return "×"
         ratio = self.verdict.ratio if self.verdict.worst is None else self.verdict.worst.ratio
         return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}" if ratio < 1e6 else "∞"
 
@@ -122,7 +124,7 @@ def page(harnesses: Iterable[Harness], say: Callable[[str], None]) -> str:
     if taken:
         lines += ["", TAKEN, *head("harness", "inputs", "wrong attention", "error over budget")]
         lines += [row(name, title, f.name, f.factor) for name, title, f in taken]
-    lines += ["", "## All of them\n", LEGEND.rstrip()]
+    lines += ["", "## All of them\n", LEGEND]
     for name, of in settings.items():
         lines += ["", f"### {name}\n"]
         lines += matrix("wrong", [w.name for w in WRONG], of, [s.wrong for s in of], "—")

@@ -147,4 +147,4 @@ WRONG = (
         lambda call: call.causal,
     ),
 )
-"""In no order; `sorted` by their work, the first that a rule accepts is the cheapest."""
+"""Tried in the order of their work: the first that a rule accepts is the cheapest."""
