@@ -46,8 +46,8 @@ TAKEN = """## Wrong attentions that `judge` takes
 
 An error that is smaller than every number's rounding does not show in one result.
 """
-LEGEND = """Each cell is what the rule says, and the largest error over its budget: above 1, `judge` convicts; × where it
-convicts what is within it."""
+LEGEND = """Each cell is what the rule says, and the largest error over its budget: above 1, `judge` convicts; × where
+it convicts what is within it."""
 
 
 @dataclass(frozen=True)
