@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from examples.bahdanau import Bahdanau
+from examples.harnesses import table as rules
 from examples.model import Model
 from examples.picture import draw
 from examples.tasks import TASKS, Pairs, Task
@@ -64,6 +65,22 @@ def bahdanau(task: Tasks = None, steps: Steps = None, seed: Seed = 0, out: Out =
 def transformer(task: Tasks = None, steps: Steps = None, seed: Seed = 0, out: Out = Path()) -> None:
     """A transformer with two layers of encoder and decoder."""
     _run(Transformer, task, steps, seed, out)
+
+
+@app.command()
+def harnesses(
+    harness: Annotated[rules.Name | None, typer.Option(help="the harness; all if not given")] = None,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="the file for the page; printed if not given")
+    ] = None,
+) -> None:
+    """Which wrong attentions the rules of public harnesses accept, and what ``judge`` says of them."""
+    chosen = rules.HARNESSES.values() if harness is None else [rules.HARNESSES[harness]]
+    page = rules.page(chosen, Console(stderr=True, highlight=False).print)
+    if out is None:
+        typer.echo(page, nl=False)
+    else:
+        out.write_text(page, encoding="utf-8")
 
 
 def _run(kind: type[Bahdanau | Transformer], name: str | None, steps: int | None, seed: int, out: Path) -> None:

@@ -17,7 +17,8 @@ from attnspec.spec.contract.precision import CLASSES, MODIFIERS
 
 from .modules import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES += sorted(page for folder in ("docs", "examples") for page in (ROOT / folder).rglob("*.md"))
 
 
 def read(name: str) -> str:

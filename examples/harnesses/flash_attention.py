@@ -1,0 +1,75 @@
+"""flash-attention's tests: ``test_flash_attn_output`` and ``test_flash_attn_causal``."""
+
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from attnspec.conformance import judge
+from attnspec.conformance.harness.verdict import Verdict
+from examples.harnesses.harness import Call, Harness, Source, attention
+
+TIMES = 2
+MORE = 1e-5
+"""Where it is causal."""
+
+
+def inputs(
+    dtype: torch.dtype, rows: int, keys: int, batch: int = 4, heads: int = 6, features: int = 64, causal: bool = False
+) -> Call:
+    """Normal numbers; the last query attends to all keys."""
+    torch.manual_seed(0)
+    query = torch.randn(batch, heads, rows, features, dtype=dtype)
+    key, value = (torch.randn(batch, heads, keys, features, dtype=dtype) for _ in range(2))
+    return Call(query, key, value, causal)
+
+
+def reference(call: Call) -> tuple[Tensor, float]:
+    """The formula in float32, and the largest error that is allowed: that of the formula in the dtype of the inputs."""
+    exact = attention(call.query, call.key, call.value, call.allowed).to(call.query.dtype)
+    scores = call.query @ (call.key / sqrt(call.key.shape[-1])).mT
+    if call.allowed is not None:
+        scores = scores.masked_fill(~call.allowed, -torch.inf)
+    error = float((scores.softmax(-1) @ call.value - exact).abs().max())
+    return exact, TIMES * error + (MORE if call.causal else 0)
+
+
+def accepts(output: Tensor, reference: tuple[Tensor, float]) -> bool:
+    """The largest error is an allowed one."""
+    exact, allowed = reference
+    return float((output - exact).abs().max()) <= allowed
+
+
+def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
+    """The verdict that takes the place of the rule."""
+    return judge(
+        "scaled_dot_product_attention",
+        output,
+        *(call.query, call.key, call.value),
+        causal=call.causal,
+        semantics={"causal_alignment": "bottom-right"},
+        precision=precision,
+    )
+
+
+HARNESS = Harness(
+    "flash-attention, tests",
+    Source(
+        "Dao-AILab/flash-attention",
+        "0251105a2fb19d2957484b7f023cd8c115286ced",
+        ("tests/test_flash_attn.py",),
+    ),
+    "the largest error at most twice that of the formula in the half dtype, plus 1e-5 where it is causal",
+    {
+        "float16, 4 × 6 heads, 1,024 × 1,024, d = 64": lambda: inputs(torch.float16, 1024, 1024),
+        "bfloat16, 1 of 4 × 6 heads, 2,048 × 2,048, d = 128": lambda: inputs(
+            torch.bfloat16, 2048, 2048, batch=1, features=128
+        ),
+        "bfloat16, 1 of 8 × 9 heads, 1,023 × 1,024, d = 128, causal": lambda: inputs(
+            torch.bfloat16, 1023, 1024, batch=1, heads=9, features=128, causal=True
+        ),
+    },
+    reference,
+    accepts,
+    judged,
+)

@@ -1,0 +1,63 @@
+"""FlashInfer-Bench: a decoding step of Llama 3.1 8B, with 32 heads of queries and 8 of keys."""
+
+import torch
+from torch import Tensor
+
+from attnspec.conformance import judge
+from attnspec.conformance.harness.verdict import Verdict
+from examples.harnesses.harness import Call, Harness, Source, attention
+
+TOLERANCE = 1e-2
+
+
+def inputs(batch: int, keys: int, heads: int = 32, heads_k: int = 8, features: int = 128) -> Call:
+    """Normal numbers in bfloat16, the pages of each sequence in order."""
+    torch.manual_seed(0)
+    query = torch.randn(batch, heads, 1, features, dtype=torch.bfloat16)
+    key, value = (torch.randn(batch, heads_k, keys, features, dtype=torch.bfloat16) for _ in range(2))
+    return Call(query, key, value)
+
+
+def reference(call: Call) -> Tensor:
+    """The formula in float32, rounded to bfloat16."""
+    return attention(call.query, call.key, call.value).to(call.query.dtype)
+
+
+def accepts(output: Tensor, reference: Tensor) -> bool:
+    """No number is wrong both absolutely and relatively."""
+    if not output.isfinite().all():
+        return False
+    error = (output.float() - reference.float()).abs()
+    relative = error / (reference.float().abs() + 1e-8)
+    return not bool(((error > TOLERANCE) & (relative > TOLERANCE)).any())
+
+
+def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
+    """The verdict that takes the place of the rule: one query each, so that the heads of a group are its rows."""
+    groups = (call.key.shape[1], -1)
+    query, rows = (torch.unflatten(x.squeeze(2), 1, groups) for x in (call.query, output))
+    return judge("scaled_dot_product_attention", rows, query, call.key, call.value, precision=precision)
+
+
+HARNESS = Harness(
+    "FlashInfer-Bench",
+    Source(
+        "flashinfer-ai/flashinfer-bench",
+        "ecafa9c2c62007667838226068b21ca9ff1c9183",
+        (
+            "flashinfer_bench/bench/utils.py",
+            "flashinfer_bench/bench/config.py",
+            "flashinfer_bench/bench/evaluators/default.py",
+            "flashinfer_trace/definitions/gqa_paged/gqa_paged_decode_h32_kv8_d128_ps1.json",
+            "flashinfer_trace/workloads/gqa_paged/gqa_paged_decode_h32_kv8_d128_ps1.jsonl",
+        ),
+    ),
+    "no number that is off by more than 1e-2 both absolutely and relatively, and all finite",
+    {
+        "bfloat16, 1 sequence of 547 keys, d = 128": lambda: inputs(1, 547),
+        "bfloat16, 2 of 16 sequences of 1,307 keys, d = 128": lambda: inputs(2, 1307),
+    },
+    reference,
+    accepts,
+    judged,
+)

@@ -1,0 +1,68 @@
+"""GPU MODE's reference kernels: a decoding step of multi-head latent attention, with one head of keys."""
+
+import torch
+from torch import Tensor
+
+from attnspec.conformance import judge
+from attnspec.conformance.harness.verdict import Verdict
+from examples.harnesses.harness import Call, Harness, Source, attention
+
+TOLERANCE = 0.1
+MISSES = 0.05
+"""The share of the numbers that may be beyond the tolerance."""
+
+
+def inputs(batch: int, keys: int, heads: int = 16, features: int = 576, values: int = 512) -> Call:
+    """Normal numbers in bfloat16; the values are the first features of the keys."""
+    torch.manual_seed(4220)
+    query = torch.randn(batch, heads, 1, features, dtype=torch.bfloat16)
+    key = torch.randn(batch, 1, keys, features, dtype=torch.bfloat16)
+    return Call(query, key, key[..., :values])
+
+
+def quantized(x: Tensor) -> Tensor:
+    """Numbers as float8 e4m3 represents them, scaled so that the largest is the largest of the format."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    scale = x.abs().max().clamp(min=1e-12) / largest
+    return (x / scale).clamp(-largest, largest).to(torch.float8_e4m3fn).float() * scale.float()
+
+
+def reference(call: Call) -> Tensor:
+    """Attention of queries and keys in 8 bits, with nothing else rounded before the output."""
+    key = quantized(call.key)
+    return attention(quantized(call.query), key, key[..., : call.value.shape[-1]]).to(call.query.dtype)
+
+
+def accepts(output: Tensor, reference: Tensor) -> bool:
+    """At most so many numbers are not close."""
+    close = torch.isclose(output, reference, rtol=TOLERANCE, atol=TOLERANCE)
+    return float((~close).sum() / close.numel()) <= MISSES
+
+
+def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
+    """The verdict that takes the place of the rule: all heads attend to the same keys, so that they are rows."""
+    query, rows = call.query.squeeze(2), output.squeeze(2)
+    key, value = call.key.squeeze(1), call.value.squeeze(1)
+    return judge("scaled_dot_product_attention", rows, query, key, value, precision=precision)
+
+
+HARNESS = Harness(
+    "GPU MODE, reference-kernels",
+    Source(
+        "gpu-mode/reference-kernels",
+        "f83cb92a534cc67fa98d7e9813e7f8238abdb4e0",
+        (
+            "problems/amd_202602/utils.py",
+            "problems/amd_202602/mixed-mla/reference.py",
+            "problems/amd_202602/mixed-mla/task.yml",
+        ),
+    ),
+    "at least 95 % of the numbers within 0.1 absolute plus 0.1 relative",
+    {
+        "bfloat16, 4 sequences of 1,024 keys, d = 576": lambda: inputs(4, 1024),
+        "bfloat16, 4 of 64 sequences of 8,192 keys, d = 576": lambda: inputs(4, 8192),
+    },
+    reference,
+    accepts,
+    judged,
+)

@@ -1,0 +1,109 @@
+"""Kernels that are right, in the ways in which attention is computed on a CPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import e, log2, sqrt
+from warnings import catch_warnings
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from examples.harnesses.harness import Call
+
+TILE = 64
+
+NOT_OFFERED = ("No viable backend", "No available kernel")
+"""How PyTorch says, by its version, that it has no kernel."""
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A kernel: its output in the dtype of the inputs; ``precision`` precedes the dtype in the name of its class."""
+
+    name: str
+    output: Callable[[Call], Tensor]
+    precision: str = ""
+
+
+class NotOffered(Exception):
+    """PyTorch has no such kernel for these inputs on this machine."""
+
+
+def pytorch(backend: SDPBackend) -> Callable[[Call], Tensor]:
+    """One of PyTorch's own kernels; it raises `NotOffered` where there is none."""
+
+    def output(call: Call) -> Tensor:
+        # PyTorch warns of why a kernel is not offered.
+        with sdpa_kernel(backend), catch_warnings(action="ignore"):
+            try:
+                return scaled_dot_product_attention(
+                    call.query, call.key, call.value, attn_mask=call.allowed, enable_gqa=True
+                )
+            except RuntimeError as error:
+                if not str(error).startswith(NOT_OFFERED):
+                    raise
+                raise NotOffered from error
+
+    return output
+
+
+def by_element(kernel: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]) -> Callable[[Call], Tensor]:
+    """A kernel of one element of the batch, its keys and values repeated for every head, for a whole call."""
+
+    def output(call: Call) -> Tensor:
+        group = call.query.shape[1] // call.key.shape[1]
+        key, value = (x.repeat_interleave(group, 1) for x in (call.key, call.value))
+        return torch.stack([kernel(*x, call.allowed) for x in zip(call.query, key, value, strict=True)])
+
+    return output
+
+
+def scored(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
+    """Scaled and masked scores in the dtype of the query."""
+    scores = query @ key.mT / sqrt(query.shape[-1])
+    return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
+
+
+def float32_sums(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+    """Operands and weights in the dtype of the inputs, everything else in float32."""
+    weights = scored(query.float(), key.float(), allowed).softmax(-1)
+    return (weights.to(query.dtype).float() @ value.float()).to(query.dtype)
+
+
+def stored(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+    """Every step stored in the dtype of the inputs."""
+    return scored(query, key, allowed).softmax(-1) @ value
+
+
+def online(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+    """Tile by tile of the keys, with the largest score and the sum so far, in float32."""
+    scores = scored(query.float(), key.float(), allowed)
+    largest = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    total, output = torch.zeros_like(largest), torch.zeros(*query.shape[:-1], value.shape[-1])
+    for s, v in zip(torch.split(scores, TILE, -1), torch.split(value.float(), TILE, -2), strict=True):
+        found = torch.maximum(largest, s.amax(-1, keepdim=True))
+        # Of no key so far, nothing is kept.
+        kept = torch.where(found == largest, 1.0, (largest - found).exp())
+        weights = torch.where(s == -torch.inf, 0.0, (s - found).exp())
+        total, output, largest = total * kept + weights.sum(-1, keepdim=True), output * kept + weights @ v, found
+    return (output / total).to(query.dtype)
+
+
+def powers_of_two(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+    """With 2ˣ for eˣ, and log₂ e in the scale, in float32."""
+    scores = scored(query.float() * log2(e), key.float(), allowed)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp2()
+    return (weights @ value.float() / weights.sum(-1, keepdim=True)).to(query.dtype)
+
+
+HONEST = (
+    Honest("PyTorch, math", pytorch(SDPBackend.MATH)),
+    Honest("PyTorch, flash", pytorch(SDPBackend.FLASH_ATTENTION)),
+    Honest("PyTorch, memory-efficient", pytorch(SDPBackend.EFFICIENT_ATTENTION)),
+    Honest("weights rounded, sums in float32", by_element(float32_sums)),
+    Honest("every step stored", by_element(stored), "eager-"),
+    Honest("online softmax", by_element(online)),
+    Honest("2ˣ for eˣ", by_element(powers_of_two)),
+)

@@ -1,0 +1,53 @@
+"""KernelBench: the 97th problem of its first level, scaled dot-product attention."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnspec.conformance import judge
+from attnspec.conformance.harness.verdict import Verdict
+from examples.harnesses.harness import Call, Harness, Source
+
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+"""Of every number, absolute and relative."""
+
+
+def inputs(dtype: torch.dtype, batch: int = 32, heads: int = 32, rows: int = 512, features: int = 1024) -> Call:
+    """Uniform numbers between 0 and 1, drawn in float32; a published trial draws them from another seed."""
+    torch.manual_seed(42)
+    query, key, value = (torch.rand(batch, heads, rows, features).to(dtype) for _ in range(3))
+    return Call(query, key, value)
+
+
+def reference(call: Call) -> Tensor:
+    """PyTorch's attention in the dtype of the inputs."""
+    return scaled_dot_product_attention(call.query, call.key, call.value)
+
+
+def accepts(output: Tensor, reference: Tensor) -> bool:
+    """Every number is close; its output is what the tolerance is relative to."""
+    tolerance = TOLERANCES[reference.dtype]
+    return torch.allclose(reference, output, rtol=tolerance, atol=tolerance)
+
+
+def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
+    """The verdict that takes the place of the rule."""
+    return judge("scaled_dot_product_attention", output, call.query, call.key, call.value, precision=precision)
+
+
+HARNESS = Harness(
+    "KernelBench",
+    Source(
+        "ScalingIntelligence/KernelBench",
+        "423217d9fda91e0c2d67e4a43bf62f96f6d104f1",
+        ("src/kernelbench/eval.py", "KernelBench/level1/97_ScaledDotProductAttention.py"),
+    ),
+    "every number within 1e-4 absolute plus 1e-4 relative in float32, 1e-2 and 1e-2 in float16 and bfloat16",
+    {
+        "float16, 1 of 32 × 8 of 32 heads, 512 × 512, d = 1,024": lambda: inputs(torch.float16, 1, 8),
+        "float32, 1 of 32 × 8 of 32 heads, 512 × 512, d = 1,024": lambda: inputs(torch.float32, 1, 8),
+    },
+    reference,
+    accepts,
+    judged,
+)
