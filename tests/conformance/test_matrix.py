@@ -278,7 +278,8 @@ def test_the_committed_matrix_has_every_row(committed: Matrix) -> None:
     rows = pytest.importorskip("attnspec.backends.torch_native.matrix", reason="PyTorch is not installed").ROWS
     assert tuple(row.origin for row in committed.rows) == rows
     assert not committed.interrupted
-    assert State.NOT_JUDGED not in {c.state for row in committed.rows for c in row.cells}
+    reasons = {c.reason for row in committed.rows for c in row.cells if c.state is State.NOT_JUDGED}
+    assert reasons <= {"the profile has no example for it"}
 
 
 def test_the_page_asks_nothing_of_anybody(committed: Matrix) -> None:

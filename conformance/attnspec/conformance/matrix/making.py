@@ -135,7 +135,7 @@ class Maker:
         lost = any(r.interrupted for r in results) or (self.interrupted and not results)
         why = INTERRUPTED if lost else stopped[0].message.removeprefix(UNJUDGED) if stopped else ""
         if not judged and not why:
-            why = "no law of the profile concerns it"
+            why = "the profile has no example for it"
         return replace(
             cell,
             state=self._state(p, bool(causes), bool(why), offered),
