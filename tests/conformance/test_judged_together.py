@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance import judge, suggest_inputs
-from attnspec.conformance.harness import together
+from attnspec.conformance.harness import guess, together
 from attnspec.conformance.harness.hidden import DEFECTS
 from attnspec.conformance.harness.rounding import ExponentialsRounded, WeightsRounded, nearest, rounded
 from attnspec.conformance.harness.subjects import subject_of
@@ -212,6 +212,33 @@ def test_inputs_are_suggested_for_every_attention(operation: str) -> None:
 def test_an_unknown_operation_has_no_inputs() -> None:
     with pytest.raises(ValueError, match=r"suggest_inputs: expected one of .*; got 'sdpa'"):
         suggest_inputs("sdpa")
+
+
+# A guess at what is wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queries", [6, 300])
+def test_a_known_defect_is_named(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guess, "PAIRS", 2**12)
+    query, key, value = normal("float32", queries=queries, keys=40)
+    verdict = judge(SDPA, REFERENCE[SDPA](query / 4, key, value), query, key, value)
+    lines = str(verdict).splitlines()
+    assert lines[1] == f"diagnosis: {verdict.diagnosis}"
+    assert "“attention scaled by d”" in lines[1]
+
+
+def test_another_choice_is_named() -> None:
+    query, key, value = normal("float32", queries=5, keys=9)
+    output = REFERENCE[SDPA](query, key, value, mask=np.tri(5, 9, 4, dtype=bool))
+    assert "bottom-right" in judge(SDPA, output, query, key, value, causal=True).diagnosis
+
+
+def test_what_fits_nothing_has_no_name() -> None:
+    query, key, value = normal("float32", queries=5, keys=9)
+    verdict = judge(SDPA, np.random.default_rng(9).standard_normal((2, 5, 16)).astype(np.float32), query, key, value)
+    assert verdict.diagnosis == ""
+    assert [line.partition(" ")[0] for line in str(verdict).splitlines()] == [SDPA, "judged:"]
+    assert judge(SDPA, REFERENCE[SDPA](query, key, value), query, key, value).diagnosis == ""
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------

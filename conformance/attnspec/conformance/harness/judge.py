@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.choices import expected
+from attnspec.conformance.harness.guess import diagnosis
 from attnspec.conformance.harness.hidden import hidden
 from attnspec.conformance.harness.parts import Part, parts, whole
 from attnspec.conformance.harness.reading import (
@@ -83,6 +84,8 @@ def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> Non
                 axes = leaf.axes(operation.asking or "")
                 row = len(leaf.core) + axes[0] if axes else None
                 record.compare(part.results[leaf.path], wanted[leaf.path], part, subject.titled(leaf), row)
+        if record.where is not None:
+            record.diagnose = partial(diagnosis, subject, *record.where)
         ensemble = Ensemble(subject, given.arguments, chosen)
         record.hidden = partial(hidden, ensemble)
         if record.worst is None and not record.outside and ensemble.asked:

@@ -22,6 +22,8 @@ class Record:
         self.worst: Worst | None = None
         self.together, self.ensemble = "", ""
         self.hidden: Callable[[], tuple[str, ...]] = tuple
+        self.where: tuple[Part, tuple[int, ...]] | None = None
+        self.diagnose: Callable[[], str] = str
         self.judged: list[str] = []
         self.compared: list[Compared] = []
         self.nonfinite = self.demanded = 0
@@ -62,6 +64,7 @@ class Record:
         ratio = ratio if np.isfinite(ratio) else np.inf
         if self.worst is None or ratio > self.worst.ratio:
             self.worst = Worst(of, part.place(index, row), found, wanted, allowed, ratio)
+            self.where = part, index
 
     def verdict(self) -> Verdict:
         """The verdict on all that was compared."""
@@ -85,5 +88,6 @@ class Record:
             together=self.together,
             ensemble=self.ensemble,
             hidden=self.hidden,
+            diagnose=self.diagnose,
             compared=tuple(self.compared),
         )

@@ -58,6 +58,7 @@ class Verdict:
     together: str = ""
     ensemble: str = ""
     hidden: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
+    diagnose: Callable[[], str] = field(default=str, repr=False, compare=False)
     compared: tuple[Compared, ...] = field(default=(), repr=False, compare=False)
 
     @cached_property
@@ -67,6 +68,14 @@ class Verdict:
         Empty where there is none among those that are tried, or nothing was judged right.
         """
         return self.hidden() if self else ()
+
+    @cached_property
+    def diagnosis(self) -> str:
+        """What a wrong result looks like, in a sentence: a known defect with the same numbers; empty if there is none.
+
+        Computed when asked for, in some seconds at most.
+        """
+        return self.diagnose()
 
     def plot(self) -> "Figure":
         """Heat maps of error over budget: of all judged rows, and of the worst element of the batch.
@@ -86,7 +95,8 @@ class Verdict:
             said = f"right: the largest error is {self.ratio:.3g} of its budget"
         else:
             said = f"wrong: {self.together if self.worst is None else self.worst}"
-        return "\n".join([f"{head} is {said}", f"judged: {self._extent}", *self._together])
+        guess = [f"diagnosis: {self.diagnosis}"] if self.diagnosis else []
+        return "\n".join([f"{head} is {said}", *guess, f"judged: {self._extent}", *self._together])
 
     @property
     def _extent(self) -> str:

@@ -1,0 +1,33 @@
+"""A guess at what is wrong with one result, from the element of the batch and the rows around its worst number."""
+
+import numpy as np
+
+from attnspec.conformance.harness.parts import Part, pairs, with_rows
+from attnspec.conformance.judging.rows import rows_to_judge
+from attnspec.conformance.judging.subject import Subject
+
+PAIRS = 2**16
+"""Pairs of a query and a key in an element up to which all of its rows are compared with known defects."""
+
+ROWS = 16
+"""Rows that are compared where there are more; what makes them causal is then spelled out in a mask."""
+
+
+def diagnosis(subject: Subject, part: Part, index: tuple[int, ...]) -> str:
+    """The known defect with the numbers of a wrong part of a result, in a sentence; empty if there is none.
+
+    ``index`` is the place of its worst number.
+    """
+    # It loads all mutants, which nobody needs whose results are right.
+    from attnspec.conformance.diagnosis.entry import diagnosis_of_result
+
+    element = index[: len(part.arguments.batch)]
+    one = Part(part.arguments.element(element), {path: x[element] for path, x in part.results.items()}, ())
+    asking = subject.operation.asking or ""
+    axes = subject.operation.leading.axes(asking)
+    rows = rows_to_judge(subject, one.arguments, ROWS, np.random.default_rng(0))
+    if rows is not None and axes and pairs(one.arguments) > PAIRS:
+        worst = index[len(index) + axes[0]]
+        one = with_rows(subject, one, np.unique([*rows[:: max(len(rows) // ROWS, 1)], worst]))
+    found = diagnosis_of_result(subject, one.arguments, one.results)
+    return "" if found is None else found.sentence
