@@ -16,6 +16,9 @@ AT_ONCE = 2**20
 PAIRS = 2**22
 """Pairs that are judged in all, as far as that leaves some rows to every element of the batch."""
 
+FEW = 16
+"""Rows that cost no more than none: with fewer, it is the keys that take time and memory."""
+
 LEAST, MOST = 4, 256
 """Rows of an element that are judged where all are too many."""
 
@@ -68,7 +71,8 @@ def parts(subject: Subject, given: Part, rng: np.random.Generator) -> Iterator[P
 
 def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
     """Elements of the batch, as many together as are affordable with so many rows of each."""
-    batch, cost = part.arguments.batch, pairs(part.arguments, rows)
+    batch = part.arguments.batch
+    cost = pairs(part.arguments, max(part.arguments.queries or 1 if rows is None else rows, FEW))
     if not batch or cost <= AT_ONCE:
         yield part
         return
