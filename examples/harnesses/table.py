@@ -44,7 +44,8 @@ Operations are a share of those of attention; the last column is the largest err
 """
 TAKEN = """## Wrong attentions that `judge` takes
 
-An error that is smaller than every number's rounding does not show in one result.
+What is smaller than all roundings together does not show in one result. Where `verdict.cannot_see` names something, the
+last column does, too: `suggest_inputs` gives inputs that show it.
 """
 LEGEND = """Each cell is what the rule says, and the largest error over its budget: above 1, `judge` convicts; × where
 it convicts what is within it."""
@@ -52,25 +53,31 @@ it convicts what is within it."""
 
 @dataclass(frozen=True)
 class Found:
-    """What the rule and ``judge`` say of an output; ``work`` is its share of the operations of attention."""
+    """What the rule and ``judge`` say of an output; ``work`` is its share of the operations of attention.
+
+    ``taken`` says that ``judge`` takes it for right, ``factor`` is the largest error over its budget, and ``hidden`` is
+    what the inputs hide.
+    """
 
     name: str
     work: float
     accepted: bool
-    verdict: Verdict
-
-    @property
-    def factor(self) -> str:
-        """The largest error over its budget; × where ``judge`` convicts what is within it."""
-        if self.verdict.worst is None and not self.verdict:
-            return "×"
-        ratio = self.verdict.ratio if self.verdict.worst is None else self.verdict.worst.ratio
-        return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}" if ratio < 1e6 else "∞"
+    taken: bool
+    factor: str
+    hidden: tuple[str, ...] = ()
 
     @property
     def cell(self) -> str:
         """Both in a few words."""
         return f"{'accepted' if self.accepted else 'rejected'}, {self.factor}"
+
+
+def factor(verdict: Verdict) -> str:
+    """The largest error over its budget; × where ``judge`` convicts what is within it."""
+    if verdict.worst is None and not verdict:
+        return "×"
+    ratio = verdict.ratio if verdict.worst is None else verdict.worst.ratio
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}" if ratio < 1e6 else "∞"
 
 
 @dataclass(frozen=True)
@@ -91,9 +98,10 @@ def tried(harness: Harness, title: str, call: Call) -> Setting:
     """Every wrong attention that these inputs can show, and every honest kernel that is offered for them."""
     reference = harness.reference(call)
 
-    def found(name: str, work: int, output: Tensor, precision: str | None = None) -> Found:
+    def found(name: str, work: int, output: Tensor, precision: str | None = None, *, right: bool = False) -> Found:
         verdict = harness.judged(output, call, precision)
-        return Found(name, work / call.work, harness.accepts(output, reference), verdict)
+        hidden = () if right else verdict.cannot_see
+        return Found(name, work / call.work, harness.accepts(output, reference), bool(verdict), factor(verdict), hidden)
 
     dtype = str(call.query.dtype).removeprefix("torch.")
     wrong, honest = {}, {}
@@ -106,7 +114,7 @@ def tried(harness: Harness, title: str, call: Call) -> Setting:
         except NotOffered:
             continue
         precision = f"{h.precision}{dtype}" if h.precision and dtype != "float32" else None
-        honest[h.name] = found(h.name, call.work, output, precision)
+        honest[h.name] = found(h.name, call.work, output, precision, right=True)
     return Setting(title, wrong, honest)
 
 
@@ -120,10 +128,10 @@ def page(harnesses: Iterable[Harness], say: Callable[[str], None]) -> str:
     lines = [HEAD.format(torch=torch.__version__.partition("+")[0], numpy=version("numpy")), CHEAPEST]
     lines += head("harness", "inputs", "wrong attention", "operations", "`judge`")
     lines += [row(name, s.title, *cheapest(s.cheapest)) for name, of in settings.items() for s in of]
-    taken = [(n, s.title, f) for n, of in settings.items() for s in of for f in s.wrong.values() if f.verdict]
+    taken = [(n, s.title, f) for n, of in settings.items() for s in of for f in s.wrong.values() if f.taken]
     if taken:
-        lines += ["", TAKEN, *head("harness", "inputs", "wrong attention", "error over budget")]
-        lines += [row(name, title, f.name, f.factor) for name, title, f in taken]
+        lines += ["", TAKEN, *head("harness", "inputs", "wrong attention", "error over budget", "`cannot_see`")]
+        lines += [row(name, title, f.name, f.factor, "; ".join(f.hidden)) for name, title, f in taken]
     lines += ["", "## All of them\n", LEGEND]
     for name, of in settings.items():
         lines += ["", f"### {name}\n"]
@@ -136,7 +144,7 @@ def cheapest(found: Found | None) -> tuple[str, str, str]:
     """The cells of the cheapest one."""
     if found is None:
         return "none of them", "", ""
-    return found.name, share(found.work), f"{'takes it' if found.verdict else 'convicts'}, {found.factor}"
+    return found.name, share(found.work), f"{'takes it' if found.taken else 'convicts'}, {found.factor}"
 
 
 def matrix(

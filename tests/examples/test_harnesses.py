@@ -158,16 +158,16 @@ def test_gpu_mode_takes_an_output_that_reads_nothing(monkeypatch: pytest.MonkeyP
     found = tried(HARNESSES[Name.GPU_MODE], "one sequence", gpu_mode.inputs(1, 4096, heads=4))
     assert found.cheapest is not None
     assert found.cheapest.name == "zeros"
-    assert not found.cheapest.verdict
-    assert all(h.accepted and h.verdict for h in found.honest.values())
+    assert not found.cheapest.taken
+    assert all(h.accepted and h.taken for h in found.honest.values())
 
 
 def test_hugging_face_takes_a_padding_key() -> None:
     found = tried(HARNESSES[Name.HUGGING_FACE], "small", hugging_face.inputs(1, 128, 8, 64))
     assert found.cheapest is not None
     assert found.cheapest.name == "a padding key is attended to"
-    assert not found.cheapest.verdict
-    assert all(h.accepted and h.verdict for h in found.honest.values())
+    assert not found.cheapest.taken
+    assert all(h.accepted and h.taken for h in found.honest.values())
 
 
 # The page -------------------------------------------------------------------------------------------------------------
