@@ -244,6 +244,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: list[str], m
 def test_messages_name_no_places() -> None:
     text = "raised E: why, in f (a/b.py:3), called by g (c.py:4)"
     assert without_places(text) == "raised E: why"
+    assert without_places("g++ /a/b/c.cpp of 1/2 and key/value") == "g++ c.cpp of 1/2 and key/value"
 
 
 def test_a_program_that_fails_by_itself_confirms_nothing(tmp_path: Path) -> None:

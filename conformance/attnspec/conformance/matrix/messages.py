@@ -3,8 +3,9 @@
 import re
 
 _PLACES = re.compile(r",? ?(?:in|called by) \S+ \([^()]*:\d+\)|,? ?at \"[^\"]*\":\d+")
+_FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 
 
 def without_places(text: str) -> str:
-    """A message without the files and lines at which a library raised."""
-    return _PLACES.sub("", text)
+    """A message without the files and lines at which a library raised, and without the folders of other files."""
+    return _FOLDERS.sub("", _PLACES.sub("", text))
