@@ -1,5 +1,6 @@
 """What the documentation says is what the project does."""
 
+import os
 import re
 import runpy
 import subprocess
@@ -68,11 +69,12 @@ def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     ((code,), (verdict,)) = (
         re.findall(rf"{what}.*?)```", read("README.md"), re.DOTALL)
-        for what in (r"```python\n(# mine\.py\n", r"```\n(operation\.oracle")
+        for what in (r"```python\n(# mine\.py\n", r"```\n(diagnosis of")
     )
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "mine.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    wide = {**os.environ, "COLUMNS": "300"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=wide)
     assert done.returncode == 1, done.stderr
     assert verdict in done.stdout
     snippet = re.search(r"^    import sys\n.*?^    sys\.exit\(.*?$", done.stdout, re.DOTALL | re.MULTILINE)
