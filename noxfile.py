@@ -66,6 +66,14 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def jax(session: nox.Session) -> None:
+    """Judge JAX's own attention, and test its adapter (``attnspec check``'s arguments)."""
+    install_project(session, *group("test"), extras="jax")
+    session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_jax_native.py")
+    session.run("attnspec", "check", "jax-native", *(session.posargs or ["--profile", "quick"]))
+
+
+@nox.session
 def interpreted(session: nox.Session) -> None:
     """Judge Triton's kernels for additive attention on the CPU, in Triton's interpreter (slow)."""
     install_project(session, extras="cpu,triton")
