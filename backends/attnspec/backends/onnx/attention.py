@@ -1,4 +1,4 @@
-"""ONNX's Attention, with batches flattened into one, as one head. What is empty has no call: ONNX Runtime refuses it."""
+"""ONNX's Attention, with batches flattened into one, as one head. What is empty is not asked for: it is refused."""
 
 from math import prod
 
