@@ -81,7 +81,7 @@ def onnx(session: nox.Session) -> None:
     Both violate, as their modules say; that is no failure of the session.
     """
     install_project(session, *group("test"), extras="onnx")
-    session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_onnx.py")
+    session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_onnx_native.py")
     for arguments in [session.posargs] if session.posargs else [[b, "--profile", "quick"] for b in ONNX]:
         session.run("attnspec", "check", *arguments, success_codes=[0, 1])
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from attnspec.backends.bases.numpy import NDArray
-from attnspec.backends.onnx.models import Evaluated
+from attnspec.backends.onnx_native.models import Evaluated
 from attnspec.spec import OPERATIONS, GRUParameters, LSTMParameters, ShapeError, bind
 
 GATES: dict[type, tuple[str, str]] = {GRUParameters: ("GRU", "zrh"), LSTMParameters: ("LSTM", "iofc")}

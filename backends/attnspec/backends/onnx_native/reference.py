@@ -7,13 +7,15 @@ Its products in half dtypes are NumPy's, for which there is no class of precisio
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
+
+from onnx.reference import ReferenceEvaluator
 
 from attnspec.backends.bases.numpy import NDArray
-from attnspec.backends.onnx.attention import Attention
-from attnspec.backends.onnx.models import Call
-from attnspec.backends.onnx.recurrent import Recurrent
+from attnspec.backends.onnx_native.attention import Attention
+from attnspec.backends.onnx_native.models import Call
+from attnspec.backends.onnx_native.recurrent import Recurrent
 from attnspec.spec import Semantics
-from onnx.reference import ReferenceEvaluator
 
 
 @cache
@@ -30,8 +32,8 @@ class OnnxReference(Attention, Recurrent):
 
     def evaluate(self, call: Call, given: dict[str, NDArray]) -> Sequence[NDArray]:
         """The results of an evaluator."""
-        found: Sequence[NDArray] = _evaluator(call).run(None, given)
-        return found
+        found: Any = _evaluator(call).run(None, given)
+        return tuple(found)
 
 
 backend = OnnxReference()

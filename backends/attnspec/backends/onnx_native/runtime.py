@@ -7,8 +7,8 @@ What violates, in onnxruntime 1.32.0:
 - The final state of a GRU or an LSTM for a sequence of length 0 is 0, and not the initial state. ONNX does not say what
   it is (onnx/onnx#1674).
 
-It refuses GRU and LSTM of doubles and everything in bfloat16, which limits leave out. Attention in float16 scales both
-queries and keys and stores the scores, each rounded to float16.
+It refuses GRU and LSTM of doubles and everything in bfloat16, which limits leave out. Attention in float16 scales
+queries and keys before their product, each rounded.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from functools import cache
 import onnxruntime
 
 from attnspec.backends.bases.numpy import NDArray
-from attnspec.backends.onnx.attention import Attention
-from attnspec.backends.onnx.models import Call
-from attnspec.backends.onnx.recurrent import Recurrent
+from attnspec.backends.onnx_native.attention import Attention
+from attnspec.backends.onnx_native.models import Call
+from attnspec.backends.onnx_native.recurrent import Recurrent
 from attnspec.spec import Limits, Semantics
 
 
@@ -41,7 +41,7 @@ class OnnxRuntime(Attention, Recurrent):
         dtypes_by_operation=dict.fromkeys(("gru", "lstm"), ("float32", "float16")),
     )
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
-    precision = {"scaled_dot_product_attention": {"float16": "eager-float16"}}  # noqa: RUF012 - a declaration
+    precision = {"scaled_dot_product_attention": {"float16": "prescaled-float16"}}  # noqa: RUF012 - a declaration
 
     def evaluate(self, call: Call, given: dict[str, NDArray]) -> Sequence[NDArray]:
         """The results of a session."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 import onnx
-from attnspec.backends.bases.numpy import NDArray, NumPyBackend
 from onnx import helper
+
+from attnspec.backends.bases.numpy import NDArray, NumPyBackend
 
 OPSET = 24
 """The version of the operators: Attention of opset 24, GRU and LSTM of opset 22, which are still current there."""

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attnspec.backends.bases.numpy import NDArray
-from attnspec.backends.onnx.models import Evaluated
+from attnspec.backends.onnx_native.models import Evaluated
 from attnspec.spec import OPERATIONS, bind
 
 _OPERATION = OPERATIONS["scaled_dot_product_attention"]

@@ -18,8 +18,8 @@ pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 import onnx
 import onnxruntime
 
-from attnspec.backends.onnx import reference as evaluator
-from attnspec.backends.onnx import runtime
+from attnspec.backends.onnx_native import reference as evaluator
+from attnspec.backends.onnx_native import runtime
 
 BACKENDS: list[Any] = [runtime.backend, evaluator.backend]
 everywhere = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
@@ -75,7 +75,7 @@ def test_what_is_empty_has_an_empty_result(backend: Any, shape: tuple[int, int, 
 
 @everywhere
 def test_no_keys_are_refused(backend: Any) -> None:
-    with pytest.raises((ValueError, runtime.onnxruntime.capi.onnxruntime_pybind11_state.Fail)):
+    with pytest.raises((ValueError, onnxruntime.capi.onnxruntime_pybind11_state.Fail)):
         backend.scaled_dot_product_attention(draw(3, 4), draw(0, 4), draw(0, 4))
 
 
