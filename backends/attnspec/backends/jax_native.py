@@ -3,6 +3,9 @@
 The adapter presents: it flattens batches into one, gives every array one head, and pads values, which JAX wants as wide
 as keys, with columns of zeros that are cut off again; so does the other side where values are wider. JAX chooses the
 implementation, which is XLA's wherever none is asked for.
+
+What violates, in jax 0.10.2: with jax_enable_x64, attention of doubles takes its softmax in float32. Without it JAX has
+no doubles, and they are not judged.
 """
 
 from functools import partial

@@ -14,8 +14,8 @@ from attnspec.backends.bases.numpy import NDArray, NumPyBackend
 OPSET = 24
 """The version of the operators: Attention of opset 24, GRU and LSTM of opset 22, which are still current there."""
 
-IR_VERSION = 11
-"""The version of the format, that of ONNX 1.19, the first release with opset 24 that evaluators take."""
+IR_VERSION = 12
+"""The version of the format that came with opset 24."""
 
 NAMES = {"float32": "FLOAT", "float64": "DOUBLE"}
 """ONNX's names of dtypes that are not NumPy's in capitals."""
