@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BACKENDS = ("pytorch", "torch-native")
+ONNX = ("onnx-runtime", "onnx-reference")
 
 
 def group(name: str) -> list[str]:
@@ -63,6 +64,26 @@ def matrix(session: nox.Session) -> None:
     folder = "docs/matrix/torch"
     written = [f"--json={folder}.json", f"--markdown={folder}.md", f"--html={folder}.html"]
     session.run("attnspec", "matrix", *(session.posargs or ["torch", *written]))
+
+
+@nox.session
+def jax(session: nox.Session) -> None:
+    """Judge JAX's own attention, and test its adapter (``attnspec check``'s arguments)."""
+    install_project(session, *group("test"), extras="jax")
+    session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_jax_native.py")
+    session.run("attnspec", "check", "jax-native", *(session.posargs or ["--profile", "quick"]))
+
+
+@nox.session
+def onnx(session: nox.Session) -> None:
+    """Judge ONNX Runtime and ONNX's reference evaluator, and test their adapter (``attnspec check``'s arguments).
+
+    Both violate, as their modules say; that is no failure of the session.
+    """
+    install_project(session, *group("test"), extras="onnx")
+    session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_onnx_native.py")
+    for arguments in [session.posargs] if session.posargs else [[b, "--profile", "quick"] for b in ONNX]:
+        session.run("attnspec", "check", *arguments, success_codes=[0, 1])
 
 
 @nox.session

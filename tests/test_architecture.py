@@ -38,7 +38,7 @@ THIRD_PARTY = {
     "reference": {"numpy", "jaxtyping", "typing_extensions", "ml_dtypes"},
     "backends": {
         *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
-        *("torch", "triton", "llvmlite", "platformdirs", "jax"),
+        *("torch", "triton", "llvmlite", "platformdirs", "jax", "onnx", "onnxruntime"),
     },
     "conformance": {
         *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
@@ -70,7 +70,7 @@ def test_the_rule_sees_imports_everywhere() -> None:
 
 
 def test_concrete_backends_do_not_know_each_other() -> None:
-    concrete = {"pytorch", "torch_native"}
+    concrete = {"pytorch", "torch_native", "jax_native", "onnx_native"}
     for module in modules("backends"):
         imported = {part for name in module.imports() for part in name.split(".") if name.startswith("attnspec.")}
         assert imported & concrete <= set(module.name.split(".")), module.name
@@ -100,7 +100,7 @@ def test_the_pytest_plugin_is_light() -> None:
 
 @pytest.mark.parametrize("module", ["attnspec.spec", "attnspec.reference", "attnspec.conformance.cli"])
 def test_no_framework_is_loaded_unless_a_backend_needs_it(module: str) -> None:
-    assert not {"torch", "jax", "triton", "llvmlite"} & loaded_by(module)
+    assert not {"torch", "jax", "onnx", "onnxruntime", "triton", "llvmlite"} & loaded_by(module)
 
 
 def test_runs_reports_and_the_plugin_import_each_other_in_no_circle() -> None:
@@ -288,7 +288,7 @@ ROOMS = {
 }
 """What stands in a column beside its chapters: everything else goes down a floor."""
 HALLS = {
-    "backends/attnspec/backends": {"bases", "pytorch", "torch_native"},
+    "backends/attnspec/backends": {"bases", "pytorch", "torch_native", "onnx_native", "jax_native.py"},
     "conformance/attnspec/conformance": {
         *("__main__.py", "cli.py", "plugin.py", "test_conformance.py"),
         *("diagnosis", "harness", "inputs", "judging", "laws", "matrix", "mutants"),

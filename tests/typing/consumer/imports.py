@@ -5,7 +5,7 @@ import pkgutil
 
 import attnspec
 
-OPTIONAL = {"triton", "jax", "matplotlib"}
+OPTIONAL = {"triton", "jax", "onnx", "onnxruntime", "matplotlib"}
 
 left_out = []
 for module in pkgutil.walk_packages(attnspec.__path__, "attnspec."):

@@ -1,0 +1,104 @@
+"""JAX's own attention as a backend: what the adapter presents and what it does not hide."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.spec import OPERATIONS, QUESTIONS
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+import jax
+import jax.numpy as jnp
+
+from attnspec.backends.jax_native import backend
+
+attention = backend.scaled_dot_product_attention
+
+
+def draw(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.array(np.random.default_rng(sum(shape)).normal(size=shape), dtype)
+
+
+def test_what_it_provides() -> None:
+    assert {name for name in OPERATIONS if hasattr(backend, name)} == {"scaled_dot_product_attention"}
+
+
+def test_it_declares_its_deviations() -> None:
+    deviations = {q: getattr(backend.semantics, q) for q in QUESTIONS}
+    expected = {"fully_masked": "uniform", "masked_nonfinite": "propagates"}
+    assert {q: c for q, c in deviations.items() if c != QUESTIONS[q].normative} == expected
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_numbers_are_those_of_jax(causal: bool, dtype: Any) -> None:
+    query, key, value = draw(2, 4, 8, dtype=dtype), draw(2, 6, 8, dtype=dtype), draw(2, 6, 8, dtype=dtype)
+    heads = (x[:, :, None] for x in (query, key, value))
+    expected = jax.nn.dot_product_attention(*heads, is_causal=causal)[:, :, 0]
+    found = attention(query, key, value, causal=causal)
+    assert found.dtype == dtype
+    assert jnp.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("d_v", [3, 11])
+def test_values_may_be_narrower_or_wider_than_keys(d_v: int) -> None:
+    query, key, value = draw(4, 8), draw(6, 8), draw(6, d_v)
+    weights = jax.nn.softmax(query @ key.T / jnp.sqrt(8.0))
+    np.testing.assert_allclose(attention(query, key, value), weights @ value, rtol=1e-5, atol=1e-6)
+
+
+def test_mask_and_causal_both_hold() -> None:
+    query, key, value = draw(2, 4, 8), draw(2, 6, 8), draw(2, 6, 5)
+    mask = (draw(4, 6) > 0).at[:, 0].set(True)
+    expected = attention(query, key, value, mask=mask & jnp.tril(jnp.ones((4, 6), bool)))
+    assert jnp.array_equal(attention(query, key, value, mask=mask, causal=True), expected)
+
+
+def test_the_batch_of_the_mask_joins_the_broadcast() -> None:
+    query, key, value, mask = draw(4, 8), draw(6, 8), draw(6, 5), draw(3, 2, 4, 6) > 0
+    expected = jnp.stack([jnp.stack([attention(query, key, value, mask=m) for m in rows]) for rows in mask])
+    np.testing.assert_allclose(attention(query, key, value, mask=mask), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fully_masked_row_is_the_mean_of_all_values() -> None:
+    query, key, value = draw(3, 4), draw(5, 4), draw(5, 4)
+    mask = jnp.ones((3, 5), bool).at[1].set(False)
+    np.testing.assert_allclose(attention(query, key, value, mask=mask)[1], value.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_nan_at_a_masked_value_reaches_the_result() -> None:
+    query, key, value = draw(3, 4), draw(3, 4), draw(3, 4).at[1].set(jnp.nan)
+    assert jnp.isnan(attention(query, key, value, mask=jnp.array([[True, False, True]]))).any()
+
+
+def test_gradients_are_those_of_jax() -> None:
+    query, key, value, cotangent = draw(2, 4, 8), draw(2, 6, 8), draw(2, 6, 8), draw(2, 4, 8)
+    arguments = {"query": query, "key": key, "value": value}
+
+    def theirs(*arrays: jax.Array) -> jax.Array:
+        found: jax.Array = jax.nn.dot_product_attention(*(x[:, :, None] for x in arrays))
+        return found[:, :, 0]
+
+    expected = jax.vjp(theirs, query, key, value)[1](cotangent)
+    found = backend.vjp("scaled_dot_product_attention", arguments, cotangent)
+    for name, gradient in zip(arguments, expected, strict=True):
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "mask"),
+    [
+        ((2, 5, 4), (2, 6, 4), None),
+        ((2, 5, 3), (2, 5, 4), None),
+        ((3, 5, 4), (3, 5, 4), None),
+        ((2, 5, 4),) * 2 + ((5,),),
+    ],
+)
+def test_shapes_that_violate_the_protocol_raise(
+    key: tuple[int, ...], value: tuple[int, ...], mask: tuple[int, ...] | None
+) -> None:
+    given = None if mask is None else jnp.ones(mask, bool)
+    with pytest.raises(ValueError, match=r"^scaled_dot_product_attention: (key|value|mask): expected .*; got "):
+        attention(draw(2, 3, 4), draw(*key), draw(*value), mask=given)
