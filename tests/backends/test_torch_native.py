@@ -69,7 +69,8 @@ def test_a_gru_that_declares_the_normative_reset_is_convicted(tmp_path: Path) ->
     chosen = ["--operation", "gru_cell", "--dtype", "float64", "--workers", "1"]
     done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "gru_reset: declared before, observed after" in done.stdout
+    assert "explained by semantics gru_reset = after" in done.stdout
+    assert '"gru_reset": "after"' in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("lengths", [None, [4, 0, 2]])
