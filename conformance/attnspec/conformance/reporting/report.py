@@ -31,7 +31,19 @@ EXIT = {"conforms": 0, "violates": 1, "unusable": 2}
 NEVER = ("calls compiled by a framework",)
 """What the suite has no way to try."""
 
-PACKAGES = ("attnspec", "numpy", "hypothesis", "pytest", "torch", "triton", "numba", "jax", "jaxlib", "onnx", "onnxruntime")
+PACKAGES = (
+    "attnspec",
+    "numpy",
+    "hypothesis",
+    "pytest",
+    "torch",
+    "triton",
+    "numba",
+    "jax",
+    "jaxlib",
+    "onnx",
+    "onnxruntime",
+)
 """Packages whose versions a report states."""
 
 
