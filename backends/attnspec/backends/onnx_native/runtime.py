@@ -2,8 +2,8 @@
 
 What violates, in onnxruntime 1.32.0:
 
-- Attention of doubles has the relative error of a float32 in its scale. There is no kernel for them, and ONNX's own
-  definition of the operator by others, which stands in, takes 1/√d in float32.
+- Attention of doubles has the relative error of a float32 in its scale, as has ONNX's own definition of the operator by
+  others, which takes 1/√d in float32 and probably stands in where there is no kernel.
 - The final state of a GRU or an LSTM for a sequence of length 0 is 0, and not the initial state. ONNX does not say what
   it is (onnx/onnx#1674).
 
