@@ -1,5 +1,6 @@
-"""``python -m attnspec.conformance``: the command ``attnspec``."""
+"""``python -m attnspec.conformance`` is the command ``attnspec``."""
 
 from attnspec.conformance.cli import main
 
-main()
+if __name__ == "__main__":
+    main()
