@@ -11,17 +11,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.kernels import as_heads, both
-from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of
+from attnspec.backends.torch_native.kernels import Attention, as_heads, both
+from attnspec.backends.torch_native.rows import DTYPES, batch_of
 from attnspec.spec import Limits, Semantics
-
-_check = Check("scaled_dot_product_attention")
 
 
 def flexible(
@@ -66,27 +62,13 @@ def attended_compiled(
     return flexible(compiled(), query, key, value, mask, causal)
 
 
-class Flex(Row):
+class Flex(Attention):
     """flex_attention in one of its two ways."""
 
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
     notes = {"empty": "flex_attention raises where there are no queries or no batch: the row does not call it there"}  # noqa: RUF012 - a declaration
     parts: tuple[Callable[..., Any], ...] = (batch_of, as_heads, both)
     imports = "from torch.nn.attention.flex_attention import create_block_mask, flex_attention\n"
-
-    def scaled_dot_product_attention(
-        self,
-        query: Float[Tensor, "*#batch n d"],
-        key: Float[Tensor, "*#batch m d"],
-        value: Float[Tensor, "*#batch m d_v"],
-        *,
-        mask: Bool[Tensor, "*#batch #n #m"] | None = None,
-        causal: bool = False,
-    ) -> Float[Tensor, "*batch n d_v"]:
-        """softmax(QKᵀ/√d)V by flex_attention."""
-        _check(query, key, value, mask, causal=causal)
-        found: Tensor = self.calls["scaled_dot_product_attention"](query, key, value, mask, causal)
-        return found
 
 
 class Eager(Flex):

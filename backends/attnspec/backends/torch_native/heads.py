@@ -15,8 +15,8 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.attention import refuse_undivided
-from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, flat, unattended
+from attnspec.backends.torch_native.attention import flat, refuse_undivided
+from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, unattended
 from attnspec.spec import Limits, Semantics
 
 _check = Check("multi_head_attention")

@@ -42,18 +42,8 @@ def forced(
     return found[..., :d_v].reshape(*batch, n, d_v)
 
 
-class Kernel(Row):
-    """One kernel. A NaN or an infinity stored at a masked key or value reaches the result."""
-
-    semantics = Semantics(masked_nonfinite="propagates")
-    notes = {"layout": "values of another width than keys are padded with zeros, and rows are copied without gaps"}  # noqa: RUF012 - a declaration
-    parts = (batch_of, as_heads, both)
-    imports = "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
-
-    def __init__(self, kernel: SDPBackend) -> None:
-        self.name = f"SDPBackend.{kernel.name}"
-        self.kernel = kernel
-        self.calls = {"scaled_dot_product_attention": partial(forced, kernel)}
+class Attention(Row):
+    """Scaled dot-product attention in one way."""
 
     def scaled_dot_product_attention(
         self,
@@ -64,9 +54,23 @@ class Kernel(Row):
         mask: Bool[Tensor, "*#batch #n #m"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "*batch n d_v"]:
-        """softmax(QKᵀ/√d)V by this kernel and no other."""
+        """softmax(QKᵀ/√d)V in this way and no other."""
         _check(query, key, value, mask, causal=causal)
-        return forced(self.kernel, query, key, value, mask, causal)
+        found: Tensor = self.calls["scaled_dot_product_attention"](query, key, value, mask, causal)
+        return found
+
+
+class Kernel(Attention):
+    """One kernel. A NaN or an infinity stored at a masked key or value reaches the result."""
+
+    semantics = Semantics(masked_nonfinite="propagates")
+    notes = {"layout": "values of another width than keys are padded with zeros, and rows are copied without gaps"}  # noqa: RUF012 - a declaration
+    parts = (batch_of, as_heads, both)
+    imports = "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+
+    def __init__(self, kernel: SDPBackend) -> None:
+        self.name = f"SDPBackend.{kernel.name}"
+        self.calls = {"scaled_dot_product_attention": partial(forced, kernel)}
 
 
 math = Kernel(SDPBackend.MATH)

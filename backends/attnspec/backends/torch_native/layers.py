@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.attention import refuse_undivided
-from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, flat, unattended
+from attnspec.backends.torch_native.attention import flat, refuse_undivided
+from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, unattended
 from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, Limits, Semantics
 
 _check_encoder, _check_decoder = Check("encoder_layer"), Check("decoder_layer")

@@ -7,7 +7,6 @@ the program.
 import inspect
 from collections.abc import Callable
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from attnspec.backends.bases.torch import TorchBackend, devices
+from attnspec.backends.torch_native.attention import flat
 from attnspec.spec import Limits
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -55,11 +55,6 @@ def batch_of(*arrays: Tensor | None) -> tuple[int, ...]:
     """The batch that rows (*batch, n, d) and masks share; None is no array."""
     given = [x.shape[:-2] for x in arrays if x is not None]
     return tuple(torch.broadcast_shapes(*given))  # type: ignore[no-untyped-call]
-
-
-def flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """Rows (*batch, n, d) with one batch dimension."""
-    return x.expand(*batch, *x.shape[-2:]).reshape(prod(batch), *x.shape[-2:])
 
 
 def unattended(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:

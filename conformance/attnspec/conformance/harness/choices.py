@@ -34,7 +34,7 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     found = {path: Expected(x.value, x.budget) for path, x in subject.oracles(given).items()}
     if subject.semantics.fully_masked != "zero" and given.keys_count and (given.mask is not None or given.causal):
         found = _without_keys(subject, subject.aligned(given), found)
-    floats = [wide(x) for _, x in given.floats]
+    floats = [x for _, x in given.floats]
     if all(np.isfinite(x).all() for x in floats):
         return found
     aligned = subject.aligned(given)

@@ -23,11 +23,10 @@ def diagnosis(subject: Subject, part: Part, index: tuple[int, ...]) -> str:
 
     element = index[: len(part.arguments.batch)]
     one = Part(part.arguments.element(element), {path: x[element] for path, x in part.results.items()}, ())
-    asking = subject.operation.asking or ""
-    axes = subject.operation.leading.axes(asking)
-    rows = rows_to_judge(subject, one.arguments, ROWS, np.random.default_rng(0))
-    if rows is not None and axes and pairs(one.arguments) > PAIRS:
-        worst = index[len(index) + axes[0]]
-        one = with_rows(subject, one, np.unique([*rows[:: max(len(rows) // ROWS, 1)], worst]))
+    many = pairs(one.arguments) > PAIRS
+    rows = rows_to_judge(subject, one.arguments, ROWS, np.random.default_rng(0)) if many else None
+    if rows is not None:
+        (axis,) = subject.operation.leading.axes(subject.operation.asking or "")
+        one = with_rows(subject, one, np.unique([*rows, index[axis]]))
     found = diagnosis_of_result(subject, one.arguments, one.results)
     return "" if found is None else found.sentence

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from attnspec.conformance.harness.together import Ensemble, accusation
+from attnspec.conformance.harness.together import Ensemble, accusation, zeros
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import spelled_out
 from attnspec.conformance.inputs.dtypes import numpy_dtype
@@ -29,7 +29,7 @@ def padded(given: Arguments) -> Arguments:
     given = spelled_out(given, bottom_right=False) if given.causal else given
 
     def append(x: Numbers, axis: int) -> Numbers:
-        return np.concatenate([x, np.zeros_like(np.take(x, [0], axis=axis))], axis)
+        return np.concatenate([x, zeros(x, axis)], axis)
 
     longer = given.along(given.operation.asked or "", append)
     if given.mask is None or longer.mask is None or longer.mask.shape == given.mask.shape:

@@ -38,7 +38,6 @@ KEYS = 24
 STEP = 2.0**-12
 """The relative step of the scale by which the derivative of a result is taken."""
 
-
 EXPONENTIALS = 2.0**-13
 """The relative error of exponentials where weights are stored in few bits: there implementations approximate them, and
 those that are summed more than those that multiply values. PyTorch's on the CPU are off by up to 9e-5."""
@@ -181,7 +180,7 @@ class Ensemble:
         """What the results are where a single key is attended to, for some keys and for one of zeros, with words."""
         for j in sampled(self.arguments.keys_count or 0, KEYS, np.random.default_rng(0)):
             yield f"key {j}", self.exactly(partial(_alone, keys=take([j])))
-        yield "a key of zeros", self.exactly(partial(_alone, keys=_zeros))
+        yield "a key of zeros", self.exactly(partial(_alone, keys=zeros))
 
 
 def _alone(given: Arguments, keys: Change) -> Arguments:
@@ -189,7 +188,8 @@ def _alone(given: Arguments, keys: Change) -> Arguments:
     return given.without_masks().plain().along(given.operation.asked or "", keys)
 
 
-def _zeros(x: Numbers, axis: int) -> Numbers:
+def zeros(x: Numbers, axis: int) -> Numbers:
+    """A single row of zeros along an axis, in the place of all."""
     return np.zeros_like(np.take(x, [0], axis=axis))
 
 
