@@ -21,8 +21,9 @@ from attnspec.conformance.judging.rows import sampled
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.ensembles import along, exact, rescaled
+from attnspec.conformance.laws.ensembles import along, exact, rescaled, slope
 from attnspec.conformance.laws.single_keys import along_key
+from attnspec.conformance.laws.spreads import no_wider
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.axes import Role
@@ -34,9 +35,6 @@ FEWEST = int(WIDTH**2) + 1
 
 KEYS = 24
 """Keys that are asked for by themselves: the first, the last, those at borders of tiles, others."""
-
-STEP = 2.0**-12
-"""The relative step of the scale by which the derivative of a result is taken."""
 
 EXPONENTIALS = 2.0**-13
 """The relative error of exponentials where weights are stored in few bits: there implementations approximate them, and
@@ -146,8 +144,7 @@ class Ensemble:
     @cached_property
     def steepness(self) -> Numbers:
         """The derivative of the results with respect to the logarithm of the scale."""
-        up, down = (self.exactly(partial(rescaled, factor=factor)) for factor in (1 + STEP, 1 - STEP))
-        return (up - down) / (2 * STEP)
+        return slope(lambda factor: self.exactly(partial(rescaled, factor=factor)))
 
     def exactly(self, change: Callable[[Arguments], Arguments]) -> Numbers:
         """The exact results of changed arguments; what is the same for all rows is repeated."""
@@ -247,19 +244,7 @@ def keys(ensemble: Ensemble) -> Iterator[Filter]:
 def spread(ensemble: Ensemble) -> Iterator[Filter]:
     """The root mean square of error/σ."""
     e, what = ensemble, "the root mean square of error/σ"
-
-    def check(got: Numbers) -> None:
-        squares = (((got - e.expected) / e.sigma) ** 2).mean(-1).astype(np.float64)
-        limit = float(np.sqrt(1 + WIDTH * squares.std() / np.sqrt(len(squares))))
-        found = float(np.sqrt(squares.mean()))
-        e.subject.estimates[what] = found, limit
-        e.subject.holds(
-            found <= limit,
-            f"{what} is {found:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
-            e.arguments,
-        )
-
-    yield Filter(what, check)
+    yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what))
 
 
 FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {

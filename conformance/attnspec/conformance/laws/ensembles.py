@@ -6,7 +6,7 @@ are within one. For independent symmetric t_b, |Σ t_b| exceeds z √Σ t_b² wi
 however they are distributed (Hoeffding's inequality for their signs): 3·10⁻¹⁴ at the z of 8 that is used here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -31,6 +31,9 @@ Those of self-attention differ little, since each has as many rows as keys."""
 
 FEW = 32
 """Batch elements from which it is told how large scores should be."""
+
+STEP = 2.0**-12
+"""The relative step of the scale by which the derivative of a result is taken."""
 
 GROUPS = 16
 """Calls over which the elements of a gradient are spread that a batch shares."""
@@ -124,9 +127,12 @@ def rescaled(arguments: Arguments, factor: float) -> Arguments:
 
 def scale_direction(subject: Subject, arguments: Arguments) -> Numbers:
     """The derivative of the result with respect to the logarithm of the scale, by elements of the batch."""
-    step = 2.0**-12
-    up, down = (exact(subject, rescaled(arguments, 1 + s)) for s in (step, -step))
-    return by_element(up - down) / (2 * step)
+    return by_element(slope(lambda factor: exact(subject, rescaled(arguments, factor))))
+
+
+def slope(at: Callable[[float], Numbers]) -> Numbers:
+    """The derivative with respect to the logarithm of the scale of what is computed at a factor of it."""
+    return (at(1 + STEP) - at(1 - STEP)) / (2 * STEP)
 
 
 def by_element(x: Numbers) -> Numbers:

@@ -40,19 +40,24 @@ def ensemble_spread(subject: Subject, arguments: Arguments, rng: np.random.Gener
     if not judgeable(subject):
         return False
     for words, given in (("", batches(subject, rng, MANY)), (f" with {BEYOND} keys", beyond_a_tile(subject, rng))):
-        squares = (relative_errors(subject, given) ** 2).mean(-1)
-        limit = float(np.sqrt(1 + WIDTH * squares.std() / np.sqrt(len(squares))))
-        found, what = float(np.sqrt(squares.mean())), f"the root mean square of error/σ{words}"
-        subject.estimates[what] = found, limit
-        subject.ratio = max(subject.ratio, found / limit)
-        subject.holds(
-            found <= limit,
-            f"{what} is {found:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
-            given,
-            expected=np.float64(1.0),
-            got=np.float64(found),
-        )
+        no_wider(subject, given, relative_errors(subject, given), f"the root mean square of error/σ{words}")
     return True
+
+
+def no_wider(subject: Subject, arguments: Arguments, errors: Numbers, what: str) -> None:
+    """Demand that errors over σ, a row for each independent element, are together as small as those of roundings."""
+    squares = (errors**2).mean(-1).astype(np.float64)
+    limit = float(np.sqrt(1 + WIDTH * squares.std() / np.sqrt(len(squares))))
+    found = float(np.sqrt(squares.mean()))
+    subject.estimates[what] = found, limit
+    subject.ratio = max(subject.ratio, found / limit)
+    subject.holds(
+        found <= limit,
+        f"{what} is {found:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
+        arguments,
+        expected=np.float64(1.0),
+        got=np.float64(found),
+    )
 
 
 @checks(law.ENSEMBLE_MEAN, once=True, dear=True)
