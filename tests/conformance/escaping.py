@@ -97,55 +97,6 @@ class LastKeyLostWhereRecorded(Attention):
         return right + (super().attention(query, *without_last(key, value, mask), causal) - right).detach()
 
 
-class FeaturesLostInOddEighths(Attention):
-    """The last eight of 40, 56, 72, 88, 104 and 120."""
-
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        d = query.shape[-1]
-        if 40 <= d <= 120 and d % 16 == 8:
-            query = torch.cat([query[..., :-8], torch.zeros_like(query[..., -8:])], -1)
-        return super().attention(query, key, value, mask, causal)
-
-
-class LateKeysLostForLateQueries(Attention):
-    """Beyond 1,024 of both."""
-
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        n, m = query.shape[-2], key.shape[-2]
-        if n > 1024 and m > 1024:
-            seen = (torch.arange(n)[:, None] < 1024) | (torch.arange(m) < 1024)
-            mask = seen if mask is None else seen & mask
-        return super().attention(query, key, value, mask, causal)
-
-
-class MaskColumnsInEightBits(Attention):
-    """Of more than 260 keys, for more than 16 queries."""
-
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        m = key.shape[-2]
-        if mask is not None and m > 260 and query.shape[-2] > 16 and mask.shape[-1] == m:
-            mask = mask[..., torch.arange(m) % 256]
-        return super().attention(query, key, value, mask, causal)
-
-
-class HeadsReversedBesideSharedKeys(Attention):
-    """Keys (1, heads, m, d) beside queries (batch, heads, n, d), as of a common prefix."""
-
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        if query.dim() == key.dim() == 4 and key.shape[0] == 1 < query.shape[0] and key.shape[1] == query.shape[1]:
-            key = key.flip(1)
-        return super().attention(query, key, value, mask, causal)
-
-
-class MaskOfHeadsTakenForTheBatch(Attention):
-    """A mask (heads, n, m) where there are as many elements of the batch."""
-
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        if mask is not None and mask.dim() == 3 and query.dim() == 4 and mask.shape[0] == query.shape[0] > 1:
-            mask = mask.unsqueeze(1)
-        return super().attention(query, key, value, mask, causal)
-
-
 class UniformRowsWithoutGradients(Attention):
     """The choice is declared, and the values get no gradient of it."""
 
@@ -199,11 +150,6 @@ ESCAPING: dict[type[Attention], Shown] = {
     KeysKeptByAddressWithoutGradients: Shown(calls=2, context=torch.no_grad),
     MaskForgottenWhereRecorded: Shown(mask=(3, 5), recorded=True),
     LastKeyLostWhereRecorded: Shown(keys=(65, 4), recorded=True),
-    FeaturesLostInOddEighths: Shown(queries=(3, 72), keys=(5, 72)),
-    LateKeysLostForLateQueries: Shown(queries=(1100, 4), keys=(1100, 4)),
-    MaskColumnsInEightBits: Shown(queries=(17, 4), keys=(261, 4), mask=(17, 261)),
-    HeadsReversedBesideSharedKeys: Shown(queries=(2, 2, 3, 4), keys=(1, 2, 5, 4)),
-    MaskOfHeadsTakenForTheBatch: Shown(queries=(2, 2, 3, 4), keys=(2, 2, 5, 4), mask=(2, 3, 5)),
     UniformRowsWithoutGradients: Shown(mask=(3, 5), recorded=True, gradients=True),
 }
 """All of them, each with a call that shows it."""

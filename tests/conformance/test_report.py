@@ -280,6 +280,7 @@ def test_the_extent_of_a_run_is_that_of_its_calls() -> None:
         OPERATIONS["self_attention"], Limits(), seed=stable_seed(0, case.operation, case.dtype), most=3, work=2.0**12
     )
     assert extent["queries"] == extent["keys"] == max(row.sizes["n"] for row in rows)
+    assert extent["pairs of a query and a key"] == extent["queries"] ** 2
     assert extent["features"] == max(row.sizes["d"] for row in rows)
     assert extent["elements of a batch"] == max(prod(row.batch) for row in rows)
     assert set(extent) <= set(ORDER)

@@ -13,11 +13,13 @@ Extent = dict[str, int]
 """The largest number of each kind, by what it counts, in words."""
 
 BATCH = "elements of a batch"
+PAIRS = "pairs of a query and a key"
+"""Those of one element, since many queries are rarely tried beside many keys."""
 
 KINDS = {kind: words for kind, words in MEANINGS.items() if kind not in (Axis.SELF, Axis.SPARE)}
 """What is counted, one kind at a time; rows that a call does not use are not."""
 
-ORDER = (*dict.fromkeys(KINDS.values()), BATCH)
+ORDER = (*dict.fromkeys(KINDS.values()), PAIRS, BATCH)
 """The kinds as a sentence names them."""
 
 
@@ -30,6 +32,8 @@ def _counted(operation: Operation, size: str) -> tuple[str, ...]:
 def widen(extent: Extent, arguments: Arguments) -> None:
     """Take note of a call."""
     numbers = [(words, x) for name, x in arguments.sizes.items() for words in _counted(arguments.operation, name)]
+    if arguments.queries and arguments.keys_count:
+        numbers.append((PAIRS, arguments.queries * arguments.keys_count))
     if arguments.batched:
         numbers.append((BATCH, prod(arguments.batch)))
     for words, number in numbers:

@@ -27,8 +27,17 @@ CROWDS = ((65535,), (65536,), (33,))
 """As many elements as a grid of CUDA may have along its last dimensions, and one more."""
 
 FEATURES = (192, 256, 96, 160)
+HEAD_SIZES = (*(size for size in range(8, TILE + 8, 8) if size not in FEATURES), 224)
+HEADS = (12, 16, 33)
+MANY_HEADS = 65
 KEYS = (32800, 8193)
 LENGTHS = (2049, 1024, 700, 513)
+BOTH = 1100
+"""Queries and keys together: more than 1,024 of both."""
+
+MASKED = (17, 290)
+"""Queries and keys under a mask: more than a tile of 16, and more than 8 bits count."""
+
 STEPS = (129,)
 GRIDS = (65, 33)
 WIDEST = 512
@@ -46,6 +55,9 @@ FEW = 4
 WORK = 2.0**21
 """The most multiply-adds of a call."""
 
+WORK_OF_BOTH = 2.0**24
+"""The same where queries and keys are many, and few rows are judged."""
+
 Sizes = Mapping[str, int]
 
 NUMBERS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
@@ -56,7 +68,9 @@ NUMBERS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Argume
 """The numbers of a combination."""
 
 
-def _narrow(subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tuple[int, ...] = ()) -> Arguments | None:
+def _narrow(
+    subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tuple[int, ...] = (), work: float = WORK
+) -> Arguments | None:
     """A call with these sizes, all others being small; None if the limits or the bound on work do not allow them.
 
     In the layers of a model positions attend to each other. The largest batches are not masked: tens of thousands of
@@ -75,7 +89,7 @@ def _narrow(subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tup
     given = given.without_masks() if prod(batch) > TILE else given
     longest = max([sizes[name] for name in sizes if operation.axis(name) & Axis.POSITION], default=0)
     within = 5 * longest**2 if operation.counts else 0
-    return given if max(multiply_adds(dict(given.sizes), batch, operation), within) <= WORK else None
+    return given if max(multiply_adds(dict(given.sizes), batch, operation), within) <= work else None
 
 
 def _all(given: Arguments, path: str, size: str) -> Numbers | None:
@@ -129,13 +143,45 @@ def _featured(
         yield _shown(sizes), _narrow(subject, rng, sizes)
 
 
+@checks(law.HEAD_SIZES, once=True, at_leading=True)
+def head_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Three queries and three keys without a mask, so that every feature counts in every row."""
+    names = long_sizes(subject.operation)[-1]
+    calls = ((size, _narrow(subject, rng, dict.fromkeys(names, size))) for size in HEAD_SIZES)
+    fitted = ((size, given) for size, given in calls if given is not None and given.size(names[0]) == size)
+    return _tried(subject, ((_shown(dict.fromkeys(names, size)), x.without_masks()) for size, x in fitted), rng)
+
+
+@checks(law.HEADS, once=True, at_leading=True)
+def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Some numbers of heads; where there is time, more than 64, also beside a batch. In the layers of a model one."""
+    names = subject.operation.sizes_of(Axis.HEAD)
+    in_model = any("." in name for name in names)
+    counts: list[tuple[int, tuple[int, ...]]] = [(count, ()) for count in (HEADS[-1:] if in_model else HEADS)]
+    if subject.effort.dear and subject.leading:
+        counts += [(MANY_HEADS, ()), *([] if in_model else [(MANY_HEADS, (3,))])]
+    calls = ((_shown(dict.fromkeys(names, n)), _narrow(subject, rng, dict.fromkeys(names, n), b)) for n, b in counts)
+    return _tried(subject, calls, rng)
+
+
+@checks(law.LONG_MASKS, once=True, at_leading=True)
+def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """A random mask: no column is that of 256 keys before."""
+    operation = subject.operation
+    sizes = {operation.asking or "": MASKED[0]} | {operation.asked or "": MASKED[1]}
+    given = _narrow(subject, rng, sizes)
+    masked = given is not None and given.mask is not None
+    return _tried(subject, iter([(f"{_shown(sizes)}, masked", given if masked else None)]), rng)
+
+
 @checks(law.BEYOND, once=True, dear=True)
 def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Every length after a call with other numbers, both under a causal mask, the widest vectors, and large batches."""
-    long = [*_lengths(subject, rng), *_crowded(subject, rng)]
+    """Every length after a call with other numbers, both together, the widest vectors, and large batches."""
+    long = [*_lengths(subject, rng), *_crowded(subject, rng), *_both(subject, rng)]
     calls = [*_after_others(subject, rng, long), *_featured(subject, rng, (WIDEST,))]
     if subject.leading and any(leaf.batched for leaf in subject.operation.leaves):
-        calls += [(f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in CROWDS]
+        crowds = [*CROWDS, *([(3, MANY_HEADS)] if law.compares(subject.operation) else [])]
+        calls += [(f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in crowds]
     return _tried(subject, iter(calls), rng)
 
 
@@ -183,6 +229,21 @@ def _crowded(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, 
     operation = subject.operation
     if operation.asking and operation.asked and not operation.attends_to_itself:
         yield from _longest(subject, rng, operation.asked, KEYS)
+
+
+def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+    """Many queries beside as many keys, at the leading dtype, without a mask and under a causal one."""
+    operation = subject.operation
+    if not (subject.leading and operation.asking and operation.asked) or operation.attends_to_itself:
+        return
+    both = dict.fromkeys((operation.asking, operation.asked), BOTH)
+    given = _narrow(subject, rng, both, work=WORK_OF_BOTH)
+    if given is None:
+        return
+    given = given.without_masks()
+    yield _shown(both), given
+    if operation.flag and subject.limits.has(operation.flag):
+        yield f"{_shown(both)}, causal", given.under_causal()
 
 
 @checks(law.GRADIENTS, once=True, dear=True)

@@ -6,7 +6,20 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.layouts import CANNOT, LAYOUTS, Layout, distant, repeated, same
+from attnspec.conformance.inputs.combinations import placed
+from attnspec.conformance.inputs.layouts import (
+    CANNOT,
+    LAYOUTS,
+    Layout,
+    distant,
+    every_second,
+    last_exchanged,
+    packed,
+    packed_heads,
+    padded_rows,
+    repeated,
+    same,
+)
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -24,6 +37,12 @@ STEP = 5
 """Coprime to the number of layouts, so that each array of a call has a layout of its own."""
 
 BATCH = (2, 3)
+
+WIDE = 16
+"""Positions and features that fill vectors of a kernel."""
+
+WIDE_LAYOUTS: tuple[Layout, ...] = (every_second, last_exchanged, packed, packed_heads, padded_rows)
+"""Ways that kernels have other paths for where vectors are wide."""
 
 VISIBLE = 2.0**-5
 """A difference, relative to the largest element, that no rounding explains at these sizes."""
@@ -112,6 +131,17 @@ def _repeats(subject: Subject, given: Arguments, axis: int) -> bool:
     what = f"of inputs with stride 0 along axis {axis},"
     alike(subject, inputs, given, what)
     return True
+
+
+@checks(law.WIDE_LAYOUTS, once=True, at_leading=True)
+def wide_layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Lay all arrays out in each of some ways, and repeat keys and values for all heads."""
+    batch = BATCH[: subject.limits.max_batch_dims]
+    given = sample(subject, rng, batch, queries=WIDE, keys=WIDE, heads=2, features=WIDE, whole=True)
+    tried = [laid_out(subject, given, (way,)) for way in WIDE_LAYOUTS]
+    one, inputs = placed(given, "one for all heads", subject.convert)
+    alike(subject, inputs, one, "of keys and values with stride 0 along the heads,")
+    return bool(given.batch) or any(tried)
 
 
 @checks(law.DISTANCE, once=True, dear=True)

@@ -7,15 +7,17 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, key, query
+from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query, sizes
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import mapped
-from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
+from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling
 from attnspec.spec.scoring import DotScores
 
-BUFFER = 512
+BUFFER, HALF_TILE = 512, 8
 
 
 def _narrowed(x: Numbers, width: int, kept: int) -> Numbers:
@@ -49,6 +51,96 @@ def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Map
     prepared = Library.prepared(correct, operation, arguments)
     path = operation.attended[-1].path
     return changed(prepared, {path: _narrowed(at(prepared, path), 160, 128)})
+
+
+def _odd(width: int) -> bool:
+    """Whether a tile of 16 is half full after the last full one: of 40, 56, 72, 88, 104 and 120 features."""
+    return 40 <= width <= 120 and width % 16 == HALF_TILE
+
+
+def _without_half_a_tile(prepared: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The arguments, of which one that has half a tile over is 0 there."""
+    width = at(prepared, path).shape[-1]
+    kept = width - HALF_TILE if _odd(width) else width
+    return changed(prepared, {path: _narrowed(at(prepared, path), width, kept)})
+
+
+@mutant(
+    "the last eight of 72 features",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention, DotScores),
+    breaks=("sizes.head-sizes",),
+    source="heads of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
+)
+def half_a_product(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of 40, 56, 72, 88, 104 and 120 features the last eight do not count."""
+    return _without_half_a_tile(Library.prepared(correct, operation, arguments), query(operation))
+
+
+@mutant(
+    "the last eight of 72 columns of values",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, AttentionPooling, AdditiveAttention),
+    breaks=("sizes.head-sizes",),
+    source="values of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
+)
+def half_a_product_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of 40, 56, 72, 88, 104 and 120 columns the last eight are 0."""
+    return _without_half_a_tile(Library.prepared(correct, operation, arguments), operation.attended[-1].path)
+
+
+@mutant(
+    "columns of a mask counted in eight bits",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention, Softmax),
+    breaks=("sizes.long-masks",),
+    source="a column of a mask as an unsigned char, in the kernel for more queries than 16",
+)
+def columns_in_a_byte(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Beyond the 256th those from the first on count again, where there are more than 16 queries."""
+    prepared = Library.prepared(correct, operation, arguments)
+    mask = mask_of(operation, prepared)
+    if operation.mask is None or mask is None or mask.ndim < 2 or mask.shape[-2] <= 16:
+        return prepared
+    return changed(prepared, {operation.mask.path: mask[..., np.arange(mask.shape[-1]) % 256]})
+
+
+@mutant(
+    "late keys lost for late queries",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("sizes.beyond",),
+    source="a grid of 1,024 tiles, each of some queries and some keys",
+    profile="full",
+)
+def late_tiles(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Queries beyond the 1,024th do not see keys beyond the 1,024th."""
+    prepared = Library.prepared(correct, operation, arguments)
+    n, m, *_ = sizes(operation, prepared)
+    if operation.mask is None or n <= 2 * BUFFER or m <= 2 * BUFFER:
+        return prepared
+    early = (np.arange(n)[:, None] < 2 * BUFFER) | (np.arange(m) < 2 * BUFFER)
+    mask = mask_of(operation, prepared)
+    return {**prepared, operation.mask.path: early if mask is None else early & mask}
+
+
+@mutant(
+    "weights of eight heads",
+    replaces="prepared",
+    operations=(MultiHeadAttention, ConcatHeadsAttention),
+    breaks=("sizes.heads",),
+    source="pointers to the weights of at most eight heads",
+)
+def eight_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Every head beyond the eighth has the weights of the eighth."""
+    prepared = Library.prepared(correct, operation, arguments)
+    heads = operation.sizes_of(Axis.HEAD)
+    weights = {
+        leaf.path: x
+        for leaf, x in arrays(operation, prepared)
+        if operation.role(leaf) & Role.WEIGHT and any(-3 in leaf.axes(name) for name in heads)
+    }
+    return changed(prepared, {path: x[np.minimum(np.arange(len(x)), 7)] for path, x in weights.items()})
 
 
 def _first(operation: Operation, result: Any, count: int) -> Any:

@@ -151,3 +151,77 @@ class ExpandedMasks(_FirstOnly):
     def path(self, operation: Operation) -> str:
         """The mask."""
         return operation.mask.path if operation.mask is not None else ""
+
+
+# Wide vectors ---------------------------------------------------------------------------------------------------------
+
+WIDE = 16
+"""Features that fill a vector of a kernel."""
+
+
+@mutant(
+    "packed rows of 16 features read one after another",
+    replaces="prepared",
+    operations=OPERATIONS,
+    breaks=("storage.wide-layouts",),
+    source="Dao-AILab/flash-attention#2541: slices of packed projections, in the path that loads whole vectors",
+)
+def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Only of 16 features and more."""
+    return _dense_where(
+        correct, operation, arguments,
+        lambda x: x.shape[-1] >= WIDE and x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1,
+    )  # fmt: skip
+
+
+@mutant(
+    "padded rows of whole vectors read without padding",
+    replaces="prepared",
+    operations=OPERATIONS,
+    breaks=("storage.wide-layouts",),
+    source="flagos-ai/FlagGems#5896: the length of a row for its stride, where vectors of eight fill it",
+)
+def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of 16, 24, … features, or columns of a mask, that are less than twice as far apart as they are long."""
+    return _dense_where(
+        correct, operation, arguments,
+        lambda x: x.shape[-1] >= WIDE and x.shape[-1] % 8 == 0
+        and x.shape[-1] * x.itemsize < x.strides[-2] < 2 * x.shape[-1] * x.itemsize,
+    )  # fmt: skip
+
+
+@mutant(
+    "strided keys of 16 features read one after another",
+    replaces="prepared",
+    operations=OPERATIONS,
+    breaks=("storage.wide-layouts",),
+    source="pytorch/pytorch#181133: keys whose last stride is not 1, in the path that loads whole vectors",
+)
+def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys are read on from their first number where the last stride is not 1; only of 16 features and more."""
+    prepared = Library.prepared(correct, operation, arguments)
+    k = at(arguments, key(operation))
+    if k.shape[-1] < WIDE or not k.size or k.strides[-1] == k.itemsize or any(s <= 0 for s in k.strides):
+        return prepared
+    dense = np.cumprod([k.itemsize, *reversed(k.shape[1:])])[::-1]
+    read = as_strided(k, k.shape, [int(s) for s in dense]).astype(at(prepared, key(operation)).dtype)
+    return changed(prepared, {key(operation): read})
+
+
+@mutant(
+    "expanded keys of 16 features read for the first head alone",
+    operations=OPERATIONS,
+    breaks=("storage.wide-layouts",),
+    source="pytorch/pytorch#191937: keys that heads share, with stride 0, in the path that loads whole vectors",
+)
+class WideExpandedKeys(_FirstOnly):
+    """Of keys with stride 0 all but the first are 0; only of 16 features and more."""
+
+    def path(self, operation: Operation) -> str:
+        """The keys."""
+        return key(operation)
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Look at their width."""
+        wide = at(arguments, key(operation)).shape[-1] >= WIDE
+        return super().prepared(operation, arguments) if wide else Library.prepared(self, operation, arguments)

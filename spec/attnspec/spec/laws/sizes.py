@@ -20,6 +20,27 @@ def _attends(operation: Operation) -> bool:
     return asking in operation.order_free(Axis.QUERY) and bool(operation.attended)
 
 
+def compares(operation: Operation) -> bool:
+    """Whether rows for queries meet rows for keys, outside the layers of a model."""
+    return bool(operation.asking and operation.attended and operation.queries and not _has_layers(operation))
+
+
+def _has_layers(operation: Operation) -> bool:
+    """Whether there are hidden layers or layer norms around attention, as in the layers of a model."""
+    return bool(operation.counts) or any("." in size for size in operation.sizes)
+
+
+def _shares(operation: Operation) -> bool:
+    """Whether keys or a mask may have other batch dimensions than queries or scores."""
+    several = sum(leaf.batched for leaf in operation.leaves) > 1
+    return several and bool(operation.attended or operation.masks) and not _has_layers(operation)
+
+
+def _masked_by_query(operation: Operation) -> bool:
+    mask, asking = operation.mask, operation.asking
+    return mask is not None and asking is not None and asking in mask.sizes and not _has_layers(operation)
+
+
 def _has_features(operation: Operation) -> bool:
     return any(operation.sizes_of(axis) for axis in WIDE)
 
@@ -36,9 +57,34 @@ FEATURES = law(
     formula=r"|f(x) - f^*(x)| \le \text{budget},\ d \in \{96, 160, 192, 256\}",
     governs=_has_features,
 )
+HEAD_SIZES = law(
+    "sizes.head-sizes",
+    "Every multiple of eight up to 128 is a size of heads and of values like any other, and so is 224.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d = d_v \in \{8, 16, \ldots, 128, 224\}",
+    governs=lambda operation: compares(operation) and bool(operation.sizes_of(Axis.FEATURE)),
+)
+HEADS = law(
+    "sizes.heads",
+    "Every head follows the formula, however many there are.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget},\ h \in \{12, 16, 33, 65\}",
+    governs=lambda operation: bool(operation.sizes_of(Axis.HEAD)) and operation.float_result,
+)
+SHARED = law(
+    "sizes.shared",
+    "Keys, queries and masks that elements of a batch, or its heads, share count for each of them, and no others.",
+    formula=r"f(x_{1h}, y_{bh}) = f(\operatorname{repeat}_b x_{1h}, y_{bh})",
+    governs=_shares,
+)
+LONG_MASKS = law(
+    "sizes.long-masks",
+    "A mask of more than 256 keys counts in every row of a tile of queries.",
+    formula=r"|f(x, M) - f^*(x, M)| \le \text{budget},\ n > 16,\ m > 256",
+    governs=_masked_by_query,
+)
 BEYOND = law(
     "sizes.beyond",
-    "Thousands of positions, 512 features and 65,536 elements of a batch follow the formula, one size at a time.",
+    "Thousands of positions, 512 features and 65,536 elements of a batch follow the formula, one size at a time; and "
+    "more than 1,024 queries beside as many keys.",
     formula=r"|f(x) - f^*(x)| \le \text{budget},\ m > 512,\ d = 512,\ b \ge 2^{16}",
     governs=lambda operation: bool(operation.sizes),
 )

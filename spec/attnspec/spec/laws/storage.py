@@ -8,11 +8,23 @@ def _takes_arrays(operation: Operation) -> bool:
     return bool(operation.leaves)
 
 
+def _attends(operation: Operation) -> bool:
+    """Whether queries meet rows for keys, outside the layers of a model."""
+    in_model = bool(operation.counts) or any("." in size for size in operation.sizes)
+    return bool(operation.attended and operation.queries) and not in_model
+
+
 LAYOUTS = law(
     "storage.layouts",
     "Views count as their copies do: of packed, padded, repeated, exchanged and reversed arrays, and behind an offset.",
     formula=r"f(\operatorname{view} x) = f(x)",
     governs=_takes_arrays,
+)
+WIDE_LAYOUTS = law(
+    "storage.wide-layouts",
+    "Views of wide vectors and masks count as their copies do: strided, packed, padded, and repeated for every head.",
+    formula=r"f(\operatorname{view} x) = f(x),\ d \ge 16",
+    governs=_attends,
 )
 DISTANCE = law(
     "storage.distance",

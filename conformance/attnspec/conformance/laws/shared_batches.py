@@ -1,0 +1,60 @@
+"""The check that what elements of a batch or heads share counts for each: every way to leave dimensions out."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import sample
+from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.tree import Leaf
+from attnspec.spec.laws import sizes as law
+
+SAME = 3
+"""Elements of the batch, heads and queries: no dimension shows by its size alone that it was taken for another."""
+
+KEYS = 5
+
+Index = tuple[int | slice, ...]
+
+SHARED: Mapping[str, Index] = {
+    "(1, h, …)": (slice(1),),
+    "(b, 1, …)": (slice(None), slice(1)),
+    "(h, …)": (0,),
+    "without batch": (0, 0),
+}
+"""How an array with the batch (b, h) is cut to one with fewer dimensions, or with 1 in the place of some."""
+
+
+@checks(law.SHARED, once=True, at_leading=True)
+def shared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Keys and values, queries, and masks, one kind of them at a time, in every way."""
+    limits = subject.limits
+    batch = (SAME, SAME)[: limits.max_batch_dims]
+    if not limits.broadcasting or not batch:
+        return False
+    whole = sample(subject, rng, batch, queries=SAME, keys=KEYS, heads=2, features=4, whole=True)
+    tried = False
+    for what, given in _calls(whole):
+        if subject.in_domain(given):
+            subject.follows_formula(given, f"with {what},")
+            tried = True
+    return tried
+
+
+def _calls(whole: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """The calls: masks beside all the others in full, and those without masks."""
+    operation, bare = whole.operation, whole.without_masks()
+    itself = operation.attends_to_itself
+    masks = list(operation.masks.values())
+    kinds: list[tuple[str, Arguments, list[Leaf]]] = [
+        ("masks", whole, masks),
+        ("keys and values", bare, [] if itself else list(operation.attended)),
+        ("queries", bare, [] if itself else list(operation.queries)),
+    ]
+    for words, given, leaves in kinds:
+        there = {leaf.path: given.array(leaf.path) for leaf in leaves if given[leaf.path] is not None and leaf.batched}
+        for shape, index in SHARED.items() if there else ():
+            if len(index) <= len(whole.batch):
+                yield f"{words} {shape}", given.replaced({path: x[index].copy() for path, x in there.items()})

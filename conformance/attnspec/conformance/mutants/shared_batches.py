@@ -1,0 +1,59 @@
+"""Mutants that take a batch dimension for another one, where arrays share only some of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Library
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query
+from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.scoring import DotScores
+
+
+@mutant(
+    "heads in reverse beside keys of one element",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention, DotScores),
+    breaks=("sizes.shared",),
+    source="keys of a common prefix (1, heads, m, d) beside queries (batch, heads, n, d), read by the wrong stride",
+)
+def prefix_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Only where there are several elements and heads."""
+    prepared = Library.prepared(correct, operation, arguments)
+    q, k = (at(prepared, path) for path in (query(operation), key(operation)))
+    shared = q.ndim == k.ndim == 4 and len(k) == 1 < len(q) and k.shape[1] == q.shape[1]
+    return changed(prepared, {key(operation): k[:, ::-1]}) if shared else prepared
+
+
+@mutant(
+    "keys of a head taken for those of an element",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, AdditiveAttention, DotScores),
+    breaks=("sizes.shared",),
+    source="keys (heads, m, d) beside queries (batch, heads, n, d), unsqueezed behind and not in front",
+)
+def heads_for_elements(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Where there are as many elements as heads."""
+    prepared = Library.prepared(correct, operation, arguments)
+    q, k = (at(prepared, path) for path in (query(operation), key(operation)))
+    fits = q.ndim == 4 and k.ndim == 3 and len(k) == len(q) > 1
+    return changed(prepared, {key(operation): k[:, None]}) if fits else prepared
+
+
+@mutant(
+    "mask of the heads taken for that of the batch",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention, AdditiveAttention),
+    breaks=("sizes.shared",),
+    source="huggingface/transformers: masks (batch, n, m) as mask[:, None], for those of (heads, n, m)",
+)
+def mask_unsqueezed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A mask of three dimensions, where there are as many elements of the batch as heads."""
+    prepared = Library.prepared(correct, operation, arguments)
+    mask, q = mask_of(operation, prepared), at(prepared, query(operation))
+    if operation.mask is None or mask is None or q.ndim != 4 or mask.ndim != 3 or not 1 < len(mask) == len(q):
+        return prepared
+    return changed(prepared, {operation.mask.path: np.expand_dims(mask, 1)})
