@@ -35,6 +35,9 @@ FEW = 32
 STEP = 2.0**-12
 """The relative step of the scale by which the derivative of a result is taken."""
 
+MORE_OF_SQUARES = 16
+"""How many times as many elements are needed where scores of many features are squared distances."""
+
 GROUPS = 16
 """Calls over which the elements of a gradient are spread that a batch shares."""
 
@@ -81,8 +84,15 @@ def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
         even = rescaled(cut, 0.25)
         yield f" in keys from {TILE} on", even.replaced({leaf.path: subject.exact(x) for leaf, x in even.floats})
     if operation.sharpened and subject.dtype != "float64":
-        wide_count = count // (8 if narrow and not itself else 16)
-        yield f" of {TILE + 8} features", _clearest(subject, rng, wide_count, features=TILE + 8)
+        part = 8 if narrow and not itself else 16
+        if _squared(subject) and not narrow:
+            part //= MORE_OF_SQUARES
+        yield f" of {TILE + 8} features", _clearest(subject, rng, count // part, features=TILE + 8)
+
+
+def _squared(subject: Subject) -> bool:
+    """Whether scores are squared distances, which are far from 0 for many features, and round as coarsely."""
+    return all(exponent < 1 for exponent in subject.operation.sharpened.values())
 
 
 def _clearest(subject: Subject, rng: np.random.Generator, count: int, **sizes: int) -> Arguments:
@@ -92,8 +102,6 @@ def _clearest(subject: Subject, rng: np.random.Generator, count: int, **sizes: i
     tell which is best.
     """
     given = batches(subject, rng, count, **sizes)
-    if not subject.operation.sharpened:
-        return given
     few = batches(subject, rng, min(count, FEW), **sizes)
     spread = [float((scale_direction(subject, rescaled(few, 4.0**-i)) ** 2).sum()) for i in range(3)]
     best = rescaled(given, 4.0 ** -int(np.argmax(spread)))
