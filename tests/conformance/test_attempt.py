@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,15 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Status
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.registry import Check
+from attnspec.conformance.mutants.correct import Library
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.law import LAWS
-from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 
 class Softmax:
@@ -50,3 +55,19 @@ def test_a_number_out_of_its_budget_is_judged_by_samples(results: Iterator[float
     assert (None if violation is None else violation.message) == verdict
     assert (ratio <= 1) == (verdict is None)
     assert not subject.sampled
+
+
+class LargerState(Library):
+    """The final state of the backward network is a quarter too large."""
+
+    def finished(self, operation: Operation, result: Any, arguments: Any) -> Any:
+        states, (forward, backward) = super().finished(operation, result, arguments)
+        return states, (forward, backward * backward.dtype.type(1.25))
+
+
+@pytest.mark.parametrize("operation", ["bidirectional_gru", "bidirectional_rnn"])
+def test_samples_convict_recurrent_networks_without_a_batch(operation: str) -> None:
+    backend = LargerState("larger state")
+    contract = Contract.of(backend)
+    (case,) = cases(contract, operations=(operation,), dtypes=("float16",), laws=("operation.oracle",))
+    assert [r.status for r in judge(backend, contract, case, PROFILES["quick"])] == [Status.FAILED]

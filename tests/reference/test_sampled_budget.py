@@ -81,3 +81,19 @@ def test_samples_are_the_same_each_time_and_their_number_is_enough() -> None:
     first, again = (judged(around_a_fixed_point, given, p, sampled=True) for _ in range(2))
     np.testing.assert_array_equal(first.budget, again.budget)
     assert 2 * t.sf(8, SAMPLES) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shapes", [((3,), (3, 4)), ((2, 3), (3, 4)), ((2, 3), (3,)), ((3,), (2, 3, 4))])
+def test_samples_of_products_have_the_shape_of_the_product(shapes: Any, dtype: str) -> None:
+    given = {name: normal(*shape).astype(np.dtype(dtype)) for name, shape in zip("ab", shapes, strict=True)}
+    found = []
+
+    def product(a: Any, b: Any) -> Any:
+        result = np.tanh(a) @ b
+        found.append(result.shape)
+        return result
+
+    judged(product, given, precision("rnn", dtype), sampled=True)
+    assert len(found) > SAMPLES
+    assert set(found) == {(given["a"] @ given["b"]).shape}

@@ -124,7 +124,8 @@ class Rigorous(Approximate):
             self._note_peak(right)
         error = ((terms + 1) * p.accumulation + a.operand_rounding + b.operand_rounding) * absolute
         if a.operand_step:
-            error = error + a.operand_step * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1)
+            matrices = a.ndim > 1 and b.ndim > 1
+            error = error + a.operand_step * right.sum(-2 if b.ndim > 1 else -1, keepdims=matrices)
         if b.operand_step:
             error = error + b.operand_step * left.sum(-1, keepdims=b.ndim > 1)
         if np.count_nonzero(a.error):

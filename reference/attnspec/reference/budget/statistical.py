@@ -125,7 +125,8 @@ class Statistical(Approximate):
         variance = (summing + operands) * squares + summing * as_double(value) ** 2
         # Operands are stored in steps, however small they are.
         if a.operand_step > self.floor:
-            variance = variance + a.operand_step**2 * right.sum(-2 if b.ndim > 1 else -1, keepdims=b.ndim > 1)
+            matrices = a.ndim > 1 and b.ndim > 1
+            variance = variance + a.operand_step**2 * right.sum(-2 if b.ndim > 1 else -1, keepdims=matrices)
         if b.operand_step > self.floor:
             variance = variance + b.operand_step**2 * left.sum(-1, keepdims=b.ndim > 1)
         if p.bias:
