@@ -65,6 +65,27 @@ def test_every_status_is_documented() -> None:
     assert [r for r in Reason if f"`{r}`" not in page] == []
 
 
+def test_the_adapter_of_the_readme_conforms_once_it_divides_by_the_root(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (code,) = re.findall(r"```python\n(# mine\.py.*?)```", read("README.md"), re.DOTALL)
+    _, body = code.split("class Mine(TorchBackend):\n")
+    assert len([line for line in body.splitlines() if line]) == 10
+    assert code.count("/ query.shape[-1]\n") == 1
+    right = code.replace("/ query.shape[-1]\n", "/ query.shape[-1] ** 0.5\n")
+    (tmp_path / "mine.py").write_text(right, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "mine.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mine conforms" in done.stdout
+    assert "deviation rejection: unchecked" in done.stdout
+    unchecked = right.replace(', "rejection": "unchecked"', "")
+    assert unchecked != right
+    (tmp_path / "mine.py").write_text(unchecked, encoding="utf-8")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert '"rejection": "unchecked"' in done.stdout.splitlines()[-1]
+
+
 def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     ((code,), (verdict,)) = (

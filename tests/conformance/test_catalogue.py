@@ -26,7 +26,7 @@ def declarations(text: str) -> list[str]:
 def test_a_question_shows_its_choices_and_declarations_that_are_understood(name: str) -> None:
     question = QUESTIONS[name]
     text = described(name).markup
-    assert text == described(f"semantics.{name}").markup
+    assert text == described(question.law).markup
     assert f"`{question.normative}` (normative)" in text
     assert [c for c in question.choices if f"`{c}`" not in text] == []
     everywhere, one = (eval(d) for d in declarations(text))

@@ -58,6 +58,17 @@ def test_features_are_all_or_those_that_are_listed() -> None:
     assert Limits.of({"features": ["scale"]}).features == ("scale",)
 
 
+def test_lengths_are_at_least_the_smallest_and_multiples() -> None:
+    assert [Limits(min_length=3).length_from(n) for n in (0, 2, 3, 5)] == [3, 3, 3, 5]
+    assert [Limits(min_length=3, multiple_of=4).length_from(n) for n in (0, 4, 5)] == [4, 4, 8]
+
+
+def test_gradients_are_those_of_all_operations_or_of_some() -> None:
+    assert Limits().gives_gradients("softmax")
+    some = Limits.of({"gradients": ["softmax"]})
+    assert (some.gives_gradients("softmax"), some.gives_gradients("layer_norm")) == (True, False)
+
+
 FIELDS = ", ".join(f.name for f in fields(Limits))
 
 
@@ -75,6 +86,21 @@ FIELDS = ", ".join(f.name for f in fields(Limits))
         ),
         ({"dtypes": ()}, "limits: expected at least one dtype and one device; got none"),
         ({"devices": []}, "limits: expected at least one dtype and one device; got none"),
+        ({"gradients": "softmax"}, "limits gradients: expected a tuple; got 'softmax'"),
+        ({"mask": None}, "limits mask: expected True or False; got None"),
+        ({"causal": 0}, "limits causal: expected True or False; got 0"),
+        ({"contiguous_only": "yes"}, "limits contiguous_only: expected True or False; got 'yes'"),
+        ({"min_length": -1}, "limits min_length: expected an integer of at least 0; got -1"),
+        ({"min_length": None}, "limits min_length: expected an integer of at least 0; got None"),
+        ({"min_batch": 0.5}, "limits min_batch: expected an integer of at least 0; got 0.5"),
+        (
+            {"min_length": 3, "multiple_of": 8, "max_length": 4},
+            "limits max_length: expected at least multiple_of = 8; got 4",
+        ),
+        (
+            {"min_length": 9, "multiple_of": 8, "max_length": 12},
+            "limits max_length: expected at least 16, the smallest length by min_length and multiple_of; got 12",
+        ),
         ({"multiple_of": 0}, "limits multiple_of: expected an integer of at least 1; got 0"),
         ({"multiple_of": 1.5}, "limits multiple_of: expected an integer of at least 1; got 1.5"),
         ({"multiple_of": True}, "limits multiple_of: expected an integer of at least 1; got True"),

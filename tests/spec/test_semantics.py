@@ -90,7 +90,7 @@ def test_what_is_declared() -> None:
     ("declared", "message"),
     [
         ({"no_keys": "one"}, "semantics no_keys: expected one of zero, nan, error; got 'one'"),
-        ({"fully_masked": 0}, "semantics fully_masked: expected one of zero, uniform, nan; got 0"),
+        ({"fully_masked": 0}, "semantics fully_masked: expected one of zero, uniform, nan, error; got 0"),
         ({"no_key": "zero"}, f"semantics: expected questions among {', '.join(QUESTIONS)}; got no_key"),
         ({"b": 1, "a": 1}, f"semantics: expected questions among {', '.join(QUESTIONS)}; got a, b"),
         ("zero", "semantics: expected Semantics or a mapping; got str"),

@@ -45,18 +45,20 @@ TRIES = 40
 def combinations(operation: Operation, limits: Limits) -> tuple[Row, ...]:
     """Rows in which every combination of three levels occurs; of two, for an operation with weights of its own."""
     levels = dict(LEVELS)
-    lacking = [leaf.path for leaf in operation.masks.values() if not limits.has(leaf.path)]
+    lacking = [leaf.path for leaf in operation.masks.values() if not limits.mask or not limits.has(leaf.path)]
     shared = limits.broadcasting and limits.max_batch_dims > 1
     levels["masks"] = [
         level
         for level, there in (
             ("none", True),
-            ("triangle", operation.flag is not None and limits.has(operation.flag)),
+            ("triangle", operation.flag is not None and limits.causal and limits.has(operation.flag)),
             ("shared", not lacking and shared),
             ("own", not lacking),
         )
         if there
     ]
+    if limits.contiguous_only:
+        levels["layout"] = LEVELS["layout"][:1]
     weighted = any(operation.role(leaf) & Role.WEIGHT for leaf in operation.leaves)
     return tuple(covering_rows(levels, random.Random(0), 1000, TRIES, 2 if weighted else 3))
 

@@ -89,12 +89,18 @@ def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple
     first = [default] if option.path in operation.defaults else []
     values = [*first, *(option.choices or operation.tried.get(option.path, INDICES if below else ()))]
     features = operation.features
-    if option.path in features and not limits.has(option.path):
+    lacking = option.path in features and not limits.has(option.path)
+    if lacking or (option.path == operation.flag and not limits.causal):
         values = [default]
     kept = (
         v for v in values if v == default or f"{option.path}={v}" not in features or limits.has(f"{option.path}={v}")
     )
     return tuple(dict.fromkeys(kept))
+
+
+def batches(limits: Limits) -> list[tuple[int, ...]]:
+    """The batches within the limits."""
+    return [b for b in BATCHES if len(b) <= limits.max_batch_dims and all(size >= limits.min_batch for size in b)]
 
 
 def factors(operation: Operation, limits: Limits) -> dict[str, Sequence[Any]]:
@@ -104,7 +110,7 @@ def factors(operation: Operation, limits: Limits) -> dict[str, Sequence[Any]]:
     }
     batched = [leaf for leaf in operation.leaves if leaf.batched]
     if batched:
-        result["batch"] = [b for b in BATCHES if len(b) <= limits.max_batch_dims]
+        result["batch"] = batches(limits)
     for name, node in zip(operation.call.names, operation.call.nodes, strict=True):
         if isinstance(node, Option):
             if node.kind is not Kind.SIZE:
@@ -126,6 +132,7 @@ def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: 
     result: dict[str, Sequence[Any]] = {}
     lacking = leaf.path in operation.features and not limits.has(leaf.path)
     if operation.role(leaf) is Role.MASK:
+        lacking = lacking or (leaf.optional and not limits.mask)
         result[f"masked:{leaf.path}"] = (ABSENT,) if lacking else MASKS if leaf.optional else MASKS[1:]
         result[f"collapsed:{leaf.path}"] = ((), (), *((d.factors[0],) for d in leaf.core if d.broadcast))
     elif leaf.optional:
@@ -197,7 +204,8 @@ def _lengthened(
     changed: Row = {f"size:{name}": _beyond(tile, levels[f"size:{name}"], rng) for name in names}
     if len(names) > 1 and any(operation.axis(name) & Axis.QUERY for name in names):
         changed |= {"batch": ()} if "batch" in levels else {}
-        changed |= {f"option:{operation.flag}": True} if operation.flag else {}
+        flag = f"option:{operation.flag}"
+        changed |= {flag: True} if True in levels.get(flag, ()) else {}
     return {**row, **changed, **{name: KINDS[0] for name in levels if name.startswith("kind:")}}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from attnspec.conformance.inputs.corners import BATCHES, Row, example_from, factors, size_levels
+from attnspec.conformance.inputs.corners import Row, batches, example_from, factors, size_levels
 from attnspec.conformance.inputs.examples import Example
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
@@ -35,11 +35,11 @@ def _size(name: str, large: bool, operation: Operation, limits: Limits) -> st.Se
     free = limits.multiple_of == 1 if position else not (axis & Axis.FEATURE and limits.head_sizes is not None)
     if not free or axis & (Axis.LAYER | Axis.SPARE):
         return st.sampled_from(options)
+    least = limits.min_length if position else 1
     if large:
-        return st.integers(1, max(options))
-    return st.integers(0 if position else 1, 5).map(lambda x: min(x, max(options)))
+        return st.integers(max(least, 1), max(options))
+    return st.integers(least, max(least, 5)).map(lambda x: min(x, max(options)))
 
 
 def _batch(limits: Limits) -> st.SearchStrategy[Any]:
-    fitting = [b for b in BATCHES if len(b) <= limits.max_batch_dims]
-    return st.sampled_from(fitting)
+    return st.sampled_from(batches(limits))

@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import Violation
+from attnspec.conformance.judging.violation import LeftOut, Violation
 from attnspec.conformance.laws.registry import Check
 
 Outcome: TypeAlias = tuple[Violation | None, bool, float, int]
@@ -56,4 +56,7 @@ def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int
         if violation.arguments is None:
             violation.arguments = arguments
         return violation, True, subject.ratio, subject.not_judged
+    except LeftOut as left_out:
+        subject.left_out.setdefault(check.law.id, str(left_out))
+        return None, False, subject.ratio, subject.not_judged
     return None, concerned, subject.ratio, subject.not_judged

@@ -44,9 +44,10 @@ class Contract:
         for feature in limits.features or ():
             if feature not in known:
                 raise ValueError(f"limits features: expected among {', '.join(known)}; got {feature!r}")
-        for operation in dict(limits.dtypes_by_operation):
+        named = {"dtypes_by_operation": dict(limits.dtypes_by_operation), "gradients": limits.gradients or ()}
+        for field, operation in ((field, operation) for field, names in named.items() for operation in names):
             if operation not in OPERATIONS:
-                raise ValueError(f"limits dtypes_by_operation: expected names of operations; got {operation!r}")
+                raise ValueError(f"limits {field}: expected names of operations; got {operation!r}")
         return cls(
             printable(name),
             operations,

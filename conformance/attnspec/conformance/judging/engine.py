@@ -26,6 +26,7 @@ from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.semantics import ASKED_BY
 
 Mark = Callable[[str, Any], None]
 """Called with a law and its input before each check, so that a crash can be named."""
@@ -171,6 +172,9 @@ def judge(
             continue
         if LAWS[law].gradients and not contract.differentiable:
             settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, "the backend has no vjp")
+        elif LAWS[law].gradients and not contract.limits.gives_gradients(case.operation):
+            reason = "left out by limits gradients"
+            settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, reason)
         else:
             run.laws[law] = _Progress(CHECKS[law], places[law])
     _explore(run, stable_seed(seed, case.operation, case.dtype))
@@ -252,13 +256,15 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
         examples=progress.examples,
         not_judged=progress.not_judged,
         error_ratio=progress.ratio,
-        observed=run.subject.observed.get(law.removeprefix("semantics.")),
+        observed=run.subject.observed.get(ASKED_BY[law].name) if law in ASKED_BY else None,
     )
     if progress.failure is None:
         if progress.examples:
             return result
         left = not run.affords(progress.check)
         reason = "the profiles full and release try it" if left else "no example concerned it"
+        if law in run.subject.left_out:
+            reason = f"left out by {run.subject.left_out[law]}"
         return replace(result, status=Status.NOT_APPLICABLE, reason=reason)
     arguments, violation, seed = progress.failure
     reduce = not run.stop_at_first

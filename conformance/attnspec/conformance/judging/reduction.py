@@ -16,8 +16,9 @@ from attnspec.conformance.inputs.corners import multiply_adds
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import count_of_heads, divided, divides, with_heads
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.conformance.laws.common import data_dtype, fitting
 from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.axes import Axis, Role
@@ -55,8 +56,9 @@ class Search:
         if candidate is None or self.spent or not divides(candidate, self.subject.limits):
             return False
         try:
+            demand_declared(self.subject.limits, self.subject.semantics, candidate)
             self.effort += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / LARGE
-        except ShapeError:
+        except (ShapeError, LeftOut):
             return False  # without the first of several layers, the next one takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
         violation = self.failure(candidate)

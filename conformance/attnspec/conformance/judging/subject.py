@@ -13,6 +13,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.left_open import with_open_choices, with_unspecified
+from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference import REFERENCE, choosing
@@ -37,7 +38,7 @@ class Subject(Comparisons):
     the dtype in which an operation without float inputs was last seen to answer. ``sampled`` is set to have budgets
     made from samples too. ``leading`` says that this is the dtype at which is tried what shows at any. ``effort`` says
     how large a law may make its own inputs. ``estimates`` holds the relative errors that filters estimated, each with
-    its limit.
+    its limit. ``left_out`` names, for laws that wanted a call outside of it, what is declared.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Subject(Comparisons):
         self.effort = profile.at(dtype)
         self.estimates: dict[str, tuple[float, float]] = {}
         self.observed: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
         self.default_dtype = "float64"
         self.extent: Extent = {}
         self.sampled = False
@@ -109,8 +111,9 @@ class Subject(Comparisons):
             raise Violation(f"to_numpy raised {found.message}", reason=Reason.RAISED)
         return cast(Numbers, found)
 
-    def converted(self, arguments: Arguments) -> dict[str, Any]:
-        """The arguments as trees of the backend's arrays; what has its default value is left out."""
+    def converted(self, arguments: Arguments, *, refused: bool = False) -> dict[str, Any]:
+        """The arguments as trees of the backend's arrays, without what has its default value; or ``LeftOut``."""
+        demand_declared(self.limits, self.semantics, arguments, refused=refused)
         return arguments.passed_as(lambda path: self.convert(arguments[path]))
 
     def invoke(self, inputs: Mapping[str, Any]) -> Any:
@@ -348,6 +351,8 @@ class Subject(Comparisons):
         """Whether the backend declares that it raises on these arguments."""
         choices = self.semantics
         if self.operation.mask is not None and choices.no_keys == "error" and arguments.keys_count == 0:
+            return True
+        if raises_without_keys(choices, arguments):
             return True
         if choices.odd_encoding != "error" or not QUESTIONS["odd_encoding"].concerns(self.operation):
             return False

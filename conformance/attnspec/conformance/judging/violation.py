@@ -21,6 +21,10 @@ class Reason(StrEnum):
     HUNG = "hung"
 
 
+class LeftOut(Exception):
+    """A call that the backend's declaration leaves out; the message names what is declared."""
+
+
 class Violation(Exception):
     """A law does not hold: what was expected, what was got, where, and by which arguments."""
 

@@ -182,8 +182,9 @@ def _optional(subject: Subject) -> frozenset[str]:
 
 def _lacking(subject: Subject) -> frozenset[str]:
     """The optional arrays that the backend does not take."""
-    features = subject.operation.features
-    return frozenset(path for path in _optional(subject) if path in features and not subject.limits.has(path))
+    features, limits = subject.operation.features, subject.limits
+    masks = frozenset(leaf.path for leaf in subject.operation.masks.values()) if not limits.mask else frozenset()
+    return frozenset(p for p in _optional(subject) if p in masks or (p in features and not limits.has(p)))
 
 
 def fitting(subject: Subject, name: str, size: int) -> int:

@@ -13,7 +13,7 @@ from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.layouts import LAYOUTS
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.conformance.laws.common import (
     doubles,
     live_rows,
@@ -122,7 +122,7 @@ def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator
             given = sample(subject, rng, batch)
             subject.results(given)
             if subject.operation.masks:
-                subject.results(_masked(given))
+                subject.results(_masked(subject, given))
             tried = True
     return tried
 
@@ -247,8 +247,14 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 @checks(law.REJECTION, at_leading=True)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Make the shape of every argument wrong in turn, including that of the mask, with a batch and without."""
-    whole = _masked(arguments)
+    """Make the shape of every argument wrong in turn, including that of the mask, with a batch and without.
+
+    No such call is made where shapes are declared to be unchecked: it might end the process.
+    """
+    if subject.semantics.rejection == "unchecked":
+        raise LeftOut("semantics rejection = unchecked")
+    subject.observed.setdefault("rejection", "raises")
+    whole = _masked(subject, arguments)
     alone = whole if 0 in whole.batch else whole.element((0,) * len(whole.batch))
     # Both are tried, whatever the first one tells.
     return any([_all_rejected(subject, whole, wrong_sizes(whole)), _all_rejected(subject, alone, lost_axes(alone))])
@@ -268,6 +274,7 @@ def _all_rejected(subject: Subject, given: Arguments, violations: Iterator[tuple
         result = subject.outcome(broken.passed_as(inputs.__getitem__))
         if not isinstance(result, Raised):
             got = " and ".join(f"{np.shape(x)}" for x in result.values())
+            subject.observed["rejection"] = "unchecked"
             raise Violation(
                 f"a wrong shape of {path} was accepted ({expected}); expected an exception, got a result of shape "
                 f"{got}",
@@ -277,9 +284,9 @@ def _all_rejected(subject: Subject, given: Arguments, violations: Iterator[tuple
     return tried
 
 
-def _masked(arguments: Arguments) -> Arguments:
-    """The arguments with a mask that allows everything where none is given."""
-    masks = arguments.operation.masks
+def _masked(subject: Subject, arguments: Arguments) -> Arguments:
+    """The arguments with a mask that allows everything where none is given, if the backend takes masks."""
+    masks = arguments.operation.masks if subject.limits.mask else {}
     lacking = {keys: leaf.path for keys, leaf in masks.items() if arguments[leaf.path] is None}
     return arguments.replaced({path: np.ones(mask_shape(arguments, keys), bool) for keys, path in lacking.items()})
 

@@ -20,6 +20,7 @@ from attnspec.conformance.inputs.layouts import (
     repeated,
     shifted,
 )
+from attnspec.conformance.judging.left_out import demand_layouts
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws.common import normal_like, sample
@@ -53,6 +54,7 @@ def cotangent_strides(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
 
 def _laid_out(subject: Subject, given: Arguments, cotangents: Results, way: Layout, expected: Gradients) -> None:
+    demand_layouts(subject.limits)
     try:
         moved = {path: way(x, subject.convert) if x.ndim else subject.convert(x) for path, x in cotangents.items()}
     except CANNOT:

@@ -111,7 +111,15 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
             alone = shape == mask_shape(given, keys) and (i == 0 or subject.effort.dear or subject.leading)
             for mask in (some, np.zeros(shape, bool)) if alone else (some,):
                 masked = given.with_mask(mask, keys)
-                got = wide(subject.call(masked))
+                try:
+                    found = subject.call_anew(masked, subject.converted(masked, refused=True))
+                except Violation as violation:
+                    if violation.reason is not Reason.RAISED:
+                        raise
+                    subject.call(given.with_mask(np.ones(shape, bool), keys))  # what raises here too is no choice
+                    seen.append(Sighting("error", masked, violation.message, way))
+                    continue
+                got = wide(subject.shaped(found, masked)[subject.operation.leading.path])
                 dead = np.broadcast_to(~live_rows(subject, masked), got.shape)
                 seen.append(_classified(got, dead, masked, subject)._replace(way=way))
     return seen

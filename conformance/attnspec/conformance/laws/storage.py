@@ -21,6 +21,7 @@ from attnspec.conformance.inputs.layouts import (
     same,
 )
 from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.left_out import demand_layouts
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import data_dtype, sample, twice, wide
@@ -68,6 +69,7 @@ def alike(subject: Subject, inputs: dict[str, Any], arguments: Arguments, what: 
 
 def laid_out(subject: Subject, arguments: Arguments, ways: Sequence[Layout]) -> bool:
     """Call with every array laid out in its way, in turn; False for arrays that cannot be."""
+    demand_layouts(subject.limits)
     turns = iter(range(1 << 30))
 
     def placed(_: str, x: Any) -> Any:
@@ -147,6 +149,7 @@ def wide_layouts(subject: Subject, arguments: Arguments, rng: np.random.Generato
 @checks(law.DISTANCE, once=True, dear=True)
 def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Put one array at a time into a space that is never touched but where the array is, along its first axes."""
+    demand_layouts(subject.limits)
     given = _sample(subject, rng)
     tried = False
     for path, x in _some(given, rng):

@@ -8,6 +8,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import sample
@@ -41,6 +42,8 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 def _within(
     subject: Subject, given: Arguments, mode: str, context: Callable[[], AbstractContextManager[Any]]
 ) -> Results:
+    demand_declared(subject.limits, subject.semantics, given)
+
     def call() -> Results:
         with context():
             return cast(Results, subject.unfolded(subject.invoke(subject.converted(given))))

@@ -76,8 +76,8 @@ def described(name: str) -> Markdown:
         return _page(name, operation_entry(OPERATIONS[name]), named_sources(OPERATIONS[name].sources))
     if name in _chapters():
         return Markdown(_chapter(name))
-    law = LAWS[f"semantics.{name}" if name in QUESTIONS else name]
-    question = [choices(q) for q in QUESTIONS.values() if law.id == f"semantics.{q.name}"]
+    law = LAWS[QUESTIONS[name].law if name in QUESTIONS else name]
+    question = [choices(q) for q in QUESTIONS.values() if law.id == q.law]
     return _page(law.id, law_entry(law), *question, named_sources(law.sources))
 
 

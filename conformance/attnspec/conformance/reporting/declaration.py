@@ -13,7 +13,7 @@ from attnspec.conformance.running.refusals import REFUSED
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+from attnspec.spec.contract.semantics import ASKED_BY, QUESTIONS, Semantics
 
 Key = tuple[str, str, str]
 """An operation, a law and a dtype."""
@@ -90,8 +90,8 @@ def _torn(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str,
         for question, choice in x.get("semantics", {}).items():
             seen[operation, question].add(choice)
     for r in judged:
-        question = r.law.removeprefix("semantics.")
-        if question in QUESTIONS and r.status is Status.PASSED and r.observed is not None:
+        question = ASKED_BY[r.law].name if r.law in ASKED_BY else ""
+        if question and r.status is Status.PASSED and r.observed is not None:
             seen[r.operation, question].add(r.observed)
     return {key for key, choices in seen.items() if len(choices) > 1}
 
@@ -175,8 +175,10 @@ def _narrower(name: str, declared: Any, observed: Any) -> Any:
     """What is within two limits."""
     if name == "multiple_of":
         return lcm(declared, observed)
-    if name == "divided_heads":
+    if name in ("divided_heads", "contiguous_only"):
         return declared or observed
+    if name in ("min_length", "min_batch"):
+        return max(declared, observed)
     if isinstance(observed, list | tuple):
         return tuple(observed) if declared is None else tuple(x for x in declared if x in observed)
     return observed if declared is None else min(declared, observed)

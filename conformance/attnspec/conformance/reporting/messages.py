@@ -7,7 +7,7 @@ from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import UNJUDGED, Result
 from attnspec.spec.contract.law import LAWS
-from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.semantics import ASKED_BY
 from attnspec.spec.contract.tree import as_tuple
 
 MAX_ARGUMENT = 160
@@ -94,7 +94,7 @@ def consequences_heading(following: Iterable[Result]) -> str:
 
 def _declarable(r: Result) -> bool:
     """Whether the backend was seen to make one of the known choices, though not the one that it declares."""
-    question = QUESTIONS.get(r.law.removeprefix("semantics."))
+    question = ASKED_BY.get(r.law)
     return question is not None and r.observed in question.choices
 
 

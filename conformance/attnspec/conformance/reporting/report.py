@@ -141,7 +141,7 @@ class Report:
         for question in QUESTIONS.values():
             concerned = [name for name in provided if question.concerns(OPERATIONS[name])]
             declared = {name: str(getattr(self.contract.semantics[name], question.name)) for name in concerned}
-            judged = [r for r in self.results if r.law == f"semantics.{question.name}" and r.operation in declared]
+            judged = [r for r in self.results if r.law == question.law and r.operation in declared]
             if judged or set(declared.values()) - {question.normative}:
                 answers[question.name] = Answer(declared, self._observed(judged))
         return answers

@@ -13,7 +13,7 @@ from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.running.refusals import REFUSED, Refusals, says_unsupported
+from attnspec.conformance.running.refusals import REFUSED, Refusals, says_refused
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS, precision
@@ -107,7 +107,7 @@ def explained(
 
 def _limits(search: Search) -> None:
     """Declare what the backend refuses, and says so."""
-    if not any(r.reason == Reason.RAISED and says_unsupported(r.message) for r in search.left.values()):
+    if not any(r.reason == Reason.RAISED and says_refused(r.message) for r in search.left.values()):
         return
     refused = search.refusals()
     if refused.everything:
@@ -130,7 +130,7 @@ def _semantics(search: Search) -> None:
     """Declare the choices that were observed."""
     for _ in QUESTIONS:
         known = search.found.get("semantics", {})
-        seen = {q: r.observed for q in QUESTIONS if (r := search.left.get(f"semantics.{q}")) and r.observed}
+        seen = {q: r.observed for q in QUESTIONS if (r := search.left.get(QUESTIONS[q].law)) and r.observed}
         chosen = {q: word for q, word in seen.items() if word in QUESTIONS[q].choices and q not in known}
         if not chosen:
             return

@@ -12,12 +12,13 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, corners
 from attnspec.conformance.inputs.heads import divided_sizes
+from attnspec.conformance.inputs.layouts import CANNOT, last_exchanged
 from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.engine import Mark
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import Violation
+from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.conformance.laws.common import data_dtype, sample
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -42,10 +43,31 @@ _UNSUPPORTED = re.compile(
     re.IGNORECASE,
 )
 
+_EMPTY = re.compile(
+    r"\b(zero[- ]size|non-?zero|non-?empty|empty|zero|positive)\b|\bat least \d|(>|>=|greater than) ?\d", re.IGNORECASE
+)
+_SCATTERED = re.compile(r"contiguous|\bstrides?\b|\bview size\b", re.IGNORECASE)
+
+SMALL = (1, 2, 3, 5, 8, 16)
+"""Lengths and batches of which one is taken by backends that need some."""
+
+WHETHER = ("broadcasting", "mask", "causal")
+"""The limits that are False where a kind of call is refused."""
+
 
 def says_unsupported(message: str) -> bool:
     """Whether what a backend raised says that it does not support its input."""
     return bool(_UNSUPPORTED.search(message))
+
+
+def says_lacking(message: str) -> bool:
+    """The same, or that there is no such argument."""
+    return says_unsupported(message) or "unexpected keyword argument" in message
+
+
+def says_refused(message: str) -> bool:
+    """The same, or that the input is empty or too small, or lies in memory as it should not."""
+    return says_lacking(message) or bool(_EMPTY.search(message) or _SCATTERED.search(message))
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,7 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
     if probes.first is None:
         return Refusals(everything=probes.refused_all)
     limits = probes.lengths() | probes.features() | probes.batches() | _others(subject, mark)
+    limits |= probes.least() | probes.layouts() | probes.gradients()
     dtypes = tuple(
         d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_at(subject, d), mark).refused_all
     )
@@ -87,13 +110,13 @@ def _at(subject: Subject, dtype: str) -> Subject:
     return Subject(subject.backend, subject.contract, subject.operation, dtype, subject.device)
 
 
-def _refused(subject: Subject, arguments: Arguments) -> bool | None:
-    """Whether the backend refuses a call; None if it fails otherwise."""
+def _refused(subject: Subject, arguments: Arguments, says: Callable[[str], bool] = says_unsupported) -> bool | None:
+    """Whether the backend refuses a call, by a message that says so; None if it fails otherwise or is not asked."""
     try:
         found = subject.outcome(subject.converted(arguments))
-    except Violation:
+    except (Violation, LeftOut):
         return None
-    return (True if says_unsupported(found.message) else None) if isinstance(found, Raised) else False
+    return (True if says(found.message) else None) if isinstance(found, Raised) else False
 
 
 class _Probes:
@@ -113,12 +136,67 @@ class _Probes:
                 self.first = length, features
                 break
 
-    def refused(self, length: int, features: int, batch: tuple[int, ...] = ()) -> bool | None:
+    def refused(
+        self,
+        length: int,
+        features: int,
+        batch: tuple[int, ...] = (),
+        says: Callable[[str], bool] = says_unsupported,
+    ) -> bool | None:
         """Whether a call with as many queries as keys is refused."""
+        return _refused(self.subject, self.plain(length, features, batch), says)
+
+    def plain(self, length: int, features: int, batch: tuple[int, ...] = ()) -> Arguments:
+        """Inputs with as many queries as keys."""
         self.mark(FORMULA, f"a call with {length} queries and keys, {features} features and the batch {batch}")
         rng = np.random.default_rng(0)
-        given = sample(self.subject, rng, batch, queries=length, keys=length, features=features)
-        return _refused(self.subject, given)
+        return sample(self.subject, rng, batch, queries=length, keys=length, features=features)
+
+    def least(self) -> dict[str, Any]:
+        """The smallest length and the smallest batch, where smaller ones are refused and no greater one is."""
+        length, features = self.first or (0, 0)
+        limits, result = self.subject.limits, {}
+        if limits.multiple_of == 1:
+            sizes = [n for n in (0, *SMALL) if limits.min_length <= n <= (limits.max_length or n)]
+            result["min_length"] = _least({n: self.refused(n, features, says=says_refused) for n in sizes})
+        if limits.max_batch_dims:
+            sizes = [b for b in (0, *SMALL) if limits.min_batch <= b]
+            result["min_batch"] = _least({b: self.refused(length, features, (b,), says_refused) for b in sizes})
+        return {name: size for name, size in result.items() if size}
+
+    def layouts(self) -> dict[str, Any]:
+        """Whether only contiguous arrays are taken: one whose axes are exchanged in memory is refused."""
+        length, features = self.first or (0, 0)
+        given, subject = self.plain(max(length, 2), max(features, 2)), self.subject
+        if subject.limits.contiguous_only:
+            return {}
+
+        def scattered(path: str) -> Any:
+            x = given[path]
+            return last_exchanged(x, subject.convert) if getattr(x, "ndim", 0) > 1 else subject.convert(x)
+
+        try:
+            found = subject.outcome(given.passed_as(scattered))
+        except (Violation, *CANNOT):
+            return {}
+        refused = isinstance(found, Raised) and _SCATTERED.search(found.message)
+        return {"contiguous_only": True} if refused and _refused(subject, given) is False else {}
+
+    def gradients(self) -> dict[str, Any]:
+        """The operations that have gradients, where this one says that it has none."""
+        subject, (length, features) = self.subject, self.first or (0, 0)
+        name, contract = subject.operation.name, subject.contract
+        asked = contract.differentiable and subject.operation.differentiable and subject.limits.gives_gradients(name)
+        if not asked:
+            return {}
+        given = self.plain(max(length, 2), features)
+        try:
+            subject.vjp(given, subject.cotangents(given, np.random.default_rng(0)))
+        except Violation as violation:
+            if violation.reason is Reason.RAISED and says_unsupported(violation.message):
+                others = (o for o in contract.operations if o != name and OPERATIONS[o].differentiable)
+                return {"gradients": tuple(o for o in others if subject.limits.gives_gradients(o))}
+        return {}
 
     def lengths(self) -> dict[str, Any]:
         """The greatest length, and what lengths are multiples of."""
@@ -170,6 +248,13 @@ class _Probes:
         return {"max_batch_dims": max(taken)} if refused and max(taken) < min(refused) else {}
 
 
+def _least(found: Mapping[int, bool | None]) -> int:
+    """The smallest size that is taken, if all smaller ones are refused and all greater ones taken; else 0."""
+    taken = [size for size, refused in found.items() if refused is False]
+    least = min(taken, default=0)
+    return least if all(refused is (size < least) for size, refused in found.items()) else 0
+
+
 def _divided(found: Mapping[int, bool | None]) -> tuple[list[int], list[int]]:
     """The sizes that are taken, and those that are refused."""
     return [x for x, refused in found.items() if refused is False], [x for x, refused in found.items() if refused]
@@ -194,7 +279,7 @@ def _others(subject: Subject, mark: Mark) -> dict[str, Any]:
         name = max(fitting, key=lambda name: fitting[name], default="")
         if not name or fitting[name] < FEWEST:
             break
-        if name == "broadcasting":
+        if name in WHETHER:
             limits[name] = False
         else:
             lacking.append(name)
@@ -212,15 +297,22 @@ def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
         arguments = example.arguments(subject.operation, data_dtype(subject))
         if subject.in_domain(arguments):
             mark(FORMULA, example)
-            refused = _refused(subject, arguments)
+            refused = _refused(subject, arguments, says_lacking)
             if refused is not None:
                 yield arguments, refused
 
 
 def _candidates(subject: Subject) -> Iterable[tuple[str, Callable[[Arguments], bool]]]:
     """The limits, with what each excludes."""
-    if subject.limits.broadcasting:
+    operation, limits = subject.operation, subject.limits
+    if limits.broadcasting:
         yield "broadcasting", _broadcasts
+    masks = [leaf.path for leaf in operation.masks.values() if leaf.optional]
+    if limits.mask and masks:
+        yield "mask", lambda given: any(given[path] is not None for path in masks)
+    flag = operation.flag
+    if limits.causal and flag is not None:
+        yield "causal", lambda given: bool(given[flag])
     for feature in subject.operation.features:
         if subject.limits.has(feature):
             yield feature, partial(_uses, feature)

@@ -8,6 +8,12 @@ from typing import Any
 from attnspec.spec.contract.declared import declared_as
 from attnspec.spec.contract.precision import DEFAULTS
 
+LEAST = {"multiple_of": 1, "max_batch_dims": 0, "max_length": 1, "min_length": 0, "min_batch": 0}
+"""The least that a limit which is an integer may be."""
+
+OPTIONAL = ("head_sizes", "features", "gradients")
+"""The limits that may be None, for all."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -19,6 +25,9 @@ class Limits:
     features: the optional parts of operations that it has, such as ``scale`` or ``norm=pre``, None for all.
     dtypes_by_operation: those of some operations, as a mapping, where they are fewer than ``dtypes``.
     divided_heads: whether heads of an attention divide its width, all widths being equal: each has d/heads features.
+    min_length: the smallest n and m. min_batch: the smallest size of a batch dimension. mask, causal: whether it takes
+    masks, where they are optional, and the causal flag. contiguous_only: whether arrays must be contiguous.
+    gradients: the operations of which ``vjp`` gives gradients, None for all.
     """
 
     dtypes: tuple[str, ...] = ("float64", "float32")
@@ -31,16 +40,23 @@ class Limits:
     features: tuple[str, ...] | None = None
     divided_heads: bool = False
     dtypes_by_operation: Mapping[str, tuple[str, ...]] | tuple[tuple[str, tuple[str, ...]], ...] = ()
+    min_length: int = 0
+    min_batch: int = 0
+    mask: bool = True
+    causal: bool = True
+    contiguous_only: bool = False
+    gradients: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for f in ("dtypes", "devices", "head_sizes", "features"):
+        for f in ("dtypes", "devices", "head_sizes", "features", "gradients"):
             value = getattr(self, f)
             if isinstance(value, list):
                 object.__setattr__(self, f, tuple(value))
-            elif not isinstance(value, tuple) and not (f in ("head_sizes", "features") and value is None):
+            elif not isinstance(value, tuple) and not (f in OPTIONAL and value is None):
                 raise ValueError(f"limits {f}: expected a tuple; got {value!r}")
-        if not isinstance(self.divided_heads, bool):
-            raise ValueError(f"limits divided_heads: expected True or False; got {self.divided_heads!r}")
+        for f in ("divided_heads", "mask", "causal", "contiguous_only"):
+            if not isinstance(getattr(self, f), bool):
+                raise ValueError(f"limits {f}: expected True or False; got {getattr(self, f)!r}")
         for dtype in self.dtypes:
             if dtype not in DEFAULTS:
                 raise ValueError(f"limits dtypes: expected among {', '.join(DEFAULTS)}; got {dtype!r}")
@@ -49,7 +65,7 @@ class Limits:
         for f in ("dtypes", "devices"):
             object.__setattr__(self, f, tuple(dict.fromkeys(getattr(self, f))))
         object.__setattr__(self, "dtypes_by_operation", _by_operation(self.dtypes_by_operation, self.dtypes))
-        for f, least in (("multiple_of", 1), ("max_batch_dims", 0), ("max_length", 1)):
+        for f, least in LEAST.items():
             value = getattr(self, f)
             if value is not None or f != "max_length":
                 object.__setattr__(self, f, _integer(f, value, least))
@@ -59,16 +75,25 @@ class Limits:
             raise ValueError(
                 f"limits max_length: expected at least multiple_of = {self.multiple_of}; got {self.max_length}"
             )
+        if self.max_length is not None and self.max_length < self.length_from(0):
+            raise ValueError(
+                f"limits max_length: expected at least {self.length_from(0)}, the smallest length by min_length and "
+                f"multiple_of; got {self.max_length}"
+            )
         if self.head_sizes == ():
             raise ValueError("limits head_sizes: expected sizes of at least 1; got ()")
 
     def length_from(self, size: int) -> int:
-        """The smallest n or m that is not less than this size and a multiple of ``multiple_of``."""
-        return -(-size // self.multiple_of) * self.multiple_of
+        """The smallest n or m that is not less than this size or ``min_length``, and a multiple of ``multiple_of``."""
+        return -(-max(size, self.min_length) // self.multiple_of) * self.multiple_of
 
     def dtypes_for(self, operation: str) -> tuple[str, ...]:
         """The float dtypes in which an operation is judged."""
         return dict(self.dtypes_by_operation).get(operation, self.dtypes)
+
+    def gives_gradients(self, operation: str) -> bool:
+        """Whether ``vjp`` gives gradients of an operation."""
+        return self.gradients is None or operation in self.gradients
 
     def has(self, feature: str) -> bool:
         """Whether the backend has an optional part of an operation."""

@@ -20,22 +20,29 @@ _DEPENDENT: dict[str, set[type]] = {}
 
 
 class Question(NamedTuple):
-    """One open question; ``normative`` is the choice of the reference, ``concerns`` selects the operations."""
+    """One open question; ``normative`` is the choice of the reference, ``concerns`` selects the operations.
+
+    ``law`` is the identifier of the law that observes the choice.
+    """
 
     name: str
     statement: str
     choices: tuple[str, ...]
     normative: str
     concerns: Callable[[Operation], bool]
+    law: str
 
 
-def question(normative: str, statement: str, concerns: Callable[[Operation], bool] | None = None) -> Any:
+def question(
+    normative: str, statement: str, concerns: Callable[[Operation], bool] | None = None, law: str | None = None
+) -> Any:
     """A field of :class:`Semantics`: its default, what is asked, and of which operations.
 
+    The law that observes the choice is ``semantics.<question>``, unless another one is named.
     Without ``concerns``, the formulas of the reference ask for the choice, and the question concerns the operations
     that take a record which :func:`depends_on` it.
     """
-    return field(default=normative, metadata={"statement": statement, "concerns": concerns})
+    return field(default=normative, metadata={"statement": statement, "concerns": concerns, "law": law})
 
 
 def depends_on(question: str) -> Callable[[R], R]:
@@ -87,6 +94,13 @@ def _counts_without_floats(operation: Operation) -> bool:
     return operation.float_result and not operation.leaves and bool(operation.sizes_of(Axis.FEATURE))
 
 
+def _has_sized_arguments(operation: Operation) -> bool:
+    """Whether a shape can be wrong: a size that two axes share, a negative size, the rank of an array without batch."""
+    names = [f for leaf in operation.leaves for d in leaf.core for f in d.sizes if not d.broadcast]
+    ranked = any(leaf.core and not leaf.batched for leaf in operation.leaves)
+    return bool(operation.numbers) or ranked or len(names) > len(set(names))
+
+
 def _gives_floats(operation: Operation) -> bool:
     return operation.float_result
 
@@ -95,7 +109,7 @@ def _gives_floats(operation: Operation) -> bool:
 class Semantics:
     """The choices of a backend for one operation; ``ValueError`` names a choice that does not exist."""
 
-    fully_masked: Literal["zero", "uniform", "nan"] = question(
+    fully_masked: Literal["zero", "uniform", "nan", "error"] = question(
         "zero", "What does a row without attendable keys give?", _masked
     )
     no_keys: Literal["zero", "nan", "error"] = question(
@@ -125,6 +139,12 @@ class Semantics:
     repeatability: Literal["bitwise", "within-budget"] = question(
         "bitwise", "Does the same call give the same bits?", _gives_floats
     )
+    rejection: Literal["raises", "unchecked"] = question(
+        "raises",
+        "Does a shape that violates the Protocol raise, or is it for the caller to check?",
+        _has_sized_arguments,
+        law="operation.rejection",
+    )
 
     def __post_init__(self) -> None:
         for q in QUESTIONS.values():
@@ -145,11 +165,15 @@ class Semantics:
 
 def _question(f: "Field[Any]") -> Question:
     concerns = f.metadata["concerns"] or (lambda operation: f.name in asked_by_formula(operation))
-    return Question(f.name, f.metadata["statement"], get_args(f.type), str(f.default), concerns)
+    law = f.metadata["law"] or f"semantics.{f.name}"
+    return Question(f.name, f.metadata["statement"], get_args(f.type), str(f.default), concerns, law)
 
 
 QUESTIONS: Mapping[str, Question] = {f.name: _question(f) for f in fields(Semantics)}
 """Every question, by name."""
+
+ASKED_BY: Mapping[str, Question] = {q.law: q for q in QUESTIONS.values()}
+"""Every question, by the law that observes the choice."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from attnspec.spec.contract.law import every, law
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.semantics import QUESTIONS
 from attnspec.spec.contract.tree import Kind
 
 
@@ -15,13 +16,6 @@ def _batched(operation: Operation) -> bool:
 
 def _several_batches(operation: Operation) -> bool:
     return sum(leaf.batched for leaf in operation.leaves) > 1
-
-
-def _has_sized_arguments(operation: Operation) -> bool:
-    """Whether a shape can be wrong: a size that two axes share, a negative size, the rank of an array without batch."""
-    names = [f for leaf in operation.leaves for d in leaf.core for f in d.sizes if not d.broadcast]
-    ranked = any(leaf.core and not leaf.batched for leaf in operation.leaves)
-    return bool(operation.numbers) or ranked or len(names) > len(set(names))
 
 
 ORACLE = law(
@@ -94,7 +88,7 @@ REJECTION = law(
     "operation.rejection",
     "A shape that violates the Protocol raises; it never returns.",
     formula=r"\text{shape}(x) \ne \text{as annotated} \Rightarrow f(x) \text{ raises}",
-    governs=_has_sized_arguments,
+    governs=QUESTIONS["rejection"].concerns,
 )
 GRADIENT = law(
     "operation.gradient",

@@ -1,4 +1,7 @@
-"""For every question of semantics, the law that what a backend declares is what it does."""
+"""For every question of semantics, the law that what a backend declares is what it does.
+
+A question that another law asks has none here.
+"""
 
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.semantics import QUESTIONS
@@ -11,4 +14,5 @@ SEMANTICS = {
         governs=question.concerns,
     )
     for question in QUESTIONS.values()
+    if question.law == f"semantics.{question.name}"
 }

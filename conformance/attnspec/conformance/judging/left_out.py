@@ -1,0 +1,51 @@
+"""Calls that the declaration of a backend leaves out: they are never made."""
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.attendance import live_rows
+from attnspec.conformance.judging.violation import LeftOut
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.semantics import Semantics
+from attnspec.spec.contract.shapes import ShapeError
+
+
+def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, *, refused: bool = False) -> None:
+    """``LeftOut`` for arguments outside of the limits, and for rows without keys where those are declared to raise.
+
+    The latter come through where they are wanted ``refused``.
+    """
+    demand_within(limits, arguments)
+    if not refused and raises_without_keys(semantics, arguments):
+        raise LeftOut("semantics fully_masked = error")
+
+
+def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
+    """Whether a backend declares that it raises on rows without attendable keys, and there are some."""
+    if semantics.fully_masked != "error" or not arguments.operation.masks:
+        return False
+    return not live_rows(arguments, bottom_right=semantics.bottom_right).all()
+
+
+def demand_layouts(limits: Limits) -> None:
+    """``LeftOut`` unless the backend takes arrays that are not contiguous."""
+    if limits.contiguous_only:
+        raise LeftOut("limits contiguous_only = True")
+
+
+def demand_within(limits: Limits, arguments: Arguments) -> None:
+    """``LeftOut`` names the limit that leaves out a call: a mask, the causal flag, or a size that is too small."""
+    operation = arguments.operation
+    if not limits.mask and any(leaf.optional and arguments[leaf.path] is not None for leaf in operation.masks.values()):
+        raise LeftOut("limits mask = False")
+    if not limits.causal and operation.flag is not None and arguments[operation.flag]:
+        raise LeftOut("limits causal = False")
+    if not limits.min_length and not limits.min_batch:
+        return
+    try:
+        sizes, batch = arguments.sizes, arguments.batch
+    except ShapeError:
+        return  # what no shape of the Protocol is, no limit describes
+    if any(size < limits.min_length and operation.axis(name) & Axis.POSITION for name, size in sizes.items()):
+        raise LeftOut(f"limits min_length = {limits.min_length}")
+    if any(size < limits.min_batch for size in batch):
+        raise LeftOut(f"limits min_batch = {limits.min_batch}")
