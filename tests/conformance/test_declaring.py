@@ -211,7 +211,7 @@ def test_what_says_that_it_is_not_supported(message: str, says: bool) -> None:
 
 
 def test_classes_are_tried_from_the_least() -> None:
-    assert wider_classes("ieee64", "float64") == ["ieee64+one-pass-variance", "ieee64+fast-tanh"]
+    assert wider_classes("ieee64", "float64")[:2] == ["ieee64+one-pass-variance", "ieee32-float64"]
     names = wider_classes("mixed-bfloat16", "bfloat16")
     assert names.index("prescaled-bfloat16") < names.index("eager-bfloat16") < names.index("eager-bfloat16+fast-tanh")
     assert "mixed-bfloat16" not in names

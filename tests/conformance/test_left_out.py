@@ -11,11 +11,11 @@ import pytest
 from attnspec import reference
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
-from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.profiles import FORMULA, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.reporting.declaration import declaration
-from attnspec.conformance.running.explanation import explained
+from attnspec.conformance.running.explanation import Explanation, explained
 from attnspec.conformance.running.refusals import refusals
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -124,25 +124,94 @@ def test_a_backend_that_declares_what_it_refuses_conforms(kernel: Kernel) -> Non
         assert results[law].status is Status.NOT_APPLICABLE, law
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-def test_without_a_declaration_it_is_convicted_and_the_declaration_proposed(kernel: Kernel) -> None:
-    made = backend(kernel)
+def observed(
+    made: Any, dtype: str = "float32", laws: tuple[str, ...] = ()
+) -> tuple[set[str], Explanation, dict[str, Any]]:
+    """The laws that fail, what explains them, and the attributes to paste."""
     contract = Contract.of(made)
-    (case,) = cases(contract)
+    case = next(c for c in cases(contract, laws=laws) if (c.operation, c.dtype) == (ATTENTION, dtype))
     results = judge(made, contract, case, QUICK)
     failed = [r for r in results if r.status is Status.FAILED]
-    assert failed
-    subject = Subject(made, contract, OPERATIONS[ATTENTION], "float32", "cpu")
-    found = explained(
-        partial(judge, made, profile=QUICK, stop_at_first=True),
-        contract,
-        case,
-        failed,
-        lambda: refusals(subject, lambda law, example: None),
-    )
-    assert {r.law for r in failed} == set(found.laws)
+    subject = Subject(made, contract, OPERATIONS[case.operation], dtype, "cpu")
+    under = partial(judge, made, profile=QUICK, stop_at_first=True)
+    found = explained(under, contract, case, failed, lambda: refusals(subject, lambda law, example: None))
     pasted = declaration(contract, results, {case.id: found.as_json()})
+    return {r.law for r in failed}, found, dict(pasted.attributes)
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_without_a_declaration_it_is_convicted_and_the_declaration_proposed(kernel: Kernel) -> None:
+    failed, found, pasted = observed(backend(kernel))
+    assert failed
+    assert failed == set(found.laws)
     expected = {name: dict(x) for name, x in kernel.declared.items()}
     if "limits" in expected:
         expected["limits"] = {"dtypes": ("float32",), **expected["limits"]}
-    assert pasted.attributes == expected
+    assert pasted == expected
+
+
+def careless(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
+    """Attention that cuts what does not fit."""
+    m = min(key.shape[-2], value.shape[-2])
+    if mask is not None and mask.shape[-1] not in (1, m):
+        mask = mask[..., :m]
+    return np.asarray(
+        reference.scaled_dot_product_attention(query, key[..., :m, :], value[..., :m, :], mask=mask, causal=causal)
+    )
+
+
+def test_shapes_that_nobody_checks_are_a_deviation_if_it_is_declared() -> None:
+    made = SimpleNamespace(name="careless", scaled_dot_product_attention=careless, limits={"dtypes": ("float32",)})
+    failed, found, pasted = observed(made)
+    assert failed == set(found.laws) == {"operation.rejection"}
+    assert pasted == {"semantics": {"rejection": "unchecked"}}
+    made.semantics = pasted["semantics"]
+    results = judged(made)
+    assert [r.law for r in results.values() if r.status is Status.FAILED] == []
+    rejection = results["operation.rejection"]
+    assert (rejection.status, rejection.reason) == (
+        Status.NOT_APPLICABLE,
+        "left out by semantics rejection = unchecked",
+    )
+
+
+def test_who_checks_shapes_may_declare_less() -> None:
+    kernel = Kernel(lambda *given: False, "", {}, ())
+    results = judged(backend(kernel, semantics={"rejection": "unchecked"}))
+    assert [r.law for r in results.values() if r.status is Status.FAILED] == []
+
+
+def without_gradients(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> Mapping[str, Any]:
+    """Gradients of nothing."""
+    raise NotImplementedError(f"the backward pass of {operation} is not implemented")
+
+
+def test_gradients_of_some_operations_only() -> None:
+    others = {"softmax": reference.softmax, "dot_scores": reference.dot_scores}
+    made = backend(Kernel(lambda *given: False, "", {}, ()), vjp=without_gradients, **others)
+    failed, found, pasted = observed(made, laws=("operation.gradient", "operation.oracle"))
+    assert failed == set(found.laws) == {"operation.gradient"}
+    assert pasted == {"limits": {"dtypes": ("float32",), "gradients": ("dot_scores", "softmax")}}
+    made.limits = pasted["limits"]
+    contract = Contract.of(made)
+    case = next(c for c in cases(contract, laws=("operation.gradient",)) if c.operation == ATTENTION)
+    (result,) = judge(made, contract, case, QUICK)
+    assert (result.status, result.reason) == (Status.NOT_APPLICABLE, "left out by limits gradients")
+
+
+def test_gradients_are_those_of_operations() -> None:
+    with pytest.raises(ValueError, match=r"^limits gradients: expected names of operations; got 'soft'$"):
+        Contract.of(SimpleNamespace(name="mine", limits={"gradients": ("soft",)}))
+
+
+def in_single(scale: float, *arrays: Numbers, **options: Any) -> Numbers:
+    """Attention of doubles as of float32."""
+    found = reference.scaled_dot_product_attention(*(x.astype(np.float32) for x in arrays), **options)
+    return np.asarray(np.asarray(found).astype(np.float64) * scale)
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(1.0, {"float64": "ieee32-float64"}), (1 + 2.0**-19, None)])
+def test_doubles_that_are_computed_with_as_float32_have_a_class(scale: float, expected: Any) -> None:
+    made = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(in_single, scale))
+    _, _, pasted = observed(made, "float64", (FORMULA, "attention.scale", "pooling.ensemble-gain"))
+    assert pasted.get("precision") == expected

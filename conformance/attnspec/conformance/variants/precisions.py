@@ -1,10 +1,13 @@
 """Declared precision classes."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
-from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.correct.library import Library, rounded
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import (
     AdditiveAttention,
@@ -12,6 +15,8 @@ from attnspec.spec.attention import (
     GeneralAttention,
     ScaledDotProductAttention,
 )
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import mapped
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.scoring import DotScores, ScaledDotScores
 
@@ -233,6 +238,27 @@ def _in_three(x: Numbers) -> list[Numbers]:
     high = rounded(x, "bfloat16")
     middle = rounded(x - high, "bfloat16")
     return [high, middle, rounded(x - high - middle, "bfloat16")]
+
+
+@variant(
+    "doubles computed with as float32, declared",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    dtypes=("float64",),
+    precision={"float64": "ieee32-float64"},
+    differentiable=False,
+)
+class SingleInDouble(Library):
+    """Arrays of doubles are rounded to float32, computed with, and returned as doubles."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments in single precision."""
+        lowered = {name: mapped(tree, lambda _, x: _single(x)) for name, tree in arguments.items()}
+        return Library.prepared(self, operation, lowered)
+
+
+def _single(x: Any) -> Any:
+    """An array of doubles as float32; what is none, as it is."""
+    return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
 
 
 @variant(

@@ -69,6 +69,7 @@ CLASSES: Mapping[str, Precision] = {
         largest=2.0**1023,
     ),
     "ieee32": Precision("float32", _SINGLE),
+    "ieee32-float64": Precision("float64", _SINGLE, inputs=_SINGLE, inputs_smallest=_TINY_SINGLE),
     "tf32": Precision("float32", _SINGLE, operand=_TF32, inputs=_TF32, weights=_TF32),
     "mixed-bfloat16": _MIXED_BRAIN,
     "mixed-float16": _MIXED_HALF,
