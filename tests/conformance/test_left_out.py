@@ -215,3 +215,36 @@ def test_doubles_that_are_computed_with_as_float32_have_a_class(scale: float, ex
     made = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(in_single, scale))
     _, _, pasted = observed(made, "float64", (FORMULA, "attention.scale", "pooling.ensemble-gain"))
     assert pasted.get("precision") == expected
+
+
+def by_way(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
+    """Attention in which a padding mask, the same for all queries, makes rows without keys NaN."""
+    found = np.asarray(reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal))
+    if mask is not None and mask.shape[-2] == 1 < query.shape[-2]:
+        found = np.where(mask.any(-1)[..., None], found, np.float32(np.nan))
+    return found
+
+
+def test_rows_without_keys_may_depend_on_how_the_mask_is_encoded() -> None:
+    made = SimpleNamespace(name="ways", scaled_dot_product_attention=by_way, limits={"dtypes": ("float32",)})
+    failed, found, pasted = observed(made)
+    assert failed == set(found.laws)
+    assert "semantics.fully_masked" in failed
+    ways = {"full": "zero", "queries-alike": "nan", "keys-alike": "zero", "no-batch": "zero"}
+    assert pasted == {"semantics": {"fully_masked": ways}}
+    made.semantics = pasted["semantics"]
+    results = judged(made)
+    assert {law: r.message for law, r in results.items() if r.status is Status.FAILED} == {}
+    question = results["semantics.fully_masked"]
+    assert question.observed == "full: zero, queries-alike: nan, keys-alike: zero, no-batch: zero"
+    made.semantics = {"fully_masked": {"full": "zero", "no-batch": "uniform"}}
+    wrong = judged(made)["semantics.fully_masked"]
+    assert wrong.status is Status.FAILED
+    assert wrong.message.startswith(
+        "fully_masked: declared full: zero, queries-alike: zero, keys-alike: zero, no-batch: uniform, "
+        "observed zero and nan"
+    )
+    assert wrong.message.endswith(
+        'declare semantics = {"fully_masked": {"full": "zero", "queries-alike": "nan", "keys-alike": "zero", '
+        '"no-batch": "zero"}}'
+    )

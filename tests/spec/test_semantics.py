@@ -91,6 +91,25 @@ def test_what_is_declared() -> None:
     [
         ({"no_keys": "one"}, "semantics no_keys: expected one of zero, nan, error; got 'one'"),
         ({"fully_masked": 0}, "semantics fully_masked: expected one of zero, uniform, nan, error; got 0"),
+        (
+            {"fully_masked": {"no-batch": "zero"}},
+            "semantics fully_masked: expected a choice for full, and for some of queries-alike, keys-alike, no-batch; "
+            "got {'no-batch': 'zero'}",
+        ),
+        (
+            {"fully_masked": {"full": "zero", "padding": "nan"}},
+            "semantics fully_masked: expected a choice for full, and for some of queries-alike, keys-alike, no-batch; "
+            "got {'full': 'zero', 'padding': 'nan'}",
+        ),
+        (
+            {"fully_masked": ["zero", "nan"]},
+            "semantics fully_masked: expected a choice for full, and for some of queries-alike, keys-alike, no-batch; "
+            "got ['zero', 'nan']",
+        ),
+        (
+            {"fully_masked": {"full": "zero", "no-batch": "none"}},
+            "semantics fully_masked: no-batch: expected one of zero, uniform, nan, error; got 'none'",
+        ),
         ({"no_key": "zero"}, f"semantics: expected questions among {', '.join(QUESTIONS)}; got no_key"),
         ({"b": 1, "a": 1}, f"semantics: expected questions among {', '.join(QUESTIONS)}; got a, b"),
         ("zero", "semantics: expected Semantics or a mapping; got str"),
@@ -132,3 +151,12 @@ def test_what_is_no_declaration_of_operations(declared: Any, message: str) -> No
     with pytest.raises(ValueError, match=r"^semantics") as raised:
         DeclaredSemantics.of(declared, OPERATIONS)
     assert str(raised.value) == message
+
+
+def test_rows_without_keys_by_way_of_masking() -> None:
+    declared = Semantics.of({"fully_masked": {"no-batch": "nan", "full": "zero"}})
+    ways = {"full": "zero", "queries-alike": "zero", "keys-alike": "zero", "no-batch": "nan"}
+    assert declared.without_keys == ways
+    assert hash(declared) == hash(Semantics.of({"fully_masked": [list(pair) for pair in ways.items()]}))
+    assert Semantics().without_keys == dict.fromkeys(ways, "zero")
+    assert Semantics.of({"fully_masked": {"full": "nan", "no-batch": "nan"}}) == Semantics(fully_masked="nan")

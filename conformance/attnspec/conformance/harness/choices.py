@@ -50,8 +50,8 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
 def _without_keys(subject: Subject, given: Arguments, found: Mapping[str, Expected]) -> dict[str, Expected]:
     """The same with what is declared of rows that attend to no key: NaN, or what equal weights of all keys give."""
     open_ = {path: np.isnan(x.value) for path, x in found.items()}
-    if not any(rows.any() for rows in open_.values()) or subject.semantics.fully_masked == "error":
-        return dict(found)  # who declares to raise says nothing of results
+    if not any(rows.any() for rows in open_.values()) or subject.semantics.fully_masked not in ("nan", "uniform"):
+        return dict(found)  # declared to raise, or by way, which is left open
     if subject.semantics.fully_masked == "nan":
         return {path: x._replace(nan=open_[path]) for path, x in found.items()}
     even = rescaled(given.without_masks().plain(), 0.0)

@@ -21,7 +21,7 @@ def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, 
 
 def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
     """Whether a backend declares that it raises on rows without attendable keys, and there are some."""
-    if semantics.fully_masked != "error" or not arguments.operation.masks:
+    if "error" not in semantics.without_keys.values() or not arguments.operation.masks:
         return False
     return not live_rows(arguments, bottom_right=semantics.bottom_right).all()
 

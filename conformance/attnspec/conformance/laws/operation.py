@@ -369,7 +369,7 @@ def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
         if changed is None:
             return False
         arguments = changed
-    if subject.operation.masks and subject.semantics.fully_masked == "nan":
+    if subject.operation.masks and "nan" in subject.semantics.without_keys.values():
         arguments = _idle_in_one_element(arguments)
     if not any(x.size for x in subject.results(arguments).values()):
         return False
@@ -379,7 +379,7 @@ def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
         if subject.operation.only_weighs_keys:
             cotangents = {path: np.where(live, x, x.dtype.type(0)) for path, x in cotangents.items()}
     expected = subject.gradients(arguments, cotangents)
-    if subject.operation.masks and subject.semantics.fully_masked == "nan" and not live.all():
+    if subject.operation.masks and "nan" in subject.semantics.without_keys.values() and not live.all():
         expected = _of_elements_without_nan(subject, arguments, expected, live)
     if any(np.abs(value).max(initial=0.0) > subject.precision.largest / 16 for value, _ in expected.values()):
         return False

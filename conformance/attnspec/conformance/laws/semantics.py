@@ -1,8 +1,8 @@
 """Probes: which choice a backend makes where the specification leaves one, and whether it is the declared one."""
 
+import json
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,30 +15,12 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import before_features, live_rows, sample, wide
 from attnspec.conformance.laws.registry import Function, checks
 from attnspec.conformance.laws.rows_without_keys import evenly, near_even
+from attnspec.conformance.laws.sightings import NAMED, OTHER, Seen, Sighting, choice_by_way, said_by_way
 from attnspec.spec.contract.axes import Axis
-from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.semantics import QUESTIONS, WAYS, spelled
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Leaf, as_tuple
 from attnspec.spec.laws.semantics import SEMANTICS
-
-OTHER = "something else"
-"""What is none of the known choices."""
-
-
-class Sighting(NamedTuple):
-    """A choice that was observed, the arguments that show it, and of what is no known choice what was seen.
-
-    ``way`` says how a call that could be made in several ways was made.
-    """
-
-    choice: str
-    arguments: Arguments
-    shown: str = ""
-    way: str = ""
-
-
-Seen = list[Sighting]
-"""The choices that were observed; empty if the arguments do not tell."""
 
 Probe = Callable[[Subject, np.random.Generator], Seen]
 
@@ -65,18 +47,25 @@ def probes(question: str) -> Callable[[Probe], Probe]:
         def check(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
             declared = getattr(subject.semantics, question)
             seen = probe(subject, rng)
-            observed = " and ".join(dict.fromkeys(found.choice for found in seen)) or declared
+            by_way = isinstance(declared, tuple)
+            expected = dict(declared) if by_way else {}
+            observed = " and ".join(dict.fromkeys(found.choice for found in seen)) or spelled(declared)
             subject.observed[question] = observed
-            if observed != declared:
-                known = observed in QUESTIONS[question].choices
-                meant = f'; if that is meant, declare semantics = {{"{question}": "{observed}"}}' if known else ""
+            if by_way and all(found.choice == expected[NAMED[found.way]] for found in seen):
+                subject.observed[question] = spelled(declared)
+                return True
+            if by_way or observed != declared:
+                choice = observed if observed in QUESTIONS[question].choices else choice_by_way(seen)
+                shown = json.dumps(choice) if choice else ""
+                meant = f'; if that is meant, declare semantics = {{"{question}": {shown}}}' if choice else ""
+                subject.observed[question] = observed if isinstance(choice, str) or not choice else shown
                 odd = next((found for found in seen if found.shown), None) or next(
-                    found for found in seen if found.choice != declared
+                    found for found in seen if found.choice != (expected[NAMED[found.way]] if by_way else declared)
                 )
                 raise Violation(
-                    f"{question}: declared {declared}, observed {observed}{_by_way(seen)}"
+                    f"{question}: declared {spelled(declared)}, observed {observed}{said_by_way(seen)}"
                     f"{odd.shown and f': {odd.shown}'}{meant}",
-                    reason=Reason.DECLARED, arguments=odd.arguments, expected=declared, got=observed,
+                    reason=Reason.DECLARED, arguments=odd.arguments, expected=spelled(declared), got=observed,
                 )  # fmt: skip
             return True
 
@@ -86,16 +75,6 @@ def probes(question: str) -> Callable[[Probe], Probe]:
         return probe
 
     return register
-
-
-def _by_way(seen: Seen) -> str:
-    """Which ways show which choice, where there are several of both."""
-    choices: dict[str, dict[str, None]] = {}
-    for found in seen:
-        choices.setdefault(found.choice, {})[found.way] = None
-    if len(choices) < 2 or all(list(ways) == [""] for ways in choices.values()):
-        return ""
-    return f" ({', '.join(f'{choice} with ' + ' and '.join(ways) for choice, ways in choices.items())})"
 
 
 @probes("fully_masked")
@@ -129,15 +108,15 @@ def _encodings(given: Arguments, keys: str, subject: Subject, *, every: bool) ->
     """The ways to encode a mask, each with its shape; unless every one is wanted, the full mask alone."""
     shape, core = mask_shape(given, keys), subject.operation.masks[keys].core
     batch = shape[: len(shape) - len(core)]
-    yield "a mask in full", shape
+    yield WAYS["full"], shape
     if not every:
         return
     if len(core) > 1 and core[-2].broadcast:
-        yield "a mask that is the same for all queries", (*shape[:-2], 1, shape[-1])
+        yield WAYS["queries-alike"], (*shape[:-2], 1, shape[-1])
     if core[-1].broadcast:
-        yield "a mask that is the same for all keys", (*shape[:-1], 1)
+        yield WAYS["keys-alike"], (*shape[:-1], 1)
     if batch and subject.limits.broadcasting:
-        yield "a mask without batch", shape[len(batch) :]
+        yield WAYS["no-batch"], shape[len(batch) :]
 
 
 def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> Sighting:

@@ -23,7 +23,7 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.semantics import QUESTIONS, spelled
 
 INTERRUPTED = "interrupted"
 
@@ -207,7 +207,7 @@ def _differing(p: Probed, names: Sequence[str]) -> dict[str, str]:
     found = {}
     for question in QUESTIONS.values():
         concerned = [n for n in names if question.concerns(OPERATIONS[n])]
-        declared = {n: str(getattr(p.contract.semantics[n], question.name)) for n in concerned}
+        declared = {n: spelled(getattr(p.contract.semantics[n], question.name)) for n in concerned}
         if set(declared.values()) - {question.normative}:
             choice = in_common(declared)
             found[question.name] = (

@@ -1,5 +1,6 @@
 """One declaration to paste: what a run has observed, for all operations and dtypes together, and what it explains."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -13,7 +14,7 @@ from attnspec.conformance.running.refusals import REFUSED
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.semantics import ASKED_BY, QUESTIONS, Semantics
+from attnspec.spec.contract.semantics import ASKED_BY, QUESTIONS, Semantics, plain
 
 Key = tuple[str, str, str]
 """An operation, a law and a dtype."""
@@ -88,7 +89,7 @@ def _torn(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str,
     seen: dict[tuple[str, str], set[str]] = defaultdict(set)
     for (operation, _), x in cases.items():
         for question, choice in x.get("semantics", {}).items():
-            seen[operation, question].add(choice)
+            seen[operation, question].add(choice if isinstance(choice, str) else json.dumps(choice))
     for r in judged:
         question = ASKED_BY[r.law].name if r.law in ASKED_BY else ""
         if question and r.status is Status.PASSED and r.observed is not None:
@@ -105,7 +106,7 @@ def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, 
     for question in QUESTIONS.values():
         words = {getattr(s, question.name) for name, s in chosen.items() if question.concerns(OPERATIONS[name])}
         if len(words) == 1 and words != {question.normative}:
-            common |= {question.name: words.pop()}
+            common |= {question.name: plain(words.pop())}
     own = {name: _deviating(name, s) for name, s in chosen.items()}
     differing = {name: choices for name, choices in own.items() if not choices.items() <= common.items()}
     if not differing:
@@ -116,7 +117,7 @@ def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, 
 def _deviating(operation: str, chosen: Semantics) -> dict[str, str]:
     """The choices of an operation that are not normative, of the questions that concern it."""
     return {
-        q.name: getattr(chosen, q.name)
+        q.name: plain(getattr(chosen, q.name))
         for q in QUESTIONS.values()
         if q.concerns(OPERATIONS[operation]) and getattr(chosen, q.name) != q.normative
     }

@@ -22,7 +22,7 @@ from attnspec.spec import SPEC_VERSION
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.semantics import QUESTIONS
+from attnspec.spec.contract.semantics import QUESTIONS, spelled
 
 SCHEMA = "attnspec-report/1"
 EXIT = {"conforms": 0, "violates": 1, "unusable": 2}
@@ -140,7 +140,7 @@ class Report:
         answers: dict[str, Answer] = {}
         for question in QUESTIONS.values():
             concerned = [name for name in provided if question.concerns(OPERATIONS[name])]
-            declared = {name: str(getattr(self.contract.semantics[name], question.name)) for name in concerned}
+            declared = {name: spelled(getattr(self.contract.semantics[name], question.name)) for name in concerned}
             judged = [r for r in self.results if r.law == question.law and r.operation in declared]
             if judged or set(declared.values()) - {question.normative}:
                 answers[question.name] = Answer(declared, self._observed(judged))

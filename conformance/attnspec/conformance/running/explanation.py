@@ -3,6 +3,7 @@
 Nothing is guessed. A change of the declaration counts where the laws that failed were judged again under it, and hold.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,7 +46,7 @@ class Explanation:
     of :data:`REFUSED` says that the dtype is not supported.
     """
 
-    semantics: Mapping[str, str] = field(default_factory=dict)
+    semantics: Mapping[str, Any] = field(default_factory=dict)
     precision: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict)
     laws: Mapping[str, str] = field(default_factory=dict)
@@ -131,7 +132,7 @@ def _semantics(search: Search) -> None:
     for _ in QUESTIONS:
         known = search.found.get("semantics", {})
         seen = {q: r.observed for q in QUESTIONS if (r := search.left.get(QUESTIONS[q].law)) and r.observed}
-        chosen = {q: word for q, word in seen.items() if word in QUESTIONS[q].choices and q not in known}
+        chosen = {q: choice for q, word in seen.items() if (choice := _choice(q, word)) and q not in known}
         if not chosen:
             return
         operation, declared = search.case.operation, search.contract.semantics
@@ -139,6 +140,13 @@ def _semantics(search: Search) -> None:
         changed = replace(search.contract, semantics=replace(declared, per_operation=own))
         if not search.take("semantics", {**known, **chosen}, changed, search.judged(changed, search.left)):
             return
+
+
+def _choice(question: str, observed: str) -> Any:
+    """What was observed as a choice to declare, by way of masking where it is; None if it is no known one."""
+    if observed.startswith("{"):
+        return json.loads(observed)
+    return observed if observed in QUESTIONS[question].choices else None
 
 
 def _precision(search: Search) -> None:

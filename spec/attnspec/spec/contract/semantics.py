@@ -15,6 +15,14 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Branch, walked
 
 R = TypeVar("R", bound=type)
+WAYS: Mapping[str, str] = {
+    "full": "a mask in full",
+    "queries-alike": "a mask that is the same for all queries",
+    "keys-alike": "a mask that is the same for all keys",
+    "no-batch": "a mask without batch",
+}
+"""The ways to encode a mask, on which what a row without attendable keys gives may depend."""
+
 _DEPENDENT: dict[str, set[type]] = {}
 """The records that :func:`depends_on` enters, by question."""
 
@@ -147,10 +155,18 @@ class Semantics:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.fully_masked, Mapping | list | tuple):
+            object.__setattr__(self, "fully_masked", _by_way(self.fully_masked))
         for q in QUESTIONS.values():
             choice = getattr(self, q.name)
-            if choice not in q.choices:
+            if choice not in q.choices and not (q.name == "fully_masked" and isinstance(choice, tuple)):
                 raise ValueError(f"semantics {q.name}: expected one of {', '.join(q.choices)}; got {choice!r}")
+
+    @property
+    def without_keys(self) -> Mapping[str, str]:
+        """What a row without attendable keys gives, by the way in which the mask is encoded."""
+        found: Any = self.fully_masked
+        return dict(found) if isinstance(found, tuple) else dict.fromkeys(WAYS, found)
 
     @property
     def bottom_right(self) -> bool:
@@ -161,6 +177,36 @@ class Semantics:
     def of(cls, declared: "Semantics | Mapping[str, Any] | None") -> "Semantics":
         """A declaration as given by a backend: an instance, a mapping of some questions, or nothing."""
         return declared_as(cls, declared, "semantics", "questions")
+
+
+def _by_way(declared: Any) -> str | tuple[tuple[str, str], ...]:
+    """The choices of ``fully_masked`` by way as pairs, in the order of the ways; one choice if all are the same.
+
+    A way that is not declared is as a mask in full.
+    """
+    pairs = tuple(declared.items() if isinstance(declared, Mapping) else declared)
+    ways = dict(pairs) if all(isinstance(x, tuple | list) and len(x) == 2 for x in pairs) else {}
+    if "full" not in ways or not set(ways) <= set(WAYS):
+        raise ValueError(
+            f"semantics fully_masked: expected a choice for full, and for some of {', '.join(list(WAYS)[1:])}; "
+            f"got {declared!r}"
+        )
+    choices = QUESTIONS["fully_masked"].choices
+    for way, choice in ways.items():
+        if choice not in choices:
+            raise ValueError(f"semantics fully_masked: {way}: expected one of {', '.join(choices)}; got {choice!r}")
+    every = tuple((way, str(ways.get(way, ways["full"]))) for way in WAYS)
+    return every if len(set(ways.values())) > 1 else every[0][1]
+
+
+def spelled(choice: Any) -> str:
+    """A declared choice as a text; of one by way, the choice of each."""
+    return ", ".join(f"{way}: {x}" for way, x in choice) if isinstance(choice, tuple) else str(choice)
+
+
+def plain(choice: Any) -> Any:
+    """A declared choice as a backend declares it: by way, as a mapping."""
+    return dict(choice) if isinstance(choice, tuple) else choice
 
 
 def _question(f: "Field[Any]") -> Question:
