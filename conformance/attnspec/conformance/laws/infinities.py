@@ -5,11 +5,11 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.comparison import number
+from attnspec.conformance.judging.sightings import OTHER, Seen, Sighting
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import before_features, pooled, sample, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.semantics import of_keys, probes, samples
-from attnspec.conformance.laws.sightings import OTHER, Seen, Sighting
 from attnspec.spec.laws import attention, normalization
 
 LONG = 130
