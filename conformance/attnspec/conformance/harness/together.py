@@ -67,7 +67,7 @@ class Ensemble:
     @property
     def asked(self) -> bool:
         """Whether any filter concerns the operation."""
-        return any(self.subject.operation in LAWS[law].operations for law in FILTERS)
+        return any(LAWS[law].concerns(self.subject.operation) for law in FILTERS)
 
     @cached_property
     def by_row(self) -> bool:
@@ -259,7 +259,7 @@ FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
 def filters(ensemble: Ensemble) -> Iterator[Filter]:
     """The filters that concern an operation."""
     for law, makes in FILTERS.items():
-        if ensemble.subject.operation in LAWS[law].operations:
+        if LAWS[law].concerns(ensemble.subject.operation):
             yield from makes(ensemble)
 
 

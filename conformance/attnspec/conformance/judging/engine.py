@@ -68,7 +68,7 @@ def leading(dtypes: Sequence[str]) -> str:
 @lru_cache(maxsize=1024)
 def governing_laws(operation: Operation) -> tuple[str, ...]:
     """The laws that govern an operation, whether a run selects them or not."""
-    return tuple(i for i, x in LAWS.items() if operation in x.operations)
+    return tuple(i for i, x in LAWS.items() if x.concerns(operation))
 
 
 def cases(

@@ -21,7 +21,7 @@ def operations() -> Table:
     """All operations by chapter."""
     table = _table("chapter", "operation", "what it computes", "laws")
     for o in OPERATIONS.values():
-        count = "reference only" if o.reference_only else str(sum(o in x.operations for x in LAWS.values()))
+        count = "reference only" if o.reference_only else str(sum(x.concerns(o) for x in LAWS.values()))
         table.add_row(o.chapter, o.name, o.statement, count)
     return table
 

@@ -134,5 +134,5 @@ def _laws(o: Operation) -> str:
     """The laws that govern an operation, those that govern every one last."""
     if o.reference_only:
         return "none: only the reference has it"
-    judged = [x for x in LAWS.values() if o in x.operations]
+    judged = [x for x in LAWS.values() if x.concerns(o)]
     return coded(x.id for x in sorted(judged, key=lambda x: x.chapter == "operation"))

@@ -279,7 +279,7 @@ def missing_results(contract: Contract, settings: Settings) -> Iterable[Result]:
         if not o.reference_only and o.name not in contract.operations
         if not settings.operations or o.name in settings.operations
         for law in LAWS.values()
-        if o in law.operations and (not settings.laws or law.id in settings.laws)
+        if law.concerns(o) and (not settings.laws or law.id in settings.laws)
         for dtype in dtypes_of(o, dtypes)
         if settings.only is None or any(line.concerns(o.name, law.id, dtype) for line in only)
     ]

@@ -30,11 +30,13 @@ class Law:
     @property
     def operations(self) -> tuple[Operation, ...]:
         """The operations that the law governs and backends provide."""
-        return tuple(
-            o
-            for o in OPERATIONS.values()
-            if not o.reference_only and self.governs(o) and (o.differentiable or not self.gradients)
-        )
+        return tuple(o for o in OPERATIONS.values() if self.concerns(o))
+
+    def concerns(self, operation: Operation) -> bool:
+        """Whether an operation is among those that the law governs and backends provide."""
+        if operation.reference_only or not self.governs(operation):
+            return False
+        return operation.differentiable or not self.gradients
 
 
 _LAWS: dict[str, Law] = {}

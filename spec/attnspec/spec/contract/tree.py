@@ -49,17 +49,16 @@ class Dim:
     factors: tuple[str, ...]
     variadic: bool = False
     broadcast: bool = False
+    sizes: tuple[str, ...] = field(init=False, compare=False)
+    """The sizes that it names: its factors and what they add up, but for digits; none if it is variadic."""
     plain: bool = field(init=False, compare=False)
     """Whether it is one size by itself."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "plain", len(self.factors) == 1 and self.sizes == self.factors and not self.broadcast)
-
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """The sizes that it names: its factors and what they add up, but for digits; none if it is variadic."""
         named = () if self.variadic else tuple(s for f in self.factors for s in re.split(r"[+*]", f))
-        return tuple(s for s in named if not s.isdigit())
+        sizes = tuple(s for s in named if not s.isdigit())
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "plain", len(self.factors) == 1 and sizes == self.factors and not self.broadcast)
 
 
 @dataclass(frozen=True, eq=False)
