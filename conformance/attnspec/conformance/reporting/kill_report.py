@@ -29,7 +29,7 @@ class Row:
     @property
     def kills(self) -> int:
         """At how many seeds something was wrong."""
-        return sum(bool(o.failures) or o.lost for o in self.outcomes)
+        return sum(o.convicts for o in self.outcomes)
 
     @property
     def evaluations(self) -> int:

@@ -41,7 +41,7 @@ class TrialProgress:
 
     def done(self, task: Task, outcome: Outcome) -> None:
         """Count a trial."""
-        name, wrong = escape(task.subject.name), bool(outcome.failures) or outcome.lost
+        name, wrong = escape(task.subject.name), outcome.convicts
         if wrong and isinstance(task.subject, Variant):
             law = outcome.failures[0].law if outcome.failures else LOST
             self._console.print(f"[red]harmed[/red] {name} at seed {task.seed}: {law}")

@@ -87,7 +87,7 @@ def _variant_outcomes(variants: Sequence[Variant], checks: int, run: TrialRun) -
 def _mutant_data(m: Mutant, found: Mapping[Key, Outcome], seeds: Mapping[str, int]) -> dict[str, Any]:
     """The laws that kill a mutant, and the seeds of each profile at which it survives."""
     missed = {
-        profile: [seed for seed in range(count) if not _wrong(found[m.name, profile, seed, False])]
+        profile: [seed for seed in range(count) if not found[m.name, profile, seed, False].convicts]
         for profile, count in seeds.items()
     }
     return {"laws": sorted(Row(m, [found[m.name, "quick", 0, True]]).laws), **missed}
@@ -104,14 +104,10 @@ def _weight_data(weights: Sequence[OneWeight], found: Mapping[Key, Outcome], see
     for dtype in dict.fromkeys(w.dtype for w in weights):
         smallest[dtype] = None
         for w in sorted((w for w in weights if w.dtype == dtype), key=lambda w: w.power):
-            if not all(_wrong(found[w.name, "full", seed, False]) for seed in range(seeds)):
+            if not all(found[w.name, "full", seed, False].convicts for seed in range(seeds)):
                 break
             smallest[dtype] = w.error
     return smallest
-
-
-def _wrong(outcome: Outcome) -> bool:
-    return bool(outcome.failures) or outcome.lost
 
 
 def made_with() -> dict[str, str]:

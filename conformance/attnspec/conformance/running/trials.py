@@ -66,6 +66,11 @@ class Outcome:
     largest: float = 0.0
     lost: bool = False
 
+    @property
+    def convicts(self) -> bool:
+        """Whether something was wrong: a mutant is killed, a variant harmed."""
+        return self.lost or bool(self.failures)
+
 
 def perform(task: Task) -> Outcome:
     """Judge a mutant up to the first violation, or a variant by everything.
