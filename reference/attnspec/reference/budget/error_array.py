@@ -60,7 +60,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     """Numbers with the error of each, and the precision in which they are computed.
 
     ``given`` marks inputs, which are exact. ``scale`` is set where numbers are computed through larger ones: a tanh may
-    be computed through numbers near 1, however small it is. ``weights`` is set on attention weights and holds what
+    be computed through numbers near 1, however small it is. As a function, it is called when it is first needed. ``weights`` is set on attention weights and holds what
     pooling needs to know of them; ``level`` is the error, relative to each, that all weights of a row have in common.
     ``factors`` is set on products of inputs: a product of three may be taken in either order. ``terms`` is set on sums:
     how many terms they have. ``between`` is set on differences where a variance may be taken from one pass: the two
@@ -79,7 +79,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         precision: Precision,
         *,
         given: bool = False,
-        scale: Numbers | None = None,
+        scale: Numbers | Callable[[], Numbers] | None = None,
         weights: Any = None,
         level: Numbers | float = 0.0,
         factors: tuple[Self, Self] | None = None,
@@ -93,7 +93,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.error = error if error.shape == self.value.shape else np.full(self.value.shape, error)
         self.precision = precision
         self.given = given
-        self.scale = scale
+        self._scale = scale
         self.weights = weights
         self.level = level
         self.factors = factors
@@ -103,6 +103,13 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.extremes = Extremes() if extremes is None else extremes
 
     # What an array has -------------------------------------------------------------------------------------------
+
+    @property
+    def scale(self) -> Numbers | None:
+        """The magnitudes through which the numbers are computed, where these are larger."""
+        if callable(self._scale):
+            self._scale = self._scale()
+        return self._scale
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -169,13 +176,12 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return type(self)(value, error, self.precision, extremes=self.extremes, **more)
 
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
-        scale = None if self.scale is None else move(self.scale)
         return type(self)(
             move(self.value),
             move(self.error),
             self.precision,
             given=self.given,
-            scale=scale,
+            scale=None if self._scale is None else lambda: move(self.scale),
             terms=self.terms,
             alike=self.alike,
             extremes=self.extremes,
@@ -247,7 +253,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         if function in JOINS:
             parts = [self._wrap(x) for x in args[0]]
             scales = None
-            if any(p.scale is not None for p in parts):
+            if any(p._scale is not None for p in parts):
                 scales = function([p.magnitude_in_sums for p in parts], *args[1:], **kwargs)
             return type(self)(
                 function([p.value for p in parts], *args[1:], **kwargs),

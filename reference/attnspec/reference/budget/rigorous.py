@@ -26,26 +26,28 @@ class Rigorous(Approximate):
         p = self.precision
         magnitude = np.abs(value)
         reach = magnitude + error
-        self._note_peak(magnitude, error)
+        self._note_peak(reach, magnitude, error)
         return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **more)
 
-    def _note_peak(self, magnitude: Numbers, error: Numbers | float = 0.0) -> None:
-        """Keep the largest magnitude that numbers with these errors may reach."""
-        if not magnitude.size:
+    def _note_peak(self, reach: Numbers, magnitude: Numbers | None = None, error: Numbers | float = 0.0) -> None:
+        """Keep the largest number of ``reach``: what numbers of a magnitude may reach with these errors, if any."""
+        if not reach.size:
             return
-        reach = magnitude + error
-        largest = float(reach.max())
-        if not largest < UNKNOWN / 2:
+        largest = float(np.maximum.reduce(reach, None))
+        if magnitude is not None and not largest < UNKNOWN / 2:
             # An unknown error says nothing about magnitudes.
             largest = float(np.where((error >= UNKNOWN / 2) & np.isfinite(error), magnitude, reach).max())
         self.extremes.peak = max(self.extremes.peak, np.inf if np.isnan(largest) else largest)
 
-    def _operand_error(self, *operands: Self) -> Numbers | float:
+    def _error_of_terms(self, *terms: Self) -> Numbers:
+        """The error of what is added, and of rounding computed operands before they are added."""
+        first, second = terms
+        error = first.error + second.error
         u = self.precision.operand
-        return sum((u * np.abs(x.value) for x in operands if not x.given), 0.0) if u else 0.0
+        return error + sum((u * np.abs(x.value) for x in terms if not x.given), 0.0) if u else error
 
     def _add(self, a: Self, b: Self) -> Self:
-        error = a.error + b.error + self._operand_error(a, b)
+        error = self._error_of_terms(a, b)
         for sums, more in ((a, b), (b, a)):
             if sums.terms:
                 # The sum may have begun with this term, as a linear layer begins with its bias.
@@ -53,7 +55,7 @@ class Rigorous(Approximate):
         return self._rounded(a.value + b.value, error)
 
     def _subtract(self, a: Self, b: Self) -> Self:
-        error = a.error + b.error + self._operand_error(a, b)
+        error = self._error_of_terms(a, b)
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
             error = error + self.precision.accumulation * (np.abs(a.value) + np.abs(b.value))
@@ -103,10 +105,10 @@ class Rigorous(Approximate):
         return self._rounded(np.cos(a.value), np.minimum(a.error, 2.0), _EXP)
 
     def _sum(self, axis: Any, keepdims: bool) -> Self:
-        value = self.value.sum(axis=axis, keepdims=keepdims)
+        value = np.add.reduce(self.value, axis, keepdims=keepdims)
         terms = self.value.size // max(value.size, 1)
-        error = self.error.sum(axis=axis, keepdims=keepdims)
-        reach = self.magnitude_in_sums.sum(axis=axis, keepdims=keepdims) + error
+        error = np.add.reduce(self.error, axis, keepdims=keepdims)
+        reach = np.add.reduce(self.magnitude_in_sums, axis, keepdims=keepdims) + error
         self._note_peak(reach)
         return self._rounded(value, error + terms * self.precision.accumulation * reach, 0.0, terms=terms)
 

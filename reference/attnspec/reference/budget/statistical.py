@@ -31,16 +31,18 @@ class Statistical(Approximate):
             variance = variance + relative * as_double(value) ** 2
         return np.asarray(np.sqrt(variance) + self.floor)
 
-    def _operand_variance(self, *operands: Self) -> Numbers | float:
-        """Variance of rounding computed operands before they are added."""
-        p = self.precision
-        if not p.operand:
-            return 0.0
-        return sum(((0.6 * p.operand * as_double(x.value)) ** 2 for x in operands if not x.given), 0.0)
+    def _variance_of_terms(self, *terms: Self) -> Numbers:
+        """Variance of what is added, and of rounding computed operands before they are added."""
+        first, second = terms
+        variance = first.error**2 + second.error**2
+        if self.precision.operand:
+            unit = 0.6 * self.precision.operand
+            variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.given), 0.0)
+        return variance
 
     def _add(self, a: Self, b: Self) -> Self:
         value = a.value + b.value
-        variance = a.error**2 + b.error**2 + self._operand_variance(a, b)
+        variance = self._variance_of_terms(a, b)
         for sums, more in ((a, b), (b, a)):
             if sums.terms:
                 # The sum may have begun with this term, as a linear layer begins with its bias.
@@ -49,7 +51,7 @@ class Statistical(Approximate):
         return self._rounded(value, variance)
 
     def _subtract(self, a: Self, b: Self) -> Self:
-        variance = a.error**2 + b.error**2 + self._operand_variance(a, b)
+        variance = self._variance_of_terms(a, b)
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
             u = 0.5 * self.precision.accumulation
@@ -107,30 +109,30 @@ class Statistical(Approximate):
         return self._rounded(np.cos(a.value), (np.sin(as_double(a.value)) * a.error) ** 2, 1.0)
 
     def _sum(self, axis: Any, keepdims: bool) -> Self:
-        value = self.value.sum(axis=axis, keepdims=keepdims)
+        value = np.add.reduce(self.value, axis, keepdims=keepdims)
         terms = self.value.size // max(value.size, 1)
-        squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
+        squares = np.add.reduce(self.squares_in_sums, axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
-        variance = self.alike * (self.error**2).sum(axis=axis, keepdims=keepdims)
+        variance = self.alike * np.add.reduce(self.error**2, axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
     def _matmul(self, a: Self, b: Self) -> Self:
         p = self.precision
         value = a.value @ b.value
-        terms = a.shape[-1]
+        terms, floor, double = a.shape[-1], self.floor, as_double(value)
         left, right = a.squares_in_sums, b.squares_in_sums
         squares = left @ right
         summing = (0.5 * p.accumulation) ** 2 * terms
         operands = (0.6 * a.operand_rounding) ** 2 + (0.6 * b.operand_rounding) ** 2
-        variance = (summing + operands) * squares + summing * as_double(value) ** 2
+        variance = (summing + operands) * squares + summing * double**2
         # Operands are stored in steps, however small they are.
-        if a.operand_step > self.floor:
+        if a.operand_step > floor:
             matrices = a.ndim > 1 and b.ndim > 1
             variance = variance + a.operand_step**2 * right.sum(-2 if b.ndim > 1 else -1, keepdims=matrices)
-        if b.operand_step > self.floor:
+        if b.operand_step > floor:
             variance = variance + b.operand_step**2 * left.sum(-1, keepdims=b.ndim > 1)
         if p.bias:
-            variance = variance + (p.bias * as_double(value)) ** 2
+            variance = variance + (p.bias * double) ** 2
         if np.count_nonzero(a.error):
             # Equal errors add linearly.
             variance = variance + max(a.alike, _repeated_terms(a.value)) * (a.error**2 @ right)
@@ -140,16 +142,21 @@ class Statistical(Approximate):
             # So do the errors of equal weights that are summed one by one, or rounded as operands.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
             coherent = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share + a.level
-            variance = variance + (coherent * as_double(value)) ** 2
+            variance = variance + (coherent * double) ** 2
         other = a.other_order(b)
         if other is not None:
             variance = variance + (0.6 * p.operand) ** 2 * (other[0] ** 2 @ other[1] ** 2)
         # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
         # other one need not.
-        scale = np.maximum(np.abs(as_double(value)), np.sqrt(squares))
         factors = (a, b) if a.given and b.given else None
-        error = self._deviation(value, variance, 0.0) + terms * self.floor
-        return self._computed(value, error, scale=scale, factors=factors, terms=terms, alike=_repeated_terms(value))
+        return self._computed(
+            value,
+            self._deviation(value, variance, 0.0) + terms * floor,
+            scale=lambda: np.maximum(np.abs(double), np.sqrt(squares)),
+            factors=factors,
+            terms=terms,
+            alike=_repeated_terms(value),
+        )
 
     def _softmax(self, mask: Numbers | None) -> Self:
         weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
@@ -168,15 +175,12 @@ def _repeated_terms(x: Numbers, rows: int = 4) -> float:
     if x.size == 0 or x.shape[-1] < 2:
         return 1.0
     flat = x.reshape(-1, x.shape[-1])
-    if not _repeats(np.sort(flat[:: -(-len(flat) // rows)])):
+    ordered = flat[:: -(-len(flat) // rows)].copy()
+    ordered.sort()
+    if not np.count_nonzero(ordered[:, 1:] == ordered[:, :-1]):
         return 1.0
     some = flat[:: -(-len(flat) // (16 * rows))]
     some = some[some.any(-1)][:rows]
     if len(some) == 0:
         return 1.0
     return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
-
-
-def _repeats(ordered: Numbers) -> bool:
-    """Whether any row of sorted numbers has two that are equal."""
-    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
