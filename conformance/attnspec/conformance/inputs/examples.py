@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -97,17 +98,16 @@ class Example:
 def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: str, weight: bool = False) -> Numbers:
     """Numbers of a kind; those of weights are scaled by 1/√fan-in, the last dimension."""
     half = dtype == "float16"
-    scale = float(1 / np.sqrt(max(shape[-1], 1))) if weight and shape else 1.0
-    power = float(2.0 ** np.round(np.log2(scale)))
+    scale = 1 / sqrt(max(shape[-1], 1)) if weight and shape else 1.0
     match kind:
         case "zeros":
             return np.zeros(shape)
         case "ones":
             return np.full(shape, 0.5 if weight else 1.0)
         case "integers":
-            return rng.integers(-3, 4, shape).astype(float) * power
+            return rng.integers(-3, 4, shape).astype(float) * _power(scale)
         case "ties":
-            return rng.choice([-1.0, 0.0, 1.0], shape) * power
+            return rng.choice([-1.0, 0.0, 1.0], shape) * _power(scale)
         case "large":
             return rng.standard_normal(shape) * scale * (6 if half else 30)
         case "wide":
@@ -122,6 +122,11 @@ def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: 
             return np.array(np.broadcast_to(row * scale, shape))
         case _:
             return rng.standard_normal(shape) * scale
+
+
+def _power(scale: float) -> float:
+    """The power of 2 that is nearest to a scale."""
+    return float(2.0 ** np.round(np.log2(scale)))
 
 
 def boolean_mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:

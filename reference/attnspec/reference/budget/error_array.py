@@ -56,17 +56,30 @@ class Extremes:
     level: float = 0.0
 
 
+def _operators(ufunc: Any) -> tuple[Any, Any]:
+    """The two methods of an operator, ours on the left and on the right: NumPy's go the long way round, to the same."""
+
+    def left(self: "Approximate", other: Any) -> Any:
+        return self.__array_ufunc__(ufunc, "__call__", self, other)
+
+    def right(self: "Approximate", other: Any) -> Any:
+        return self.__array_ufunc__(ufunc, "__call__", other, self)
+
+    return left, right
+
+
 class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     """Numbers with the error of each, and the precision in which they are computed.
 
     ``given`` marks inputs, which are exact. ``scale`` is set where numbers are computed through larger ones: a tanh may
-    be computed through numbers near 1, however small it is. As a function, it is called when it is first needed. ``weights`` is set on attention weights and holds what
-    pooling needs to know of them; ``level`` is the error, relative to each, that all weights of a row have in common.
-    ``factors`` is set on products of inputs: a product of three may be taken in either order. ``terms`` is set on sums:
-    how many terms they have. ``between`` is set on differences where a variance may be taken from one pass: the two
-    numbers. ``alike`` is the largest number of equal elements in a row of any product that the numbers were computed
-    from element by element: where elements of a product are equal, they have the same error, and so have the numbers.
-    ``extremes`` is shared by all arrays of one computation.
+    be computed through numbers near 1, however small it is. As a function, it is called when it is first needed.
+    ``weights`` is set on attention weights and holds what pooling needs to know of them; ``level`` is the error,
+    relative to each, that all weights of a row have in common. ``factors`` is set on products of inputs: a product of
+    three may be taken in either order. ``terms`` is set on sums: how many terms they have. ``between`` is set on
+    differences where a variance may be taken from one pass: the two numbers. ``alike`` is the largest number of equal
+    elements in a row of any product that the numbers were computed from element by element: where elements of a product
+    are equal, they have the same error, and so have the numbers. ``extremes`` is shared by all arrays of one
+    computation.
     """
 
     ufuncs: ClassVar[Mapping[Any, str]] = {}
@@ -101,6 +114,12 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.between = between
         self.alike = alike
         self.extremes = Extremes() if extremes is None else extremes
+
+    __add__, __radd__ = _operators(np.add)
+    __sub__, __rsub__ = _operators(np.subtract)
+    __mul__, __rmul__ = _operators(np.multiply)
+    __truediv__, __rtruediv__ = _operators(np.true_divide)
+    __matmul__, __rmatmul__ = _operators(np.matmul)
 
     # What an array has -------------------------------------------------------------------------------------------
 
@@ -181,7 +200,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             move(self.error),
             self.precision,
             given=self.given,
-            scale=None if self._scale is None else lambda: move(self.scale),
+            scale=None if self._scale is None else lambda: move(np.asarray(self.scale)),
             terms=self.terms,
             alike=self.alike,
             extremes=self.extremes,

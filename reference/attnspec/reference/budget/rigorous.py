@@ -42,9 +42,11 @@ class Rigorous(Approximate):
     def _error_of_terms(self, *terms: Self) -> Numbers:
         """The error of what is added, and of rounding computed operands before they are added."""
         first, second = terms
-        error = first.error + second.error
+        error: Numbers = first.error + second.error
         u = self.precision.operand
-        return error + sum((u * np.abs(x.value) for x in terms if not x.given), 0.0) if u else error
+        if u:
+            error = error + sum((u * np.abs(x.value) for x in terms if not x.given), 0.0)
+        return error
 
     def _add(self, a: Self, b: Self) -> Self:
         error = self._error_of_terms(a, b)
@@ -105,10 +107,10 @@ class Rigorous(Approximate):
         return self._rounded(np.cos(a.value), np.minimum(a.error, 2.0), _EXP)
 
     def _sum(self, axis: Any, keepdims: bool) -> Self:
-        value = np.add.reduce(self.value, axis, keepdims=keepdims)
+        value = self.value.sum(axis=axis, keepdims=keepdims)
         terms = self.value.size // max(value.size, 1)
-        error = np.add.reduce(self.error, axis, keepdims=keepdims)
-        reach = np.add.reduce(self.magnitude_in_sums, axis, keepdims=keepdims) + error
+        error = self.error.sum(axis=axis, keepdims=keepdims)
+        reach = self.magnitude_in_sums.sum(axis=axis, keepdims=keepdims) + error
         self._note_peak(reach)
         return self._rounded(value, error + terms * self.precision.accumulation * reach, 0.0, terms=terms)
 

@@ -34,7 +34,7 @@ class Statistical(Approximate):
     def _variance_of_terms(self, *terms: Self) -> Numbers:
         """Variance of what is added, and of rounding computed operands before they are added."""
         first, second = terms
-        variance = first.error**2 + second.error**2
+        variance: Numbers = first.error**2 + second.error**2
         if self.precision.operand:
             unit = 0.6 * self.precision.operand
             variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.given), 0.0)
@@ -109,11 +109,11 @@ class Statistical(Approximate):
         return self._rounded(np.cos(a.value), (np.sin(as_double(a.value)) * a.error) ** 2, 1.0)
 
     def _sum(self, axis: Any, keepdims: bool) -> Self:
-        value = np.add.reduce(self.value, axis, keepdims=keepdims)
+        value = self.value.sum(axis=axis, keepdims=keepdims)
         terms = self.value.size // max(value.size, 1)
-        squares = np.add.reduce(self.squares_in_sums, axis, keepdims=keepdims)
+        squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
-        variance = self.alike * np.add.reduce(self.error**2, axis, keepdims=keepdims)
+        variance = self.alike * (self.error**2).sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
     def _matmul(self, a: Self, b: Self) -> Self:
