@@ -1,20 +1,33 @@
-"""What the laws of the training path share: one small call, its cotangents and its gradients."""
+"""What the laws of the training path share: small calls, their cotangents and their gradients."""
 
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import sample
+from attnspec.conformance.laws.common import fitting, sample
 from attnspec.conformance.laws.gradients import Gradients
+from attnspec.spec.contract.axes import Axis
+
+FEATURES, COLUMNS = 16, 64
+"""Sizes of queries and of values that kernels take in vectors and tiles."""
+
+TILE = 64
+"""Keys after which many kernels begin another tile."""
+
+
+RESTRICTED, MANY_KEYS = "under a mask, ", "with many keys, "
+"""Words for lessons."""
 
 
 class Lesson(NamedTuple):
-    """A small call without masks, cotangents that are the same for every row, and the gradients to expect."""
+    """A call, cotangents that are the same for every row, and the gradients to expect."""
 
     arguments: Arguments
     cotangents: Results
@@ -22,18 +35,75 @@ class Lesson(NamedTuple):
 
 
 def lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
-    """The call that the laws of a template share: its numbers follow from those of the template.
+    """A small call without masks: its numbers follow from those of the template, and the laws of a template share it.
 
     None where a gradient comes close to what the dtype cannot hold.
     """
-    place = f"training {subject.sampled}"
+    return _shared(subject, arguments, "plain", lambda rng: sample(subject, rng, (2,), queries=3, keys=5))
+
+
+def restricted_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
+    """A call in which not every query attends to every key, with wide vectors; None where nothing restricts that."""
+    if not subject.operation.masks and subject.operation.flag is None:
+        return None
+    return _shared(subject, arguments, "restricted", lambda rng: restricted(broad(subject, rng), rng))
+
+
+def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
+    """A call of few queries with more keys than a tile has, with wide vectors; None where there are no such calls.
+
+    Positions that attend to each other have many queries too: in models there is time for them in longer profiles.
+    """
+    operation = subject.operation
+    itself = operation.attends_to_itself and not (operation.pooled or operation.linear)
+    if operation.asked is None or fitting(subject, operation.asked, TILE + 2) <= TILE:
+        return None
+    if (itself or operation.counts) and not subject.effort.dear:
+        return None
+    return _shared(subject, arguments, "long", lambda rng: broad(subject, rng, queries=2, keys=TILE + 2))
+
+
+def lessons_of(subject: Subject, arguments: Arguments) -> Iterator[tuple[str, Lesson]]:
+    """All of them that there are, with words for them."""
+    for words, make in (("", lesson_of), (RESTRICTED, restricted_lesson_of), (MANY_KEYS, long_lesson_of)):
+        lesson = make(subject, arguments)
+        if lesson is not None:
+            yield words, lesson
+
+
+def _shared(
+    subject: Subject, arguments: Arguments, name: str, make: Callable[[np.random.Generator], Arguments]
+) -> Lesson | None:
+    place = f"training {name} {subject.sampled}"
     if place not in arguments.memo:
         rng = rng_of(arguments)
-        given = sample(subject, rng, (2,), queries=3, keys=5)
+        given = make(rng)
         cotangents = {path: _alike(x) for path, x in subject.cotangents(given, rng).items()}
         expected = subject.gradients(given, cotangents)
         arguments.memo[place] = Lesson(given, cotangents, expected) if fits(subject, expected) else None
     return cast("Lesson | None", arguments.memo[place])
+
+
+def broad(subject: Subject, rng: np.random.Generator, *, queries: int = 3, keys: int = 5) -> Arguments:
+    """An unmasked call with queries of 16 features and, where only keys are weighed, values of 64."""
+    operation = subject.operation
+    columns = operation.sizes_of(Axis.FEATURE)[-1:] if operation.linear and operation.attended else ()
+    sizes = {name: fitting(subject, name, COLUMNS) for name in columns}
+    return sample(subject, rng, (2,), queries=queries, keys=keys, heads=2, features=FEATURES, sizes=sizes)
+
+
+def restricted(given: Arguments, rng: np.random.Generator, *, causal: bool = True) -> Arguments:
+    """The same call with a mask of every kind of keys and, unless not wanted, the causal flag, where it takes these.
+
+    Every query may attend to the first key, by a causal mask too, and none to the second. By its mask alone the first
+    query may attend to the last key, which a causal mask forbids.
+    """
+    for keys in given.operation.masks:
+        allowed = rng.random(mask_shape(given, keys)) < 0.6
+        allowed[..., 1:2] = False
+        allowed[..., :1] = allowed[..., -1:] = True
+        given = given.with_mask(allowed, keys)
+    return given.under_causal() if causal else given
 
 
 def rng_of(arguments: Arguments) -> np.random.Generator:

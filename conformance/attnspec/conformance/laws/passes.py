@@ -1,6 +1,7 @@
 """Checks of the laws of the training path: backward passes, their cotangents and their memory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import NARROW, is_float
 from attnspec.conformance.inputs.layouts import (
     CANNOT,
+    LAYOUTS,
     Convert,
     Layout,
     every_second,
@@ -24,8 +26,17 @@ from attnspec.conformance.judging.left_out import demand_layouts
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws.common import normal_like, sample
-from attnspec.conformance.laws.gradients import Gradients, gradients_match
-from attnspec.conformance.laws.lessons import fits, lesson_of, numbers_of, overwritten
+from attnspec.conformance.laws.gradients import gradients_match
+from attnspec.conformance.laws.lessons import (
+    Lesson,
+    fits,
+    lesson_of,
+    lessons_of,
+    long_lesson_of,
+    numbers_of,
+    overwritten,
+    restricted_lesson_of,
+)
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.tree import flatten
 from attnspec.spec.laws import training as law
@@ -35,6 +46,9 @@ LARGE, TINY = 2.0**11, 2.0**-50
 
 WAYS: tuple[Layout, ...] = (every_second, last_exchanged, padded_rows, packed, padded_positions, heads_behind, shifted)
 """How a cotangent is laid out, beside those with stride 0."""
+
+FEW_WAYS: tuple[Layout, ...] = (last_exchanged, packed, heads_behind)
+"""How arguments are laid out where there is no time for all ways."""
 
 # Cotangents -----------------------------------------------------------------------------------------------------------
 
@@ -46,25 +60,49 @@ def cotangent_strides(subject: Subject, arguments: Arguments, rng: np.random.Gen
     if lesson is None:
         return False
     for way in (*WAYS, _one_row):
-        _laid_out(subject, lesson.arguments, lesson.cotangents, way, lesson.expected)
+        _laid_out(subject, lesson, way)
+    for other in (restricted_lesson_of(subject, arguments), long_lesson_of(subject, arguments)):
+        if other is not None:
+            _laid_out(subject, other, _one_row)
     if subject.dtype not in NARROW:
-        ones = {path: np.ones_like(x) for path, x in lesson.cotangents.items()}
-        _laid_out(subject, lesson.arguments, ones, _one_number, subject.gradients(lesson.arguments, ones))
+        for summed in _summed(subject, arguments):
+            _laid_out(subject, summed, _one_number)
     return True
 
 
-def _laid_out(subject: Subject, given: Arguments, cotangents: Results, way: Layout, expected: Gradients) -> None:
+def _summed(subject: Subject, arguments: Arguments) -> Iterator[Lesson]:
+    """The sum of the results of a call with wide vectors and, where it may be restricted, of one that is not."""
+    wide = restricted_lesson_of(subject, arguments)
+    chosen = [lesson_of(subject, arguments) if wide is None else wide]
+    if wide is not None and (subject.effort.dear or subject.operation.linear):
+        chosen.append(long_lesson_of(subject, arguments))
+    for lesson in chosen:
+        if lesson is not None:
+            ones = {path: np.ones_like(x) for path, x in lesson.cotangents.items()}
+            yield Lesson(lesson.arguments, ones, subject.gradients(lesson.arguments, ones))
+
+
+def _laid_out(subject: Subject, lesson: Lesson, way: Layout) -> None:
     demand_layouts(subject.limits)
+    cotangents = lesson.cotangents
     try:
         moved = {path: way(x, subject.convert) if x.ndim else subject.convert(x) for path, x in cotangents.items()}
     except CANNOT:
         return
-    cotangent = subject.like_result(moved, given, convert=False)
-    inputs = subject.converted(given)
+    cotangent = subject.like_result(moved, lesson.arguments, convert=False)
+    what = f"of a cotangent laid out as {_named(way)},"
+    _compare(subject, lesson, subject.converted(lesson.arguments), cotangent, what)
+
+
+def _compare(subject: Subject, lesson: Lesson, inputs: Mapping[str, Any], cotangent: Any, what: str) -> None:
+    """The gradients of a call with these arrays of the backend are those that the lesson expects."""
+    given = lesson.arguments
     found = subject.gradients_of(lambda: subject.backend.vjp(subject.operation.name, inputs, cotangent), given)
-    gradients_match(
-        subject, found, expected, given, f"of a cotangent laid out as {way.__name__.strip('_').replace('_', ' ')},"
-    )
+    gradients_match(subject, found, lesson.expected, given, what)
+
+
+def _named(way: Layout) -> str:
+    return way.__name__.strip("_").replace("_", " ")
 
 
 def _one_row(x: Numbers, convert: Convert) -> Any:
@@ -130,6 +168,28 @@ def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generat
         names = " and ".join(leaf.path for leaf in chosen)
         gradients_match(subject, subject.vjp(alone, cotangents), expected, alone, f"with no batch of {names},")
     return True
+
+
+@checks(law.STRIDED_INPUTS, once=True, at_leading=True)
+def strided_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Lay all arguments out in some ways, where there is time in all of them."""
+    ways = LAYOUTS if subject.effort.dear else FEW_WAYS
+    tried = False
+    for _, lesson in lessons_of(subject, arguments):
+        cotangent = subject.like_result(lesson.cotangents, lesson.arguments)
+        for way in ways:
+            try:
+                inputs = lesson.arguments.passed_as(partial(_moved, subject, lesson.arguments, way))
+            except CANNOT:
+                continue
+            _compare(subject, lesson, inputs, cotangent, f"of arguments laid out as {_named(way)},")
+            tried = True
+    return tried
+
+
+def _moved(subject: Subject, given: Arguments, way: Layout, path: str) -> Any:
+    x = given[path]
+    return way(x, subject.convert) if isinstance(x, np.ndarray) and x.ndim else subject.convert(x)
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ def _broadcasts(operation: Operation) -> bool:
 
 MODES = law(
     "training.modes",
-    "A result is the same in every mode of the framework, such as inference.",
+    "A result is the same in every mode of the framework, such as inference: masked, causal, of one query, and of new "
+    "numbers in the memory of the last call.",
     formula=r"f(x) = f^*(x) \text{ in every mode}",
     governs=lambda operation: operation.float_result,
 )
@@ -41,6 +42,20 @@ SECOND_BACKWARD = law(
     "training.second-backward",
     "A second backward pass through the same record gives the same gradients.",
     formula=r"J(x)^\top c,\ J(x)^\top c':\ \text{each as if alone}",
+    governs=_differentiable,
+    gradients=True,
+)
+REPEATABLE = law(
+    "training.repeatable",
+    "The same backward pass gives the same gradients bit for bit, unless results are declared to differ within budget.",
+    formula=r"J(x)^\top c = J(x)^\top c \text{ bit for bit}",
+    governs=_differentiable,
+    gradients=True,
+)
+STRIDED_INPUTS = law(
+    "training.strided-inputs",
+    "Of an argument only the numbers count for gradients, not its strides in memory: it may be a view of another array.",
+    formula=r"J(\operatorname{strided} x)^\top c = J(x)^\top c",
     governs=_differentiable,
     gradients=True,
 )

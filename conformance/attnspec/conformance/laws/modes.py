@@ -1,0 +1,188 @@
+"""Checks of the law of modes: results under inference, without gradients, and whatever else a framework has."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from itertools import takewhile
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.attendance import mask_shape, spelled_out
+from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.inputs.layouts import CANNOT
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.laws.common import sample
+from attnspec.conformance.laws.lessons import TILE, restricted
+from attnspec.conformance.laws.registry import checks
+from attnspec.spec.laws import training as law
+
+Modes = Mapping[str, Callable[[], AbstractContextManager[Any]]]
+
+
+Calls = list[tuple[str, Arguments]]
+"""Calls that differ in what has a batch, in masks and in the causal flag, each with words for it."""
+
+
+class _Judged(NamedTuple):
+    """A call, words for it, and what it must give."""
+
+    words: str
+    arguments: Arguments
+    expected: Results
+    budgets: Results
+
+
+@checks(law.MODES, once=True)
+def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Call in every mode that the backend names, with other numbers in the same memory from call to call.
+
+    The calls are unmasked, masked, causal, both, and of one query with more keys than a tile has. Where there is no
+    time for all dtypes, other than the leading one are tried in modes which no dtype before them has.
+    """
+    named = _named(subject)
+    if not named:
+        return False
+    # An example of the run may be of zeros, or have no rows, and would not tell one mode from another.
+    short = _judged(subject, _short(subject, rng)) or _judged(subject, [("", arguments)])
+    groups = [calls for calls in (short, _judged(subject, _decoding(subject, rng))) if calls]
+    for mode, context in named.items():
+        for calls in groups:
+            kept: dict[str, Any] = {}
+            for call in calls:
+                inputs = _rewritten(subject, call.arguments, kept)
+                got = _within(subject, call.arguments, inputs, mode, context)
+                subject.all_match(got, call.expected, call.budgets, call.arguments, f"in mode {mode}{call.words},")
+    return bool(groups)
+
+
+def _named(subject: Subject) -> Modes:
+    """The modes to try at this dtype."""
+    found = getattr(subject.backend, "modes", None)
+    if found is None:
+        return {}
+    dtype = subject.dtype if subject.operation.floats else subject.default_dtype
+    named = cast(Modes, found(dtype, device=subject.device))
+    if subject.leading or subject.effort.dear:
+        return named
+    if dtype not in NARROW:
+        return {}
+    dtypes = sorted(subject.contract.limits.dtypes_for(subject.operation.name), key=NARROW.__contains__)
+    known = {mode for other in takewhile(lambda d: d != dtype, dtypes) for mode in found(other, device=subject.device)}
+    return {mode: context for mode, context in named.items() if mode not in known}
+
+
+def _short(subject: Subject, rng: np.random.Generator) -> Calls:
+    """Two unmasked calls, then one for every way to restrict who attends to whom."""
+    operation = subject.operation
+
+    def made() -> Arguments:
+        return _sample(subject, rng, queries=3, keys=5)
+
+    plain = made()
+    calls: Calls = [("", plain)]
+    if not plain.batched:
+        return calls
+    calls.append((", with other numbers in the same memory", _with_batch_of(plain, made())))
+    if operation.masks:
+        calls.append((", under a mask", restricted(_with_batch_of(plain, made()), rng, causal=False)))
+    if operation.flag is not None:
+        calls.append((", where it is causal", _with_batch_of(plain, made()).under_causal()))
+    if operation.masks and operation.flag is not None:
+        calls.append((", where it is masked and causal", restricted(_with_batch_of(plain, made()), rng)))
+    return calls
+
+
+def _decoding(subject: Subject, rng: np.random.Generator) -> Calls:
+    """One query, and more keys than a tile has, without a mask and with one."""
+    operation = subject.operation
+    if operation.asked is None or operation.attends_to_itself:
+        return []
+    given, other = (_sample(subject, rng, queries=1, keys=TILE + 2) for _ in range(2))
+    count = given.size(operation.asked)
+    if count <= TILE or not given.batched:
+        return []
+    words = f", with {count} keys"
+    calls = [(words, given)]
+    if operation.masks:
+        calls.append((f"{words} under a mask", restricted(_with_batch_of(given, other), rng, causal=False)))
+    return calls
+
+
+def _sample(subject: Subject, rng: np.random.Generator, **sizes: int) -> Arguments:
+    return sample(subject, rng, (2,)[: subject.limits.max_batch_dims], **sizes)
+
+
+def _with_batch_of(given: Arguments, other: Arguments) -> Arguments:
+    """The same weights, and what has a batch from another call of the same sizes."""
+    return given.replaced({leaf.path: other.array(leaf.path) for leaf, _ in given.batched})
+
+
+def _judged(subject: Subject, calls: Calls) -> list[_Judged]:
+    """The calls with what they must give: one batch of them for the oracle, in which restrictions are spelled out.
+
+    None of them if they are outside of the domain.
+    """
+    if not calls:
+        return []
+    _, first = calls[0]
+    stacked = first
+    if len(calls) > 1:
+        spelled = [_spelled(subject, given) for _, given in calls]
+        batches = {leaf.path: np.stack([x[leaf.path] for x in spelled]) for leaf, _ in first.batched}
+        stacked = first.replaced(batches)
+        for keys, leaf in subject.operation.masks.items():
+            masks = [np.ones(mask_shape(x, keys), bool) if x[leaf.path] is None else x[leaf.path] for x in spelled]
+            stacked = stacked.with_mask(np.stack(masks), keys)
+    if not subject.in_domain(stacked):
+        return []
+    oracles, budgets = subject.oracles(stacked), subject.budgets(stacked)
+    found = []
+    for i, (words, given) in enumerate(calls):
+        place = i if len(calls) > 1 else ...
+        at = {x.path: place if x.batched else ... for x in subject.operation.outputs}
+        expected = {path: x.value[at[path]] for path, x in oracles.items()}
+        found.append(_Judged(words, given, expected, {path: x[at[path]] for path, x in budgets.items()}))
+    return found
+
+
+def _spelled(subject: Subject, given: Arguments) -> Arguments:
+    """The same call, with a causal flag spelled out in the mask."""
+    spells = subject.operation.flag is not None
+    return spelled_out(given, bottom_right=subject.semantics.bottom_right) if spells else given
+
+
+def _rewritten(subject: Subject, given: Arguments, kept: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as arrays of the backend, in the memory of the call before where that can be written to."""
+
+    def at(path: str) -> Any:
+        moved = subject.convert(given[path])
+        if not isinstance(given[path], np.ndarray):
+            return moved
+        if path in kept:
+            try:
+                kept[path][...] = moved
+            except (RuntimeError, *CANNOT):
+                return moved
+        return kept.setdefault(path, moved)
+
+    return given.passed_as(at)
+
+
+def _within(
+    subject: Subject,
+    given: Arguments,
+    inputs: Mapping[str, Any],
+    mode: str,
+    context: Callable[[], AbstractContextManager[Any]],
+) -> Results:
+    def call() -> Results:
+        with context():
+            return cast(Results, subject.unfolded(subject.invoke(inputs)))
+
+    got = call_safely(call)
+    if isinstance(got, Raised):
+        raise Violation(f"in mode {mode}: raised {got.message}", reason=Reason.RAISED, arguments=given)
+    return subject.shaped(cast(Results, got), given)
