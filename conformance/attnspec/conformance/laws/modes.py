@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from itertools import takewhile
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import sample
 from attnspec.conformance.laws.lessons import TILE, restricted
 from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.precision import Precision
 from attnspec.spec.laws import training as law
 
 Modes = Mapping[str, Callable[[], AbstractContextManager[Any]]]
@@ -45,17 +46,37 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     named = _named(subject)
     if not named:
         return False
-    # An example of the run may be of zeros, or have no rows, and would not tell one mode from another.
-    short = _judged(subject, _short(subject, rng)) or _judged(subject, [("", arguments)])
-    groups = [calls for calls in (short, _judged(subject, _decoding(subject, rng))) if calls]
+    calls = [_short(subject, rng), _decoding(subject, rng)]
+    storing = _in_16_bits(subject)
+    groups: dict[bool, list[list[_Judged]]] = {}
     for mode, context in named.items():
-        for calls in groups:
+        stores = mode in storing
+        if stores not in groups:
+            # An example of the run may be of zeros, or have no rows, and would not tell one mode from another.
+            judging = _Storing(subject) if stores else subject
+            short, long = (_judged(judging, x) for x in calls)
+            groups[stores] = [found for found in (short or _judged(judging, [("", arguments)]), long) if found]
+        for found in groups[stores]:
             kept: dict[str, Any] = {}
-            for call in calls:
+            for call in found:
                 inputs = _rewritten(subject, call.arguments, kept)
                 got = _within(subject, call.arguments, inputs, mode, context)
                 subject.all_match(got, call.expected, call.budgets, call.arguments, f"in mode {mode}{call.words},")
-    return bool(groups)
+    return any(groups.values())
+
+
+class _Storing(Subject):
+    """The same subject in a mode that casts to 16 bits, and so stores scores in them, as eager operations do."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)
+        self.sampled, self.default_dtype = subject.sampled, subject.default_dtype
+
+    @property
+    def precision(self) -> Precision:
+        """The declared class, with scores that are stored."""
+        declared = super().precision
+        return replace(declared, stored=max(declared.stored, declared.output))
 
 
 def _named(subject: Subject) -> Modes:
@@ -63,15 +84,26 @@ def _named(subject: Subject) -> Modes:
     found = getattr(subject.backend, "modes", None)
     if found is None:
         return {}
-    dtype = subject.dtype if subject.operation.floats else subject.default_dtype
-    named = cast(Modes, found(dtype, device=subject.device))
+    named = cast(Modes, found(_dtype(subject), device=subject.device))
     if subject.leading or subject.effort.dear:
         return named
-    if dtype not in NARROW:
-        return {}
-    dtypes = sorted(subject.contract.limits.dtypes_for(subject.operation.name), key=NARROW.__contains__)
-    known = {mode for other in takewhile(lambda d: d != dtype, dtypes) for mode in found(other, device=subject.device)}
-    return {mode: context for mode, context in named.items() if mode not in known}
+    return {mode: named[mode] for mode in _in_16_bits(subject)} if subject.dtype == _first_narrow(subject) else {}
+
+
+def _in_16_bits(subject: Subject) -> list[str]:
+    """The modes that the backend has at this dtype and not at 32 bits."""
+    found, dtype = subject.backend.modes, _dtype(subject)
+    wider = found("float32", device=subject.device) if dtype in NARROW else found(dtype, device=subject.device)
+    return [mode for mode in found(dtype, device=subject.device) if mode not in wider]
+
+
+def _dtype(subject: Subject) -> str:
+    return subject.dtype if subject.operation.floats else subject.default_dtype
+
+
+def _first_narrow(subject: Subject) -> str | None:
+    """The dtype at which modes are tried that only dtypes of 16 bits have, where there is no time for all."""
+    return next((d for d in subject.contract.limits.dtypes_for(subject.operation.name) if d in NARROW), None)
 
 
 def _short(subject: Subject, rng: np.random.Generator) -> Calls:
@@ -128,7 +160,7 @@ def _judged(subject: Subject, calls: Calls) -> list[_Judged]:
     if not calls:
         return []
     _, first = calls[0]
-    stacked = first
+    stacked = first.replaced({})
     if len(calls) > 1:
         spelled = [_spelled(subject, given) for _, given in calls]
         batches = {leaf.path: np.stack([x[leaf.path] for x in spelled]) for leaf, _ in first.batched}
