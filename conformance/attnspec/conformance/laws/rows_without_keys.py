@@ -6,9 +6,11 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
+from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.laws import masking as law
+from attnspec.spec.laws import training
 
 QUERIES = 40
 """Queries of a call whose rows go beyond a tile."""
@@ -19,11 +21,17 @@ def evenly(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Number
     operation = given.operation
     if operation.pooled and not operation.sharpened and operation.attends_to_itself:
         return np.broadcast_to(wide(pooled(given)).mean(-2, keepdims=True), shape)
-    exponents = operation.sharpened
-    doubles = {leaf.path: wide(x) * (0.0 if leaf.path in exponents else 1.0) for leaf, x in given.floats}
-    changed = given.replaced(doubles).without_masks()
+    even = _even(given)
+    changed = even.replaced({leaf.path: wide(x) for leaf, x in even.floats})
     found = {leaf.path: x for leaf, x in results(operation, subject.formula()(**changed.values_by_name))}
     return np.broadcast_to(found[operation.leading.path], shape)
+
+
+def _even(given: Arguments) -> Arguments:
+    """The same call with scores of 0 for all keys, none of which is masked."""
+    exponents = given.operation.sharpened
+    zero = {leaf.path: np.zeros_like(x) for leaf, x in given.floats if leaf.path in exponents}
+    return given.replaced(zero).without_masks()
 
 
 def near_even(rows: Numbers, even: Numbers, subject: Subject) -> Numbers:
@@ -79,3 +87,26 @@ def _judge(subject: Subject, masked: Arguments, declared: str) -> None:
     place = ", ".join(map(str, index))
     message = f"the result[{place}], {row}, is {got[index]:.9g}, where fully_masked is declared {declared}"
     subject.holds(False, message, masked, expected=expected, got=got, index=index)
+
+
+@checks(training.UNIFORM_ROWS, once=True)
+def uniform_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Cotangents of the rows that a mask leaves without keys alone, and the gradients of values."""
+    if subject.semantics.fully_masked != "uniform":
+        return False
+    given = sample(subject, rng, (2,), queries=QUERIES, keys=5)
+    shape = mask_shape(given)
+    idle = rng.random((*shape[:-1], 1)) < 0.3
+    idle.reshape(-1)[0] = True
+    masked = given.with_mask((rng.random(shape) < 0.6) & ~idle)
+    if not subject.in_domain(masked):
+        return False
+    live = live_rows(subject, masked)
+    cotangents = {path: np.where(live, x.dtype.type(0), x) for path, x in subject.cotangents(masked, rng).items()}
+    # Of equal weights the rounding is that of any: they are normalized too.
+    expected = subject.gradients(_even(given), cotangents)
+    valued = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]
+    found = subject.vjp(masked, cotangents)
+    of_values = {path: expected[path] for path in valued if path not in subject.operation.sharpened}
+    gradients_match(subject, found, of_values, masked, "of rows without attendable keys,")
+    return bool(of_values)

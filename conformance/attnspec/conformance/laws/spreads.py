@@ -8,18 +8,37 @@ they are within one: their mean exceeds 1 by no more than 8 of its standard erro
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.ensembles import LEAST_ITSELF, TILE, batches, by_element, exact, judgeable
+from attnspec.conformance.laws.common import sample, wide
+from attnspec.conformance.laws.ensembles import (
+    FEATURES,
+    KEYS,
+    LEAST_ITSELF,
+    TILE,
+    batches,
+    by_element,
+    exact,
+    judgeable,
+)
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.laws import pooling as law
+from attnspec.spec.laws import training
 
 FEW, MANY = 512, 1024
 """Batch elements with more keys than a tile has, and with few keys."""
 
 BEYOND = TILE + 5
 """Keys of a tile and of the beginning of another."""
+
+
+QUERIES = 2 * TILE + 5
+"""Queries of several tiles, whose parts of the gradients of keys and values are added up."""
+
+MOST = 9.0
+"""What a batch element counts at most, (error/σ)²."""
 
 
 def beyond_a_tile(subject: Subject, rng: np.random.Generator) -> Arguments:
@@ -44,9 +63,13 @@ def ensemble_spread(subject: Subject, arguments: Arguments, rng: np.random.Gener
     return True
 
 
-def no_wider(subject: Subject, arguments: Arguments, errors: Numbers, what: str) -> None:
-    """Demand that errors over σ, a row for each independent element, are together as small as those of roundings."""
-    squares = (errors**2).mean(-1).astype(np.float64)
+def no_wider(subject: Subject, arguments: Arguments, errors: Numbers, what: str, most: float = np.inf) -> None:
+    """Demand that errors over their standard deviations, (elements, numbers of each), are together not more than 1.
+
+    An element counts no more than ``most``, which can only make its expectation smaller: where all are far too large,
+    the limit is not raised by some that are larger still.
+    """
+    squares = np.minimum((errors**2).mean(-1), most).astype(np.float64)
     limit = float(np.sqrt(1 + WIDTH * squares.std() / np.sqrt(len(squares))))
     found = float(np.sqrt(squares.mean()))
     subject.estimates[what] = found, limit
@@ -58,6 +81,45 @@ def no_wider(subject: Subject, arguments: Arguments, errors: Numbers, what: str)
         expected=np.float64(1.0),
         got=np.float64(found),
     )
+
+
+@checks(training.GRADIENT_SPREAD, once=True, dear=True)
+def gradient_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The root mean square of error/σ of every gradient that a batch element has of its own, and that along itself.
+
+    The calls have one query and more keys than a tile, then as many queries and few keys. Only dtypes of 16 bits are
+    judged: in others, what is kept in fewer bits is out of the budgets of single elements.
+    """
+    if not judgeable(subject) or subject.dtype not in NARROW:
+        return False
+    both = subject.operation.asking is not None and not subject.operation.attends_to_itself
+    for given in (beyond_a_tile(subject, rng), *([_many_queries(subject, rng)] if both else [])):
+        cotangents = subject.cotangents(given, rng)
+        found = subject.vjp(given, cotangents)
+        words = f"with {given.queries or 1} queries and {given.keys_count} keys"
+        for path, (value, budget) in subject.gradients(given, cotangents).items():
+            if not given.leaves[path].batched:
+                continue
+            sigma = wide(budget) / WIDTH
+            sigma, g = np.where(sigma < UNKNOWN / 2, sigma, 0.0), np.where(sigma < UNKNOWN / 2, wide(value), 0.0)
+            error = np.where(sigma > 0, wide(found[path]) - g, 0.0)
+            what = f"of the gradient of {path} {words}"
+            no_wider(subject, given, by_element(_over(error, sigma)), f"the root mean square of error/σ {what}", MOST)
+            # The numbers of a row may share the error of a weight, with any signs.
+            along = by_element((error * g).sum(-1)).sum(-1), np.hypot.reduce(by_element((abs(g) * sigma).sum(-1)), -1)
+            of_all = "the root mean square of error/σ along the whole"
+            no_wider(subject, given, _over(*along)[:, None], f"{of_all} {what}", MOST)
+    return True
+
+
+def _over(error: Numbers, sigma: Numbers) -> Numbers:
+    """Errors over their standard deviations; 0 where there are none."""
+    return np.divide(error, sigma, out=np.zeros_like(error), where=sigma > 0)
+
+
+def _many_queries(subject: Subject, rng: np.random.Generator) -> Arguments:
+    """Batch elements with more queries than a tile, and few keys."""
+    return sample(subject, rng, (LEAST_ITSELF,), queries=QUERIES, keys=KEYS, features=FEATURES, heads=2)
 
 
 @checks(law.ENSEMBLE_MEAN, once=True, dear=True)

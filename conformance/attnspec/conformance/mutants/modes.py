@@ -9,16 +9,19 @@ import numpy as np
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.mutants.correct import Library
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.conformance.mutants.roles import at, changed, key, sizes, without_last
+from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import mapped
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.scoring import DotScores
+from attnspec.spec.seq2seq import BahdanauContext
+from attnspec.spec.transformer import EncoderLayer
 
 
-class _OtherIn(Library):
-    """In its mode everything is a tenth larger."""
+class _InMode(Library):
+    """Knows whether it is called in its mode."""
 
     mode = ""
 
@@ -28,14 +31,23 @@ class _OtherIn(Library):
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        vars(self)["inside"] = True
+        vars(self)["entered"] = True
         yield
-        vars(self)["inside"] = False
+        vars(self)["entered"] = False
+
+    @property
+    def inside(self) -> bool:
+        """Whether the mode has been entered."""
+        return bool(vars(self).get("entered"))
+
+
+class _OtherIn(_InMode):
+    """In its mode everything is a tenth larger."""
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """Ask for the mode."""
         fresh = super().finished(operation, result, arguments)
-        if not vars(self).get("inside"):
+        if not self.inside:
             return fresh
         return mapped(fresh, lambda _, x: x * x.dtype.type(1.1) if is_float(x) else x)
 
@@ -63,6 +75,113 @@ class UnderAutocast(_OtherIn):
     """Under autocast to the dtype itself results are a tenth larger."""
 
     mode = "autocast"
+
+
+# Fast paths that forget what restricts attention, or keep what they were given ----------------------------------------
+
+
+class _ForgettingIn(_InMode):
+    """In its mode the formula is given something else."""
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the formula is given instead, by path."""
+        return {}
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for the mode."""
+        given = changed(arguments, self.forgotten(operation, arguments)) if self.inside else arguments
+        return super().prepared(operation, given)
+
+
+class _Maskless(_ForgettingIn):
+    """In its mode nothing is masked."""
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The mask of the keys."""
+        return {operation.mask.path: None} if operation.mask else {}
+
+
+@mutant(
+    "mask forgotten in inference",
+    operations=(ScaledDotProductAttention, BahdanauContext, EncoderLayer),
+    breaks=("training.modes",),
+    source="pytorch/pytorch#106668: a fast path of inference with a treatment of masks of its own",
+)
+class MaskForgotten(_Maskless):
+    """The fast path has no mask."""
+
+    mode = "inference"
+
+
+@mutant(
+    "mask forgotten under autocast",
+    operations=(ScaledDotProductAttention, MultiHeadAttention),
+    dtype="bfloat16",
+    breaks=("training.modes",),
+    source="pytorch/pytorch#107084: what takes the fast path depends on the mode",
+)
+class MaskForgottenUnderAutocast(_Maskless):
+    """The kernel for 16 bits has no mask."""
+
+    mode = "autocast"
+
+
+@mutant(
+    "causal flag forgotten without gradients",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("training.modes",),
+    source="a fast path of inference that was written for decoding one query at a time",
+)
+class CausalForgotten(_ForgettingIn):
+    """The fast path attends to the future."""
+
+    mode = "no_grad"
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The flag."""
+        return {operation.flag: False} if operation.flag else {}
+
+
+@mutant(
+    "last of many keys lost in decoding without gradients",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("training.modes",),
+    source="split keys of a decoding kernel whose remainder is left out",
+)
+class LastLostInDecoding(_ForgettingIn):
+    """Of one query with at least 64 keys."""
+
+    mode = "no_grad"
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The last key, its value and its column of the mask."""
+        queries, keys, *_ = sizes(operation, arguments)
+        if queries != 1 or keys < 64:
+            return {}
+        return without_last(operation, arguments)
+
+
+@mutant(
+    "keys kept by their address without gradients",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.modes",),
+    source="a cache of prepared keys that is used in inference, where nothing is thought to change",
+)
+class KeptInInference(_ForgettingIn):
+    """Keys at a known address are taken for those of the call before."""
+
+    mode = "no_grad"
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What was at this address at first."""
+        kept: dict[Any, Any] = vars(self).setdefault("kept", {})
+        path = key(operation)
+        x = at(arguments, path)
+        place = (path, x.__array_interface__["data"][0], x.shape, x.strides, x.dtype)
+        return {path: kept.setdefault(place, x.copy())}
+
+
+# Cotangents of a certain size -----------------------------------------------------------------------------------------
 
 
 @mutant(

@@ -53,3 +53,12 @@ def sizes(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int,
     """Queries, keys, features and columns of values."""
     q, k, v = (at(arguments, path) for path in (query(operation), key(operation), operation.attended[-1].path))
     return q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+
+
+def without_last(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys, values and mask of a call without its last key, by path."""
+    found = {leaf.path: at(arguments, leaf.path)[..., :-1, :] for leaf in operation.attended}
+    mask = mask_of(operation, arguments)
+    if operation.mask is not None and mask is not None and mask.shape[-1] > 1:
+        found[operation.mask.path] = mask[..., :-1]
+    return found

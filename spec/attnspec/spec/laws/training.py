@@ -17,6 +17,15 @@ def _broadcasts(operation: Operation) -> bool:
     return operation.differentiable and sum(leaf.batched for leaf in operation.floats) > 1
 
 
+def _weighs(operation: Operation) -> bool:
+    return operation.differentiable and operation.only_weighs_keys and bool(operation.sharpened)
+
+
+def _averages(operation: Operation) -> bool:
+    valued = any(leaf.path in operation.linear for leaf in operation.attended)
+    return operation.differentiable and operation.only_weighs_keys and operation.mask is not None and valued
+
+
 MODES = law(
     "training.modes",
     "A result is the same in every mode of the framework, such as inference: masked, causal, of one query, and of new "
@@ -57,6 +66,21 @@ STRIDED_INPUTS = law(
     "Of an argument only the numbers count for gradients, not its strides in memory: it may be a view of another array.",
     formula=r"J(\operatorname{strided} x)^\top c = J(x)^\top c",
     governs=_differentiable,
+    gradients=True,
+)
+GRADIENT_SPREAD = law(
+    "training.gradient-spread",
+    "Over many batch elements, errors of gradients are not larger than the roundings of the class leave.",
+    formula=r"t_b = \operatorname{mean} (g_b - g_b^*)^2 / \sigma_b^2,"
+    r"\quad \operatorname{mean}_b t_b \le 1 + 8 \operatorname{sd}(t) / \sqrt B",
+    governs=_weighs,
+    gradients=True,
+)
+UNIFORM_ROWS = law(
+    "training.uniform-rows",
+    "Where a row without attendable keys is declared to be the average of all values, each of them has its gradient.",
+    formula=r"o_i = \tfrac1m \sum_j v_j:\quad \nabla_{v_j} \langle c_i, o_i \rangle = \tfrac1m c_i",
+    governs=_averages,
     gradients=True,
 )
 COTANGENT_STRIDES = law(

@@ -1,0 +1,293 @@
+"""Mutants of calls that are recorded for gradients: other paths under masks, for many keys, and for strided arrays."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.correct.tape import Tape
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query, sizes, without_last
+from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.tree import mapped
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.pooling import NadarayaWatson
+
+Backward = Callable[[Any], dict[str, Numbers]]
+
+
+def _unrestricted(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same call without its mask."""
+    mask = OPERATIONS[operation].mask
+    return changed(arguments, {mask.path: None} if mask else {})
+
+
+def _acausal(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same call without its causal flag."""
+    flag = OPERATIONS[operation].flag
+    return changed(arguments, {flag: False} if flag else {})
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "recorded without its mask",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("training.recorded-result",),
+    source="a kernel for training that is chosen by requires_grad and was written for packed sequences",
+)
+def recorded_without_mask(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """Gradients are correct."""
+    _, backward = Library.pullback(correct, operation, arguments, wanted)
+    return getattr(correct, operation)(**_unrestricted(operation, arguments)), backward
+
+
+@mutant(
+    "recorded without its causal flag",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("training.recorded-result",),
+    source="a flag that only the backward pass is given",
+)
+def recorded_without_flag(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """Gradients are correct."""
+    _, backward = Library.pullback(correct, operation, arguments, wanted)
+    return getattr(correct, operation)(**_acausal(operation, arguments)), backward
+
+
+@mutant(
+    "recorded without the last of many keys",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.recorded-result",),
+    source="a remainder of the keys behind a tile, in the kernel that saves what the backward pass needs",
+)
+def recorded_without_last(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """Of more than 64; gradients are correct."""
+    result, backward = Library.pullback(correct, operation, arguments, wanted)
+    described = OPERATIONS[operation]
+    if sizes(described, arguments)[1] <= 64:
+        return result, backward
+    return getattr(correct, operation)(**changed(arguments, without_last(described, arguments))), backward
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "gradient of the keys alone without the mask",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("training.subsets",),
+    source="AMD-AGI/Primus-Turbo#458: saved for the backward pass only if certain arguments have gradients",
+)
+def keys_alone(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """The mask is saved only where other arguments have gradients."""
+    result, backward = Library.pullback(correct, operation, arguments, wanted)
+    if set(wanted) != {key(OPERATIONS[operation])}:
+        return result, backward
+    _, other = Library.pullback(correct, operation, _unrestricted(operation, arguments), wanted)
+    return result, other
+
+
+@mutant(
+    "second backward pass without the causal flag",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("training.second-backward",),
+    source="pytorch/pytorch#1288: buffers freed by the first pass, that of the mask among them",
+)
+def second_acausal(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """The first pass is correct."""
+    result, first = Library.pullback(correct, operation, arguments, wanted)
+    _, later = Library.pullback(correct, operation, _acausal(operation, arguments), wanted)
+    passes = [first]
+    return result, lambda cotangent: (passes.pop() if passes else later)(cotangent)
+
+
+@mutant(
+    "gradients added up in another order in every pass",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.repeatable",),
+    source="Dao-AILab/flash-attention#2402: gradients that are added up by atomic operations",
+)
+class InAnyOrder(Library):
+    """Queries come in another order each time."""
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Permute them where nothing tells them apart."""
+        described = OPERATIONS[operation]
+        path = query(described)
+        x = at(arguments, path)
+        plain = mask_of(described, arguments) is None and not arguments.get(described.flag or "")
+        if not plain or cotangent.ndim != x.ndim:
+            return super().vjp(operation, arguments, cotangent)
+        times = vars(self)["times"] = vars(self).get("times", 0) + 1
+        order = np.random.default_rng(times).permutation(x.shape[-2])
+        moved = changed(arguments, {path: x[..., order, :]})
+        found = super().vjp(operation, moved, cotangent[..., order, :])
+        return {**found, path: found[path][..., np.argsort(order), :]}
+
+
+@mutant(
+    "gradients of strided keys by the strides of dense ones",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("training.strided-inputs",),
+    source="Dao-AILab/flash-attention#355: the forward pass makes its arguments contiguous, and saves them as given",
+)
+class DenseKeys(Library):
+    """Keys whose last stride is not 1 are read one after another in the backward pass."""
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Read on from the start, inside the memory."""
+        path = key(OPERATIONS[operation])
+        x = at(arguments, path)
+        if not x.size or min(x.strides) <= 0 or x.strides[-1] == x.itemsize:
+            return super().vjp(operation, arguments, cotangent)
+        strides = [int(s) for s in np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]]
+        return super().vjp(operation, changed(arguments, {path: as_strided(x, x.shape, strides).copy()}), cotangent)
+
+
+class _FirstRow(Library):
+    """Of a cotangent with rows of stride 0 the first one counts."""
+
+    def expanded(self, c: Numbers) -> bool:
+        """Whether a cotangent is read in this way."""
+        return c.ndim > 1 and c.shape[-1] >= 8 and c.strides[-2] == 0
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Read it, then go on as is right."""
+
+        def read(_: str, c: Numbers) -> Numbers:
+            if c is None or not self.expanded(c):
+                return c
+            return np.where(np.arange(c.shape[-2])[:, None] == 0, c, c.dtype.type(0))
+
+        return super().vjp(operation, arguments, mapped(cotangent, read))
+
+
+@mutant(
+    "wide rows of an expanded cotangent read once",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("training.cotangent-strides",),
+    source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
+)
+class WideRows(_FirstRow):
+    """Rows of at least 8 numbers are loaded as vectors."""
+
+
+@mutant(
+    "expanded sums of 64 columns read once",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("training.cotangent-strides",),
+    source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
+)
+class WideSums(_FirstRow):
+    """Cotangents that are one number are loaded in tiles of 64."""
+
+    def expanded(self, c: Numbers) -> bool:
+        """All strides are 0."""
+        return c.ndim > 1 and c.shape[-1] >= 64 and not any(c.strides)
+
+
+@mutant(
+    "uniform rows without gradients, declared uniform",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
+    declares={"fully_masked": "uniform"},
+    breaks=("training.uniform-rows",),
+    source="rows without keys filled in behind the kernel, from values that are detached",
+)
+def detached_average(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """While gradients are recorded, such rows are 0."""
+    if mask is None or isinstance(scores, Tape):
+        return Formulas.excluded(correct, scores, mask)
+    return np.where(mask, scores, np.finfo(scores.dtype).min)
+
+
+# Precision ------------------------------------------------------------------------------------------------------------
+
+
+def _by_rounded_logarithm(scores: Tape, dtype: str) -> Tape:
+    """Softmax as exp(s − L), with L rounded, and Σ α dα as of the right weights."""
+    s = scores.value
+    highest = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
+    shift = np.where(np.isfinite(highest), highest, s.dtype.type(0))
+    total = np.sum(np.exp(s - shift), axis=-1, keepdims=True)
+    right = np.exp(s - shift) / np.where(total == 0, s.dtype.type(1), total)
+    logarithm = shift + np.log(np.where(total == 0, s.dtype.type(1), total))
+    weights = right * np.exp(logarithm - rounded(logarithm, dtype))
+    return Tape(weights, [scores], lambda g: [weights * (g - np.sum(right * g, axis=-1, keepdims=True))])
+
+
+@mutant(
+    "log-sum-exp saved in bfloat16",
+    replaces="normalized",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    dtype="bfloat16",
+    breaks=("training.gradient-spread",),
+    source="the log-sum-exp written to memory in the dtype of the result, for the backward pass",
+    profile="full",
+)
+def brain_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
+    """Weights are computed again from a logarithm of 8 bits."""
+    taped = isinstance(scores, Tape)
+    return _by_rounded_logarithm(scores, "bfloat16") if taped else Formulas.normalized(correct, scores)
+
+
+@mutant(
+    "log-sum-exp saved in float16",
+    replaces="normalized",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    dtype="float16",
+    breaks=("training.gradient-spread",),
+    source="the log-sum-exp written to memory in the dtype of the result, for the backward pass",
+    profile="full",
+)
+def half_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
+    """Weights are computed again from a logarithm of 11 bits."""
+    taped = isinstance(scores, Tape)
+    return _by_rounded_logarithm(scores, "float16") if taped else Formulas.normalized(correct, scores)
+
+
+@mutant(
+    "gradients of keys and values added up in bfloat16",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    dtype="bfloat16",
+    breaks=("training.gradient-spread",),
+    source="atomic additions to gradients in the dtype of the inputs, one for every tile of queries",
+    profile="full",
+)
+def added_in_brain(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Every partial sum is rounded."""
+    path, tile = query(operation), 4
+    x = at(arguments, path)
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    if mask_of(operation, arguments) is not None or arguments.get(operation.flag or "") or cotangent.ndim != x.ndim:
+        return found
+    totals: dict[str, Numbers] = {}
+    for i in range(0, x.shape[-2], tile):
+        part = changed(arguments, {path: x[..., i : i + tile, :]})
+        for other, g in Library.differentiated(correct, operation, part, cotangent[..., i : i + tile, :]).items():
+            if other != path:
+                totals[other] = rounded(totals[other] + g if other in totals else g, "bfloat16")
+    return {**found, **totals}
