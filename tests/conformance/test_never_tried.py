@@ -133,6 +133,35 @@ TRAINING = (
     Flaw("inference mode", ("inference in lower precision",)),
     Flaw("no gradients", ("another kernel where no gradients are recorded",)),
     Flaw("autocast", ("another kernel under autocast",)),
+    Flaw(
+        "masks and the causal flag where no gradients are recorded",
+        ("mask forgotten in inference", "causal flag forgotten without gradients", "mask forgotten under autocast"),
+    ),
+    Flaw(
+        "one query of many keys where no gradients are recorded",
+        ("last of many keys lost in decoding without gradients",),
+    ),
+    Flaw(
+        "other numbers in the same memory where no gradients are recorded",
+        ("keys kept by their address without gradients",),
+    ),
+    Flaw(
+        "masks and the causal flag while gradients are recorded",
+        (
+            "recorded without its mask",
+            "recorded without its causal flag",
+            "gradient of the keys alone without the mask",
+            "second backward pass without the causal flag",
+        ),
+    ),
+    Flaw("more keys than a tile while gradients are recorded", ("recorded without the last of many keys",)),
+    Flaw(
+        "wide expanded cotangents",
+        ("wide rows of an expanded cotangent read once", "expanded sums of 64 columns read once"),
+    ),
+    Flaw("strided arguments of a backward pass", ("gradients of strided keys by the strides of dense ones",)),
+    Flaw("gradients that differ from pass to pass", ("gradients added up in another order in every pass",)),
+    Flaw("gradients of uniform rows", ("uniform rows without gradients, declared uniform",)),
     Flaw("expanded cotangents", ("expanded cotangent read at its first number",)),
     Flaw(
         "strided cotangents",
@@ -241,6 +270,15 @@ GRADIENTS = (
             "gradient of the values in bfloat16 by weights that do not sum to 1",
             "gradient of the queries with a scale in single precision",
             "Σ α dα of the backward pass 3 % off in bfloat16",
+        ),
+        quick=False,
+    ),
+    Flaw(
+        "sums and logarithms of a backward pass in 16 bits",
+        (
+            "log-sum-exp saved in bfloat16",
+            "log-sum-exp saved in float16",
+            "gradients of keys and values added up in bfloat16",
         ),
         quick=False,
     ),

@@ -169,7 +169,7 @@ class _FirstRow(Library):
 
     def expanded(self, c: Numbers) -> bool:
         """Whether a cotangent is read in this way."""
-        return c.ndim > 1 and c.shape[-1] >= 8 and c.strides[-2] == 0
+        return bool(c.ndim > 1 and c.shape[-1] >= 8 and c.strides[-2] == 0)
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Read it, then go on as is right."""

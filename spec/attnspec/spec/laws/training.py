@@ -63,7 +63,7 @@ REPEATABLE = law(
 )
 STRIDED_INPUTS = law(
     "training.strided-inputs",
-    "Of an argument only the numbers count for gradients, not its strides in memory: it may be a view of another array.",
+    "Of an argument only the numbers count for gradients, not its strides: it may be a view of another array.",
     formula=r"J(\operatorname{strided} x)^\top c = J(x)^\top c",
     governs=_differentiable,
     gradients=True,
