@@ -21,7 +21,6 @@ FEATURES, COLUMNS = 16, 64
 TILE = 64
 """Keys after which many kernels begin another tile."""
 
-
 RESTRICTED, MANY_KEYS = "under a mask, ", "with many keys, "
 """Words for lessons."""
 
@@ -44,9 +43,9 @@ def lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
 
 def restricted_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
     """A call in which not every query attends to every key, with wide vectors; None where nothing restricts that."""
-    if not subject.operation.masks and subject.operation.flag is None:
+    if not masks_of(subject) and not causal_in(subject):
         return None
-    return _shared(subject, arguments, "restricted", lambda rng: restricted(broad(subject, rng), rng))
+    return _shared(subject, arguments, "restricted", lambda rng: restricted(subject, broad(subject, rng), rng))
 
 
 def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
@@ -92,18 +91,28 @@ def broad(subject: Subject, rng: np.random.Generator, *, queries: int = 3, keys:
     return sample(subject, rng, (2,), queries=queries, keys=keys, heads=2, features=FEATURES, sizes=sizes)
 
 
-def restricted(given: Arguments, rng: np.random.Generator, *, causal: bool = True) -> Arguments:
+def masks_of(subject: Subject) -> list[str]:
+    """The sizes of the masks that the backend takes."""
+    return [size for size, mask in subject.operation.masks.items() if subject.limits.mask or not mask.optional]
+
+
+def causal_in(subject: Subject) -> bool:
+    """Whether the operation has a causal flag that the backend takes."""
+    return subject.operation.flag is not None and subject.limits.causal
+
+
+def restricted(subject: Subject, given: Arguments, rng: np.random.Generator, *, causal: bool = True) -> Arguments:
     """The same call with a mask of every kind of keys and, unless not wanted, the causal flag, where it takes these.
 
     Every query may attend to the first key, by a causal mask too, and none to the second. By its mask alone the first
     query may attend to the last key, which a causal mask forbids.
     """
-    for keys in given.operation.masks:
+    for keys in masks_of(subject):
         allowed = rng.random(mask_shape(given, keys)) < 0.6
         allowed[..., 1:2] = False
         allowed[..., :1] = allowed[..., -1:] = True
         given = given.with_mask(allowed, keys)
-    return given.under_causal() if causal else given
+    return given.under_causal() if causal and causal_in(subject) else given
 
 
 def rng_of(arguments: Arguments) -> np.random.Generator:

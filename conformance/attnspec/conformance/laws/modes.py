@@ -15,13 +15,12 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import sample
-from attnspec.conformance.laws.lessons import TILE, restricted
+from attnspec.conformance.laws.lessons import TILE, causal_in, masks_of, restricted
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.laws import training as law
 
 Modes = Mapping[str, Callable[[], AbstractContextManager[Any]]]
-
 
 Calls = list[tuple[str, Arguments]]
 """Calls that differ in what has a batch, in masks and in the causal flag, each with words for it."""
@@ -108,7 +107,6 @@ def _first_narrow(subject: Subject) -> str | None:
 
 def _short(subject: Subject, rng: np.random.Generator) -> Calls:
     """Two unmasked calls, then one for every way to restrict who attends to whom."""
-    operation = subject.operation
 
     def made() -> Arguments:
         return _sample(subject, rng, queries=3, keys=5)
@@ -118,12 +116,13 @@ def _short(subject: Subject, rng: np.random.Generator) -> Calls:
     if not plain.batched:
         return calls
     calls.append((", with other numbers in the same memory", _with_batch_of(plain, made())))
-    if operation.masks:
-        calls.append((", under a mask", restricted(_with_batch_of(plain, made()), rng, causal=False)))
-    if operation.flag is not None:
+    masked, causal = bool(masks_of(subject)), causal_in(subject)
+    if masked:
+        calls.append((", under a mask", restricted(subject, _with_batch_of(plain, made()), rng, causal=False)))
+    if causal:
         calls.append((", where it is causal", _with_batch_of(plain, made()).under_causal()))
-    if operation.masks and operation.flag is not None:
-        calls.append((", where it is masked and causal", restricted(_with_batch_of(plain, made()), rng)))
+    if masked and causal:
+        calls.append((", where it is masked and causal", restricted(subject, _with_batch_of(plain, made()), rng)))
     return calls
 
 
@@ -138,8 +137,9 @@ def _decoding(subject: Subject, rng: np.random.Generator) -> Calls:
         return []
     words = f", with {count} keys"
     calls = [(words, given)]
-    if operation.masks:
-        calls.append((f"{words} under a mask", restricted(_with_batch_of(given, other), rng, causal=False)))
+    if masks_of(subject):
+        masked = restricted(subject, _with_batch_of(given, other), rng, causal=False)
+        calls.append((f"{words} under a mask", masked))
     return calls
 
 

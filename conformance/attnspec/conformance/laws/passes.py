@@ -173,6 +173,7 @@ def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generat
 @checks(law.STRIDED_INPUTS, once=True, at_leading=True)
 def strided_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Lay all arguments out in some ways, where there is time in all of them."""
+    demand_layouts(subject.limits)
     ways = LAYOUTS if subject.effort.dear else FEW_WAYS
     tried = False
     for _, lesson in lessons_of(subject, arguments):
