@@ -51,13 +51,12 @@ def restricted_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | Non
 def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
     """A call of few queries with more keys than a tile has, with wide vectors; None where there are no such calls.
 
-    Positions that attend to each other have many queries too: in models there is time for them in longer profiles.
+    Of operations that do more than weigh keys, such as models, there is time for them in longer profiles.
     """
     operation = subject.operation
-    itself = operation.attends_to_itself and not (operation.pooled or operation.linear)
     if operation.asked is None or fitting(subject, operation.asked, TILE + 2) <= TILE:
         return None
-    if (itself or operation.counts) and not subject.effort.dear:
+    if not operation.only_weighs_keys and not subject.effort.dear:
         return None
     return _shared(subject, arguments, "long", lambda rng: broad(subject, rng, queries=2, keys=TILE + 2))
 

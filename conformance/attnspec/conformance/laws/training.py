@@ -15,7 +15,7 @@ from attnspec.conformance.laws.lessons import MANY_KEYS, RESTRICTED, Lesson, les
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import training as law
 
-MANY_ROWS, TIMES = 67, 3
+MANY_ROWS, TIMES = 67, 2
 """Queries and keys that several threads share, and how often their gradients are computed again."""
 
 ALL_AT_MOST, SOME = 3, 2
