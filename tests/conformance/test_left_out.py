@@ -248,3 +248,25 @@ def test_rows_without_keys_may_depend_on_how_the_mask_is_encoded() -> None:
         'declare semantics = {"fully_masked": {"full": "zero", "queries-alike": "nan", "keys-alike": "zero", '
         '"no-batch": "zero"}}'
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_encodings_of_one_mask_are_not_compared_in_rows_without_keys_that_depend_on_them(seed: int) -> None:
+    made = SimpleNamespace(name="ways", scaled_dot_product_attention=by_way, limits={"dtypes": ("float32",)})
+    made.semantics = {"fully_masked": {"full": "zero", "queries-alike": "nan"}}
+    contract = Contract.of(made)
+    case = next(c for c in cases(contract, laws=("masking.mask-broadcasting",)) if c.operation == ATTENTION)
+    (result,) = judge(made, contract, case, QUICK, seed=seed)
+    assert (result.status, result.message) == (Status.PASSED, "")
+
+
+def test_who_raises_on_rows_without_keys_is_asked_what_no_keys_give() -> None:
+    def ones(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
+        found = np.asarray(reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal))
+        return found if key.shape[-2] else np.ones_like(found)
+
+    made = SimpleNamespace(name="mine", scaled_dot_product_attention=ones, limits={"dtypes": ("float32",)})
+    made.semantics = {"fully_masked": "error"}
+    result = judged(made)["semantics.no_keys"]
+    assert result.status is Status.FAILED
+    assert result.message.startswith("no_keys: declared zero")

@@ -20,8 +20,11 @@ def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, 
 
 
 def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
-    """Whether a backend declares that it raises on rows without attendable keys, and there are some."""
-    if "error" not in semantics.without_keys.values() or not arguments.operation.masks:
+    """Whether a backend declares that it raises on rows without attendable keys, and there are some.
+
+    Where there are no keys at all, ``no_keys`` says what becomes of them.
+    """
+    if "error" not in semantics.without_keys.values() or not arguments.operation.masks or arguments.keys_count == 0:
         return False
     return not live_rows(arguments, bottom_right=semantics.bottom_right).all()
 

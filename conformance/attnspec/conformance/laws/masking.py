@@ -274,15 +274,21 @@ def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator,
 
 @checks(law.MASK_BROADCASTING)
 def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass masks with some dimensions of size 1, and the same masks repeated."""
-    judged = False
+    """Pass masks with some dimensions of size 1, and the same masks repeated.
+
+    Where rows without keys depend on the way of masking, every row has the first key.
+    """
+    judged, alike = False, len({*subject.semantics.without_keys.values()}) == 1
     every = ((keys, collapsed_masks(arguments, keys, subject.limits, rng)) for keys in subject.operation.masks)
     for keys, given, collapsed in ((keys, *one) for keys, some in every for one in some):
         small = rng.random(collapsed) < 0.6
+        small[..., :1] |= not alike
         full = np.array(np.broadcast_to(small, np.broadcast_shapes(collapsed, mask_shape(given, keys))))
         if small.shape == full.shape or not small.size:
             continue
         narrow, wide_mask = given.with_mask(small, keys), given.with_mask(full, keys)
+        if not alike and not live_rows(subject, wide_mask).all():
+            continue
         expected = doubles(subject.results(wide_mask))
         budgets = partial(_twice_budgets, subject, narrow)
         subject.all_match(subject.results(narrow), expected, budgets, narrow, "under a mask that broadcasts,")
