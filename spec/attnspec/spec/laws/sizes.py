@@ -77,7 +77,7 @@ SHARED = law(
 )
 LONG_MASKS = law(
     "sizes.long-masks",
-    "A mask of more than 256 keys counts in every row of a tile of queries.",
+    "A mask of more than 256 keys counts in every row, of more than 16 queries too, as kernels process them together.",
     formula=r"|f(x, M) - f^*(x, M)| \le \text{budget},\ n > 16,\ m > 256",
     governs=_masked_by_query,
 )

@@ -70,7 +70,9 @@ STRIDED_INPUTS = law(
 )
 GRADIENT_SPREAD = law(
     "training.gradient-spread",
-    "Over many batch elements, errors of gradients are not larger than the roundings of the class leave.",
+    "In dtypes of 16 bits, errors of gradients over many batch elements are together not larger than the roundings of "
+    "the declared precision class leave them: g_b are the gradients of element b, g_b^* those of the formula, σ_b the "
+    "standard deviation of their roundings.",
     formula=r"t_b = \operatorname{mean} (g_b - g_b^*)^2 / \sigma_b^2,"
     r"\quad \operatorname{mean}_b t_b \le 1 + 8 \operatorname{sd}(t) / \sqrt B",
     governs=_weighs,
@@ -78,7 +80,8 @@ GRADIENT_SPREAD = law(
 )
 UNIFORM_ROWS = law(
     "training.uniform-rows",
-    "Where a row without attendable keys is declared to be the average of all values, each of them has its gradient.",
+    "Where a row without attendable keys is declared to be the average of all m values, each of them gets 1/m of the "
+    "cotangent of that row.",
     formula=r"o_i = \tfrac1m \sum_j v_j:\quad \nabla_{v_j} \langle c_i, o_i \rangle = \tfrac1m c_i",
     governs=_averages,
     gradients=True,
