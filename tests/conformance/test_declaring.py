@@ -22,7 +22,8 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.reporting.declaration import Declaration, declaration, lines
 from attnspec.conformance.reporting.report import Report
-from attnspec.conformance.reporting.table import PASTE, as_html, violations
+from attnspec.conformance.reporting.table import PASTE, violations
+from attnspec.conformance.reporting.verdict_page import as_html
 from attnspec.conformance.running.explanation import Explanation, explained, wider_classes
 from attnspec.conformance.running.refusals import REFUSED, Refusals, refusals, says_unsupported
 from attnspec.conformance.running.settings import Settings

@@ -27,7 +27,8 @@ from attnspec.conformance.mutants.correct import Library
 from attnspec.conformance.rediscovered import REDISCOVERED
 from attnspec.conformance.reporting.messages import diagnosis_lines, failure_message
 from attnspec.conformance.reporting.report import Report
-from attnspec.conformance.reporting.table import as_html, print_report
+from attnspec.conformance.reporting.table import print_report
+from attnspec.conformance.reporting.verdict_page import as_html
 from attnspec.conformance.running import suite
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings

@@ -24,7 +24,8 @@ from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting import table
 from attnspec.conformance.reporting.report import Report, in_common
-from attnspec.conformance.reporting.table import as_html, closing, print_report, remarks, violations
+from attnspec.conformance.reporting.table import closing, print_report, remarks, violations
+from attnspec.conformance.reporting.verdict_page import as_html
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Collector, Verdicts, case_of, record, recorded
@@ -224,6 +225,8 @@ def test_people_read_arguments_by_their_paths(tmp_path: Path) -> None:
     assert "  parameters.w_hz = [[1.0]]\n  layers[0].w_q = null\n" in text
     assert "path: [b]plain[/]" in text
     assert "1 of 4" not in text
+    assert text.startswith("mine violates\n")
+    assert text.index("operation.oracle is violated") < text.index("chapter") < text.rindex("mine violates")
     assert "3 of 4 laws hold on 18 examples, largest error ratio inf, 1.2 s" in text
     assert "parameters.w_hz" in as_html(found)
 
@@ -239,9 +242,11 @@ def test_what_is_said_of_several_laws_and_dtypes_stands_in_one_line() -> None:
     found = Report(contract(), SETTINGS, (*oracle, *alike, *unlike), 1.0)
     lines = [part.plain for part in violations(found)]
     assert lines[1] == "failed: operation.oracle by softmax (float64): raised X"
-    assert lines[3:] == [
-        "failed: operation.empty-batch by softmax (float32, float64): raised float32",
-        "failed: operation.shape, operation.dtype by softmax (float32, float64): raised X",
+    assert lines[3:] == ["3 laws of softmax: operation.empty-batch, operation.shape, operation.dtype"]
+    causes = [part.plain for part in violations(replace(found, results=(*alike, *unlike)))]
+    assert causes[3:] == [
+        "failed: operation.empty-batch by softmax (float64): raised float64",
+        "failed: operation.shape, operation.dtype by softmax (float64): raised X",
     ]
 
 
@@ -266,7 +271,11 @@ def test_a_report_ends_with_what_was_not_tried() -> None:
     document = found.as_json()
     jsonschema.validate(document, SCHEMA)
     assert (document["tried"], document["not_tried"]) == (found.tried, found.not_tried)
-    assert f"not tried: {'; '.join(found.not_tried)}" in " ".join(unescape(as_html(found)).split())
+    page = unescape(as_html(found))
+    assert page[page.index("<h2>Not tried</h2>") :].split("<li>")[1:6] == [
+        *(f"{text}</li>" for text in found.not_tried[:-1]),
+        f"{found.not_tried[-1]}</li></ul>\n<h2>The run</h2>\n<ul>",
+    ]
     assert report(*everything()).not_tried[0] == "bfloat16, float16"
 
 

@@ -9,12 +9,10 @@ import numpy as np
 
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.conformance.reporting.heat_maps import LEAST, MOST, over_budget
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-LEAST, MOST = 2.0**-8, 2.0**8
-"""The ratios of error to budget at the ends of the scale of colours, in the middle of which is 1."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,7 @@ class Compared:
     @property
     def ratios(self) -> Numbers:
         """Errors over their budgets, (elements of the batch, rows, features)."""
-        with np.errstate(all="ignore"):
-            error = np.abs(np.asarray(self.expected - self.got.astype(self.expected.dtype), np.float64))
-            ratios = np.where(error == 0, 0.0, error / np.broadcast_to(self.budget, error.shape))
-        found = np.where(np.isfinite(self.expected), np.nan_to_num(ratios, nan=np.inf), 0.0)
+        found = over_budget(self.got, self.expected, self.budget)
         depth = len(self.part.arguments.batch) if self.part.places else 0
         elements = prod(found.shape[:depth])
         if found.ndim == depth:

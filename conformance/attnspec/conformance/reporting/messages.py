@@ -25,7 +25,7 @@ def violation_message(result: Result) -> str:
         f"  {result.message}",
     ]
     if result.counterexample is not None:
-        lines += [f"  {name} = {_short(value)}" for name, value in result.counterexample["arguments"].items()]
+        lines += [f"  {name} = {shortened(value)}" for name, value in result.counterexample["arguments"].items()]
         snippet = result.counterexample["snippet"]
         if len(snippet) > MAX_SNIPPET:
             lines += [f"  The snippet is long ({len(snippet) / 1000:.0f} kB): it is in the JSON report."]
@@ -35,23 +35,28 @@ def violation_message(result: Result) -> str:
 
 
 def failure_message(failed: Iterable[Result], diagnosis: Diagnosis | None = None) -> str:
-    """The diagnosis of a case, and all violations in full, by likely cause."""
+    """The diagnosis of a case, its violations in full by likely cause, and possible consequences in a line each."""
     causes, following = by_cause(failed)
     parts = [*([] if diagnosis is None else diagnosis_lines([diagnosis])), *map(violation_message, causes)]
     if following:
-        parts += [consequences_heading(following), *map(violation_message, following)]
+        parts.append("\n".join([consequences_heading(following), *(f"  {r.law}: {r.message}" for r in following)]))
     return "\n\n".join(parts)
 
 
 def diagnosis_lines(diagnoses: Iterable[Diagnosis]) -> list[str]:
     """A line for every diagnosis, with all operations and dtypes that it explains."""
+    return [f"diagnosis of {', '.join(where)}: {said}" for said, where in diagnoses_by_place(diagnoses).items()]
+
+
+def diagnoses_by_place(diagnoses: Iterable[Diagnosis]) -> dict[str, list[str]]:
+    """The operations that each diagnosis explains, each with its dtypes."""
     dtypes: dict[tuple[str, str], list[str]] = {}
     for x in diagnoses:
         dtypes.setdefault((x.sentence, x.operation), []).append(x.dtype)
     places: dict[str, list[str]] = {}
     for (sentence, operation), found in dtypes.items():
         places.setdefault(sentence, []).append(f"{operation} ({', '.join(found)})")
-    return [f"diagnosis of {', '.join(where)}: {sentence}" for sentence, where in places.items()]
+    return places
 
 
 def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
@@ -98,7 +103,7 @@ def _declarable(r: Result) -> bool:
     return question is not None and r.observed in question.choices
 
 
-def _short(value: object) -> str:
+def shortened(value: object) -> str:
     """An argument as JSON, or as a shape where the report holds no more of an array."""
     if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
         return f"an array of shape {as_tuple(value['shape'])}, {value['dtype']}"

@@ -1,10 +1,8 @@
 """Reports as people read them: a table by chapter, remarks, every violation, and the verdict."""
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -35,21 +33,24 @@ IN_FULL = 4
 NAMED = 12
 """Operations that are named where they are not provided; more are counted, and named in the JSON report alone."""
 
-PAGE_WIDTH = 120
-
 PASTE = "What was observed, to be pasted into the backend if it is meant; a second run then names what is left:"
 
 
 def print_report(report: Report, console: Console) -> None:
-    """The whole report; code is not wrapped, so that it can be copied."""
-    console.print(chapters(report))
-    for line in remarks(report):
-        console.print(line, highlight=False)
+    """The whole report; code is not wrapped, so that it can be copied.
+
+    The verdict comes first, and again below the table, since a terminal shows the end.
+    """
+    console.print(headline(report), highlight=False)
     for line in diagnosis_lines(report.diagnoses):
         console.print(Text(f"\n{line}", style="bold"))
     for text in violations(report):
         console.print(text, soft_wrap=True)
-    console.print(closing(report), highlight=False)
+    console.print()
+    console.print(chapters(report))
+    for line in remarks(report):
+        console.print(line, highlight=False)
+    console.print(f"\n{closing(report)}", highlight=False)
     console.print(f"not tried: {'; '.join(report.not_tried)}", highlight=False)
     if report.declaration:
         console.print(f"\n{PASTE}\n", highlight=False)
@@ -138,7 +139,7 @@ def _features(report: Report) -> Iterator[str]:
 
 
 def violations(report: Report) -> list[Text]:
-    """Every violation; the first few in full, each law of an operation once, and possible consequences last."""
+    """Every violation; the first few in full, each law of an operation once, and possible consequences last, folded."""
     explained = report.declaration.explained
     causes, following = by_cause(r for r in report.violations if key(r) not in explained)
     in_full: dict[tuple[str, str], Result] = {}
@@ -152,13 +153,14 @@ def violations(report: Report) -> list[Text]:
         if snippet:
             parts.append(Text("\n" + snippet))
     parts += _lines(r for r in causes if not any(r is shown for shown in in_full.values()))
-    if following:
-        parts += [Text(f"\n{consequences_heading(following)}"), *_lines(following)]
     parts += [Text(line, style="yellow") for line in lines(explained)]
-    return [*parts, *_known(report)]
+    parts += known_failures(report)
+    if following:
+        parts += [Text(f"\n{consequences_heading(following)}"), *map(Text, folded(following))]
+    return parts
 
 
-def _known(report: Report) -> list[Text]:
+def known_failures(report: Report) -> list[Text]:
     """The failures that were expected, a line for each line that names them, and the lines that are not met."""
     laws: dict[Expectation, list[Result]] = defaultdict(list)
     for r in report.results:
@@ -185,12 +187,26 @@ def _lines(results: Iterable[Result]) -> list[Text]:
     ]
 
 
+def folded(following: Iterable[Result]) -> Iterator[str]:
+    """A line for each operation with the names of its laws, all dtypes together."""
+    laws: dict[str, dict[str, None]] = defaultdict(dict)
+    for r in following:
+        laws[r.operation][r.law] = None
+    for operation, names in laws.items():
+        yield f"{len(names)} law{'s' * (len(names) > 1)} of {operation}: {', '.join(names)}"
+
+
+def headline(report: Report) -> str:
+    """Who, and the verdict."""
+    return f"[bold {COLOURS[report.verdict]}]{escape(report.contract.name)} {report.verdict}[/]"
+
+
 def closing(report: Report) -> str:
     """The verdict in one line."""
     judged = sum(r.judged for r in report.results)
     deviating = ", ".join(report.deviations)
     return (
-        f"\n[bold {COLOURS[report.verdict]}]{escape(report.contract.name)} {report.verdict}[/]"
+        headline(report)
         + (f" (deviations declared: {deviating})" if deviating else "")
         + f": {report.counts[Status.PASSED]} of {judged} laws hold on {report.examples:,} examples, "
         + f"largest error ratio {report.error_ratio:.3g}, {report.seconds:.1f} s"
@@ -203,11 +219,3 @@ def closing(report: Report) -> str:
 def _broken_off(report: Report) -> str:
     """What broke the run off."""
     return next(r.message for r in report.results if r.interrupted)
-
-
-def as_html(report: Report) -> str:
-    """The report as a page."""
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        console = Console(record=True, width=PAGE_WIDTH, file=nowhere)
-        print_report(report, console)
-        return console.export_html()

@@ -47,7 +47,8 @@ def write_report(report: "Report", junit: str | None, console: Console, files: M
 
     ``junit`` is the report of pytest as JUnit XML, None if the run was too short for one.
     """
-    from attnspec.conformance.reporting.table import as_html, print_report
+    from attnspec.conformance.reporting.table import print_report
+    from attnspec.conformance.reporting.verdict_page import as_html
 
     print_report(report, console)
     if "json" in files:

@@ -1,0 +1,163 @@
+"""The page of a report: the verdict and its causes first, with pictures; what follows last and folded."""
+
+import re
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec import reference
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.profiles import Effort, Profile
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.reporting.heat_maps import (
+    LEVELS,
+    MOST,
+    MOST_MATRICES,
+    NOT_A_NUMBER,
+    colour,
+    heat_maps,
+    levels_of_numbers,
+    levels_of_ratios,
+    over_budget,
+)
+from attnspec.conformance.reporting.report import Report
+from attnspec.conformance.reporting.verdict_page import as_html
+from attnspec.conformance.running.settings import Settings
+
+EMPTY = {"path", "rect", "meta"}
+"""Elements that have no end of their own."""
+
+
+class Outline(HTMLParser):
+    """The tags of a page; every one that begins has its end."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in EMPTY:
+            assert self.open.pop() == tag
+
+
+def doubled(query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False) -> Any:
+    """Attention whose scores are too large by a factor of 2."""
+    return reference.scaled_dot_product_attention(2 * query, key, value, mask=mask, causal=causal)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    """The report of a backend with wrong numbers and wrong choices, of a few laws."""
+    backend = SimpleNamespace(name="<mine>", scaled_dot_product_attention=doubled, dot_scores=reference.dot_scores)
+    contract = Contract.of(backend)
+    laws = ("operation.oracle", "operation.fewer-dimensions", "sizes.features", "operation.shape")
+    effort = Effort(corners=6, drawn=4, stride=1, costly=2, work=2.0**10)
+    results: list[Result] = []
+    for case in cases(contract, laws=laws, dtypes=("float32", "float64")):
+        results += judge(backend, contract, case, Profile(effort, effort, effort))
+    return Report(contract, Settings(), tuple(results), 1.0, {"dot_scores": {"keys": 7}})
+
+
+@pytest.fixture(scope="module")
+def page(report: Report) -> str:
+    return as_html(report)
+
+
+def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
+    outline = Outline(page.partition("<!DOCTYPE html>")[2])
+    assert [x for x in outline.attributes if x[1] in {"src", "href", "srcset", "action"}] == []
+    assert [word for word in ("url(", "@import", "http:", "https:", "<script") if word in page] == []
+    assert "&lt;mine&gt; violates" in page
+
+
+def test_the_verdict_comes_first_and_consequences_last(page: str) -> None:
+    body = page[page.index("<body>") :]
+    places = [body.index(f"<h{n}{end}") for n, end in ((1, ' class="violates"'), (2, ">Causes"), (2, ">Budget used"))]
+    places += [body.index(f"<h2>{title}") for title in ("Not tried", "The run", "Consequences")]
+    assert places == sorted(places)
+    causes = body[places[1] : places[2]]
+    assert 'violation" open><summary><code>operation.oracle</code> by scaled_dot_product_attention' in causes
+    folded = body[places[-1] :]
+    assert "<details><summary>What follows may be a consequence" in folded
+    assert "sizes.features" in folded
+    assert " open>" not in folded
+
+
+def test_every_counterexample_has_its_matrices_and_the_error_over_budget(report: Report, page: str) -> None:
+    shown = {(r.operation, r.law) for r in report.results if r.counterexample is not None}
+    large = {(operation, law) for operation, law in shown if law == "sizes.features"}
+    assert page.count("<p>Not drawn: query, an array of shape (") == len(large) == 1
+    shown -= large
+    assert len(shown) == 2
+    assert page.count("<figcaption>error over budget ") == len(shown)
+    for name in ("query", "key", "value", "expected", "got"):
+        assert page.count(f"<figcaption>{name} ") == len(shown), name
+    assert page.count('<rect class="here"') == 3 * len(shown)
+
+
+def test_the_budget_of_every_operation_is_drawn(page: str) -> None:
+    budgets = page[page.index("<h2>Budget used") : page.index("<h2>Not tried")]
+    used = re.findall(r'<i( class="over")? style="width:([\d.]+)%"', budgets)
+    assert len(used) == 4
+    assert [bool(over) for over, _ in used] == [float(width) > 50 for _, width in used]
+    assert {bool(over) for over, _ in used} == {True, False}
+    assert budgets.index("dot_scores") < budgets.index("scaled_dot_product_attention")
+
+
+def test_the_page_of_what_conforms_has_no_causes() -> None:
+    passed = Result("softmax", "operation.oracle", "float64", Status.PASSED, examples=5, error_ratio=0.25)
+    contract = Contract.of(SimpleNamespace(name="mine", softmax=reference.softmax))
+    page = as_html(Report(contract, Settings(), (passed,), 1.0))
+    assert '<h1 class="conforms">mine conforms</h1>' in page
+    assert "<p>None.</p>" in page[page.index("<h2>Causes</h2>") : page.index("<h2>Budget used</h2>")]
+    assert "Consequences" not in page
+    assert '<span class="used">25%</span>' in page
+
+
+# Heat maps ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_beyond_its_budget_is_above_the_middle() -> None:
+    ratios = np.array([0.0, 0.5, 1.0, 1.0001, 2.0, MOST, np.inf])
+    assert list(levels_of_ratios(ratios)) == [-LEVELS, -1, 0, 1, 1, LEVELS, LEVELS]
+
+
+def test_errors_over_budgets() -> None:
+    got, expected = np.array([1.5, 0.0, np.nan, 7.0, 1.0]), np.array([1.0, 0.0, 1.0, np.nan, 1.0 + 2**-40])
+    assert list(over_budget(got, expected, np.array(0.25))) == [2.0, 0.0, np.inf, 0.0, 2**-38]
+    assert list(over_budget(np.array([True, False]), np.array([True, True]), np.zeros(2))) == [0.0, np.inf]
+
+
+def test_numbers_are_coloured_by_their_size_and_sign() -> None:
+    x = np.array([-2.0, 0.0, 1.0, np.inf, -np.inf, np.nan])
+    assert list(levels_of_numbers(x, 2.0)) == [-LEVELS, 0, LEVELS // 2, LEVELS, -LEVELS, NOT_A_NUMBER]
+    assert colour(-LEVELS) == "#3b4cc0"
+    assert colour(LEVELS) == "#b40426"
+    assert len({colour(level) for level in (*range(-LEVELS, LEVELS + 1), NOT_A_NUMBER)}) == 2 * LEVELS + 2
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 3), (5, 2, 2, 3)], ids=str)
+def test_a_number_of_an_array_of_any_rank_is_pointed_at(shape: tuple[int, ...]) -> None:
+    x = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+    last = tuple(n - 1 for n in shape)
+    drawn = heat_maps(x, levels_of_numbers(x, 100.0), "it", last)
+    assert drawn.count("<svg") == min(int(np.prod(shape[:-2])), MOST_MATRICES)
+    assert drawn.count('class="here"') == 1
+    assert ("and 4 more" in drawn) == (shape == (5, 2, 2, 3))
+
+
+def test_large_matrices_are_drawn_without_numbers() -> None:
+    x = np.zeros((20, 20))
+    assert "<text" not in heat_maps(x, levels_of_numbers(x, 1.0), "it")
