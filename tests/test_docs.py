@@ -22,6 +22,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 PAGES += sorted(page for folder in ("docs", "examples") for page in (ROOT / folder).rglob("*.md"))
 
 
+SCRIPT = re.compile(r"^    import sys\n.*?^    sys\.exit\(.*?$", re.DOTALL | re.MULTILINE)
+"""The script that a report shows."""
+
+
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
@@ -98,7 +102,7 @@ def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=wide)
     assert done.returncode == 1, done.stderr
     assert verdict in done.stdout
-    snippet = re.search(r"^    import sys\n.*?^    sys\.exit\(.*?$", done.stdout, re.DOTALL | re.MULTILINE)
+    snippet = SCRIPT.search(done.stdout)
     assert snippet
     (tmp_path / "snippet.py").write_text(re.sub(r"^    ", "", snippet[0], flags=re.MULTILINE), encoding="utf-8")
     again = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -114,6 +118,37 @@ def test_the_readme_names_the_sessions() -> None:
         assert set(named.split()) <= set(sessions)
     commands = re.findall(r"^session (\w+)", read(".ci/run"), re.MULTILINE)
     assert {"tests", "conformance"} < set(commands) <= set(sessions)
+
+
+EXAMPLE = re.compile(
+    r"```python\n(?P<code># (?P<file>\w+\.py)\n.*?)```.*?`attnspec (?P<command>check [^`]+)`.*?```\n(?P<shown>.*?)```",
+    re.DOTALL,
+)
+VERDICTS = {m["file"]: m.groupdict() for m in EXAMPLE.finditer(read("docs/verdicts.md"))}
+
+
+def test_nine_verdicts_are_shown() -> None:
+    assert len(VERDICTS) == read("docs/verdicts.md").count("```python\n# ") == 9
+
+
+@pytest.mark.parametrize("file", VERDICTS)
+def test_the_page_on_verdicts_shows_what_is_said(file: str, tmp_path: Path) -> None:
+    example = VERDICTS[file]
+    (tmp_path / file).write_text(example["code"], encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", *example["command"].split(), "--workers", "1"]
+    wide = {**os.environ, "COLUMNS": "300"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=wide)
+    assert done.returncode == 1, done.stderr
+    said, script = done.stdout, SCRIPT.search(done.stdout)
+    if file == "late.py":
+        assert script
+        (tmp_path / "script.py").write_text(re.sub(r"^    ", "", script[0], flags=re.MULTILINE), encoding="utf-8")
+        again = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert again.returncode == 1
+        said = again.stdout
+    lines = iter(said.splitlines())
+    for line in example["shown"].splitlines():
+        assert not line or line in lines, f"{line}\n\nis not, in this order, in\n\n{said}"
 
 
 @pytest.mark.parametrize("name", ["shaped", "typed"])
