@@ -5,6 +5,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import additive
+from attnspec.backends.pytorch.kernels.additive import planned
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend
 from attnspec.backends.pytorch.normalization import masked_softmax
 from attnspec.backends.pytorch.runtime.accumulation import product, widened
@@ -120,7 +121,9 @@ def additive_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(w_v·tanh(W_q q + W_k k))V."""
-    _additive(query, key, value, w_q, w_k, w_v, mask, causal=causal)
+    output = planned.attend(_additive, query, key, value, w_q, w_k, w_v, mask, causal)
+    if output is not None:
+        return output
     a, b = projections(query, key, w_q, w_k)
     return additive.attention(a, b, widened(w_v), widened(value), mask=mask, causal=causal).to(value.dtype)
 

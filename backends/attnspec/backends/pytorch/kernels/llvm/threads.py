@@ -40,9 +40,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def worth_waking(tasks: int, work: float) -> bool:
+    """Whether `tasks` tasks of `work` terms in all are for more than one thread."""
+    return tasks > 1 and work >= WORTH_WAKING
+
+
 def thread_count(tasks: int, work: float) -> int:
     """Threads for `tasks` tasks of `work` terms in all: one, or the whole team of PyTorch."""
-    return 1 if tasks < 2 or work < WORTH_WAKING else torch.get_num_threads()
+    return torch.get_num_threads() if worth_waking(tasks, work) else 1
 
 
 def run(kernel: Compiled[A], threads: int, arguments: A) -> None:
@@ -54,6 +59,11 @@ def launch(kernel: Compiled[Any], threads: int, words: Sequence[int]) -> None:
     """Call a kernel with the words of its arguments."""
     memory = array("q", bytes(8 * LEADING))
     memory.extend(words)
+    call(kernel, threads, memory)
+
+
+def call(kernel: Compiled[Any], threads: int, memory: "array[int]") -> None:
+    """Call a kernel with the words of its arguments behind as many leading ones, which are 0."""
     address = memory.buffer_info()[0]
     if threads == 1:
         kernel.call(address)

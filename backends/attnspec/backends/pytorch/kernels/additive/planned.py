@@ -1,0 +1,71 @@
+"""Additive attention with its projections, by one plan for all calls of the same kind."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
+from attnspec.backends.pytorch.runtime.transforms import intercepted
+
+from . import HAS_LLVMLITE, routes
+
+
+class Planned(NamedTuple):
+    """What runs a call, if the direct kernels do, and whether autograd records it."""
+
+    direct: Any
+    tracked: bool
+
+
+_plans: Plans[Planned] = Plans()
+
+
+def attend(
+    check: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
+    mask: Tensor | None, causal: bool,
+) -> Tensor | None:  # fmt: skip
+    """The output of a call that the direct kernels take; None for all others, which ``check`` has then seen.
+
+    ``check`` raises for arguments that do not fit; what fitted once is not checked again.
+    """
+    if intercepted() or not HAS_LLVMLITE or (causal is not True and causal is not False):
+        check(query, key, value, w_q, w_k, w_v, mask, causal=causal)
+        return None
+    try:
+        kind = (
+            seen(query), seen(key), seen(value), seen(w_q), seen(w_k), seen(w_v), seen(mask), causal,
+            torch.is_grad_enabled(), torch.get_num_threads(), forced(),
+        )  # fmt: skip
+        planned = _plans.get(kind)
+    except (AttributeError, TypeError, RuntimeError):  # what is no tensor is refused by name
+        kind = planned = None
+    if planned is None:
+        shape = check(query, key, value, w_q, w_k, w_v, mask, causal=causal)
+        planned = _made(shape, query, key, value, w_q, w_k, w_v, mask, causal)
+        if kind is not None:
+            _plans.remember(kind, planned)
+    if planned.direct is None:
+        return None
+    from .llvm import direct
+
+    return direct.attend(planned.direct, (query, key, value, w_q, w_k, w_v), mask, planned.tracked)
+
+
+def _made(
+    shape: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, mask: Tensor | None,
+    causal: bool,
+) -> Planned:  # fmt: skip
+    operands = query, key, value, w_q, w_k, w_v
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    if not ordinary(*operands, mask) or any(x.dtype is not query.dtype for x in operands):
+        return Planned(None, tracked)
+    n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
+    chosen = routes.attention(torch.Size(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked)
+    if chosen != "direct":
+        return Planned(None, tracked)
+    from .llvm import direct
+
+    return Planned(direct.plan(direct.Operands(*operands), mask, causal, torch.Size(shape[:-2])), tracked)

@@ -1,0 +1,27 @@
+"""One path for all calls, in place of the one that costs least: so that tests and benchmarks see each of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PATHS = ("llvm", "direct", "plain", "pytorch")
+"""What may be forced: the paths of additive attention but for ``triton``, and those of scaled dot-product attention."""
+
+_forced: str | None = None
+
+
+def forced() -> str | None:
+    """The path that all calls take where it serves them; None where each takes what costs least."""
+    return _forced
+
+
+@contextmanager
+def forcing(path: str | None) -> Iterator[None]:
+    """All calls of the process take this path where it serves them, until the context ends; ValueError for others."""
+    if path is not None and path not in PATHS:
+        raise ValueError(f"path: expected one of {', '.join(PATHS)}; got {path!r}")
+    global _forced
+    before, _forced = _forced, path
+    try:
+        yield
+    finally:
+        _forced = before
