@@ -13,7 +13,7 @@ from torch import Tensor
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive, sdpa
 
-PATHS = additive.available_paths("cpu")[:2]
+PATHS = ("llvm", "plain") if additive.HAS_LLVMLITE else ("plain",)
 
 
 def operands(n: int = 5, m: int = 7, h: int = 4, d: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:

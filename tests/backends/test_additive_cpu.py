@@ -594,7 +594,7 @@ def test_what_is_refused(change, error, monkeypatch) -> None:  # type: ignore[no
 
 def test_the_path_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert additive.available_paths("cpu") == ("llvm", "plain")
+    assert additive.available_paths("cpu") == ("llvm", "direct", "plain")
     assert additive.path_for(draw(2)) == "llvm"
     assert additive.path_for(draw(2), path="plain") == "plain"
 

@@ -18,15 +18,16 @@ from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import run
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
+from attnspec.backends.pytorch.runtime.forcing import forcing
 
 
 @pytest.fixture(autouse=True)
-def at_every_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def at_every_size() -> Iterator[None]:
     """The kernels even where PyTorch's are faster; and all threads again afterwards."""
-    monkeypatch.setattr(cpu_routes, "FEW", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with forcing("llvm"):
+        yield
     torch.set_num_threads(before)
 
 
@@ -127,7 +128,7 @@ def test_few_heads_are_divided_among_threads(entries: int, causal: bool) -> None
     for count in (1, 4):
         torch.set_num_threads(count)
         found.append(torch.autograd.grad(attend(*leaves, causal=causal).square().sum(), leaves))
-    assert cpu._range(entries, 300, 4) < 300 <= cpu._range(entries, 300, 1)
+    assert cpu.key_range(entries, 300, 4) < 300 <= cpu.key_range(entries, 300, 1)
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 

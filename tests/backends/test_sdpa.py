@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import product
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnspec.backends.pytorch.kernels.dot import cpu_routes, cuda_routes
 from attnspec.backends.pytorch.kernels.dot.mask_structure import read
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend, masked_nonfinite, path_for
+from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -75,7 +75,7 @@ KINDS = ("none", "random", "shared", "causal", "padding", "padding-rows", "nothi
 @pytest.fixture(params=["llvm", "pytorch"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
     """Either kernel of the CPU at every size."""
-    with mock.patch.multiple(cpu_routes, HAS_LLVMLITE=request.param == "llvm", FEW=0):
+    with forcing(request.param):
         yield request.param
 
 
@@ -229,7 +229,7 @@ def test_routes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert path_for(x, x, x, mask=mask, causal=True) == "masked: llvm"
     assert path_for(x.half(), x.half(), x.half()) == "all keys: llvm"
     assert path_for(x[:, :, :1], many, many) == "all keys: pytorch"  # a decoding step
-    assert path_for(x[:, :, :1], x, x) == "all keys: llvm"
+    assert path_for(x[:, :, :4], x, x, mask=mask[:4]) == "masked: llvm"
     assert path_for(x, x[:, :, :0], x[:, :, :0]) == "all keys: pytorch"
     with sdpa_kernel(SDPBackend.MATH):
         assert path_for(x, x, x) == "all keys: pytorch"

@@ -6,6 +6,7 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.kernels.additive import planned
+from attnspec.backends.pytorch.kernels.dot import planned as planned_dot
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend
 from attnspec.backends.pytorch.normalization import masked_softmax
 from attnspec.backends.pytorch.runtime.accumulation import product, widened
@@ -70,8 +71,8 @@ def dot_product_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(QKᵀ)V."""
-    _dot(query, key, value, mask, causal=causal)
-    return dot_attention(query, key, value, mask=mask, causal=causal, scale=1.0)
+    output = planned_dot.attend(_dot, query, key, value, mask, causal, 1.0)
+    return dot_attention(query, key, value, mask=mask, causal=causal, scale=1.0) if output is None else output
 
 
 @implements(ScaledDotProductAttention[Tensor])
@@ -85,8 +86,8 @@ def scaled_dot_product_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(QKᵀ/√d)V."""
-    _scaled(query, key, value, mask, causal=causal)
-    return dot_attention(query, key, value, mask=mask, causal=causal)
+    output = planned_dot.attend(_scaled, query, key, value, mask, causal, None)
+    return dot_attention(query, key, value, mask=mask, causal=causal) if output is None else output
 
 
 @implements(GeneralAttention[Tensor])

@@ -1,9 +1,11 @@
 """Additive (Bahdanau) attention, fast: softmax_j(w_v . tanh(a_i + b_j)) value, for projected queries a and keys b.
 
-Three paths compute it, and nothing changes path silently: `path_for` names the one that a call takes.
+Four paths compute it, and nothing changes path silently: `path_for` names the one that a call takes.
 
 - ``llvm``: CPU; kernels that LLVM compiles, by llvmlite, and that are kept in the user's cache folder; no compiler is
-  needed.
+  needed. They take products of factors of queries and keys in place of most exponentials.
+- ``direct``: CPU; kernels of the same kind for few terms, without factors: for attention where that costs less. A call
+  that they cannot take, of batches that broadcast both ways or with NaN at keys that a mask excludes, goes to ``llvm``.
 - ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only if asked for by name).
 - ``plain``: PyTorch operations in chunks; every device, dtype and derivative, ``torch.func`` and forward mode too,
   where it is the only path.
@@ -26,9 +28,10 @@ from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.transforms import functional
+from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.transforms import addressable, functional, intercepted
 
-from . import plain
+from . import plain, routes
 
 # looked up once: torch.compile can read a constant, but not search for a module
 HAS_LLVMLITE, HAS_TRITON = (find_spec(module) is not None for module in ("llvmlite", "triton"))
@@ -43,7 +46,7 @@ def available_paths(device_type: str) -> tuple[str, ...]:
     """The paths that tensors of this device can take, the preferred first."""
     paths = []
     if device_type == "cpu" and HAS_LLVMLITE:
-        paths.append("llvm")
+        paths += ["llvm", "direct"]
     if device_type == "cuda" and HAS_TRITON:
         paths.append("triton")
     paths.append("plain")
@@ -61,7 +64,10 @@ def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
     device, dtype = first.device.type, first.dtype
     possible = [name for name in available_paths(device) if _serves(name, operands)]
     if path is None:
-        return possible[0]
+        if "direct" in possible and forced() in (None, *routes.PATHS):
+            return _by_cost(*operands)
+        wish = forced()
+        return wish if wish in possible else possible[0]
     if path not in possible:
         raise ValueError(f"path: expected one of {', '.join(possible)} for {dtype} on {device}; got {path!r}")
     return path
@@ -81,11 +87,27 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
         return False
     if path == "llvm":
         return all(x.dtype in LLVM_DTYPES for x in operands)
+    if path == "direct":
+        # the operands of a whole attention, in memory; where PyTorch compiles, sizes may be symbols
+        return (
+            len(operands) == 4
+            and not intercepted()
+            and all(x.dtype in LLVM_DTYPES and addressable(x) for x in operands)
+        )
     if path == "triton":
         from .triton import operators as triton
 
         return triton.supports(*operands)
     return True
+
+
+def _by_cost(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor) -> str:
+    """The cheaper of the kernels for CPUs."""
+    batch = broadcast(a.shape[:-2], b.shape[:-2], value.shape[:-2])
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, w_v, value))
+    return routes.by_cost(
+        batch, a.shape[-2], b.shape[-2], w_v.shape[0], value.shape[-1], a.dtype, tracked=tracked
+    )  # fmt: skip
 
 
 def _refuse(argument: str, expected: str, got: Tensor) -> NoReturn:
@@ -157,6 +179,13 @@ def attention(
     _check(a, b, w_v, value, mask)
     a, b, w_v, value = _operands("a, b, w_v, value", a, b, w_v, value)
     chosen = path_for(a, b, w_v, value, path=path)
+    if chosen == "direct":
+        from .llvm import direct
+
+        output = direct.attention(a, b, w_v, value, mask, causal)
+        if output is not None:
+            return output
+        chosen = "llvm"
     if chosen == "llvm":
         from .llvm import operators as llvm
 

@@ -34,6 +34,8 @@ def attend(
     if intercepted() or not HAS_LLVMLITE or (causal is not True and causal is not False):
         check(query, key, value, w_q, w_k, w_v, mask, causal=causal)
         return None
+    kind: Any = None
+    planned = None
     try:
         kind = (
             seen(query), seen(key), seen(value), seen(w_q), seen(w_k), seen(w_v), seen(mask), causal,
@@ -41,7 +43,7 @@ def attend(
         )  # fmt: skip
         planned = _plans.get(kind)
     except (AttributeError, TypeError, RuntimeError):  # what is no tensor is refused by name
-        kind = planned = None
+        kind = None
     if planned is None:
         shape = check(query, key, value, w_q, w_k, w_v, mask, causal=causal)
         planned = _made(shape, query, key, value, w_q, w_k, w_v, mask, causal)
@@ -51,7 +53,8 @@ def attend(
         return None
     from .llvm import direct
 
-    return direct.attend(planned.direct, (query, key, value, w_q, w_k, w_v), mask, planned.tracked)
+    operands = direct.Operands(query, key, value, w_q, w_k, w_v)
+    return direct.attend(planned.direct, operands, mask, planned.tracked)
 
 
 def _made(
@@ -63,8 +66,8 @@ def _made(
     if not ordinary(*operands, mask) or any(x.dtype is not query.dtype for x in operands):
         return Planned(None, tracked)
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
-    chosen = routes.attention(torch.Size(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked)
-    if chosen != "direct":
+    chosen = routes.by_cost(torch.Size(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked=tracked)
+    if chosen != "direct" or forced() == "plain":
         return Planned(None, tracked)
     from .llvm import direct
 

@@ -22,7 +22,7 @@ from .backward import Backward, backward_kernel
 from .forward import Forward, forward_kernel
 from .tiles import TILE_ROWS, width
 
-_once = no_second_derivative("scaled dot-product attention", "llvm", "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
+ONCE = no_second_derivative("scaled dot-product attention", "llvm", "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
 
 
 def attend(call: Call) -> tuple[Tensor, bool]:
@@ -66,11 +66,11 @@ class DotAttention(torch.autograd.Function):
             call = Call(query, key, value, mask, ctx.causal, ctx.scale)
             gradient = gradient.resolve_neg()
             if intercepted() or not all(map(addressable, (gradient, *tensors[1:]))):
-                return _gradients_by_pytorch(call, gradient, pooled, wanted)
+                return gradients_by_pytorch(call, gradient, pooled, wanted)
             return _backward(call, gradient, pooled, maximum, reciprocal, wanted)
 
         tensors = gradient, *operands, pooled, maximum, reciprocal
-        found = first_order(_once, gradients, *tensors)
+        found = first_order(ONCE, gradients, *tensors)
         return *found, None, None, None
 
 
@@ -83,7 +83,7 @@ def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _operands(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
+def operands_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
               output: Tensor, maximum: Tensor, reciprocal: Tensor) -> Operands:  # fmt: skip
     """What both kernels take; all tensors have contiguous rows."""
     (_, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
@@ -105,7 +105,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cau
     output = query.new_empty(b, n, h, d_v).transpose(1, 2)
     maximum, reciprocal = query.new_empty(2, b, h, n)
     nan = array("q", [0])
-    operands = _operands(query, key, value, mask, causal, scale, output, maximum, reciprocal)
+    operands = operands_of(query, key, value, mask, causal, scale, output, maximum, reciprocal)
     tasks = b * h * -(-n // width(bits))
     threads = thread_count(tasks, b * h * n * m * (d + d_v) / 2)
     scratch = query.new_empty(threads, sum(forward_scratch(bits, padded(d, bits), padded(d_v, bits))))
@@ -121,10 +121,10 @@ def _backward(call: Call, gradient: Tensor, pooled: Tensor, maximum: Tensor, rec
     maximum, reciprocal = maximum.contiguous(), reciprocal.contiguous()
     mask = None if call.mask is None else _contiguous_rows(call.mask)
     (b, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
-    operands = _operands(query, key, value, mask, call.causal, call.scale, pooled, maximum, reciprocal)
+    operands = operands_of(query, key, value, mask, call.causal, call.scale, pooled, maximum, reciprocal)
     d_padded, v_padded, m_padded = padded(d, bits), padded(d_v, bits), -(-m // TILE_ROWS) * TILE_ROWS
     threads = thread_count(b * h * -(-m // KEYS), b * h * n * m * (3 * d + 2 * d_v) / 2)
-    keys = _range(b * h, m, threads)
+    keys = key_range(b * h, m, threads)
     ranges = -(-m // keys)
     by_query = by_key = by_value = None
     if wanted[0]:
@@ -148,7 +148,7 @@ def _backward(call: Call, gradient: Tensor, pooled: Tensor, maximum: Tensor, rec
     )
 
 
-def _gradients_by_pytorch(call: Call, gradient: Tensor, pooled: Tensor,
+def gradients_by_pytorch(call: Call, gradient: Tensor, pooled: Tensor,
                      wanted: tuple[bool, bool, bool]) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The same by PyTorch's operations, for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
     query, key, value = map(widened, call[:3])
@@ -162,7 +162,7 @@ def _gradients_by_pytorch(call: Call, gradient: Tensor, pooled: Tensor,
     return tuple(x.to(own.dtype) if w else None for x, own, w in zip(found, call[:3], wanted, strict=True))
 
 
-def _range(entries: int, m: int, threads: int) -> int:
+def key_range(entries: int, m: int, threads: int) -> int:
     """Keys of one task of the backward, a multiple of ``KEYS``: all, unless that would leave threads idle."""
     blocks = -(-m // KEYS)
     if entries % threads == 0:

@@ -1,8 +1,8 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
 ``llvm`` are the kernels of this package (``dot``). ``pytorch`` is what PyTorch takes by itself: inside
-``torch.compile``, ``torch.func`` and modes, without llvmlite, for few queries with many keys, in small layers, for
-empty operands, for scales that are not positive, for tensors that are not addressable memory, and wherever fused
+``torch.compile``, ``torch.func`` and modes, without llvmlite, where it takes less time (`routes`), for empty operands,
+for scales that are not positive, for tensors that are not addressable memory, and wherever fused
 kernels are switched off (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused
 kernel has tangents.
 """
@@ -17,15 +17,11 @@ from attnspec.backends.pytorch.kernels.dot.call import Call
 from attnspec.backends.pytorch.kernels.dot.exact_exclusion import exact
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
+from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.transforms import addressable, has_tangents, intercepted, transformed
 
-FEW = 20
-"""Queries up to which most lanes of the kernels would be empty, so that PyTorch's matrix products are faster."""
-SMALL = 1 << 19
-"""Multiply-adds, including those of empty lanes, that the kernels do in some 10 µs, faster than anything else."""
 SMALL_IN_LAYER = 1 << 18
-"""Multiply-adds that PyTorch's kernel does before one of this package is called. Operations that are nothing but
-attention take the latter for all sizes, so that whoever judges them with small examples judges the kernels."""
+"""Multiply-adds that PyTorch's kernel does before one of this package is called from within another operation."""
 SCALES = 2.0**-126, 2.0**126
 """Smallest and largest scale that the kernels take: within the normal numbers of float32."""
 
@@ -37,9 +33,8 @@ def kernel(call: Call) -> str:
     query, key, value, mask, _, scale, _, in_layer = call
     b, h, n, d = query.shape
     small = b * h * n * key.shape[-2] * (d + value.shape[-1]) <= SMALL_IN_LAYER and query.dtype not in HALF_DTYPES
-    if in_layer and small and (mask is None or call.differentiates()):
+    if in_layer and small and (mask is None or call.differentiates()) and forced() is None:
         return "pytorch"
-    few = n <= FEW and b * h * FEW * key.shape[-2] * (d + value.shape[-1]) > SMALL
     served = (
         HAS_LLVMLITE
         and torch._C._get_flash_sdp_enabled()  # on the CPU too
@@ -49,10 +44,16 @@ def kernel(call: Call) -> str:
         and query.numel() > 0
         and key.numel() > 0
         and value.numel() > 0
-        and not few
         and all(map(addressable, (query, key, value) if mask is None else (query, key, value, mask)))
     )
-    return "llvm" if served else "pytorch"
+    if not served:
+        return "pytorch"
+    from attnspec.backends.pytorch.kernels.dot import routes
+
+    return routes.by_cost(
+        b, h, n, key.shape[-2], d, value.shape[-1], query.dtype, tracked=call.differentiates(),
+        excludes=mask is not None or call.causal,
+    )  # fmt: skip
 
 
 def at_once(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -62,7 +63,7 @@ def at_once(query: Tensor, key: Tensor, value: Tensor) -> bool:
     shape, others = query.shape, key.shape
     if len(shape) != 4 or others != value.shape or shape[:2] != others[:2] or shape[3] != others[3]:
         return False
-    return 0 < shape.numel() * 2 * others[2] <= SMALL_IN_LAYER
+    return forced() is None and 0 < shape.numel() * 2 * others[2] <= SMALL_IN_LAYER
 
 
 def attend(call: Call) -> Tensor:

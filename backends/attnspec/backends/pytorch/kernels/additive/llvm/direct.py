@@ -16,8 +16,8 @@ from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import call, worth_waking
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
-from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .direct_kernels import Backward, Forward, backward_kernel, forward_kernel
@@ -104,7 +104,19 @@ def _words(arguments: Any, scratch: int, sizes: dict[str, int]) -> "array[int]":
     return words
 
 
-def attend(plan: Plan, operands: Operands | tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
+def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+    """`attend` for projected operands that fit together, without a plan that is kept; None also for empty ones."""
+    shapes = [a.shape[:-2], b.shape[:-2], value.shape[:-2]]
+    batch = broadcast(*shapes, mask.shape[:-2] if mask is not None else ())
+    operands = Operands(a, b, value, None, None, w_v)
+    if not batch.numel() * a.shape[-2] * b.shape[-2]:
+        return None
+    made = plan(operands, mask, causal, batch)
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, w_v, value))
+    return None if made is None else attend(made, operands, mask, tracked)
+
+
+def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
     """The output; None where it, or a gradient, may be wrong because of NaN at excluded keys, or has no memory."""
     _, _, value, _, _, w_v = operands
     if value.is_neg() or w_v.is_neg() or not value.data_ptr() or not w_v.data_ptr():
@@ -122,17 +134,17 @@ def attend(plan: Plan, operands: Operands | tuple[Any, ...], mask: Tensor | None
 
 def _in_pieces(plan: Plan, operands: Operands, mask: Tensor | None) -> tuple[Tensor, bool]:
     query, key, value, w_q, w_k, w_v = operands
-    if plan.half:
-        w_q, w_k, w_v = (None if x is None else x.float() for x in (w_q, w_k, w_v))
+    if plan.half and w_q is not None and w_k is not None:
+        w_q, w_k = w_q.float(), w_k.float()
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
     masks = mask if mask is None or len(mask.shape) < 3 else mask.flatten(0, -3)
     output = value.new_empty(plan.entries, plan.n, plan.d)
     nan = False
     for start, stop in plan.pieces:
-        query, key, value = (x[start:stop] for x in rows)
+        part = Operands(rows[0][start:stop], rows[1][start:stop], rows[2][start:stop], w_q, w_k, w_v)
         own = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
         output[start:stop], strange, *_ = _forward(
-            plan, Operands(query, key, value, w_q, w_k, w_v), own, (start, stop), False
+            plan, part, own, (start, stop), False
         )
         nan = nan or strange
     return output.view(*plan.batch, plan.n, plan.d), nan

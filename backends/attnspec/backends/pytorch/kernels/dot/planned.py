@@ -1,0 +1,125 @@
+"""Scaled dot-product attention on the CPU by one plan for all calls of the same kind: what is known from shapes and
+strides is found once, and the words of the kernels are kept but for addresses."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.dot import cpu_routes
+from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
+from attnspec.backends.pytorch.runtime.transforms import intercepted
+
+FEW_HALF = 20
+"""Queries up to which half dtypes are widened for PyTorch's kernel."""
+
+PIECE = 2**17
+"""Numbers of keys that are widened at a time: half a megabyte of float32."""
+
+
+class Plan(NamedTuple):
+    """How to run a call: by PyTorch's kernel, in parts of the batch, by those of this package, or as others are."""
+
+    rank: int
+    scale: float
+    pytorch: tuple[slice, ...]
+    kernel: Any
+    tracked: bool
+
+
+_plans: Plans[Plan] = Plans()
+
+
+def attend(
+    check: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool,
+    scale: float | None,
+) -> Tensor | None:  # fmt: skip
+    """The output; None for calls that need more than a plan, which ``check`` has then seen.
+
+    ``check`` raises for arguments that do not fit; what fitted once is not checked again.
+    """
+    if intercepted() or (causal is not True and causal is not False):
+        check(query, key, value, mask, causal=causal)
+        return None
+    kind: Any = None
+    plan = None
+    try:
+        kind = (
+            seen(query), seen(key), seen(value), query.stride(), key.stride(), value.stride(),
+            None if mask is None else (seen(mask), mask.stride()), causal, scale, torch.is_grad_enabled(),
+            torch.get_num_threads(), torch._C._get_flash_sdp_enabled(), forced(),
+        )  # fmt: skip
+        plan = _plans.get(kind)
+    except (AttributeError, TypeError, RuntimeError):  # what is no dense tensor is refused by name, or taken as it is
+        kind = None
+    if plan is None:
+        check(query, key, value, mask, causal=causal)
+        plan = _made(query, key, value, mask, causal, scale)
+        if kind is not None:
+            _plans.remember(kind, plan)
+    if plan.pytorch:
+        return _by_pytorch(plan, query, key, value)
+    if plan.kernel is None or query.is_neg() or key.is_neg() or value.is_neg():
+        return None
+    from attnspec.backends.pytorch.kernels.dot import planned_kernel
+
+    return planned_kernel.attend(plan.kernel, query, key, value, mask, plan.tracked)
+
+
+def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Plan:
+    operands = query, key, value
+    nothing = Plan(0, 0.0, (), None, False)
+    if not ordinary(*operands, mask) or not (query.numel() and key.numel() and value.numel()):
+        return nothing
+    call, batch = four_dimensional(query, key, value, mask, causal, scale)
+    chosen = cpu_routes.kernel(call)
+    tracked = call.differentiates()
+    if chosen == "pytorch":
+        alike = key.shape == value.shape and query.shape[:-2] == key.shape[:-2] and len(batch) <= 2
+        plain = alike and mask is None and not causal and torch._C._get_flash_sdp_enabled()
+        return Plan(len(batch), call.scale, _parts(call, tracked), None, tracked) if plain else nothing
+    from attnspec.backends.pytorch.kernels.dot import planned_kernel
+
+    return Plan(len(batch), call.scale, (), planned_kernel.plan(call, operands, mask, batch), tracked)
+
+
+def _parts(call: Call, tracked: bool) -> tuple[slice, ...]:
+    """Half dtypes are widened in parts that stay in the cache, where nothing is recorded; else the batch is one part.
+
+    PyTorch's kernel for few queries takes ten times as long in bfloat16 as in float32.
+    """
+    b, h, n, d = call.query.shape
+    entry = h * call.key.shape[-2] * d
+    if (
+        tracked
+        or call.query.dtype not in HALF_DTYPES
+        or n > FEW_HALF
+        or b * entry <= PIECE
+        or not call.query.is_contiguous()
+    ):
+        return (slice(None),)
+    size = max(1, PIECE // entry)
+    return tuple(slice(i, i + size) for i in range(0, b, size))
+
+
+def _by_pytorch(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """PyTorch's kernel, which wants four dimensions; nothing is excluded."""
+    if len(plan.pytorch) > 1:
+        output = torch.empty_like(query)
+        whole = plan._replace(pytorch=(slice(None),))
+        for part in plan.pytorch:
+            output[part] = _by_pytorch(whole, query[part].float(), key[part].float(), value[part].float())
+        return output
+    if plan.rank == 2:
+        return F.scaled_dot_product_attention(query, key, value, scale=plan.scale)
+    if plan.rank == 1:
+        found = F.scaled_dot_product_attention(
+            query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), scale=plan.scale
+        )
+        return found.squeeze(1)
+    return F.scaled_dot_product_attention(query[None, None], key[None, None], value[None, None], scale=plan.scale)[0, 0]

@@ -1,0 +1,47 @@
+"""The PyTorch backend with one path for all calls that it serves, so that each is judged: `attnspec check` takes
+``attnspec.backends.pytorch.paths:llvm``, ``:direct``, ``:plain`` and ``:pytorch``."""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from attnspec.backends import pytorch as backend
+from attnspec.backends.pytorch.runtime.forcing import PATHS, forcing
+from attnspec.spec import OPERATIONS
+
+
+class Forced:
+    """The backend, each of whose operations runs on one path where that serves it, forward and backward."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.name = path, f"pytorch by {path}"
+        self.notes = {**backend.notes, "path": path}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(backend, name)
+        return self._forced(found) if name in OPERATIONS else found
+
+    def _forced(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(operation)
+        def forced(*args: Any, **kwargs: Any) -> Any:
+            with forcing(self.path):
+                return operation(*args, **kwargs)
+
+        return forced
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
+        """Gradients, of a call on the path."""
+        with forcing(self.path):
+            return backend.vjp(operation, arguments, cotangent)
+
+    def pullback(
+        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
+        """The result on the path, and its backward pass."""
+        with forcing(self.path):
+            return backend.pullback(operation, arguments, wanted)
+
+
+llvm, direct, plain, pytorch = (Forced(path) for path in PATHS)

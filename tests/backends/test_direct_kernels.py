@@ -1,0 +1,203 @@
+"""The kernels of additive attention of few terms: the formula, its gradients, bits, what is not finite, derivatives."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="kernels need llvmlite")
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch import additive
+from attnspec.backends.pytorch.kernels.additive.llvm import direct
+from attnspec.backends.pytorch.kernels.llvm import threads
+from attnspec.backends.pytorch.runtime.forcing import forcing
+
+SIZES = [(1, 1, 1, 1), (5, 7, 3, 4), (1, 40, 17, 70), (9, 1, 33, 16), (20, 20, 64, 65), (3, 130, 40, 5)]
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.003}
+"""Of results and gradients, relative to the largest number; half dtypes round their results."""
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def operands(batch: tuple[int, ...], n: int, m: int, h: int, d: int, dtype: torch.dtype) -> list[Tensor]:
+    shapes = ((*batch, n, 5), (*batch, m, 6), (*batch, m, d), (h, 5), (h, 6), (h,))
+    return [draw(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def formula(x: list[Tensor], allowed: Tensor) -> Tensor:
+    """In float64, zeros for rows without a key; differentiable."""
+    query, key, value, w_q, w_k, w_v = x
+    sums = (query @ w_q.mT).unsqueeze(-2) + (key @ w_k.mT).unsqueeze(-3)
+    return (torch.softmax((torch.tanh(sums) @ w_v).masked_fill(~allowed, -1e300), -1) * allowed) @ value
+
+
+def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype
+    largest = float(want.detach().abs().max()) or 1.0
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=TOLERANCE[dtype] * max(1.0, largest))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["none", "pairs", "keys", "queries", "entries"])
+def test_output_and_gradients_are_the_formula(
+    dtype: torch.dtype, sizes: tuple[int, ...], causal: bool, kind: str
+) -> None:
+    n, m, h, d = sizes
+    x = operands((2, 3), n, m, h, d, dtype)
+    shape = {"pairs": (n, m), "keys": (2, 3, 1, m), "queries": (n, 1), "entries": (2, 3, n, m)}.get(kind)
+    mask = None if shape is None else draw(*shape) > -0.5
+    allowed = torch.ones(n, m, dtype=torch.bool) if mask is None else mask
+    if causal:
+        allowed = allowed & torch.ones(n, m, dtype=torch.bool).tril()
+    exact = [t.detach().double().requires_grad_() for t in x]
+    expected = formula(exact, allowed)
+    with forcing("direct"):
+        got = pytorch.additive_attention(*x, mask=mask, causal=causal)
+        with torch.no_grad():
+            assert torch.equal(pytorch.additive_attention(*x, mask=mask, causal=causal), got)
+    assert_close(got.detach(), expected, dtype)
+    cotangent = draw(*got.shape)
+    found = torch.autograd.grad(got, x, cotangent.to(dtype))
+    for one, other in zip(found, torch.autograd.grad(expected, exact, cotangent.to(dtype).double()), strict=True):
+        assert_close(one, other, dtype)
+
+
+@pytest.mark.parametrize("shared", range(3))
+def test_an_operand_that_all_entries_share_gets_the_sum_of_their_gradients(shared: int) -> None:
+    x = operands((4,), 3, 6, 8, 5, torch.float64)
+    x[shared] = x[shared][:1].detach().requires_grad_()
+    allowed = torch.ones(3, 6, dtype=torch.bool)
+    with forcing("direct"):
+        got = pytorch.additive_attention(*x)
+    for one, other in zip(
+        torch.autograd.grad(got.sin().sum(), x), torch.autograd.grad(formula(x, allowed).sin().sum(), x), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("exponent", [-30, -3, 0, 2, 5, 30])
+def test_any_magnitude_of_projections(dtype: torch.dtype, exponent: int) -> None:
+    a, b = (draw(2, rows, 9, dtype=dtype) * 10.0**exponent for rows in (4, 11))
+    w_v, value = draw(9, dtype=dtype), draw(2, 11, 3, dtype=dtype)
+    leaves = [x.requires_grad_() for x in (a, b, w_v, value)]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    sums = torch.tanh(exact[0].unsqueeze(-2) + exact[1].unsqueeze(-3)) @ exact[2]
+    expected = torch.softmax(sums, -1) @ exact[3]
+    got = additive.attention(*leaves, path="direct")
+    assert_close(got.detach(), expected, dtype)
+    for one, other in zip(
+        torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(expected.sum(), exact), strict=True
+    ):
+        assert_close(one, other, dtype)
+
+
+def test_bits_depend_on_the_attended_keys_alone() -> None:
+    """Not on other queries, on keys that a mask excludes, on other entries, or on the number of threads."""
+    x = [t.detach() for t in operands((3,), 6, 45, 40, 20, torch.float32)]
+    mask = torch.arange(45) < 30
+    with forcing("direct"):
+        whole = pytorch.additive_attention(*x, mask=mask[None])
+        other = [t.clone() for t in x]
+        other[1][:, 30:] = draw(3, 15, 6, dtype=torch.float32) * 100
+        other[2][:, 30:] = 7.0
+        assert torch.equal(pytorch.additive_attention(*other, mask=mask[None]), whole)
+        query, key, value, *weights = x
+        alone = pytorch.additive_attention(query[1:2, 2:4], key[1:2], value[1:2], *weights, mask=mask[None])
+    torch.testing.assert_close(alone, whole[1:2, 2:4], rtol=0, atol=1e-6)  # the products before are PyTorch's
+
+
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = operands((5,), 6, 9, 24, 7, torch.float32)
+    a, b = (x[0] @ x[3].mT).detach().requires_grad_(), (x[1] @ x[4].mT).detach().requires_grad_()
+    leaves = [a, b, x[5], x[2]]
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            monkeypatch.setattr(threads, "WORTH_WAKING", 0)
+            torch.set_num_threads(count)
+            got = additive.attention(*leaves, path="direct")
+            results.append([got, *torch.autograd.grad(got.sum(), leaves)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("where", ["key", "value"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_excluded_has_no_effect_were_it_not_finite(where: str, bad: float, causal: bool) -> None:
+    leaves = operands((2,), 4, 6, 5, 3, torch.float64)
+    clean = [x.detach().clone().requires_grad_() for x in leaves]
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    if causal:
+        place = 4  # after the last query
+    else:
+        place, mask[:, 2] = 2, False
+    with torch.no_grad():
+        leaves[1 if where == "key" else 2][:, place] = bad
+    arguments = {"mask": None if causal else mask, "causal": causal}
+    with forcing("direct"):
+        got, expected = (pytorch.additive_attention(*x, **arguments) for x in (leaves, clean))  # type: ignore[arg-type]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
+    # the gradient of w_k is a product with the key itself
+    for i, (one, other) in enumerate(
+        zip(torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(expected.sum(), clean), strict=True)
+    ):
+        if not (i == 4 and where == "key"):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
+def test_batched_gradients_are_those_of_one_after_the_other() -> None:
+    a, b, w_v, value = (draw(*s).requires_grad_() for s in ((2, 3, 4), (2, 5, 4), (4,), (2, 5, 3)))
+    leaves = [a, b, w_v, value]
+    got = additive.attention(*leaves, path="direct")
+    cotangents = draw(6, *got.shape)
+    together = torch.autograd.grad(got, leaves, cotangents, is_grads_batched=True, retain_graph=True)
+    alone = [torch.autograd.grad(got, leaves, c, retain_graph=True) for c in cotangents]
+    for one, others in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(one, torch.stack(others))
+
+
+def test_hooks_on_saved_tensors_may_change_their_strides() -> None:
+    x = operands((2,), 3, 6, 4, 5, torch.float64)
+
+    def strided(t: Tensor) -> Tensor:
+        return t.mT.contiguous().mT if t.dim() > 1 else t
+
+    with forcing("direct"), torch.autograd.graph.saved_tensors_hooks(strided, lambda t: t):
+        got = pytorch.additive_attention(*x)
+    with forcing("direct"):
+        expected = torch.autograd.grad(pytorch.additive_attention(*x).sum(), x)
+    for one, other in zip(torch.autograd.grad(got.sum(), x), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_batch_in_pieces_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype, masked in product((torch.float32, torch.bfloat16), (False, True)):
+        x = [t.detach() for t in operands((3, 4), 2, 9, 8, 5, dtype)]
+        mask = draw(3, 4, 1, 9) > -0.5 if masked else None
+        given = direct.Operands(*x)
+        batch = torch.Size((3, 4))
+        whole = direct.attend(direct.plan(given, mask, False, batch), given, mask, False)  # type: ignore[arg-type]
+        monkeypatch.setattr(direct, "PIECE", 200)
+        plan = direct.plan(given, mask, False, batch)
+        monkeypatch.undo()
+        assert plan is not None
+        assert len(plan.pieces) > 3
+        pieces = direct.attend(plan, given, mask, False)
+        assert pieces is not None
+        torch.testing.assert_close(pieces, whole, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-6)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    x = draw(3, 4).requires_grad_()
+    (gradient,) = torch.autograd.grad(additive.attention(x, x, x[0], x, path="direct").sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.autograd.grad(gradient.sum(), x)
