@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.kernels.costs import instruction_set
+from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from benchmarks.case import FORWARD, WITH_BACKWARD, make_call

@@ -53,6 +53,9 @@ class Case:
     shared: int = 0
     """How many of the last inputs have no batch dimension, so that their gradients are sums over the batch."""
 
+    precision: torch.dtype = torch.float32
+    """The dtype of the inputs, in which the formula's own error is what others are measured by; not float64."""
+
     def summands(self, results: int) -> list[int]:
         """How many terms each result is summed over: B·n·m for gradients of shared inputs, 1 for all others."""
         n = self.sizes["n"] if self.shared else 1

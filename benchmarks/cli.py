@@ -12,7 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import ceilings, floors, page, table
+from benchmarks import calibration, ceilings, floors, page, table
 from benchmarks.machine import described, load, usable_cores
 from benchmarks.measuring import measure
 from benchmarks.progress import CaseProgress
@@ -205,6 +205,19 @@ def check_floors(run: Run, require: bool) -> None:
             sys.stderr.write(f"not checked: {line}\n")
         if lines:
             raise typer.Exit(1)
+
+
+@app.command()
+def calibrate(
+    instructions: Annotated[str, typer.Option(help="those of this processor, or avx2 on one that has more")] = "",
+    seconds: Annotated[float, typer.Option(min=0, help="end a case after these seconds and at least 3 rounds")] = 1.0,
+) -> None:
+    """Print what calls of each path take on this machine, as the backend's table of costs has it."""
+    if instructions not in ("", "avx2", calibration.instruction_set()):
+        unusable(f"--instructions: expected avx2 or none; got {instructions!r}")
+    narrower = instructions == "avx2" != calibration.instruction_set()
+    for line in calibration.as_avx2(seconds) if narrower else calibration.lines(seconds):
+        print(line, flush=True)
 
 
 @app.command()

@@ -15,8 +15,8 @@ from benchmarks.suites.settings import Settings
 from benchmarks.timing import Times, interleaved, time_once
 
 ERROR_FACTOR = 16.0
-"""How many times the error of the formula in single precision a subject may have: sums in another order differ by a
-small factor."""
+"""How many times the error of the formula in the dtype of the inputs a subject may have: sums in another order differ
+by a small factor."""
 
 
 @dataclass
@@ -58,8 +58,8 @@ def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda
     torch._dynamo.reset()
     step("formula")
     exact = case.formula(torch.float64)
-    eps = torch.finfo(torch.float32).eps
-    formula_errors = errors(case.formula(torch.float32), exact)
+    eps = torch.finfo(case.precision).eps
+    formula_errors = errors(case.formula(case.precision), exact)
     # the rounding errors of a sum are nearly independent, so that they grow with the root of the number of terms
     floors = [eps * terms**0.5 for terms in case.summands(len(formula_errors))]
     allowed = [ERROR_FACTOR * max(error, floor) for error, floor in zip(formula_errors, floors, strict=True)]

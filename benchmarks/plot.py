@@ -12,6 +12,10 @@ from benchmarks.table import duration
 STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-")
 
 
+UNDRAWN = ("never_slower",)
+"""Suites whose cases do not grow along a size."""
+
+
 def draw(run: Run, folder: Path) -> list[Path]:
     """Draw a picture of every suite; the paths written."""
     import matplotlib
@@ -22,7 +26,7 @@ def draw(run: Run, folder: Path) -> list[Path]:
     from matplotlib import pyplot
 
     written = []
-    for suite in dict.fromkeys(m.suite for m in run.measurements):
+    for suite in dict.fromkeys(m.suite for m in run.measurements if m.suite not in UNDRAWN):
         panels = _panels([m for m in run.measurements if m.suite == suite])
         columns = min(len(panels), 4)
         lines = -(-len(panels) // columns)

@@ -8,6 +8,7 @@ from benchmarks.suites import (
     decoders,
     layers,
     multihead,
+    never_slower,
     recurrent,
     scaled_dot_product,
     scorers,
@@ -26,6 +27,7 @@ SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
     "decoders": decoders.cases,
     "vision": vision.cases,
     "scorers": scorers.cases,
+    never_slower.SUITE: never_slower.cases,
 }
 
 __all__ = ["SUITES", "Settings"]

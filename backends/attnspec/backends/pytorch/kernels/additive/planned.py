@@ -14,9 +14,11 @@ from . import HAS_LLVMLITE, routes
 
 
 class Planned(NamedTuple):
-    """What runs a call, if the direct kernels do, and whether autograd records it."""
+    """What runs a call, if the direct kernels do: their plan, and what takes it, the operands, the mask, and whether
+    autograd records the call."""
 
-    direct: Any
+    plan: Any
+    attend: Callable[..., Tensor | None] | None
     tracked: bool
 
 
@@ -49,12 +51,9 @@ def attend(
         planned = _made(shape, query, key, value, w_q, w_k, w_v, mask, causal)
         if kind is not None:
             _plans.remember(kind, planned)
-    if planned.direct is None:
+    if planned.attend is None:
         return None
-    from .llvm import direct
-
-    operands = direct.Operands(query, key, value, w_q, w_k, w_v)
-    return direct.attend(planned.direct, operands, mask, planned.tracked)
+    return planned.attend(planned.plan, (query, key, value, w_q, w_k, w_v), mask, planned.tracked)
 
 
 def _made(
@@ -64,11 +63,12 @@ def _made(
     operands = query, key, value, w_q, w_k, w_v
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
     if not ordinary(*operands, mask) or any(x.dtype is not query.dtype for x in operands):
-        return Planned(None, tracked)
+        return Planned(None, None, tracked)
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
     chosen = routes.by_cost(torch.Size(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked=tracked)
     if chosen != "direct" or forced() == "plain":
-        return Planned(None, tracked)
+        return Planned(None, None, tracked)
     from .llvm import direct
 
-    return Planned(direct.plan(direct.Operands(*operands), mask, causal, torch.Size(shape[:-2])), tracked)
+    plan = direct.plan(direct.Operands(*operands), mask, causal, torch.Size(shape[:-2]))
+    return Planned(plan, None if plan is None else direct.attend_unnamed, tracked)

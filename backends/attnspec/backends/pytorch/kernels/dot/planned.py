@@ -29,6 +29,7 @@ class Plan(NamedTuple):
     scale: float
     pytorch: tuple[slice, ...]
     kernel: Any
+    attend: Callable[..., Tensor | None] | None
     tracked: bool
 
 
@@ -62,18 +63,18 @@ def attend(
         plan = _made(query, key, value, mask, causal, scale)
         if kind is not None:
             _plans.remember(kind, plan)
+    if query.is_neg() or key.is_neg() or value.is_neg():
+        return None
+    if query._is_zerotensor() or key._is_zerotensor() or value._is_zerotensor():
+        return None
     if plan.pytorch:
         return _by_pytorch(plan, query, key, value)
-    if plan.kernel is None or query.is_neg() or key.is_neg() or value.is_neg():
-        return None
-    from attnspec.backends.pytorch.kernels.dot import planned_kernel
-
-    return planned_kernel.attend(plan.kernel, query, key, value, mask, plan.tracked)
+    return None if plan.attend is None else plan.attend(plan.kernel, query, key, value, mask, plan.tracked)
 
 
 def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Plan:
     operands = query, key, value
-    nothing = Plan(0, 0.0, (), None, False)
+    nothing = Plan(0, 0.0, (), None, None, False)
     if not ordinary(*operands, mask) or not (query.numel() and key.numel() and value.numel()):
         return nothing
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
@@ -82,10 +83,11 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
     if chosen == "pytorch":
         alike = key.shape == value.shape and query.shape[:-2] == key.shape[:-2] and len(batch) <= 2
         plain = alike and mask is None and not causal and torch._C._get_flash_sdp_enabled()
-        return Plan(len(batch), call.scale, _parts(call, tracked), None, tracked) if plain else nothing
+        return Plan(len(batch), call.scale, _parts(call, tracked), None, None, tracked) if plain else nothing
     from attnspec.backends.pytorch.kernels.dot import planned_kernel
 
-    return Plan(len(batch), call.scale, (), planned_kernel.plan(call, operands, mask, batch), tracked)
+    made = planned_kernel.plan(call, operands, mask, batch)
+    return Plan(len(batch), call.scale, (), made, None if made is None else planned_kernel.attend, tracked)
 
 
 def _parts(call: Call, tracked: bool) -> tuple[slice, ...]:

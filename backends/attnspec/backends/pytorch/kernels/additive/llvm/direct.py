@@ -116,17 +116,25 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
     return None if made is None else attend(made, operands, mask, tracked)
 
 
+def attend_unnamed(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
+    """`attend` for a tuple."""
+    return attend(plan, Operands(*operands), mask, tracked)
+
+
 def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
     """The output; None where it, or a gradient, may be wrong because of NaN at excluded keys, or has no memory."""
-    _, _, value, _, _, w_v = operands
-    if value.is_neg() or w_v.is_neg() or not value.data_ptr() or not w_v.data_ptr():
+    query, key, value, _, _, w_v = operands
+    if value.is_neg() or w_v.is_neg() or value._is_zerotensor() or w_v._is_zerotensor():
+        return None
+    if query._is_zerotensor() or key._is_zerotensor():
         return None
     if mask is not None:
         mask = (mask if mask.shape == plan.mask_shape else mask.expand(plan.mask_shape)).contiguous()
     if tracked:
         output, nan = DirectAttention.apply(*operands, mask, plan)  # type: ignore[no-untyped-call]
     elif len(plan.pieces) == 1:
-        output, nan, *_ = _forward(plan, operands, mask, (0, plan.entries), False)
+        output, nan, *_ = _forward(plan, _wide(operands) if plan.half else operands, mask, (0, plan.entries), False)
+        output = output.to(value.dtype) if plan.half else output
     else:
         output, nan = _in_pieces(plan, operands, mask)
     return None if nan and mask is not None else output
@@ -142,25 +150,30 @@ def _in_pieces(plan: Plan, operands: Operands, mask: Tensor | None) -> tuple[Ten
     nan = False
     for start, stop in plan.pieces:
         part = Operands(rows[0][start:stop], rows[1][start:stop], rows[2][start:stop], w_q, w_k, w_v)
+        part = _wide(part) if plan.half else part
         own = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
-        output[start:stop], strange, *_ = _forward(
-            plan, part, own, (start, stop), False
-        )
+        output[start:stop], strange, *_ = _forward(plan, part, own, (start, stop), False)
         nan = nan or strange
     return output.view(*plan.batch, plan.n, plan.d), nan
+
+
+def _wide(operands: Operands) -> Operands:
+    """Operands of a half dtype in float32."""
+    query, key, value, w_q, w_k, w_v = operands
+    if w_q is not None and w_k is not None:
+        w_q, w_k = w_q.float(), w_k.float()
+    return Operands(query.float(), key.float(), value.float(), w_q, w_k, w_v.float())
 
 
 def _forward(
     plan: Plan, operands: Operands, mask: Tensor | None, part: tuple[int, int], save: bool
 ) -> tuple[Tensor, bool, Tensor, Tensor, Tensor | None]:
-    """Output, whether a NaN was met, projected query and key, and weights if they are to be saved."""
+    """Output, whether a NaN was met, projected query and key, and weights if they are to be saved.
+
+    The operands are in the dtype of the sums; the output is, too.
+    """
     query, key, value, w_q, w_k, w_v = operands
     entries = part[1] - part[0]
-    if plan.half:
-        dtype = value.dtype
-        query, key, value, w_v = query.float(), key.float(), value.float(), w_v.float()
-        if w_q is not None and w_k is not None:
-            w_q, w_k = w_q.float(), w_k.float()
     a = query.resolve_neg() if w_q is None else linear(query, w_q)
     b = key.resolve_neg() if w_k is None else linear(key, w_k)
     a, b, value, w_v = a.contiguous(), b.contiguous(), value.contiguous(), w_v.contiguous()
@@ -183,7 +196,7 @@ def _forward(
         words[_WEIGHTS] = weights.data_ptr()
     words[_NAN] = words.buffer_info()[0] + 8 * _STRANGE
     call(plan.forward, threads, words)
-    return output.to(dtype) if plan.half else output, words[_STRANGE] != 0, a, b, weights
+    return output, words[_STRANGE] != 0, a, b, weights
 
 
 _TASKS, _SCRATCH, _A, _B, _W, _VALUE, _MASK, _OUTPUT, _WEIGHTS, _NAN = (
@@ -204,40 +217,42 @@ class DirectAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor,
         mask: Tensor | None, plan: Plan,
     ) -> tuple[Tensor, bool]:  # fmt: skip
-        """Keep the projected operands and the weights."""
+        """Keep the projected operands and the weights, and, where they are few numbers, what was widened."""
         operands = Operands(query, key, value, w_q, w_k, w_v)
-        output, nan, a, b, weights = _forward(plan, operands, mask, (0, plan.entries), True)
-        ctx.save_for_backward(*operands, None if w_q is None else a, None if w_q is None else b, weights)
+        wide = _wide(operands) if plan.half else operands
+        output, nan, a, b, weights = _forward(plan, wide, mask, (0, plan.entries), True)
+        kept = wide if plan.half and plan.entries * plan.m * plan.h <= PIECE else _NOTHING
+        projected = (None, None) if w_q is None else (a, b)
+        ctx.save_for_backward(*operands, *projected, weights, *kept)
         ctx.plan = plan
-        return output, nan
+        return output.to(value.dtype) if plan.half else output, nan
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         """Gradients of the operands that need them."""
-        *operands, a, b, weights = ctx.saved_tensors
-        places = [i for i, x in enumerate(operands) if x is not None]
+        saved = ctx.saved_tensors
+        operands, (a, b, weights), wide = Operands(*saved[:6]), saved[6:9], Operands(*saved[9:])
         wanted = ctx.needs_input_grad
 
         def gradients(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-            given: list[Any] = [None] * 6
-            for i, x in zip(places, tensors, strict=True):
-                given[i] = x
-            return _gradients(ctx.plan, Operands(*given), gradient, a, b, weights, wanted)
+            given = wide if wide.query is not None else _wide(operands) if ctx.plan.half else operands
+            return _gradients(ctx.plan, given, gradient, a, b, weights, wanted, operands.value.dtype)
 
-        found = first_order(_once, gradients, gradient, *(operands[i] for i in places))
+        found = first_order(_once, gradients, gradient, *(x for x in operands if x is not None))
         return *found, None, None
+
+
+_NOTHING = (None,) * 6
 
 
 def _gradients(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
-    wanted: Sequence[bool],
+    wanted: Sequence[bool], dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of the operands that are wanted, in their shapes and dtypes."""
+    """Gradients of the operands that are wanted, in their shapes and in a dtype; the operands are widened already."""
     query, key, value, w_q, w_k, w_v = operands
     if plan.half:
-        query, key, value, w_v, gradient = query.float(), key.float(), value.float(), w_v.float(), gradient.float()
-        if w_q is not None and w_k is not None:
-            w_q, w_k = w_q.float(), w_k.float()
+        gradient = gradient.float()
     a, b = query if a is None else a, key if b is None else b
     if intercepted() or not addressable(gradient):
         by_a, by_b, by_value, by_w = _by_pytorch(plan, a, b, w_v, value, gradient, weights)
@@ -252,7 +267,6 @@ def _gradients(
     found = of_query, of_key, of_value, of_w_q, of_w_k, by_w if wanted[5] else None
     if not plan.half:
         return found
-    dtype = operands.value.dtype
     return tuple(None if x is None else x.to(dtype) for x in found)
 
 
@@ -277,7 +291,7 @@ def _by_kernel(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of a, b and value by entries, and of w_v."""
     # hooks on saved tensors may have changed their strides
-    a, b, w_v, value = a.contiguous(), b.contiguous(), w_v.contiguous(), value.contiguous()
+    a, b, w_v, value = a.resolve_neg().contiguous(), b.resolve_neg().contiguous(), w_v.contiguous(), value.contiguous()
     gradient, weights = gradient.contiguous(), weights.contiguous()
     e, n, m, h, d = plan.entries, plan.n, plan.m, plan.h, plan.d
     by_a, by_b = a.new_empty(e, n, h), a.new_empty(e, m, h)

@@ -1,0 +1,141 @@
+"""Additive and scaled dot-product attention at all sizes, dtypes and masks, against every way to write them in PyTorch.
+
+What is promised at each size is a floor: `floors` says of which rival, and how much.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnspec.backends import pytorch
+from benchmarks import exact
+from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, compiled, make_call
+from benchmarks.suites.settings import Inputs, Settings
+
+SUITE = "never_slower"
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
+SMALL = (
+    (1, 1, 1, 8), (1, 1, 64, 64), (8, 1, 30, 128), (2, 8, 8, 32), (4, 20, 20, 64), (4, 64, 64, 64), (32, 1, 256, 256),
+    (4, 256, 256, 64),
+)  # fmt: skip
+"""Batch, queries, keys, hidden units and features; in every dtype."""
+OTHERS = (
+    (1, 1, 4096, 64), (64, 1, 30, 512), (16, 4, 128, 64), (64, 8, 8, 16), (1, 4096, 1, 32), (1, 512, 512, 64),
+    (2, 32, 1024, 8), (64, 16, 16, 8), (1, 128, 128, 512), (1, 2048, 64, 32), (1, 1024, 1024, 64), (8, 30, 30, 256),
+    (1, 4096, 4096, 16),
+)  # fmt: skip
+"""The same in float32."""
+MASKED = ((1, 1, 64, 64), (4, 20, 20, 64), (16, 4, 128, 64), (4, 64, 64, 64), (1, 512, 512, 64))
+COMPILED = 4096
+"""Queries times keys from which compiled rivals are measured too."""
+MAX_BYTES = 2 * 2**30
+"""Of the intermediates (B, n, m, h) of additive attention, up to which the formula is measured."""
+
+Size = tuple[int, int, int, int]
+Formula = Callable[..., Tensor]
+
+
+def additive(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *,
+             mask: Tensor | None = None) -> Tensor:  # fmt: skip
+    """softmax(w_vᵀ tanh(W_q q + W_k k)) v, as the formula is written."""
+    scores = torch.tanh((query @ w_q.mT).unsqueeze(-2) + (key @ w_k.mT).unsqueeze(-3)) @ w_v
+    return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), -1) @ value
+
+
+def dot(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """softmax(QKᵀ/√d) V, as the formula is written."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), -1) @ value
+
+
+def as_given(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """PyTorch's operator on three dimensions."""
+    return F.scaled_dot_product_attention(query, key, value, mask)
+
+
+def in_four(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """PyTorch's operator on four dimensions, for which it has fused kernels."""
+    mask = None if mask is None else mask.unsqueeze(1)
+    found = F.scaled_dot_product_attention(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), mask)
+    return found.squeeze(1)
+
+
+RIVALS: Mapping[str, Mapping[str, Formula]] = {
+    "additive": {"eager": additive},
+    "dot": {"eager": dot, "F.sdpa": as_given, "F.sdpa, 4 dimensions": in_four},
+}
+OF_BACKEND: Mapping[str, Formula] = {
+    "additive": pytorch.additive_attention, "dot": pytorch.scaled_dot_product_attention
+}  # fmt: skip
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """Every size in float32, some in every dtype, some under a padding mask; forward and with backward."""
+    small: Sequence[Size] = SMALL
+    others: Sequence[Size] = OTHERS
+    masked: Sequence[Size] = MASKED
+    if settings.sizes:
+        small, others, masked = tuple((2, n, n, 16) for n in settings.sizes), (), ()
+    elif settings.quick:
+        small, others, masked = SMALL[:5], (), MASKED[:2]
+    for operation in RIVALS:
+        for mode in (FORWARD, WITH_BACKWARD):
+            for name in DTYPES:
+                for size in small:
+                    yield case(settings, operation, size, name, mode)
+            for size in others:
+                yield case(settings, operation, size, "f32", mode)
+            for size in masked:
+                yield case(settings, operation, size, "f32", mode, padding=True)
+
+
+def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, *,
+         padding: bool = False) -> Case:  # fmt: skip
+    """One size in one dtype."""
+    batch, n, m, h = size
+    draw = Inputs(settings.device)
+    inputs = [draw.normal(batch, rows, h, dtype=DTYPES[dtype]) for rows in (n, m, m)]
+    if operation == "additive":
+        shapes = ((h, h), (h, h), (h,))
+        inputs += [draw.normal(*shape, scale=h**-0.5, dtype=DTYPES[dtype]) for shape in shapes]
+    mask = None
+    if padding:
+        lengths = torch.randint(1, m + 1, (batch, 1, 1), generator=draw.generator).to(draw.device)
+        mask = (torch.arange(m, device=draw.device) < lengths).expand(batch, n, m).contiguous()
+    rows = draw.rows(n)
+
+    def masked(compute: Formula) -> Formula:
+        return lambda *operands: compute(*operands, mask=mask)
+
+    def formula(precision: torch.dtype) -> Sequence[Tensor]:
+        first = None if mask is None else mask[:1]
+
+        def of(some: Tensor, query: Tensor, *others: Tensor) -> Tensor:
+            chosen = mask if first is None or len(query) > 1 else first
+            own = None if chosen is None else chosen[:, some]
+            return whole(query[:, some], *others, mask=own)
+
+        return exact.expected(of, inputs, 3, rows, dtype=precision, backward=mode == WITH_BACKWARD)
+
+    whole = RIVALS[operation]["eager"]
+    too_large = ""
+    if operation == "additive" and batch * n * m * h * 4 * (2 if mode == FORWARD else 4) > MAX_BYTES:
+        too_large = "its intermediates would take more than 2 GiB"
+    subjects = [
+        Subject(name, lambda compute=compute: make_call(mode, masked(compute), inputs), too_large)  # type: ignore[misc]
+        for name, compute in RIVALS[operation].items()
+    ]
+    if n * m >= COMPILED and not settings.quick:
+        subjects.append(
+            Subject("torch.compile", lambda: make_call(mode, compiled(masked(whole)), inputs), too_large, compiles=True)
+        )
+    subjects.append(Subject(OURS, lambda: make_call(mode, masked(OF_BACKEND[operation]), inputs)))
+    shared = 3 if operation == "additive" else 0
+    name = f"{operation} {dtype} {size}" + ", padding" * padding
+    return Case(
+        SUITE, name, mode, {"B": batch, "n": n, "m": m, "h": h}, n,
+        batch * n * m * h * (1.0 if mode == FORWARD else 2.0), "terms", "tanh" if operation == "additive" else "matmul",
+        subjects, formula, lambda found: exact.comparable(found, 3, rows), shared=shared, precision=DTYPES[dtype],
+    )  # fmt: skip
