@@ -73,7 +73,7 @@ def lines(seconds: float) -> Iterator[str]:
             first = dict.fromkeys(paths, 0.0)
             found = interleaved(calls, first, rounds=15, seconds=seconds)
             for path in paths:
-                times[path].append(min(found[path].samples) * 1e6)  # other load only adds
+                times[path].append(found[path].quartiles[0] * 1e6)
         for path in paths:
             cost = fit([_work(operation, path, size, dtype) for size in SIZES], times[path])
             key = ", ".join(f'"{word}"' for word in (operation, path, kind, name))

@@ -77,10 +77,13 @@ def time_once(call: Callable[[], object], device: str = "cpu") -> float:
 
 
 def _on_cpu(call: Callable[[], object], repeats: int) -> float:
-    start = time.perf_counter()
+    """The median over calls: what interrupts one of them, for milliseconds, is not spread over the others."""
+    times = []
     for _ in range(repeats):
+        start = time.perf_counter()
         call()
-    return (time.perf_counter() - start) / repeats
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def _on_cuda(call: Callable[[], object], repeats: int) -> float:

@@ -29,7 +29,7 @@ def test_the_suite_acquits_the_adapter(adapter: str, verdict: str, operations: t
 @pytest.mark.parametrize("path", PATHS)
 def test_the_suite_acquits_every_path(path: str) -> None:
     """The path that costs least is judged as the backend itself."""
-    check(f"attnspec.backends.pytorch.paths:{path}", f"pytorch by {path} conforms", ATTENTION)
+    check(f"attnspec.backends.pytorch.runtime.paths:{path}", f"pytorch by {path} conforms", ATTENTION)
 
 
 def check(backend: str, verdict: str, operations: tuple[str, ...]) -> None:

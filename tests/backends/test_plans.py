@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 pytest.importorskip("llvmlite", reason="there is one path without llvmlite")
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch import additive, paths, sdpa
+from attnspec.backends.pytorch import additive, sdpa
 from attnspec.backends.pytorch.kernels.additive import planned as additive_plans
 from attnspec.backends.pytorch.kernels.costs import instruction_set
 from attnspec.backends.pytorch.kernels.dot import planned as dot_plans
 from attnspec.backends.pytorch.kernels.measured import COSTS
-from attnspec.backends.pytorch.runtime import plans
+from attnspec.backends.pytorch.runtime import paths, plans
 from attnspec.backends.pytorch.runtime.forcing import PATHS, forced, forcing
 
 
@@ -81,7 +81,7 @@ def test_a_second_call_is_not_checked_again(module: Any) -> None:
 
     def check(*given: Any, causal: bool) -> torch.Size:
         seen.append(given)
-        return given[0].shape
+        return torch.Size(given[0].shape)
 
     given = operands(batch=(7, 3)) + (weights() if module is additive_plans else [])
     extra = () if module is additive_plans else (0.125,)
@@ -166,7 +166,7 @@ def test_every_path_gives_the_same_where_routes_change() -> None:
                 for path in names:
                     leaves = [x.clone().requires_grad_() for x in (query, key, value)]
                     with forcing(path):
-                        got = call(*leaves)  # type: ignore[operator]
+                        got = call(*leaves)
                     results.append([got, *torch.autograd.grad(got.sin().sum(), leaves)])
                 for other in results[1:]:
                     for one, two in zip(results[0], other, strict=True):

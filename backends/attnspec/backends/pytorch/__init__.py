@@ -48,9 +48,12 @@ precision = {
     "float16": "mixed-float16",
 }
 notes = {
-    "additive attention": ", ".join(f"{device}: {additive.available_paths(device)[0]}" for device in devices()),
+    "additive attention": ", ".join(
+        f"{device}: {' or '.join(additive.available_paths(device)[:-1]) or 'plain'}" for device in devices()
+    )
+    + "; additive.path_for names the path that a call takes",
     "scaled dot-product attention": "cpu: "
-    + ("llvm" if additive.HAS_LLVMLITE else "pytorch")
+    + ("llvm or pytorch" if additive.HAS_LLVMLITE else "pytorch")
     + "; sdpa.path_for names the kernel that a call takes",
     "torch": torch.__version__,
     **{package: _version(package) for package in ("triton", "llvmlite")},

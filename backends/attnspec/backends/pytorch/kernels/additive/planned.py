@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
 from attnspec.backends.pytorch.runtime.transforms import intercepted
@@ -62,11 +63,13 @@ def _made(
 ) -> Planned:  # fmt: skip
     operands = query, key, value, w_q, w_k, w_v
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    if "direct" not in additive.available_paths(query.device.type) or forced() == "plain":
+        return Planned(None, None, tracked)
     if not ordinary(*operands, mask) or any(x.dtype is not query.dtype for x in operands):
         return Planned(None, None, tracked)
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
     chosen = routes.by_cost(torch.Size(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked=tracked)
-    if chosen != "direct" or forced() == "plain":
+    if chosen != "direct":
         return Planned(None, None, tracked)
     from .llvm import direct
 

@@ -1,5 +1,5 @@
 """The PyTorch backend with one path for all calls that it serves, so that each is judged: `attnspec check` takes
-``attnspec.backends.pytorch.paths:llvm``, ``:direct``, ``:plain`` and ``:pytorch``."""
+``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:plain`` and ``:pytorch``."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
