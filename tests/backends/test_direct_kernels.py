@@ -81,6 +81,21 @@ def test_an_operand_that_all_entries_share_gets_the_sum_of_their_gradients(share
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+def test_batches_that_broadcast_both_ways() -> None:
+    query, key, value, *weights = operands((1, 3), 4, 6, 5, 2, torch.float64)
+    key = draw(2, 1, 6, 6).requires_grad_()
+    leaves = [query, key, value, *weights]
+    mask = draw(2, 1, 1, 6) > -0.5
+    with forcing("direct"):
+        got = pytorch.additive_attention(*leaves, mask=mask)
+    expected = formula(leaves, mask.expand(2, 3, 4, 6))
+    torch.testing.assert_close(got, expected)
+    for one, other in zip(
+        torch.autograd.grad(got.sin().sum(), leaves), torch.autograd.grad(expected.sin().sum(), leaves), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("exponent", [-30, -3, 0, 2, 5, 30])
 def test_any_magnitude_of_projections(dtype: torch.dtype, exponent: int) -> None:

@@ -143,6 +143,15 @@ def test_costs_are_known_of_every_path(instructions: str) -> None:
         assert row >= 0
 
 
+@pytest.mark.parametrize("instructions", ["avx512", "avx2", "neon"])
+@pytest.mark.parametrize("kind", ["float32", "float64", "half"])
+@pytest.mark.parametrize("mode", ["forward", "gradients"])
+def test_many_terms_go_to_the_kernels_that_share_exponentials(instructions: str, kind: str, mode: str) -> None:
+    costs = COSTS[instructions]
+    assert costs["additive", "llvm", kind, mode].pair < costs["additive", "direct", kind, mode].pair
+    assert costs["dot", "llvm", kind, mode].pair < costs["dot", "pytorch", kind, mode].pair
+
+
 def test_every_path_gives_the_same_where_routes_change() -> None:
     """Sizes on both sides of each change, as queries and keys are doubled."""
     generator = torch.Generator().manual_seed(0)

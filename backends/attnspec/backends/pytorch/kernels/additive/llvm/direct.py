@@ -18,6 +18,7 @@ from attnspec.backends.pytorch.kernels.llvm.threads import call, worth_waking
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
+from attnspec.backends.pytorch.runtime.plans import Plans
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .direct_kernels import Backward, Forward, backward_kernel, forward_kernel
@@ -104,16 +105,25 @@ def _words(arguments: Any, scratch: int, sizes: dict[str, int]) -> "array[int]":
     return words
 
 
+_plans: Plans[Plan | None] = Plans()
+
+
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
-    """`attend` for projected operands that fit together, without a plan that is kept; None also for empty ones."""
+    """`attend` for projected operands that fit together; None also for empty ones. Batches of any kind broadcast."""
     shapes = [a.shape[:-2], b.shape[:-2], value.shape[:-2]]
     batch = broadcast(*shapes, mask.shape[:-2] if mask is not None else ())
-    operands = Operands(a, b, value, None, None, w_v)
     if not batch.numel() * a.shape[-2] * b.shape[-2]:
         return None
-    made = plan(operands, mask, causal, batch)
+    kind = a.shape, b.shape, w_v.shape, value.shape, None if mask is None else mask.shape, causal, a.dtype
+    made = _plans.get(kind)
+    if made is None:
+        made = _plans.remember(kind, plan(Operands(a, b, value, None, None, w_v), mask, causal, batch))
+    if made is None:
+        a, b, value = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, value))
+        mask = None if mask is None else mask.expand(*batch, *mask.shape[-2:])
+        return attention(a, b, w_v, value, mask, causal)
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, w_v, value))
-    return None if made is None else attend(made, operands, mask, tracked)
+    return attend(made, Operands(a, b, value, None, None, w_v), mask, tracked)
 
 
 def attend_unnamed(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
