@@ -43,8 +43,8 @@ MEASURED: Mapping[str, Costs] = {
         ("dot", "pytorch", "float64", "gradients"): Cost(70.6, 0.274, 0.921),
         ("dot", "llvm", "half", "forward"): Cost(16.6, 0.0112, 0),
         ("dot", "pytorch", "half", "forward"): Cost(16.2, 0.026, 0.191),
-        ("dot", "llvm", "half", "gradients"): Cost(122, 0.0414, 1.78),
-        ("dot", "pytorch", "half", "gradients"): Cost(76, 0.101, 3.54),
+        ("dot", "llvm", "half", "gradients"): Cost(146, 0.0847, 1.32),
+        ("dot", "pytorch", "half", "gradients"): Cost(90.3, 0.291, 1.22),
     },
     "avx2": {
         ("additive", "direct", "float32", "forward"): Cost(17.8, 0.696, 1.25),

@@ -15,6 +15,9 @@ from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
+WORTH_WIDENING = 2**13
+"""Numbers of keys from which widening half dtypes saves more than it takes."""
+
 FEW_HALF = 20
 """Queries up to which half dtypes are widened for PyTorch's kernel."""
 
@@ -28,6 +31,7 @@ class Plan(NamedTuple):
     rank: int
     scale: float
     pytorch: tuple[slice, ...]
+    widens: bool
     kernel: Any
     attend: Callable[..., Tensor | None] | None
     tracked: bool
@@ -74,7 +78,7 @@ def attend(
 
 def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Plan:
     operands = query, key, value
-    nothing = Plan(0, 0.0, (), None, None, False)
+    nothing = Plan(0, 0.0, (), False, None, None, False)
     if not ordinary(*operands, mask) or not (query.numel() and key.numel() and value.numel()):
         return nothing
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
@@ -83,30 +87,30 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
     if chosen == "pytorch":
         alike = key.shape == value.shape and query.shape[:-2] == key.shape[:-2] and len(batch) <= 2
         plain = alike and mask is None and not causal and torch._C._get_flash_sdp_enabled()
-        return Plan(len(batch), call.scale, _parts(call, tracked), None, None, tracked) if plain else nothing
+        return (
+            Plan(len(batch), call.scale, _parts(call, tracked), _widens(call), None, None, tracked)
+            if plain
+            else nothing
+        )
     from attnspec.backends.pytorch.kernels.dot import planned_kernel
 
     made = planned_kernel.plan(call, operands, mask, batch)
-    return Plan(len(batch), call.scale, (), made, None if made is None else planned_kernel.attend, tracked)
+    return Plan(len(batch), call.scale, (), False, made, None if made is None else planned_kernel.attend, tracked)
 
 
 def _parts(call: Call, tracked: bool) -> tuple[slice, ...]:
-    """Half dtypes are widened in parts that stay in the cache, where nothing is recorded; else the batch is one part.
-
-    PyTorch's kernel for few queries takes ten times as long in bfloat16 as in float32.
-    """
-    b, h, n, d = call.query.shape
+    """Where half dtypes are widened, parts of the batch that stay in the cache, one if autograd records the call."""
+    b, h, _, d = call.query.shape
     entry = h * call.key.shape[-2] * d
-    if (
-        tracked
-        or call.query.dtype not in HALF_DTYPES
-        or n > FEW_HALF
-        or b * entry <= PIECE
-        or not call.query.is_contiguous()
-    ):
+    if tracked or not _widens(call) or b * entry <= PIECE or not call.query.is_contiguous():
         return (slice(None),)
     size = max(1, PIECE // entry)
     return tuple(slice(i, i + size) for i in range(0, b, size))
+
+
+def _widens(call: Call) -> bool:
+    """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long."""
+    return call.query.dtype in HALF_DTYPES and call.query.shape[-2] <= FEW_HALF and call.key.numel() >= WORTH_WIDENING
 
 
 def _by_pytorch(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -115,8 +119,11 @@ def _by_pytorch(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Tensor
         output = torch.empty_like(query)
         whole = plan._replace(pytorch=(slice(None),))
         for part in plan.pytorch:
-            output[part] = _by_pytorch(whole, query[part].float(), key[part].float(), value[part].float())
+            output[part] = _by_pytorch(whole, query[part], key[part], value[part])
         return output
+    if plan.widens:
+        whole = plan._replace(widens=False)
+        return _by_pytorch(whole, query.float(), key.float(), value.float()).to(query.dtype)
     if plan.rank == 2:
         return F.scaled_dot_product_attention(query, key, value, scale=plan.scale)
     if plan.rank == 1:
