@@ -19,7 +19,7 @@ from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
@@ -132,7 +132,7 @@ def attend(plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor |
     if tracked:
         output: Tensor
         output, nan = PlannedAttention.apply(query, key, value, mask, plan)  # type: ignore[no-untyped-call]
-        if plan.excludes and (nan or not (key.isfinite().all() and value.isfinite().all())):
+        if plan.excludes and (nan or not (finite(key) and finite(value))):
             return None
         return output
     pooled, _, nan = _forward(plan, query, key, value, mask, False)
