@@ -393,6 +393,7 @@ LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.spec.seq2seq": "a chapter of thirteen operations",
     "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
+    "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.recurrent": "a catalogue: one short function for each mutant",
