@@ -26,6 +26,8 @@ CEILING_NOTES = {
         ("recurrent", "decoders", "vision"),
         "the rate of one large matrix product, which small products and what is no product do not reach.",
     ),
+    "never_slower": "the rate of PyTorch's tanh for additive attention, which paired exponentials exceed, and that of "
+    "one large matrix product for scaled dot products.",
     "scorers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
 }
 """Which rate is the ceiling of each suite, and what can exceed 100% of it."""
