@@ -321,6 +321,13 @@ def test_a_dtype_that_nothing_supports_is_left_out() -> None:
     assert list(lines(one.explained)) == ["explained by limits: the dtype: 1 law of softmax"]
 
 
+def test_limits_that_leave_nothing_are_none_in_words() -> None:
+    whole = together({"softmax-float32": found("limits", {"gradients": (), "max_length": 40})})
+    assert list(lines(whole.explained)) == [
+        "explained by limits gradients = none and max_length = 40: 1 law of softmax"
+    ]
+
+
 def test_an_operation_that_supports_no_dtype_is_not_declared_away() -> None:
     nothing = found("limits", {REFUSED: True})
     whole = together({f"softmax-{d}": nothing for d in ("float64", "float32")})

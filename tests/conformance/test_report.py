@@ -23,6 +23,7 @@ from attnspec.conformance.judging.extent import ORDER
 from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting import table
+from attnspec.conformance.reporting.limits import left_out
 from attnspec.conformance.reporting.report import Report, in_common
 from attnspec.conformance.reporting.table import closing, print_report, remarks, violations
 from attnspec.conformance.reporting.verdict_page import as_html
@@ -195,6 +196,63 @@ def test_limits_are_remarked_where_they_are_not_the_default() -> None:
     assert next(remarks(narrow)) == expected
     heads = report(*everything(), limits={"divided_heads": True, "dtypes_by_operation": {"softmax": ("float32",)}})
     assert next(remarks(heads)) == "limits: float64, float32 on cpu, divided heads True, softmax float32"
+
+
+@pytest.mark.parametrize(
+    ("limit", "remark", "left"),
+    [
+        ({"min_length": 2}, "min length 2", "lengths below 2"),
+        ({"min_batch": 1}, "min batch 1", "dimensions of a batch below 1"),
+        ({"max_batch_dims": 0}, "max batch dims 0", "batches"),
+        ({"max_batch_dims": 1}, "max batch dims 1", "batches of more than 1 dimension"),
+        ({"max_batch_dims": 2}, "max batch dims 2", "batches of more than 2 dimensions"),
+        ({"broadcasting": False}, "broadcasting False", "batches that broadcast"),
+        ({"mask": False}, "mask False", "masks"),
+        ({"contiguous_only": True}, "contiguous only True", "arrays that are not contiguous"),
+        ({"head_sizes": (4, 8)}, "head sizes (4, 8)", "sizes of features other than 4, 8"),
+        ({"multiple_of": 8}, "multiple of 8", "lengths that are no multiples of 8"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_a_limit_leaves_out_is_not_tried(limit: dict[str, Any], remark: str, left: str) -> None:
+    found = report(*everything(), limits=limit)
+    assert next(remarks(found)) == f"limits: float64, float32 on cpu, {remark}"
+    assert found.not_tried[2:] == [left, "any device but cpu", "calls compiled by a framework"]
+
+
+def test_what_a_limit_leaves_out_is_that_of_operations_that_have_it() -> None:
+    limits = Limits(mask=False, causal=False, divided_heads=True)
+    names = ("softmax", "dot_scores", "scaled_dot_product_attention", "multi_head_attention")
+    assert {name: list(left_out(limits, [OPERATIONS[name]])) for name in names} == {
+        "softmax": ["masks"],
+        "dot_scores": [],
+        "scaled_dot_product_attention": ["masks", "the causal flag"],
+        "multi_head_attention": ["heads that do not divide the width", "masks", "the causal flag"],
+    }
+    assert list(left_out(limits, [])) == []
+    everywhere = [OPERATIONS[name] for name in names]
+    assert list(left_out(Limits(), everywhere)) == []
+    some = left_out(Limits(gradients=("dot_scores", "softmax")), everywhere)
+    assert list(some) == ["gradients of scaled_dot_product_attention, multi_head_attention"]
+
+
+@pytest.mark.parametrize(
+    ("names", "limits", "remark"),
+    [
+        (("softmax",), "limits: float64, float32 on cpu, gradients of softmax", []),
+        (
+            (),
+            "limits: float64, float32 on cpu",
+            ["gradients: not judged, limits gradients names no operation"],
+        ),
+    ],
+)
+def test_gradients_that_limits_leave_out_are_said(names: tuple[str, ...], limits: str, remark: list[str]) -> None:
+    found = report(*everything(), limits={"gradients": names}, vjp=lambda operation, arguments, cotangent: {})
+    said = list(remarks(found))
+    assert said[0] == limits
+    assert [line for line in said if line.startswith("gradients")] == remark
+    assert found.not_tried[1] == "gradients"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,9 @@ def _cause(kind: str, explanation: Mapping[str, Any]) -> str:
         return f"precision {explanation[kind]}"
     if REFUSED in explanation[kind]:
         return "limits: the dtype"
-    shown = {k: ", ".join(map(str, x)) if isinstance(x, list | tuple) else x for k, x in explanation[kind].items()}
+    shown = {
+        k: ", ".join(map(str, x)) or "none" if isinstance(x, list | tuple) else x for k, x in explanation[kind].items()
+    }
     words = (f"{name} = {value}" for name, value in shown.items())
     return f"{kind} {' and '.join(words)}"
 

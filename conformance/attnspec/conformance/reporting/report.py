@@ -14,6 +14,7 @@ from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
 from attnspec.conformance.judging.results import INTERRUPTED, Result, Status, json_number
 from attnspec.conformance.reporting.declaration import Declaration, declaration
+from attnspec.conformance.reporting.limits import left_out
 from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
@@ -166,16 +167,18 @@ class Report:
 
     @cached_property
     def not_tried(self) -> list[str]:
-        """What the verdict says nothing of: greater sizes, other dtypes, gradients, devices, ways to call."""
+        """What the verdict says nothing of: greater sizes, dtypes, gradients, limits, devices, ways to call."""
         largest = [f"{most:,} {words}" for words, most in widest(self.tried).items()]
         sizes = " or ".join(filter(None, (", ".join(largest[:-1]), *largest[-1:])))
         judged = {r.dtype for r in self.results if r.judged}
         dtypes = [dtype for dtype in DEFAULTS if dtype not in judged] if judged & set(DEFAULTS) else []
         gradients = not any(r.judged and LAWS[r.law].gradients for r in self.results)
+        operations = (OPERATIONS[name] for name in dict.fromkeys(r.operation for r in self.results if r.judged))
         return [
             *([f"more than {sizes}"] if sizes else []),
             *([", ".join(dtypes)] if dtypes else []),
             *(["gradients"] if gradients else []),
+            *left_out(self.contract.limits, operations),
             f"any device but {self.settings.device}",
             *NEVER,
         ]

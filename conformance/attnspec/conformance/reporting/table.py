@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.declaration import lines
+from attnspec.conformance.reporting.limits import differing
 from attnspec.conformance.reporting.messages import (
     by_cause,
     consequences_heading,
@@ -21,9 +21,6 @@ from attnspec.conformance.reporting.messages import (
 from attnspec.conformance.reporting.report import Report, in_common, key
 from attnspec.conformance.running.expectations import Expectation
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
-
-REMARKED = ("head_sizes", "multiple_of", "max_length", "broadcasting", "divided_heads")
-"""Limits that are worth a remark where they are not the default."""
 
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
 
@@ -100,6 +97,8 @@ def remarks(report: Report) -> Iterator[str]:
     yield from _features(report)
     if not report.contract.differentiable:
         yield "gradients: not judged, the backend has no vjp"
+    elif report.contract.limits.gradients == ():
+        yield "gradients: not judged, limits gradients names no operation"
     for name, text in report.contract.notes.items():
         yield escape(f"{name}: {text}")
     absent = sorted({r.operation for r in report.results if r.status is Status.NOT_PROVIDED})
@@ -118,10 +117,7 @@ def remarks(report: Report) -> Iterator[str]:
 def _limits(report: Report) -> str:
     limits = report.contract.limits
     parts = [f"limits: {', '.join(limits.dtypes)} on {report.settings.device}"]
-    for f in fields(limits):
-        value = getattr(limits, f.name)
-        if f.name in REMARKED and value != f.default:
-            parts.append(f"{f.name.replace('_', ' ')} {value}")
+    parts += differing(limits)
     provided = {
         name: own for name, own in dict(limits.dtypes_by_operation).items() if name in report.contract.operations
     }
