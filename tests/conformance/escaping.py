@@ -64,7 +64,7 @@ class Attention(TorchBackend):
         return self.attention(query, key, value, mask, causal)
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        result: Tensor = _Recorded.apply(self, query, key, value, mask, causal)
+        result: Tensor = _Recorded.apply(self, query, key, value, mask, causal)  # type: ignore[no-untyped-call]
         return result
 
     def allowed(self, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
