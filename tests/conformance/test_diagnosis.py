@@ -195,7 +195,8 @@ def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
     text = console.export_text()
     line = "diagnosis of softmax (float32): The scores are multiplied by 2."
     assert 0 <= text.index(line) < text.index("operation.oracle is violated by softmax")
-    assert line in as_html(report)
+    page = as_html(report)
+    assert "<strong>The scores are multiplied by 2.</strong> <span>softmax (float32)</span>" in page
 
 
 def test_every_mutant_can_be_read_in_a_sentence() -> None:

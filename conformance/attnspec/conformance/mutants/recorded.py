@@ -45,7 +45,7 @@ def _acausal(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def recorded_without_mask(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Gradients are correct."""
+    """The result ignores the mask; gradients are correct."""
     _, backward = Library.pullback(correct, operation, arguments, wanted)
     return getattr(correct, operation)(**_unrestricted(operation, arguments)), backward
 
@@ -60,7 +60,7 @@ def recorded_without_mask(
 def recorded_without_flag(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Gradients are correct."""
+    """The result ignores the flag; gradients are correct."""
     _, backward = Library.pullback(correct, operation, arguments, wanted)
     return getattr(correct, operation)(**_acausal(operation, arguments)), backward
 
