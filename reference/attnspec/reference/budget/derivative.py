@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, Numbers
+from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, Numbers, operators
 from attnspec.reference.budget.statistical import Statistical
 
 Backward = Callable[[Statistical], Sequence[Statistical | None]]
@@ -31,6 +31,12 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> None:
         self.result, self.parents, self.backward = result, tuple(parents), backward
         self.terms: int = max([terms, *(p.terms for p in self.parents)])
+
+    __add__, __radd__ = operators(np.add)
+    __sub__, __rsub__ = operators(np.subtract)
+    __mul__, __rmul__ = operators(np.multiply)
+    __truediv__, __rtruediv__ = operators(np.true_divide)
+    __matmul__, __rmatmul__ = operators(np.matmul)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,9 +113,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         if rule is None:
             return NotImplemented
         parents = [self._wrap(x) for x in inputs]
-        result = ufunc(*(p.result for p in parents))
+        operands = [p.result for p in parents]
+        result = operands[0].__array_ufunc__(ufunc, method, *operands)
         terms = parents[0].shape[-1] if ufunc is np.matmul else 1
-        return Traced(result, parents, rule(result, *(p.result for p in parents)), terms)
+        return Traced(result, parents, rule(result, *operands), terms)
 
     def __array_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -7,13 +7,15 @@ for every operation. :class:`~attnspec.reference.budget.statistical.Statistical`
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
 from attnspec.spec.contract.precision import Precision
 
 Numbers = np.ndarray[Any, Any]
+
+_DOUBLE = np.dtype(np.float64)
 
 WIDTH = 8.0
 """Standard deviations in a budget."""
@@ -56,13 +58,33 @@ class Extremes:
     level: float = 0.0
 
 
-def _operators(ufunc: Any) -> tuple[Any, Any]:
+class EqualTerms:
+    """The largest number of equal nonzero terms in a row of a product: they have the same error.
+
+    It is counted when it is first needed. Hidden units with equal weights are equal in every row, so that a sample of
+    rows is enough.
+    """
+
+    __slots__ = ("_count", "_product")
+
+    def __init__(self, product: Numbers) -> None:
+        self._product, self._count = product, 0.0
+
+    @property
+    def count(self) -> float:
+        """The number of terms, at least 1."""
+        if not self._count:
+            self._count = repeated_terms(self._product)
+        return self._count
+
+
+def operators(ufunc: Any) -> tuple[Any, Any]:
     """The two methods of an operator, ours on the left and on the right: NumPy's go the long way round, to the same."""
 
-    def left(self: "Approximate", other: Any) -> Any:
+    def left(self: Any, other: Any) -> Any:
         return self.__array_ufunc__(ufunc, "__call__", self, other)
 
-    def right(self: "Approximate", other: Any) -> Any:
+    def right(self: Any, other: Any) -> Any:
         return self.__array_ufunc__(ufunc, "__call__", other, self)
 
     return left, right
@@ -76,14 +98,26 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     ``weights`` is set on attention weights and holds what pooling needs to know of them; ``level`` is the error,
     relative to each, that all weights of a row have in common. ``factors`` is set on products of inputs: a product of
     three may be taken in either order. ``terms`` is set on sums: how many terms they have. ``between`` is set on
-    differences where a variance may be taken from one pass: the two numbers. ``alike`` is the largest number of equal
-    elements in a row of any product that the numbers were computed from element by element: where elements of a product
-    are equal, they have the same error, and so have the numbers. ``extremes`` is shared by all arrays of one
-    computation.
+    differences where a variance may be taken from one pass: the two numbers. ``alike`` holds the equal terms of all
+    products that the numbers were computed from element by element: where elements of a product are equal, they have
+    the same error, and so have the numbers. ``extremes`` is shared by all arrays of one computation.
+
+    There are very many small arrays: what only few of them have is an attribute of the class unless it is set.
     """
 
-    ufuncs: ClassVar[Mapping[Any, str]] = {}
     __array_priority__ = 1000
+
+    given: bool = False
+    weights: Any = None
+    level: Numbers | float = 0.0
+    factors: tuple[Self, Self] | None = None
+    terms: int = 0
+    between: tuple[Self, Self] | None = None
+    alike: frozenset[EqualTerms] = frozenset()
+    _scale: Numbers | Callable[[], Numbers] | None = None
+    _magnitude: Numbers | None = None
+    _squares: Numbers | None = None
+    _variance: Numbers | None = None
 
     def __init__(
         self,
@@ -92,13 +126,6 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         precision: Precision,
         *,
         given: bool = False,
-        scale: Numbers | Callable[[], Numbers] | None = None,
-        weights: Any = None,
-        level: Numbers | float = 0.0,
-        factors: tuple[Self, Self] | None = None,
-        terms: int = 0,
-        between: tuple[Self, Self] | None = None,
-        alike: float = 1.0,
         extremes: Extremes | None = None,
     ) -> None:
         self.value = np.asarray(value)
@@ -106,20 +133,13 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.error = error if error.shape == self.value.shape else np.full(self.value.shape, error)
         self.precision = precision
         self.given = given
-        self._scale = scale
-        self.weights = weights
-        self.level = level
-        self.factors = factors
-        self.terms = terms
-        self.between = between
-        self.alike = alike
         self.extremes = Extremes() if extremes is None else extremes
 
-    __add__, __radd__ = _operators(np.add)
-    __sub__, __rsub__ = _operators(np.subtract)
-    __mul__, __rmul__ = _operators(np.multiply)
-    __truediv__, __rtruediv__ = _operators(np.true_divide)
-    __matmul__, __rmatmul__ = _operators(np.matmul)
+    __add__, __radd__ = operators(np.add)
+    __sub__, __rsub__ = operators(np.subtract)
+    __mul__, __rmul__ = operators(np.multiply)
+    __truediv__, __rtruediv__ = operators(np.true_divide)
+    __matmul__, __rmatmul__ = operators(np.matmul)
 
     # What an array has -------------------------------------------------------------------------------------------
 
@@ -129,6 +149,10 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         if callable(self._scale):
             self._scale = self._scale()
         return self._scale
+
+    @scale.setter
+    def scale(self, scale: Numbers | Callable[[], Numbers] | None) -> None:
+        self._scale = scale
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,47 +204,72 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def chosen(self, condition: Any, other: Any) -> Self:
         """These numbers where the condition holds, others elsewhere."""
         x, y = self, self._wrap(other)
-        return type(self)(
-            np.where(condition, x.value, y.value),
-            np.where(condition, x.error, y.error),
-            self.precision,
-            given=x.given and y.given,
-            alike=max(x.alike, y.alike),
-            extremes=self.extremes,
-        )
+        value, error = np.where(condition, x.value, y.value), np.where(condition, x.error, y.error)
+        return self._with(value, error, given=x.given and y.given, alike=x.alike | y.alike)
 
     # Making new ones ---------------------------------------------------------------------------------------------
 
+    def _with(self, value: Numbers, error: Numbers, **more: Any) -> Self:
+        """Other numbers of the same computation; ``more`` are those attributes that differ from those of the class."""
+        new = object.__new__(type(self))
+        new.value = np.asarray(value)
+        new.error = np.asarray(error, np.float64)
+        if new.error.shape != new.value.shape:
+            new.error = np.full(new.value.shape, new.error)
+        new.precision, new.extremes = self.precision, self.extremes
+        for name, x in more.items():
+            setattr(new, name, x)
+        return new
+
     def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
-        return type(self)(value, error, self.precision, extremes=self.extremes, **more)
+        return self._with(value, error, **more)
 
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
-        return type(self)(
-            move(self.value),
-            move(self.error),
-            self.precision,
-            given=self.given,
-            scale=None if self._scale is None else lambda: move(np.asarray(self.scale)),
-            terms=self.terms,
-            alike=self.alike,
-            extremes=self.extremes,
-        )
+        moved = self._with(move(self.value), move(self.error), given=self.given)
+        if self._scale is not None:
+            moved.scale = lambda: move(np.asarray(self.scale))
+        if self.terms:
+            moved.terms = self.terms
+        if self.alike:
+            moved.alike = self.alike
+        return moved
 
     def _wrap(self, x: Any) -> Self:
         if isinstance(x, type(self)):
             return x
-        return type(self)(x, 0.0, self.precision, given=True, extremes=self.extremes)
+        value = np.asarray(x)
+        return self._with(value, np.zeros(value.shape), given=True)
+
+    @property
+    def magnitude(self) -> Numbers:
+        """The magnitude of the numbers, in double precision."""
+        if self._magnitude is None:
+            self._magnitude = np.abs(as_double(self.value))
+        return self._magnitude
+
+    @property
+    def squares(self) -> Numbers:
+        """The squares of the numbers, in double precision."""
+        if self._squares is None:
+            self._squares = as_double(self.value) ** 2
+        return self._squares
+
+    @property
+    def variance(self) -> Numbers:
+        """The squares of the errors."""
+        if self._variance is None:
+            self._variance = self.error**2
+        return self._variance
 
     @property
     def magnitude_in_sums(self) -> Numbers:
         """The magnitude to which the rounding errors of a sum are relative."""
-        magnitude = np.abs(as_double(self.value))
-        return magnitude if self.scale is None else np.maximum(magnitude, self.scale)
+        return self.magnitude if self._scale is None else np.maximum(self.magnitude, self.scale)
 
     @property
     def squares_in_sums(self) -> Numbers:
         """The squares of these magnitudes."""
-        return as_double(self.value) ** 2 if self.scale is None else self.magnitude_in_sums**2
+        return self.squares if self._scale is None else self.magnitude_in_sums**2
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
         """For a product of inputs times an input, (xw)b: the magnitudes of x and wb, for x(wb) is as good an order.
@@ -258,10 +307,13 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         rule = getattr(self, f"_{ufunc.__name__}", None)
         if rule is None:
             return NotImplemented
-        operands = [self._wrap(x) for x in inputs]
+        kind = type(self)
+        operands = [x if type(x) is kind else self._wrap(x) for x in inputs]
         result: Self = rule(*operands)
         if ufunc is not np.matmul:
-            result.alike = max([x.alike for x in operands])
+            for x in operands:
+                if x.alike:
+                    result.alike |= x.alike
         return result
 
     def __array_function__(
@@ -274,14 +326,12 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             scales = None
             if any(p._scale is not None for p in parts):
                 scales = function([p.magnitude_in_sums for p in parts], *args[1:], **kwargs)
-            return type(self)(
+            return self._with(
                 function([p.value for p in parts], *args[1:], **kwargs),
                 function([p.error for p in parts], *args[1:], **kwargs),
-                self.precision,
                 given=all(p.given for p in parts),
                 scale=scales,
-                alike=max([p.alike for p in parts]),
-                extremes=self.extremes,
+                alike=frozenset().union(*(p.alike for p in parts)),
             )
         if function is np.where:
             return self._wrap(args[1]).chosen(args[0], args[2])
@@ -334,7 +384,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._computed(np.maximum(a.value, b.value), error)
 
     def _negative(self, a: Self) -> Self:
-        return type(self)(-a.value, a.error, a.precision, given=a.given, scale=a.scale, extremes=a.extremes)
+        return self._with(-a.value, a.error, given=a.given, scale=a.scale)
 
     def _positive(self, a: Self) -> Self:
         return a
@@ -342,4 +392,36 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
 def as_double(x: Numbers) -> Numbers:
     """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
-    return x.astype(np.float64, copy=False)
+    return x if x.dtype is _DOUBLE else x.astype(np.float64)
+
+
+def repeated_terms(x: Numbers, rows: int = 4) -> float:
+    """The largest number of equal nonzero terms in a row, from a sample of rows."""
+    if x.size == 0 or x.shape[-1] < 2:
+        return 1.0
+    flat = x.reshape(-1, x.shape[-1])
+    ordered = flat[:: -(-len(flat) // rows)].copy()
+    ordered.sort()
+    if not np.count_nonzero(ordered[:, 1:] == ordered[:, :-1]):
+        return 1.0
+    some = flat[:: -(-len(flat) // (16 * rows))]
+    some = some[some.any(-1)][:rows]
+    if len(some) == 0:
+        return 1.0
+    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
+
+
+def longest_runs(ordered: Numbers) -> Numbers:
+    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
+
+    NaN equals nothing.
+    """
+    other = ordered[..., 1:] != ordered[..., :-1]
+    if other.all():
+        return np.ones((*ordered.shape[:-1], 1))
+    new_run = np.ones(ordered.shape, bool)
+    new_run[..., 1:] = other
+    position = np.arange(ordered.shape[-1])
+    start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
+    longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
+    return longest

@@ -45,7 +45,7 @@ class Rigorous(Approximate):
         error: Numbers = first.error + second.error
         u = self.precision.operand
         if u:
-            error = error + sum((u * np.abs(x.value) for x in terms if not x.given), 0.0)
+            error = error + sum((u * x.magnitude for x in terms if not x.given), 0.0)
         return error
 
     def _add(self, a: Self, b: Self) -> Self:
@@ -53,23 +53,23 @@ class Rigorous(Approximate):
         for sums, more in ((a, b), (b, a)):
             if sums.terms:
                 # The sum may have begun with this term, as a linear layer begins with its bias.
-                error = error + sums.terms * self.precision.accumulation * np.abs(more.value)
+                error = error + sums.terms * self.precision.accumulation * more.magnitude
         return self._rounded(a.value + b.value, error)
 
     def _subtract(self, a: Self, b: Self) -> Self:
         error = self._error_of_terms(a, b)
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
-            error = error + self.precision.accumulation * (np.abs(a.value) + np.abs(b.value))
+            error = error + self.precision.accumulation * (a.magnitude + b.magnitude)
         return self._rounded(a.value - b.value, error, between=(a, b) if self.precision.one_pass else None)
 
     def _multiply(self, a: Self, b: Self) -> Self:
-        x, y = np.abs(a.value), np.abs(b.value)
+        x, y = a.magnitude, b.magnitude
         return self._rounded(a.value * b.value, x * b.error + y * a.error + a.error * b.error)
 
     def _divide(self, a: Self, b: Self) -> Self:
         value = a.value / b.value
-        least = np.abs(b.value) - b.error
+        least = b.magnitude - b.error
         error = np.where(least > 0, (a.error + np.abs(value) * b.error) / np.where(least > 0, least, 1), np.inf)
         # A product with the reciprocal rounds twice, and the reciprocal may have been computed from a rounded root.
         return self._rounded(value, error, 3.0)
@@ -81,7 +81,7 @@ class Rigorous(Approximate):
             return self._multiply(a, a)
         x, y = a.between
         squares, mean, u = x.value**2, np.abs(y.value), self.precision.accumulation
-        error = 2 * np.abs(a.value) * a.error + a.error**2 + 2 * u * squares
+        error = 2 * a.magnitude * a.error + a.error**2 + 2 * u * squares
         error = error + 2 * mean * y.error + y.error**2 + 2 * u * (mean + y.error) ** 2
         return self._rounded(a.value**2, error, scale=np.broadcast_to(squares, a.shape))
 
@@ -95,7 +95,7 @@ class Rigorous(Approximate):
 
     def _tanh(self, a: Self) -> Self:
         value = np.tanh(a.value)
-        nearest = np.maximum(np.abs(a.value) - a.error, 0)
+        nearest = np.maximum(a.magnitude - a.error, 0)
         slope = 1 - np.tanh(nearest) ** 2
         error = np.minimum(a.error * slope, 2.0) + _TANH * self.precision.accumulation
         return self._computed(value, error + self.precision.tanh * np.abs(value), scale=np.ones(value.shape))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import UNKNOWN, WIDTH, Numbers, as_double
+from attnspec.reference.budget.error_array import UNKNOWN, WIDTH, Numbers, as_double, longest_runs
 from attnspec.spec.contract.precision import Precision
 
 SCORE_GRID = 32
@@ -151,19 +151,3 @@ def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
         return np.full((*scores.shape[:-1], 1), float(keys))
     ordered = np.sort(np.where(attendable, np.round(scores * SCORE_GRID), np.nan), axis=-1)
     return longest_runs(ordered)
-
-
-def longest_runs(ordered: Numbers) -> Numbers:
-    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
-
-    NaN equals nothing.
-    """
-    other = ordered[..., 1:] != ordered[..., :-1]
-    if other.all():
-        return np.ones((*ordered.shape[:-1], 1))
-    new_run = np.ones(ordered.shape, bool)
-    new_run[..., 1:] = other
-    position = np.arange(ordered.shape[-1])
-    start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
-    longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
-    return longest

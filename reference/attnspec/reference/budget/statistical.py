@@ -8,17 +8,31 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import WIDTH, Approximate, Numbers, as_double
-from attnspec.reference.budget.softmax import longest_runs, statistical_logarithms, statistical_weights
+from attnspec.reference.budget.error_array import WIDTH, Approximate, EqualTerms, Numbers, as_double
+from attnspec.reference.budget.softmax import statistical_logarithms, statistical_weights
 
 
 class Statistical(Approximate):
     """``error`` is the standard deviation of each number."""
 
+    _own_terms: EqualTerms | None = None
+
     @property
     def floor(self) -> float:
         """The least error of a rounding; the square of anything smaller is 0 in double precision."""
         return max(self.precision.smallest, 2.0**-510)
+
+    @property
+    def repeats(self) -> float:
+        """How many numbers that are summed have the same error, because they are equal in a product."""
+        return max([x.count for x in self.alike], default=1.0)
+
+    @property
+    def own_terms(self) -> EqualTerms:
+        """The equal terms of these numbers."""
+        if self._own_terms is None:
+            self._own_terms = EqualTerms(self.value)
+        return self._own_terms
 
     def _rounded(self, value: Numbers, variance: Numbers, spread: float = 0.6, **more: Any) -> Self:
         return self._computed(value, self._deviation(value, variance, spread), **more)
@@ -29,12 +43,13 @@ class Statistical(Approximate):
         relative = (spread * p.accumulation) ** 2 + (0.6 * p.stored) ** 2
         if relative:
             variance = variance + relative * as_double(value) ** 2
-        return np.asarray(np.sqrt(variance) + self.floor)
+        deviation: Numbers = np.sqrt(variance) + self.floor
+        return deviation
 
     def _variance_of_terms(self, *terms: Self) -> Numbers:
         """Variance of what is added, and of rounding computed operands before they are added."""
         first, second = terms
-        variance: Numbers = first.error**2 + second.error**2
+        variance: Numbers = first.variance + second.variance
         if self.precision.operand:
             unit = 0.6 * self.precision.operand
             variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.given), 0.0)
@@ -43,11 +58,12 @@ class Statistical(Approximate):
     def _add(self, a: Self, b: Self) -> Self:
         value = a.value + b.value
         variance = self._variance_of_terms(a, b)
-        for sums, more in ((a, b), (b, a)):
-            if sums.terms:
-                # The sum may have begun with this term, as a linear layer begins with its bias.
-                u = 0.5 * self.precision.accumulation
-                variance = variance + u**2 * sums.terms * (as_double(more.value) ** 2 + as_double(value) ** 2)
+        if a.terms or b.terms:
+            # The sum may have begun with this term, as a linear layer begins with its bias.
+            u, squares = 0.5 * self.precision.accumulation, as_double(value) ** 2
+            for sums, more in ((a, b), (b, a)):
+                if sums.terms:
+                    variance = variance + u**2 * sums.terms * (more.squares + squares)
         return self._rounded(value, variance)
 
     def _subtract(self, a: Self, b: Self) -> Self:
@@ -55,7 +71,7 @@ class Statistical(Approximate):
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
             u = 0.5 * self.precision.accumulation
-            variance = variance + u**2 * (as_double(a.value) ** 2 + as_double(b.value) ** 2)
+            variance = variance + u**2 * (a.squares + b.squares)
         return self._rounded(a.value - b.value, variance, between=(a, b) if self.precision.one_pass else None)
 
     def _multiply(self, a: Self, b: Self) -> Self:
@@ -66,7 +82,7 @@ class Statistical(Approximate):
 
     def _divide(self, a: Self, b: Self) -> Self:
         value = a.value / b.value
-        return self._rounded(value, (a.error**2 + (as_double(value) * b.error) ** 2) / as_double(b.value) ** 2)
+        return self._rounded(value, (a.variance + (as_double(value) * b.error) ** 2) / b.squares)
 
     _true_divide = _divide
 
@@ -76,7 +92,7 @@ class Statistical(Approximate):
             return self._rounded(a.value**2, variance)
         # Σ(x − y)²/n may be taken as Σx²/n − y²: the n squares of y have the same error, which adds linearly.
         x, y = a.between
-        squares, mean = as_double(x.value) ** 2, as_double(y.value)
+        squares, mean = x.squares, as_double(y.value)
         times = max(x.value.size, 1) / max(y.value.size, 1)
         u = 0.6 * self.precision.accumulation
         variance = variance + (u * squares) ** 2 + times * ((2 * mean * y.error) ** 2 + (u * mean**2) ** 2)
@@ -113,7 +129,7 @@ class Statistical(Approximate):
         terms = self.value.size // max(value.size, 1)
         squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
-        variance = self.alike * (self.error**2).sum(axis=axis, keepdims=keepdims)
+        variance = self.repeats * self.variance.sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
     def _matmul(self, a: Self, b: Self) -> Self:
@@ -135,9 +151,9 @@ class Statistical(Approximate):
             variance = variance + (p.bias * double) ** 2
         if np.count_nonzero(a.error):
             # Equal errors add linearly.
-            variance = variance + max(a.alike, _repeated_terms(a.value)) * (a.error**2 @ right)
+            variance = variance + max(a.repeats, a.own_terms.count) * (a.variance @ right)
         if np.count_nonzero(b.error):
-            variance = variance + (left + a.error**2) @ b.error**2
+            variance = variance + (left + a.variance) @ b.variance
         if a.weights is not None:
             # So do the errors of equal weights that are summed one by one, or rounded as operands.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
@@ -155,7 +171,7 @@ class Statistical(Approximate):
             scale=lambda: np.maximum(np.abs(double), np.sqrt(squares)),
             factors=factors,
             terms=terms,
-            alike=_repeated_terms(value),
+            alike=frozenset((EqualTerms(value),)),
         )
 
     def _softmax(self, mask: Numbers | None) -> Self:
@@ -165,22 +181,3 @@ class Statistical(Approximate):
 
     def _log_softmax(self) -> Self:
         return self._rounded(*statistical_logarithms(self.value, self.error, self.precision))
-
-
-def _repeated_terms(x: Numbers, rows: int = 4) -> float:
-    """The largest number of equal nonzero terms in a row, from a sample of rows: those terms have the same error.
-
-    Hidden units with equal weights are equal in every row, so that a few rows are enough.
-    """
-    if x.size == 0 or x.shape[-1] < 2:
-        return 1.0
-    flat = x.reshape(-1, x.shape[-1])
-    ordered = flat[:: -(-len(flat) // rows)].copy()
-    ordered.sort()
-    if not np.count_nonzero(ordered[:, 1:] == ordered[:, :-1]):
-        return 1.0
-    some = flat[:: -(-len(flat) // (16 * rows))]
-    some = some[some.any(-1)][:rows]
-    if len(some) == 0:
-        return 1.0
-    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
