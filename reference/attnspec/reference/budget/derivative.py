@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, Numbers, operators
+from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, operators
+from attnspec.reference.budget.numbers import Numbers, Softmax, attendable_softmax
 from attnspec.reference.budget.statistical import Statistical
 
 Backward = Callable[[Statistical], Sequence[Statistical | None]]
@@ -144,9 +145,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         if function in (np.shape, np.ndim):
             return function(args[0].result.value)
         if getattr(function, "__name__", "") == "softmax":
-            return args[0]._softmax(kwargs.get("mask"))
+            return args[0]._softmax(attendable_softmax(args[0].result.value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "log_softmax":
-            return args[0]._log_softmax()
+            return args[0]._log_softmax(attendable_softmax(args[0].result.value, None))
         return NotImplemented
 
     def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
@@ -181,8 +182,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
         return Traced(function([p.result for p in parts], *args[1:], **kwargs), parts, backward)
 
-    def _softmax(self, mask: Numbers | None) -> "Traced":
-        weights = self.result._softmax(mask)
+    def _softmax(self, softmax: Softmax) -> "Traced":
+        weights = self.result._softmax(softmax)
         # Kernels recompute the weights as exp(e − L), with L, the logarithm of the sum, as it was stored, and with
         # scores e that were summed in another order than those in L.
         units = np.sqrt(1 + 2 * 0.25 * self.terms)
@@ -204,8 +205,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
         return Traced(weights, [self], backward)
 
-    def _log_softmax(self) -> "Traced":
-        logarithms, weights = self.result._log_softmax(), self.result._softmax(None)
+    def _log_softmax(self, softmax: Softmax) -> "Traced":
+        logarithms, weights = self.result._log_softmax(softmax), self.result._softmax(softmax)
         # Kernels take the weights as exp of the logarithms, as these were stored.
         error = np.hypot(weights.error, (weights.value * logarithms.error).astype(np.float64))
         weights = weights._computed(weights.value, error)

@@ -11,11 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from attnspec.reference.budget.numbers import Numbers, Softmax, as_double, attendable_softmax, longest_runs
 from attnspec.spec.contract.precision import Precision
-
-Numbers = np.ndarray[Any, Any]
-
-_DOUBLE = np.dtype(np.float64)
 
 WIDTH = 8.0
 """Standard deviations in a budget."""
@@ -190,11 +187,11 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Self:
         """Sums, with their errors."""
-        return self._sum(axis, keepdims)
+        return self._sum(self.value.sum(axis=axis, keepdims=keepdims), axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Self:
         """Means, with their errors."""
-        total = self._sum(axis, keepdims)
+        total = self.sum(axis, keepdims)
         return self._wrap(total / total.dtype.type(self.value.size // max(total.value.size, 1)))
 
     def broadcast_to(self, shape: tuple[int, ...]) -> Self:
@@ -225,7 +222,10 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._with(value, error, **more)
 
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
-        moved = self._with(move(self.value), move(self.error), given=self.given)
+        return self._moved(move(self.value), move)
+
+    def _moved(self, value: Numbers, move: Callable[[Numbers], Numbers]) -> Self:
+        moved = self._with(value, move(self.error), given=self.given)
         if self._scale is not None:
             moved.scale = lambda: move(np.asarray(self.scale))
         if self.terms:
@@ -233,6 +233,21 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         if self.alike:
             moved.alike = self.alike
         return moved
+
+    def _joined(self, join: Callable[[Sequence[Numbers]], Numbers], parts: Sequence[Self]) -> Self:
+        scaled = any(p._scale is not None for p in parts)
+        return self._with(
+            join([p.value for p in parts]),
+            join([p.error for p in parts]),
+            given=all(p.given for p in parts),
+            scale=join([p.magnitude_in_sums for p in parts]) if scaled else None,
+            alike=frozenset().union(*(p.alike for p in parts)),
+        )
+
+    def _counted(self, x: Numbers) -> Self:
+        # Positions and the like are computed where they are used, and not stored as operands are.
+        precision = replace(self.precision, operand=0.0)
+        return type(self)(x, 0.0, precision, given=True, extremes=self.extremes)
 
     def _wrap(self, x: Any) -> Self:
         if isinstance(x, type(self)):
@@ -299,17 +314,24 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "reduce" and ufunc is np.add:
             (x,) = inputs
-            return x._sum(kwargs.get("axis"), kwargs.get("keepdims", False))
+            return x.sum(kwargs.get("axis"), kwargs.get("keepdims", False))
         if method != "__call__":
             return NotImplemented
         if ufunc in COMPARISONS:
             return ufunc(*(x.value if isinstance(x, Approximate) else x for x in inputs))
-        rule = getattr(self, f"_{ufunc.__name__}", None)
-        if rule is None:
+        if not self._rules(ufunc):
             return NotImplemented
         kind = type(self)
         operands = [x if type(x) is kind else self._wrap(x) for x in inputs]
-        result: Self = rule(*operands)
+        return self._applied(ufunc, ufunc(*[x.value for x in operands]), operands)
+
+    def _rules(self, ufunc: Any) -> bool:
+        """Whether there is a rule for a function of NumPy."""
+        return hasattr(self, f"_{ufunc.__name__}")
+
+    def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
+        """What a function of NumPy gives, which is ``value``, with its errors by the rule of this name."""
+        result: Self = getattr(self, f"_{ufunc.__name__}")(value, *operands)
         if ufunc is not np.matmul:
             for x in operands:
                 if x.alike:
@@ -323,46 +345,35 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._move(lambda x: function(x, *args[1:], **kwargs))
         if function in JOINS:
             parts = [self._wrap(x) for x in args[0]]
-            scales = None
-            if any(p._scale is not None for p in parts):
-                scales = function([p.magnitude_in_sums for p in parts], *args[1:], **kwargs)
-            return self._with(
-                function([p.value for p in parts], *args[1:], **kwargs),
-                function([p.error for p in parts], *args[1:], **kwargs),
-                given=all(p.given for p in parts),
-                scale=scales,
-                alike=frozenset().union(*(p.alike for p in parts)),
-            )
+            return self._joined(lambda x: function(x, *args[1:], **kwargs), parts)
         if function is np.where:
             return self._wrap(args[1]).chosen(args[0], args[2])
         if function in (np.sum, np.mean):
             x, *rest = args
             return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
         if function is np.asarray:
-            # Positions and the like are computed where they are used, and not stored as operands are.
-            precision = replace(self.precision, operand=0.0)
-            return type(self)(np.asarray(*args, **kwargs), 0.0, precision, given=True, extremes=self.extremes)
+            return self._counted(np.asarray(*args, **kwargs))
         if function in (np.zeros_like, np.ones_like):
             return function(args[0].value, **kwargs)
         if function in (np.shape, np.ndim):
             return function(args[0].value)
         if getattr(function, "__name__", "") == "softmax":
-            return args[0]._softmax(kwargs.get("mask"))
+            return args[0]._softmax(attendable_softmax(args[0].value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "log_softmax":
-            return args[0]._log_softmax()
+            return args[0]._log_softmax(attendable_softmax(args[0].value, None))
         if getattr(function, "__name__", "") == "greatest":
             return args[0]._greatest(*args[1:])
         return NotImplemented
 
     # Where the two kinds of error differ --------------------------------------------------------------------------
 
-    def _sum(self, axis: Any, keepdims: bool) -> Self:
+    def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for sums")
 
-    def _softmax(self, mask: Numbers | None) -> Self:
+    def _softmax(self, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for softmax")
 
-    def _log_softmax(self) -> Self:
+    def _log_softmax(self, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for the logarithms of softmax")
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
@@ -377,22 +388,17 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         found = self._move(lambda x: np.take_along_axis(x, places, axis=-1))
         return places, self._computed(found.value, np.where(least <= most, UNKNOWN, found.error))
 
-    def _maximum(self, a: Self, b: Self) -> Self:
+    def _maximum(self, value: Numbers, a: Self, b: Self) -> Self:
         # Where the errors can change which is the larger one, the result may be either.
         either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
         error = np.where(either, np.maximum(a.error, b.error), np.where(a.value >= b.value, a.error, b.error))
-        return self._computed(np.maximum(a.value, b.value), error)
+        return self._computed(value, error)
 
-    def _negative(self, a: Self) -> Self:
-        return self._with(-a.value, a.error, given=a.given, scale=a.scale)
+    def _negative(self, value: Numbers, a: Self) -> Self:
+        return self._with(value, a.error, given=a.given, scale=a.scale)
 
-    def _positive(self, a: Self) -> Self:
+    def _positive(self, value: Numbers, a: Self) -> Self:
         return a
-
-
-def as_double(x: Numbers) -> Numbers:
-    """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
-    return x if x.dtype is _DOUBLE else x.astype(np.float64)
 
 
 def repeated_terms(x: Numbers, rows: int = 4) -> float:
@@ -409,19 +415,3 @@ def repeated_terms(x: Numbers, rows: int = 4) -> float:
     if len(some) == 0:
         return 1.0
     return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
-
-
-def longest_runs(ordered: Numbers) -> Numbers:
-    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
-
-    NaN equals nothing.
-    """
-    other = ordered[..., 1:] != ordered[..., :-1]
-    if other.all():
-        return np.ones((*ordered.shape[:-1], 1))
-    new_run = np.ones(ordered.shape, bool)
-    new_run[..., 1:] = other
-    position = np.arange(ordered.shape[-1])
-    start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
-    longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
-    return longest

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.budget.derivative import Traced
-from attnspec.reference.budget.error_array import WIDTH, Numbers, longest_runs
+from attnspec.reference.budget.error_array import WIDTH
+from attnspec.reference.budget.numbers import Numbers, longest_runs
 from attnspec.reference.budget.sampled import deviations
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.arithmetic import arithmetic

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import WIDTH, Approximate, EqualTerms, Numbers, as_double
+from attnspec.reference.budget.error_array import WIDTH, Approximate, EqualTerms
+from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
 from attnspec.reference.budget.softmax import statistical_logarithms, statistical_weights
 
 
@@ -55,8 +56,7 @@ class Statistical(Approximate):
             variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.given), 0.0)
         return variance
 
-    def _add(self, a: Self, b: Self) -> Self:
-        value = a.value + b.value
+    def _add(self, value: Numbers, a: Self, b: Self) -> Self:
         variance = self._variance_of_terms(a, b)
         if a.terms or b.terms:
             # The sum may have begun with this term, as a linear layer begins with its bias.
@@ -66,50 +66,46 @@ class Statistical(Approximate):
                     variance = variance + u**2 * sums.terms * (more.squares + squares)
         return self._rounded(value, variance)
 
-    def _subtract(self, a: Self, b: Self) -> Self:
+    def _subtract(self, value: Numbers, a: Self, b: Self) -> Self:
         variance = self._variance_of_terms(a, b)
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
             u = 0.5 * self.precision.accumulation
             variance = variance + u**2 * (a.squares + b.squares)
-        return self._rounded(a.value - b.value, variance, between=(a, b) if self.precision.one_pass else None)
+        return self._rounded(value, variance, between=(a, b) if self.precision.one_pass else None)
 
-    def _multiply(self, a: Self, b: Self) -> Self:
+    def _multiply(self, value: Numbers, a: Self, b: Self) -> Self:
         x, y = as_double(a.value), as_double(b.value)
         # The last term matters where both factors are 0 but for their errors.
         variance = (x * b.error) ** 2 + (y * a.error) ** 2 + (a.error * b.error) ** 2
-        return self._rounded(a.value * b.value, variance)
+        return self._rounded(value, variance)
 
-    def _divide(self, a: Self, b: Self) -> Self:
-        value = a.value / b.value
+    def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
         return self._rounded(value, (a.variance + (as_double(value) * b.error) ** 2) / b.squares)
 
     _true_divide = _divide
 
-    def _square(self, a: Self) -> Self:
+    def _square(self, value: Numbers, a: Self) -> Self:
         variance = (2 * as_double(a.value) * a.error) ** 2
         if a.between is None:
-            return self._rounded(a.value**2, variance)
+            return self._rounded(value, variance)
         # Σ(x − y)²/n may be taken as Σx²/n − y²: the n squares of y have the same error, which adds linearly.
         x, y = a.between
         squares, mean = x.squares, as_double(y.value)
         times = max(x.value.size, 1) / max(y.value.size, 1)
         u = 0.6 * self.precision.accumulation
         variance = variance + (u * squares) ** 2 + times * ((2 * mean * y.error) ** 2 + (u * mean**2) ** 2)
-        return self._rounded(a.value**2, variance, scale=np.broadcast_to(squares, a.shape))
+        return self._rounded(value, variance, scale=np.broadcast_to(squares, a.shape))
 
-    def _sqrt(self, a: Self) -> Self:
-        value = np.sqrt(a.value)
+    def _sqrt(self, value: Numbers, a: Self) -> Self:
         # The steepest slope within the budget: a variance from one pass may err by as much as it is.
         least = np.maximum(as_double(a.value) - WIDTH * a.error, 0)
         return self._rounded(value, (a.error / np.where(value > 0, as_double(value) + np.sqrt(least), np.inf)) ** 2)
 
-    def _exp(self, a: Self) -> Self:
-        value = np.exp(a.value)
+    def _exp(self, value: Numbers, a: Self) -> Self:
         return self._rounded(value, (as_double(value) * a.error) ** 2, 1.0)
 
-    def _tanh(self, a: Self) -> Self:
-        value = np.tanh(a.value)
+    def _tanh(self, value: Numbers, a: Self) -> Self:
         r = as_double(value)
         u, fast = self.precision.accumulation, self.precision.tanh
         # The steepest slope within the budget: the error of a state may reach from one saturation to the other.
@@ -118,23 +114,21 @@ class Statistical(Approximate):
         error = np.sqrt((slope * a.error) ** 2 + u**2 + (fast * r) ** 2)
         return self._computed(value, error, scale=np.ones_like(r))
 
-    def _sin(self, a: Self) -> Self:
-        return self._rounded(np.sin(a.value), (np.cos(as_double(a.value)) * a.error) ** 2, 1.0)
+    def _sin(self, value: Numbers, a: Self) -> Self:
+        return self._rounded(value, (np.cos(as_double(a.value)) * a.error) ** 2, 1.0)
 
-    def _cos(self, a: Self) -> Self:
-        return self._rounded(np.cos(a.value), (np.sin(as_double(a.value)) * a.error) ** 2, 1.0)
+    def _cos(self, value: Numbers, a: Self) -> Self:
+        return self._rounded(value, (np.sin(as_double(a.value)) * a.error) ** 2, 1.0)
 
-    def _sum(self, axis: Any, keepdims: bool) -> Self:
-        value = self.value.sum(axis=axis, keepdims=keepdims)
+    def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
         terms = self.value.size // max(value.size, 1)
         squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
         variance = self.repeats * self.variance.sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
-    def _matmul(self, a: Self, b: Self) -> Self:
+    def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
         p = self.precision
-        value = a.value @ b.value
         terms, floor, double = a.shape[-1], self.floor, as_double(value)
         left, right = a.squares_in_sums, b.squares_in_sums
         squares = left @ right
@@ -174,10 +168,10 @@ class Statistical(Approximate):
             alike=frozenset((EqualTerms(value),)),
         )
 
-    def _softmax(self, mask: Numbers | None) -> Self:
-        weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
+    def _softmax(self, softmax: Softmax) -> Self:
+        weights, sigma, repeats, level = statistical_weights(softmax, self.error, self.precision)
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         return self._computed(weights, sigma, weights=repeats, level=level)
 
-    def _log_softmax(self) -> Self:
-        return self._rounded(*statistical_logarithms(self.value, self.error, self.precision))
+    def _log_softmax(self, softmax: Softmax) -> Self:
+        return self._rounded(*statistical_logarithms(softmax, self.error, self.precision))
