@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, operators
+from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES
 from attnspec.reference.budget.numbers import Numbers, Softmax, attendable_softmax
 from attnspec.reference.budget.statistical import Statistical
 
@@ -32,12 +32,6 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> None:
         self.result, self.parents, self.backward = result, tuple(parents), backward
         self.terms: int = max([terms, *(p.terms for p in self.parents)])
-
-    __add__, __radd__ = operators(np.add)
-    __sub__, __rsub__ = operators(np.subtract)
-    __mul__, __rmul__ = operators(np.multiply)
-    __truediv__, __rtruediv__ = operators(np.true_divide)
-    __matmul__, __rmatmul__ = operators(np.matmul)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -78,11 +78,13 @@ class EqualTerms:
 def operators(ufunc: Any) -> tuple[Any, Any]:
     """The two methods of an operator, ours on the left and on the right: NumPy's go the long way round, to the same."""
 
-    def left(self: Any, other: Any) -> Any:
-        return self.__array_ufunc__(ufunc, "__call__", self, other)
+    def left(self: "Approximate", other: Any) -> Any:
+        b = other if type(other) is type(self) else self._wrap(other)
+        return self._applied(ufunc, ufunc(self.value, b.value), (self, b))
 
-    def right(self: Any, other: Any) -> Any:
-        return self.__array_ufunc__(ufunc, "__call__", other, self)
+    def right(self: "Approximate", other: Any) -> Any:
+        a = self._wrap(other)
+        return self._applied(ufunc, ufunc(a.value, self.value), (a, self))
 
     return left, right
 
@@ -114,7 +116,6 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     _scale: Numbers | Callable[[], Numbers] | None = None
     _magnitude: Numbers | None = None
     _squares: Numbers | None = None
-    _variance: Numbers | None = None
 
     def __init__(
         self,
@@ -218,8 +219,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             setattr(new, name, x)
         return new
 
-    def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
-        return self._with(value, error, **more)
+    _computed = _with
 
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
         return self._moved(move(self.value), move)
@@ -263,20 +263,6 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._magnitude
 
     @property
-    def squares(self) -> Numbers:
-        """The squares of the numbers, in double precision."""
-        if self._squares is None:
-            self._squares = as_double(self.value) ** 2
-        return self._squares
-
-    @property
-    def variance(self) -> Numbers:
-        """The squares of the errors."""
-        if self._variance is None:
-            self._variance = self.error**2
-        return self._variance
-
-    @property
     def magnitude_in_sums(self) -> Numbers:
         """The magnitude to which the rounding errors of a sum are relative."""
         return self.magnitude if self._scale is None else np.maximum(self.magnitude, self.scale)
@@ -284,7 +270,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def squares_in_sums(self) -> Numbers:
         """The squares of these magnitudes."""
-        return self.squares if self._scale is None else self.magnitude_in_sums**2
+        if self._squares is None:
+            self._squares = as_double(self.value) ** 2 if self._scale is None else self.magnitude_in_sums**2
+        return self._squares
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
         """For a product of inputs times an input, (xw)b: the magnitudes of x and wb, for x(wb) is as good an order.

@@ -21,41 +21,38 @@ class Joint(Approximate):
     def chosen(self, condition: Any, other: Any) -> Self:
         """These numbers where the condition holds, others elsewhere."""
         other = self._wrap(other)
-        return self._of(self.estimate.chosen(condition, other.estimate), self.bound.chosen(condition, other.bound))
-
-    def _of(self, estimate: Statistical, bound: Rigorous) -> Self:
-        return type(self)(estimate, bound)
+        return type(self)(self.estimate.chosen(condition, other.estimate), self.bound.chosen(condition, other.bound))
 
     def _wrap(self, x: Any) -> Self:
-        return x if isinstance(x, Joint) else self._of(self.estimate._wrap(x), self.bound._wrap(x))
+        return x if isinstance(x, Joint) else type(self)(self.estimate._wrap(x), self.bound._wrap(x))
 
     def _counted(self, x: Numbers) -> Self:
-        return self._of(self.estimate._counted(x), self.bound._counted(x))
+        return type(self)(self.estimate._counted(x), self.bound._counted(x))
 
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
         value = move(self.value)
-        return self._of(self.estimate._moved(value, move), self.bound._moved(value, move))
+        return type(self)(self.estimate._moved(value, move), self.bound._moved(value, move))
 
     def _joined(self, join: Callable[[Sequence[Numbers]], Numbers], parts: Sequence[Self]) -> Self:
         estimate = self.estimate._joined(join, [p.estimate for p in parts])
-        return self._of(estimate, self.bound._joined(join, [p.bound for p in parts]))
+        return type(self)(estimate, self.bound._joined(join, [p.bound for p in parts]))
 
     def _rules(self, ufunc: Any) -> bool:
         return self.estimate._rules(ufunc) and self.bound._rules(ufunc)
 
     def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
         estimate = self.estimate._applied(ufunc, value, [x.estimate for x in operands])
-        return self._of(estimate, self.bound._applied(ufunc, value, [x.bound for x in operands]))
+        return type(self)(estimate, self.bound._applied(ufunc, value, [x.bound for x in operands]))
 
     def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
-        return self._of(self.estimate._sum(value, axis, keepdims), self.bound._sum(value, axis, keepdims))
+        return type(self)(self.estimate._sum(value, axis, keepdims), self.bound._sum(value, axis, keepdims))
 
     def _softmax(self, softmax: Softmax) -> Self:
-        return self._of(self.estimate._softmax(softmax), self.bound._softmax(softmax))
+        return type(self)(self.estimate._softmax(softmax), self.bound._softmax(softmax))
 
     def _log_softmax(self, softmax: Softmax) -> Self:
-        return self._of(self.estimate._log_softmax(softmax), self.bound._log_softmax(softmax))
+        return type(self)(self.estimate._log_softmax(softmax), self.bound._log_softmax(softmax))
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         places, estimate = self.estimate._greatest(count, among)
-        return places, self._of(estimate, self.bound._greatest(count, among)[1])
+        return places, type(self)(estimate, self.bound._greatest(count, among)[1])

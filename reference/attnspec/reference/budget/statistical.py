@@ -50,7 +50,7 @@ class Statistical(Approximate):
     def _variance_of_terms(self, *terms: Self) -> Numbers:
         """Variance of what is added, and of rounding computed operands before they are added."""
         first, second = terms
-        variance: Numbers = first.variance + second.variance
+        variance: Numbers = first.error**2 + second.error**2
         if self.precision.operand:
             unit = 0.6 * self.precision.operand
             variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.given), 0.0)
@@ -63,7 +63,7 @@ class Statistical(Approximate):
             u, squares = 0.5 * self.precision.accumulation, as_double(value) ** 2
             for sums, more in ((a, b), (b, a)):
                 if sums.terms:
-                    variance = variance + u**2 * sums.terms * (more.squares + squares)
+                    variance = variance + u**2 * sums.terms * (as_double(more.value) ** 2 + squares)
         return self._rounded(value, variance)
 
     def _subtract(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -71,7 +71,7 @@ class Statistical(Approximate):
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
             u = 0.5 * self.precision.accumulation
-            variance = variance + u**2 * (a.squares + b.squares)
+            variance = variance + u**2 * (as_double(a.value) ** 2 + as_double(b.value) ** 2)
         return self._rounded(value, variance, between=(a, b) if self.precision.one_pass else None)
 
     def _multiply(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -81,7 +81,7 @@ class Statistical(Approximate):
         return self._rounded(value, variance)
 
     def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
-        return self._rounded(value, (a.variance + (as_double(value) * b.error) ** 2) / b.squares)
+        return self._rounded(value, (a.error**2 + (as_double(value) * b.error) ** 2) / as_double(b.value) ** 2)
 
     _true_divide = _divide
 
@@ -91,7 +91,7 @@ class Statistical(Approximate):
             return self._rounded(value, variance)
         # Σ(x − y)²/n may be taken as Σx²/n − y²: the n squares of y have the same error, which adds linearly.
         x, y = a.between
-        squares, mean = x.squares, as_double(y.value)
+        squares, mean = as_double(x.value) ** 2, as_double(y.value)
         times = max(x.value.size, 1) / max(y.value.size, 1)
         u = 0.6 * self.precision.accumulation
         variance = variance + (u * squares) ** 2 + times * ((2 * mean * y.error) ** 2 + (u * mean**2) ** 2)
@@ -124,7 +124,7 @@ class Statistical(Approximate):
         terms = self.value.size // max(value.size, 1)
         squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
-        variance = self.repeats * self.variance.sum(axis=axis, keepdims=keepdims)
+        variance = self.repeats * (self.error**2).sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -145,9 +145,9 @@ class Statistical(Approximate):
             variance = variance + (p.bias * double) ** 2
         if np.count_nonzero(a.error):
             # Equal errors add linearly.
-            variance = variance + max(a.repeats, a.own_terms.count) * (a.variance @ right)
+            variance = variance + max(a.repeats, a.own_terms.count) * (a.error**2 @ right)
         if np.count_nonzero(b.error):
-            variance = variance + (left + a.variance) @ b.variance
+            variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
             # So do the errors of equal weights that are summed one by one, or rounded as operands.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
@@ -159,14 +159,18 @@ class Statistical(Approximate):
         # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
         # other one need not.
         factors = (a, b) if a.given and b.given else None
-        return self._computed(
+        equal = EqualTerms(value)
+        result = self._computed(
             value,
             self._deviation(value, variance, 0.0) + terms * floor,
             scale=lambda: np.maximum(np.abs(double), np.sqrt(squares)),
             factors=factors,
             terms=terms,
-            alike=frozenset((EqualTerms(value),)),
+            alike=frozenset((equal,)),
         )
+        if result.value is value:
+            result._own_terms = equal
+        return result
 
     def _softmax(self, softmax: Softmax) -> Self:
         weights, sigma, repeats, level = statistical_weights(softmax, self.error, self.precision)
