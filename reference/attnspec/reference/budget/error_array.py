@@ -58,21 +58,20 @@ class Extremes:
 class EqualTerms:
     """The largest number of equal nonzero terms in a row of a product: they have the same error.
 
-    It is counted when it is first needed. Hidden units with equal weights are equal in every row, so that a sample of
-    rows is enough.
+    ``count``, at least 1, is found when it is first needed. Hidden units with equal weights are equal in every row, so
+    that a sample of rows is enough.
     """
 
-    __slots__ = ("_count", "_product")
+    __slots__ = ("_product", "count")
 
     def __init__(self, product: Numbers) -> None:
-        self._product, self._count = product, 0.0
+        self._product = product
 
-    @property
-    def count(self) -> float:
-        """The number of terms, at least 1."""
-        if not self._count:
-            self._count = repeated_terms(self._product)
-        return self._count
+    def __getattr__(self, name: str) -> float:
+        if name != "count":
+            raise AttributeError(name)
+        self.count = repeated_terms(self._product)
+        return self.count
 
 
 def operators(ufunc: Any) -> tuple[Any, Any]:
@@ -128,7 +127,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> None:
         self.value = np.asarray(value)
         error = np.asarray(error, dtype=np.float64)
-        self.error = error if error.shape == self.value.shape else np.full(self.value.shape, error)
+        if error.shape != self.value.shape:
+            error = np.full(self.value.shape, error) if error.any() else np.zeros(self.value.shape)
+        self.error = error
         self.precision = precision
         self.given = given
         self.extremes = Extremes() if extremes is None else extremes

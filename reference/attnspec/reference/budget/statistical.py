@@ -4,6 +4,7 @@ Correct implementations stay within 8 standard deviations, wrong ones do not. Th
 of a rounding error: 0.6 u for a single operation (0.58 u if it is uniform), 0.5 u √n for a sum of n terms.
 """
 
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from attnspec.reference.budget.error_array import WIDTH, Approximate, EqualTerms
 from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
 from attnspec.reference.budget.softmax import statistical_logarithms, statistical_weights
+
+_count = attrgetter("count")
 
 
 class Statistical(Approximate):
@@ -26,7 +29,13 @@ class Statistical(Approximate):
     @property
     def repeats(self) -> float:
         """How many numbers that are summed have the same error, because they are equal in a product."""
-        return max([x.count for x in self.alike], default=1.0)
+        if not self.alike:
+            return 1.0
+        most = max(self.alike, key=_count)
+        if len(self.alike) > 1:
+            # The others have no say any more.
+            self.alike = frozenset((most,))
+        return most.count
 
     @property
     def own_terms(self) -> EqualTerms:
