@@ -19,6 +19,18 @@ from attnspec.reference.budget.statistical import Statistical
 Backward = Callable[[Statistical], Sequence[Statistical | None]]
 
 
+def _operators(ufunc: Any) -> tuple[Any, Any]:
+    """The two methods of an operator: NumPy's go the long way round, to the same."""
+
+    def left(self: "Traced", other: Any) -> Any:
+        return self.__array_ufunc__(ufunc, "__call__", self, other)
+
+    def right(self: "Traced", other: Any) -> Any:
+        return self.__array_ufunc__(ufunc, "__call__", other, self)
+
+    return left, right
+
+
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     """An array of a computation: its numbers, the arrays it was computed from, and the rule for their gradients.
 
@@ -32,6 +44,12 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> None:
         self.result, self.parents, self.backward = result, tuple(parents), backward
         self.terms: int = max([terms, *(p.terms for p in self.parents)])
+
+    __add__, __radd__ = _operators(np.add)
+    __sub__, __rsub__ = _operators(np.subtract)
+    __mul__, __rmul__ = _operators(np.multiply)
+    __truediv__, __rtruediv__ = _operators(np.true_divide)
+    __matmul__, __rmatmul__ = _operators(np.matmul)
 
     @property
     def shape(self) -> tuple[int, ...]:

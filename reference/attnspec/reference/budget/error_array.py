@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.numbers import Numbers, Softmax, as_double, attendable_softmax, longest_runs
+from attnspec.reference.budget.numbers import DOUBLE, Numbers, Softmax, as_double, attendable_softmax, longest_runs
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
@@ -211,8 +211,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def _with(self, value: Numbers, error: Numbers, **more: Any) -> Self:
         """Other numbers of the same computation; ``more`` are those attributes that differ from those of the class."""
         new = object.__new__(type(self))
-        new.value = np.asarray(value)
-        new.error = np.asarray(error, np.float64)
+        new.value = value if type(value) is np.ndarray else np.asarray(value)
+        new.error = error if type(error) is np.ndarray and error.dtype is DOUBLE else np.asarray(error, DOUBLE)
         if new.error.shape != new.value.shape:
             new.error = np.full(new.value.shape, new.error)
         new.precision, new.extremes = self.precision, self.extremes
@@ -266,7 +266,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def magnitude_in_sums(self) -> Numbers:
         """The magnitude to which the rounding errors of a sum are relative."""
-        return self.magnitude if self._scale is None else np.maximum(self.magnitude, self.scale)
+        scale = self.scale
+        return self.magnitude if scale is None else np.maximum(self.magnitude, scale)
 
     @property
     def squares_in_sums(self) -> Numbers:

@@ -24,7 +24,7 @@ class Joint(Approximate):
         return type(self)(self.estimate.chosen(condition, other.estimate), self.bound.chosen(condition, other.bound))
 
     def _wrap(self, x: Any) -> Self:
-        return x if isinstance(x, Joint) else type(self)(self.estimate._wrap(x), self.bound._wrap(x))
+        return x if isinstance(x, type(self)) else type(self)(self.estimate._wrap(x), self.bound._wrap(x))
 
     def _counted(self, x: Numbers) -> Self:
         return type(self)(self.estimate._counted(x), self.bound._counted(x))

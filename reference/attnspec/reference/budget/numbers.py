@@ -6,7 +6,7 @@ import numpy as np
 
 Numbers = np.ndarray[Any, Any]
 
-_DOUBLE = np.dtype(np.float64)
+DOUBLE = np.dtype(np.float64)
 
 
 class Softmax(NamedTuple):
@@ -26,7 +26,7 @@ class Softmax(NamedTuple):
 
 def as_double(x: Numbers) -> Numbers:
     """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
-    return x if x.dtype is _DOUBLE else x.astype(np.float64)
+    return x if x.dtype is DOUBLE else x.astype(np.float64)
 
 
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:

@@ -13,6 +13,9 @@ from attnspec.reference.budget.error_array import WIDTH, Approximate, EqualTerms
 from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
 from attnspec.reference.budget.softmax import statistical_logarithms, statistical_weights
 
+LEAST = 2.0**-510
+"""The square of anything smaller is 0 in double precision."""
+
 _count = attrgetter("count")
 
 
@@ -24,7 +27,7 @@ class Statistical(Approximate):
     @property
     def floor(self) -> float:
         """The least error of a rounding; the square of anything smaller is 0 in double precision."""
-        return max(self.precision.smallest, 2.0**-510)
+        return max(self.precision.smallest, LEAST)
 
     @property
     def repeats(self) -> float:
