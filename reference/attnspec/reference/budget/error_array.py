@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.numbers import DOUBLE, Numbers, Softmax, as_double, attendable_softmax, longest_runs
+from attnspec.reference.budget.numbers import DOUBLE, Numbers, Softmax, as_double, attendable_softmax, repeated_terms
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
@@ -151,6 +151,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     @scale.setter
     def scale(self, scale: Numbers | Callable[[], Numbers] | None) -> None:
+        """Numbers, or a function that is called when they are first needed."""
         self._scale = scale
 
     @property
@@ -389,19 +390,3 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _positive(self, value: Numbers, a: Self) -> Self:
         return a
-
-
-def repeated_terms(x: Numbers, rows: int = 4) -> float:
-    """The largest number of equal nonzero terms in a row, from a sample of rows."""
-    if x.size == 0 or x.shape[-1] < 2:
-        return 1.0
-    flat = x.reshape(-1, x.shape[-1])
-    ordered = flat[:: -(-len(flat) // rows)].copy()
-    ordered.sort()
-    if not np.count_nonzero(ordered[:, 1:] == ordered[:, :-1]):
-        return 1.0
-    some = flat[:: -(-len(flat) // (16 * rows))]
-    some = some[some.any(-1)][:rows]
-    if len(some) == 0:
-        return 1.0
-    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())

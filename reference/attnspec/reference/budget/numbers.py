@@ -64,3 +64,19 @@ def longest_runs(ordered: Numbers) -> Numbers:
     start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
     longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
     return longest
+
+
+def repeated_terms(x: Numbers, rows: int = 4) -> float:
+    """The largest number of equal nonzero terms in a row, from a sample of rows."""
+    if x.size == 0 or x.shape[-1] < 2:
+        return 1.0
+    flat = x.reshape(-1, x.shape[-1])
+    ordered = flat[:: -(-len(flat) // rows)].copy()
+    ordered.sort()
+    if not np.count_nonzero(ordered[:, 1:] == ordered[:, :-1]):
+        return 1.0
+    some = flat[:: -(-len(flat) // (16 * rows))]
+    some = some[some.any(-1)][:rows]
+    if len(some) == 0:
+        return 1.0
+    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
