@@ -30,11 +30,12 @@ class WeightsRounded(Statistical):
     def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
         return super()._computed(value, np.zeros(np.shape(value)), **more)
 
-    def _matmul(self, a: Self, b: Self) -> Self:
+    def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
         if a.weights is not None:
             stored = self.stored(a.value, self.precision.weights)
             a = self._computed(stored, a.error, weights=a.weights, level=a.level)
-        return super()._matmul(a, b)
+            value = a.value @ b.value
+        return super()._matmul(value, a, b)
 
     @staticmethod
     def stored(weights: Numbers, unit: float) -> Numbers:

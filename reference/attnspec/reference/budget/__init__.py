@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import WIDTH, Approximate, Extremes, Numbers
+from attnspec.reference.budget.error_array import WIDTH, Approximate, Extremes
+from attnspec.reference.budget.joint import Joint
+from attnspec.reference.budget.numbers import Numbers
 from attnspec.reference.budget.rigorous import Rigorous
 from attnspec.reference.budget.sampled import deviations
 from attnspec.reference.budget.statistical import Statistical
@@ -66,16 +68,21 @@ def judged(
     with np.errstate(all="ignore"):
         extremes = Extremes()
         estimate = partial(Statistical, error=0.0, precision=precision, given=True, extremes=extremes)
-        estimated = _run(formula, estimate, arguments, wide)
-        if not any(isinstance(x, Statistical) for x in flatten(estimated).values()):
-            return mapped(estimated, lambda _, x: _without_budget(x))
         bound = partial(Rigorous, error=0.0, precision=precision, given=True, extremes=extremes)
-        bounded = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
-        errors = {path: x.error for path, x in flatten(estimated).items() if isinstance(x, Statistical)}
+        if wide == np.float64:
+            both = _run(formula, lambda x: Joint(estimate(x), bound(x)), arguments, wide)
+            estimated = mapped(both, lambda _, x: x.estimate if isinstance(x, Joint) else x)
+            bounded = {path: x.bound for path, x in flatten(both).items() if isinstance(x, Joint)}
+        else:
+            # Bounds are computed in double, whatever the oracle is computed in.
+            estimated = _run(formula, estimate, arguments, wide)
+            bounded = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
+        found = {path: x for path, x in flatten(estimated).items() if isinstance(x, Statistical)}
+        errors = {path: x.error for path, x in found.items()}
         if sampled:
-            exact = {path: x.value for path, x in flatten(estimated).items() if path in errors}
-            found = deviations(lambda make: _numbers(_run(formula, make, arguments, wide)), exact, precision)
-            errors = {path: np.fmax(error, found[path]) for path, error in errors.items()}
+            exact = {path: x.value for path, x in found.items()}
+            more = deviations(lambda make: _numbers(_run(formula, make, arguments, wide)), exact, precision)
+            errors = {path: np.fmax(error, more[path]) for path, error in errors.items()}
 
         def join(path: str, x: Any) -> Judged:
             if not isinstance(x, Statistical):

@@ -12,10 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES, Numbers
+from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES
+from attnspec.reference.budget.numbers import Numbers, Softmax, attendable_softmax
 from attnspec.reference.budget.statistical import Statistical
 
 Backward = Callable[[Statistical], Sequence[Statistical | None]]
+
+
+def _operators(ufunc: Any) -> tuple[Any, Any]:
+    """The two methods of an operator: NumPy's go the long way round, to the same."""
+
+    def left(self: "Traced", other: Any) -> Any:
+        return self.__array_ufunc__(ufunc, "__call__", self, other)
+
+    def right(self: "Traced", other: Any) -> Any:
+        return self.__array_ufunc__(ufunc, "__call__", other, self)
+
+    return left, right
 
 
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):
@@ -31,6 +44,12 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> None:
         self.result, self.parents, self.backward = result, tuple(parents), backward
         self.terms: int = max([terms, *(p.terms for p in self.parents)])
+
+    __add__, __radd__ = _operators(np.add)
+    __sub__, __rsub__ = _operators(np.subtract)
+    __mul__, __rmul__ = _operators(np.multiply)
+    __truediv__, __rtruediv__ = _operators(np.true_divide)
+    __matmul__, __rmatmul__ = _operators(np.matmul)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,9 +126,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         if rule is None:
             return NotImplemented
         parents = [self._wrap(x) for x in inputs]
-        result = ufunc(*(p.result for p in parents))
+        operands = [p.result for p in parents]
+        result = operands[0].__array_ufunc__(ufunc, method, *operands)
         terms = parents[0].shape[-1] if ufunc is np.matmul else 1
-        return Traced(result, parents, rule(result, *(p.result for p in parents)), terms)
+        return Traced(result, parents, rule(result, *operands), terms)
 
     def __array_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -137,9 +157,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         if function in (np.shape, np.ndim):
             return function(args[0].result.value)
         if getattr(function, "__name__", "") == "softmax":
-            return args[0]._softmax(kwargs.get("mask"))
+            return args[0]._softmax(attendable_softmax(args[0].result.value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "log_softmax":
-            return args[0]._log_softmax()
+            return args[0]._log_softmax(attendable_softmax(args[0].result.value, None))
         return NotImplemented
 
     def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
@@ -174,8 +194,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
         return Traced(function([p.result for p in parts], *args[1:], **kwargs), parts, backward)
 
-    def _softmax(self, mask: Numbers | None) -> "Traced":
-        weights = self.result._softmax(mask)
+    def _softmax(self, softmax: Softmax) -> "Traced":
+        weights = self.result._softmax(softmax)
         # Kernels recompute the weights as exp(e − L), with L, the logarithm of the sum, as it was stored, and with
         # scores e that were summed in another order than those in L.
         units = np.sqrt(1 + 2 * 0.25 * self.terms)
@@ -197,8 +217,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
         return Traced(weights, [self], backward)
 
-    def _log_softmax(self) -> "Traced":
-        logarithms, weights = self.result._log_softmax(), self.result._softmax(None)
+    def _log_softmax(self, softmax: Softmax) -> "Traced":
+        logarithms, weights = self.result._log_softmax(softmax), self.result._softmax(softmax)
         # Kernels take the weights as exp of the logarithms, as these were stored.
         error = np.hypot(weights.error, (weights.value * logarithms.error).astype(np.float64))
         weights = weights._computed(weights.value, error)

@@ -7,13 +7,12 @@ for every operation. :class:`~attnspec.reference.budget.statistical.Statistical`
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
+from attnspec.reference.budget.numbers import DOUBLE, Numbers, Softmax, as_double, attendable_softmax, repeated_terms
 from attnspec.spec.contract.precision import Precision
-
-Numbers = np.ndarray[Any, Any]
 
 WIDTH = 8.0
 """Standard deviations in a budget."""
@@ -56,14 +55,35 @@ class Extremes:
     level: float = 0.0
 
 
-def _operators(ufunc: Any) -> tuple[Any, Any]:
+class EqualTerms:
+    """The largest number of equal nonzero terms in a row of a product: they have the same error.
+
+    ``count``, at least 1, is found when it is first needed. Hidden units with equal weights are equal in every row, so
+    that a sample of rows is enough.
+    """
+
+    __slots__ = ("_product", "count")
+
+    def __init__(self, product: Numbers) -> None:
+        self._product = product
+
+    def __getattr__(self, name: str) -> float:
+        if name != "count":
+            raise AttributeError(name)
+        self.count = repeated_terms(self._product)
+        return self.count
+
+
+def operators(ufunc: Any) -> tuple[Any, Any]:
     """The two methods of an operator, ours on the left and on the right: NumPy's go the long way round, to the same."""
 
     def left(self: "Approximate", other: Any) -> Any:
-        return self.__array_ufunc__(ufunc, "__call__", self, other)
+        b = other if type(other) is type(self) else self._wrap(other)
+        return self._applied(ufunc, ufunc(self.value, b.value), (self, b))
 
     def right(self: "Approximate", other: Any) -> Any:
-        return self.__array_ufunc__(ufunc, "__call__", other, self)
+        a = self._wrap(other)
+        return self._applied(ufunc, ufunc(a.value, self.value), (a, self))
 
     return left, right
 
@@ -76,14 +96,25 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     ``weights`` is set on attention weights and holds what pooling needs to know of them; ``level`` is the error,
     relative to each, that all weights of a row have in common. ``factors`` is set on products of inputs: a product of
     three may be taken in either order. ``terms`` is set on sums: how many terms they have. ``between`` is set on
-    differences where a variance may be taken from one pass: the two numbers. ``alike`` is the largest number of equal
-    elements in a row of any product that the numbers were computed from element by element: where elements of a product
-    are equal, they have the same error, and so have the numbers. ``extremes`` is shared by all arrays of one
-    computation.
+    differences where a variance may be taken from one pass: the two numbers. ``alike`` holds the equal terms of all
+    products that the numbers were computed from element by element: where elements of a product are equal, they have
+    the same error, and so have the numbers. ``extremes`` is shared by all arrays of one computation.
+
+    There are very many small arrays: what only few of them have is an attribute of the class unless it is set.
     """
 
-    ufuncs: ClassVar[Mapping[Any, str]] = {}
     __array_priority__ = 1000
+
+    given: bool = False
+    weights: Any = None
+    level: Numbers | float = 0.0
+    factors: tuple[Self, Self] | None = None
+    terms: int = 0
+    between: tuple[Self, Self] | None = None
+    alike: frozenset[EqualTerms] = frozenset()
+    _scale: Numbers | Callable[[], Numbers] | None = None
+    _magnitude: Numbers | None = None
+    _squares: Numbers | None = None
 
     def __init__(
         self,
@@ -92,34 +123,22 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         precision: Precision,
         *,
         given: bool = False,
-        scale: Numbers | Callable[[], Numbers] | None = None,
-        weights: Any = None,
-        level: Numbers | float = 0.0,
-        factors: tuple[Self, Self] | None = None,
-        terms: int = 0,
-        between: tuple[Self, Self] | None = None,
-        alike: float = 1.0,
         extremes: Extremes | None = None,
     ) -> None:
         self.value = np.asarray(value)
         error = np.asarray(error, dtype=np.float64)
-        self.error = error if error.shape == self.value.shape else np.full(self.value.shape, error)
+        if error.shape != self.value.shape:
+            error = np.full(self.value.shape, error) if error.any() else np.zeros(self.value.shape)
+        self.error = error
         self.precision = precision
         self.given = given
-        self._scale = scale
-        self.weights = weights
-        self.level = level
-        self.factors = factors
-        self.terms = terms
-        self.between = between
-        self.alike = alike
         self.extremes = Extremes() if extremes is None else extremes
 
-    __add__, __radd__ = _operators(np.add)
-    __sub__, __rsub__ = _operators(np.subtract)
-    __mul__, __rmul__ = _operators(np.multiply)
-    __truediv__, __rtruediv__ = _operators(np.true_divide)
-    __matmul__, __rmatmul__ = _operators(np.matmul)
+    __add__, __radd__ = operators(np.add)
+    __sub__, __rsub__ = operators(np.subtract)
+    __mul__, __rmul__ = operators(np.multiply)
+    __truediv__, __rtruediv__ = operators(np.true_divide)
+    __matmul__, __rmatmul__ = operators(np.matmul)
 
     # What an array has -------------------------------------------------------------------------------------------
 
@@ -129,6 +148,11 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         if callable(self._scale):
             self._scale = self._scale()
         return self._scale
+
+    @scale.setter
+    def scale(self, scale: Numbers | Callable[[], Numbers] | None) -> None:
+        """Numbers, or a function that is called when they are first needed."""
+        self._scale = scale
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -166,11 +190,11 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Self:
         """Sums, with their errors."""
-        return self._sum(axis, keepdims)
+        return self._sum(self.value.sum(axis=axis, keepdims=keepdims), axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Self:
         """Means, with their errors."""
-        total = self._sum(axis, keepdims)
+        total = self.sum(axis, keepdims)
         return self._wrap(total / total.dtype.type(self.value.size // max(total.value.size, 1)))
 
     def broadcast_to(self, shape: tuple[int, ...]) -> Self:
@@ -180,47 +204,78 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def chosen(self, condition: Any, other: Any) -> Self:
         """These numbers where the condition holds, others elsewhere."""
         x, y = self, self._wrap(other)
-        return type(self)(
-            np.where(condition, x.value, y.value),
-            np.where(condition, x.error, y.error),
-            self.precision,
-            given=x.given and y.given,
-            alike=max(x.alike, y.alike),
-            extremes=self.extremes,
-        )
+        value, error = np.where(condition, x.value, y.value), np.where(condition, x.error, y.error)
+        return self._with(value, error, given=x.given and y.given, alike=x.alike | y.alike)
 
     # Making new ones ---------------------------------------------------------------------------------------------
 
-    def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
-        return type(self)(value, error, self.precision, extremes=self.extremes, **more)
+    def _with(self, value: Numbers, error: Numbers, **more: Any) -> Self:
+        """Other numbers of the same computation; ``more`` are those attributes that differ from those of the class."""
+        new = object.__new__(type(self))
+        new.value = value if type(value) is np.ndarray else np.asarray(value)
+        new.error = error if type(error) is np.ndarray and error.dtype is DOUBLE else np.asarray(error, DOUBLE)
+        if new.error.shape != new.value.shape:
+            new.error = np.full(new.value.shape, new.error)
+        new.precision, new.extremes = self.precision, self.extremes
+        for name, x in more.items():
+            setattr(new, name, x)
+        return new
+
+    _computed = _with
 
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
-        return type(self)(
-            move(self.value),
-            move(self.error),
-            self.precision,
-            given=self.given,
-            scale=None if self._scale is None else lambda: move(np.asarray(self.scale)),
-            terms=self.terms,
-            alike=self.alike,
-            extremes=self.extremes,
+        return self._moved(move(self.value), move)
+
+    def _moved(self, value: Numbers, move: Callable[[Numbers], Numbers]) -> Self:
+        moved = self._with(value, move(self.error), given=self.given)
+        if self._scale is not None:
+            moved.scale = lambda: move(np.asarray(self.scale))
+        if self.terms:
+            moved.terms = self.terms
+        if self.alike:
+            moved.alike = self.alike
+        return moved
+
+    def _joined(self, join: Callable[[Sequence[Numbers]], Numbers], parts: Sequence[Self]) -> Self:
+        scaled = any(p._scale is not None for p in parts)
+        return self._with(
+            join([p.value for p in parts]),
+            join([p.error for p in parts]),
+            given=all(p.given for p in parts),
+            scale=join([p.magnitude_in_sums for p in parts]) if scaled else None,
+            alike=frozenset().union(*(p.alike for p in parts)),
         )
+
+    def _counted(self, x: Numbers) -> Self:
+        # Positions and the like are computed where they are used, and not stored as operands are.
+        precision = replace(self.precision, operand=0.0)
+        return type(self)(x, 0.0, precision, given=True, extremes=self.extremes)
 
     def _wrap(self, x: Any) -> Self:
         if isinstance(x, type(self)):
             return x
-        return type(self)(x, 0.0, self.precision, given=True, extremes=self.extremes)
+        value = np.asarray(x)
+        return self._with(value, np.zeros(value.shape), given=True)
+
+    @property
+    def magnitude(self) -> Numbers:
+        """The magnitude of the numbers, in double precision."""
+        if self._magnitude is None:
+            self._magnitude = np.abs(as_double(self.value))
+        return self._magnitude
 
     @property
     def magnitude_in_sums(self) -> Numbers:
         """The magnitude to which the rounding errors of a sum are relative."""
-        magnitude = np.abs(as_double(self.value))
-        return magnitude if self.scale is None else np.maximum(magnitude, self.scale)
+        scale = self.scale
+        return self.magnitude if scale is None else np.maximum(self.magnitude, scale)
 
     @property
     def squares_in_sums(self) -> Numbers:
         """The squares of these magnitudes."""
-        return as_double(self.value) ** 2 if self.scale is None else self.magnitude_in_sums**2
+        if self._squares is None:
+            self._squares = as_double(self.value) ** 2 if self._scale is None else self.magnitude_in_sums**2
+        return self._squares
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
         """For a product of inputs times an input, (xw)b: the magnitudes of x and wb, for x(wb) is as good an order.
@@ -250,18 +305,28 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "reduce" and ufunc is np.add:
             (x,) = inputs
-            return x._sum(kwargs.get("axis"), kwargs.get("keepdims", False))
+            return x.sum(kwargs.get("axis"), kwargs.get("keepdims", False))
         if method != "__call__":
             return NotImplemented
         if ufunc in COMPARISONS:
             return ufunc(*(x.value if isinstance(x, Approximate) else x for x in inputs))
-        rule = getattr(self, f"_{ufunc.__name__}", None)
-        if rule is None:
+        if not self._rules(ufunc):
             return NotImplemented
-        operands = [self._wrap(x) for x in inputs]
-        result: Self = rule(*operands)
+        kind = type(self)
+        operands = [x if type(x) is kind else self._wrap(x) for x in inputs]
+        return self._applied(ufunc, ufunc(*[x.value for x in operands]), operands)
+
+    def _rules(self, ufunc: Any) -> bool:
+        """Whether there is a rule for a function of NumPy."""
+        return hasattr(self, f"_{ufunc.__name__}")
+
+    def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
+        """What a function of NumPy gives, which is ``value``, with its errors by the rule of this name."""
+        result: Self = getattr(self, f"_{ufunc.__name__}")(value, *operands)
         if ufunc is not np.matmul:
-            result.alike = max([x.alike for x in operands])
+            for x in operands:
+                if x.alike:
+                    result.alike |= x.alike
         return result
 
     def __array_function__(
@@ -271,48 +336,35 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._move(lambda x: function(x, *args[1:], **kwargs))
         if function in JOINS:
             parts = [self._wrap(x) for x in args[0]]
-            scales = None
-            if any(p._scale is not None for p in parts):
-                scales = function([p.magnitude_in_sums for p in parts], *args[1:], **kwargs)
-            return type(self)(
-                function([p.value for p in parts], *args[1:], **kwargs),
-                function([p.error for p in parts], *args[1:], **kwargs),
-                self.precision,
-                given=all(p.given for p in parts),
-                scale=scales,
-                alike=max([p.alike for p in parts]),
-                extremes=self.extremes,
-            )
+            return self._joined(lambda x: function(x, *args[1:], **kwargs), parts)
         if function is np.where:
             return self._wrap(args[1]).chosen(args[0], args[2])
         if function in (np.sum, np.mean):
             x, *rest = args
             return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
         if function is np.asarray:
-            # Positions and the like are computed where they are used, and not stored as operands are.
-            precision = replace(self.precision, operand=0.0)
-            return type(self)(np.asarray(*args, **kwargs), 0.0, precision, given=True, extremes=self.extremes)
+            return self._counted(np.asarray(*args, **kwargs))
         if function in (np.zeros_like, np.ones_like):
             return function(args[0].value, **kwargs)
         if function in (np.shape, np.ndim):
             return function(args[0].value)
         if getattr(function, "__name__", "") == "softmax":
-            return args[0]._softmax(kwargs.get("mask"))
+            return args[0]._softmax(attendable_softmax(args[0].value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "log_softmax":
-            return args[0]._log_softmax()
+            return args[0]._log_softmax(attendable_softmax(args[0].value, None))
         if getattr(function, "__name__", "") == "greatest":
             return args[0]._greatest(*args[1:])
         return NotImplemented
 
     # Where the two kinds of error differ --------------------------------------------------------------------------
 
-    def _sum(self, axis: Any, keepdims: bool) -> Self:
+    def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for sums")
 
-    def _softmax(self, mask: Numbers | None) -> Self:
+    def _softmax(self, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for softmax")
 
-    def _log_softmax(self) -> Self:
+    def _log_softmax(self, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for the logarithms of softmax")
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
@@ -327,19 +379,14 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         found = self._move(lambda x: np.take_along_axis(x, places, axis=-1))
         return places, self._computed(found.value, np.where(least <= most, UNKNOWN, found.error))
 
-    def _maximum(self, a: Self, b: Self) -> Self:
+    def _maximum(self, value: Numbers, a: Self, b: Self) -> Self:
         # Where the errors can change which is the larger one, the result may be either.
         either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
         error = np.where(either, np.maximum(a.error, b.error), np.where(a.value >= b.value, a.error, b.error))
-        return self._computed(np.maximum(a.value, b.value), error)
+        return self._computed(value, error)
 
-    def _negative(self, a: Self) -> Self:
-        return type(self)(-a.value, a.error, a.precision, given=a.given, scale=a.scale, extremes=a.extremes)
+    def _negative(self, value: Numbers, a: Self) -> Self:
+        return self._with(value, a.error, given=a.given, scale=a.scale)
 
-    def _positive(self, a: Self) -> Self:
+    def _positive(self, value: Numbers, a: Self) -> Self:
         return a
-
-
-def as_double(x: Numbers) -> Numbers:
-    """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
-    return x.astype(np.float64, copy=False)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from attnspec.reference.budget.derivative import Traced
-from attnspec.reference.budget.error_array import WIDTH, Numbers
+from attnspec.reference.budget.error_array import WIDTH
+from attnspec.reference.budget.numbers import Numbers, longest_runs
 from attnspec.reference.budget.sampled import deviations
-from attnspec.reference.budget.softmax import longest_runs
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.arithmetic import arithmetic
 from attnspec.spec.contract.precision import Precision

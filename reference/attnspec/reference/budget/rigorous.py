@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import UNKNOWN, Approximate, Numbers
+from attnspec.reference.budget.error_array import UNKNOWN, Approximate
+from attnspec.reference.budget.numbers import Numbers, Softmax
 from attnspec.reference.budget.softmax import LARGEST_EXPONENT, WeightErrors, rigorous_logarithms, rigorous_weights
 
 _EXP = 4.0
@@ -45,78 +46,72 @@ class Rigorous(Approximate):
         error: Numbers = first.error + second.error
         u = self.precision.operand
         if u:
-            error = error + sum((u * np.abs(x.value) for x in terms if not x.given), 0.0)
+            error = error + sum((u * x.magnitude for x in terms if not x.given), 0.0)
         return error
 
-    def _add(self, a: Self, b: Self) -> Self:
+    def _add(self, value: Numbers, a: Self, b: Self) -> Self:
         error = self._error_of_terms(a, b)
         for sums, more in ((a, b), (b, a)):
             if sums.terms:
                 # The sum may have begun with this term, as a linear layer begins with its bias.
-                error = error + sums.terms * self.precision.accumulation * np.abs(more.value)
-        return self._rounded(a.value + b.value, error)
+                error = error + sums.terms * self.precision.accumulation * more.magnitude
+        return self._rounded(value, error)
 
-    def _subtract(self, a: Self, b: Self) -> Self:
+    def _subtract(self, value: Numbers, a: Self, b: Self) -> Self:
         error = self._error_of_terms(a, b)
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
-            error = error + self.precision.accumulation * (np.abs(a.value) + np.abs(b.value))
-        return self._rounded(a.value - b.value, error, between=(a, b) if self.precision.one_pass else None)
+            error = error + self.precision.accumulation * (a.magnitude + b.magnitude)
+        return self._rounded(value, error, between=(a, b) if self.precision.one_pass else None)
 
-    def _multiply(self, a: Self, b: Self) -> Self:
-        x, y = np.abs(a.value), np.abs(b.value)
-        return self._rounded(a.value * b.value, x * b.error + y * a.error + a.error * b.error)
+    def _multiply(self, value: Numbers, a: Self, b: Self) -> Self:
+        x, y = a.magnitude, b.magnitude
+        return self._rounded(value, x * b.error + y * a.error + a.error * b.error)
 
-    def _divide(self, a: Self, b: Self) -> Self:
-        value = a.value / b.value
-        least = np.abs(b.value) - b.error
+    def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
+        least = b.magnitude - b.error
         error = np.where(least > 0, (a.error + np.abs(value) * b.error) / np.where(least > 0, least, 1), np.inf)
         # A product with the reciprocal rounds twice, and the reciprocal may have been computed from a rounded root.
         return self._rounded(value, error, 3.0)
 
     _true_divide = _divide
 
-    def _square(self, a: Self) -> Self:
+    def _square(self, value: Numbers, a: Self) -> Self:
         if a.between is None:
-            return self._multiply(a, a)
+            return self._multiply(value, a, a)
         x, y = a.between
         squares, mean, u = x.value**2, np.abs(y.value), self.precision.accumulation
-        error = 2 * np.abs(a.value) * a.error + a.error**2 + 2 * u * squares
+        error = 2 * a.magnitude * a.error + a.error**2 + 2 * u * squares
         error = error + 2 * mean * y.error + y.error**2 + 2 * u * (mean + y.error) ** 2
-        return self._rounded(a.value**2, error, scale=np.broadcast_to(squares, a.shape))
+        return self._rounded(value, error, scale=np.broadcast_to(squares, a.shape))
 
-    def _sqrt(self, a: Self) -> Self:
-        value = np.sqrt(a.value)
+    def _sqrt(self, value: Numbers, a: Self) -> Self:
         return self._rounded(value, value - np.sqrt(np.maximum(a.value - a.error, 0)))
 
-    def _exp(self, a: Self) -> Self:
-        value = np.exp(a.value)
+    def _exp(self, value: Numbers, a: Self) -> Self:
         return self._rounded(value, value * np.expm1(np.minimum(a.error, LARGEST_EXPONENT)), _EXP)
 
-    def _tanh(self, a: Self) -> Self:
-        value = np.tanh(a.value)
-        nearest = np.maximum(np.abs(a.value) - a.error, 0)
+    def _tanh(self, value: Numbers, a: Self) -> Self:
+        nearest = np.maximum(a.magnitude - a.error, 0)
         slope = 1 - np.tanh(nearest) ** 2
         error = np.minimum(a.error * slope, 2.0) + _TANH * self.precision.accumulation
         return self._computed(value, error + self.precision.tanh * np.abs(value), scale=np.ones(value.shape))
 
-    def _sin(self, a: Self) -> Self:
-        return self._rounded(np.sin(a.value), np.minimum(a.error, 2.0), _EXP)
+    def _sin(self, value: Numbers, a: Self) -> Self:
+        return self._rounded(value, np.minimum(a.error, 2.0), _EXP)
 
-    def _cos(self, a: Self) -> Self:
-        return self._rounded(np.cos(a.value), np.minimum(a.error, 2.0), _EXP)
+    def _cos(self, value: Numbers, a: Self) -> Self:
+        return self._rounded(value, np.minimum(a.error, 2.0), _EXP)
 
-    def _sum(self, axis: Any, keepdims: bool) -> Self:
-        value = self.value.sum(axis=axis, keepdims=keepdims)
+    def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
         terms = self.value.size // max(value.size, 1)
         error = self.error.sum(axis=axis, keepdims=keepdims)
         reach = self.magnitude_in_sums.sum(axis=axis, keepdims=keepdims) + error
         self._note_peak(reach)
         return self._rounded(value, error + terms * self.precision.accumulation * reach, 0.0, terms=terms)
 
-    def _matmul(self, a: Self, b: Self) -> Self:
+    def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
         p = self.precision
-        value = a.value @ b.value
         if isinstance(a.weights, WeightErrors):
             return self._computed(value, self._pooling_error(a, b, value))
         terms = a.shape[-1]
@@ -171,9 +166,9 @@ class Rigorous(Approximate):
         error: Numbers = weighting + alpha @ b.error + roundings + underflow + w.common * np.abs(value)
         return error
 
-    def _softmax(self, mask: Numbers | None) -> Self:
-        weights, error, errors = rigorous_weights(self.value, self.error, mask, self.precision)
+    def _softmax(self, softmax: Softmax) -> Self:
+        weights, error, errors = rigorous_weights(softmax, self.error, self.precision)
         return self._computed(weights, error, weights=errors)
 
-    def _log_softmax(self) -> Self:
-        return self._rounded(*rigorous_logarithms(self.value, self.error, self.precision))
+    def _log_softmax(self, softmax: Softmax) -> Self:
+        return self._rounded(*rigorous_logarithms(softmax, self.error, self.precision))

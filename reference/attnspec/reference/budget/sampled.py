@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import UNKNOWN, Extremes, Numbers
+from attnspec.reference.budget.error_array import UNKNOWN, Extremes
+from attnspec.reference.budget.numbers import Numbers
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.spec.contract.precision import Precision
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import UNKNOWN, WIDTH, Numbers, as_double
+from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
+from attnspec.reference.budget.numbers import Numbers, Softmax, as_double, longest_runs
 from attnspec.spec.contract.precision import Precision
 
 SCORE_GRID = 32
@@ -35,7 +36,7 @@ class WeightErrors:
 
 
 def statistical_weights(
-    scores: Numbers, errors: Numbers, mask: Numbers | None, precision: Precision
+    softmax: Softmax, errors: Numbers, precision: Precision
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Weights and their standard deviations, from those of the scores, each of shape (..., n, m).
 
@@ -43,12 +44,12 @@ def statistical_weights(
     of the error that all weights of a row have in common.
     """
     p, u = precision, precision.accumulation
-    weights, shifted, attendable, logarithm = attendable_softmax(scores, mask)
+    weights, shifted, attendable, logarithm, masked = softmax
     alpha, drop = as_double(weights), as_double(shifted)
-    error = errors if mask is None else np.where(attendable, errors, 0.0)
+    error = np.where(attendable, errors, 0.0) if masked else errors
     keys = attendable.shape[-1]
     d = np.minimum(np.sqrt(error**2 + u**2 * (1 + drop**2)), 1.0)
-    reach = WIDTH * (d if mask is None else np.where(attendable, d, 0.0))
+    reach = WIDTH * (np.where(attendable, d, 0.0) if masked else d)
     relative = np.expm1(reach) / WIDTH
     squares = (alpha * relative) ** 2
     least_sum = _least_sum(alpha, reach)
@@ -63,18 +64,16 @@ def statistical_weights(
     # First order fails in rows with a score whose 8σ exceeds ½: there only a bound can judge.
     unsure = (WIDTH * error > 0.5).any(-1, keepdims=True)
     sigma = np.where(unsure & (alpha < 1), UNKNOWN, sigma)
-    return weights, sigma if mask is None else np.where(attendable, sigma, 0.0), repeats, level
+    return weights, np.where(attendable, sigma, 0.0) if masked else sigma, repeats, level
 
 
-def rigorous_weights(
-    scores: Numbers, errors: Numbers, mask: Numbers | None, precision: Precision
-) -> tuple[Numbers, Numbers, WeightErrors]:
+def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers, WeightErrors]:
     """Weights and bounds of their errors, from those of the scores, of shape (..., n, m); and their relative errors."""
     p, u = precision, precision.accumulation
-    alpha, shifted, attendable, logarithm = attendable_softmax(scores, mask)
+    alpha, shifted, attendable, logarithm, masked = softmax
     delta = errors + 3 * u * np.abs(shifted) + 6 * u
     delta = np.minimum(delta, LARGEST_EXPONENT)
-    if mask is not None:
+    if masked:
         delta = np.where(attendable, delta, 0.0)
     relative = np.expm1(delta)
     least_sum = _least_sum(alpha, delta)
@@ -84,18 +83,18 @@ def rigorous_weights(
     error = np.minimum(error, np.maximum(alpha, 1 - alpha))
     common = 2 * u * logarithm
     error = error + ((attendable.shape[-1] + 2) * u + common) * alpha + p.weights_smallest
-    error = error if mask is None else np.where(attendable, error, 0.0)
+    error = np.where(attendable, error, 0.0) if masked else error
     return alpha, error, WeightErrors(relative, least_sum, attendable, common)
 
 
-def statistical_logarithms(scores: Numbers, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
+def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
     """Logarithms of softmax weights and their variances, from the errors of the scores, each of shape (..., m).
 
     A score moves its own logarithm, and that of the sum by its weight. Errors that scores have in common, from the
     vector that all of them were computed from, add linearly in the sum.
     """
     u = precision.accumulation
-    value, alpha, drop, logarithm = _logarithms(scores)
+    value, alpha, drop, logarithm = _logarithms(softmax)
     own = errors**2 + u**2 * (1 + drop**2)
     of_sum = (alpha * np.sqrt(own)).sum(-1, keepdims=True)
     repeats = _largest_multiplicity(drop, np.ones(drop.shape, bool))
@@ -103,18 +102,18 @@ def statistical_logarithms(scores: Numbers, errors: Numbers, precision: Precisio
     return value, own + of_sum**2 + summing
 
 
-def rigorous_logarithms(scores: Numbers, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
+def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
     """The same with bounds of the errors in place of variances."""
     u = precision.accumulation
-    value, alpha, drop, logarithm = _logarithms(scores)
+    value, alpha, drop, logarithm = _logarithms(softmax)
     own = np.minimum(errors + 3 * u * np.abs(drop) + 6 * u, LARGEST_EXPONENT)
     of_sum = np.log1p((alpha * np.expm1(own)).sum(-1, keepdims=True))
     return value, own + of_sum + (drop.shape[-1] + 2) * u + 2 * u * logarithm
 
 
-def _logarithms(scores: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Logarithms of weights, weights, scores minus the greatest of their row, and |log Σ exp| of every row."""
-    alpha, shifted, _, logarithm = attendable_softmax(scores, None)
+    alpha, shifted, _, logarithm, _ = softmax
     value = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return value, as_double(alpha), as_double(shifted), logarithm
 
@@ -151,19 +150,3 @@ def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
         return np.full((*scores.shape[:-1], 1), float(keys))
     ordered = np.sort(np.where(attendable, np.round(scores * SCORE_GRID), np.nan), axis=-1)
     return longest_runs(ordered)
-
-
-def longest_runs(ordered: Numbers) -> Numbers:
-    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
-
-    NaN equals nothing.
-    """
-    other = ordered[..., 1:] != ordered[..., :-1]
-    if other.all():
-        return np.ones((*ordered.shape[:-1], 1))
-    new_run = np.ones(ordered.shape, bool)
-    new_run[..., 1:] = other
-    position = np.arange(ordered.shape[-1])
-    start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
-    longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
-    return longest

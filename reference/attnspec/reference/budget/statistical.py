@@ -4,21 +4,48 @@ Correct implementations stay within 8 standard deviations, wrong ones do not. Th
 of a rounding error: 0.6 u for a single operation (0.58 u if it is uniform), 0.5 u √n for a sum of n terms.
 """
 
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import WIDTH, Approximate, Numbers, as_double
-from attnspec.reference.budget.softmax import longest_runs, statistical_logarithms, statistical_weights
+from attnspec.reference.budget.error_array import WIDTH, Approximate, EqualTerms
+from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
+from attnspec.reference.budget.softmax import statistical_logarithms, statistical_weights
+
+LEAST = 2.0**-510
+"""The square of anything smaller is 0 in double precision."""
+
+_count = attrgetter("count")
 
 
 class Statistical(Approximate):
     """``error`` is the standard deviation of each number."""
 
+    _own_terms: EqualTerms | None = None
+
     @property
     def floor(self) -> float:
         """The least error of a rounding; the square of anything smaller is 0 in double precision."""
-        return max(self.precision.smallest, 2.0**-510)
+        return max(self.precision.smallest, LEAST)
+
+    @property
+    def repeats(self) -> float:
+        """How many numbers that are summed have the same error, because they are equal in a product."""
+        if not self.alike:
+            return 1.0
+        most = max(self.alike, key=_count)
+        if len(self.alike) > 1:
+            # The others have no say any more.
+            self.alike = frozenset((most,))
+        return most.count
+
+    @property
+    def own_terms(self) -> EqualTerms:
+        """The equal terms of these numbers."""
+        if self._own_terms is None:
+            self._own_terms = EqualTerms(self.value)
+        return self._own_terms
 
     def _rounded(self, value: Numbers, variance: Numbers, spread: float = 0.6, **more: Any) -> Self:
         return self._computed(value, self._deviation(value, variance, spread), **more)
@@ -29,7 +56,8 @@ class Statistical(Approximate):
         relative = (spread * p.accumulation) ** 2 + (0.6 * p.stored) ** 2
         if relative:
             variance = variance + relative * as_double(value) ** 2
-        return np.asarray(np.sqrt(variance) + self.floor)
+        deviation: Numbers = np.sqrt(variance) + self.floor
+        return deviation
 
     def _variance_of_terms(self, *terms: Self) -> Numbers:
         """Variance of what is added, and of rounding computed operands before they are added."""
@@ -40,60 +68,56 @@ class Statistical(Approximate):
             variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.given), 0.0)
         return variance
 
-    def _add(self, a: Self, b: Self) -> Self:
-        value = a.value + b.value
+    def _add(self, value: Numbers, a: Self, b: Self) -> Self:
         variance = self._variance_of_terms(a, b)
-        for sums, more in ((a, b), (b, a)):
-            if sums.terms:
-                # The sum may have begun with this term, as a linear layer begins with its bias.
-                u = 0.5 * self.precision.accumulation
-                variance = variance + u**2 * sums.terms * (as_double(more.value) ** 2 + as_double(value) ** 2)
+        if a.terms or b.terms:
+            # The sum may have begun with this term, as a linear layer begins with its bias.
+            u, squares = 0.5 * self.precision.accumulation, as_double(value) ** 2
+            for sums, more in ((a, b), (b, a)):
+                if sums.terms:
+                    variance = variance + u**2 * sums.terms * (as_double(more.value) ** 2 + squares)
         return self._rounded(value, variance)
 
-    def _subtract(self, a: Self, b: Self) -> Self:
+    def _subtract(self, value: Numbers, a: Self, b: Self) -> Self:
         variance = self._variance_of_terms(a, b)
         if not (a.given and b.given):
             # What multiplies a difference may have multiplied both terms before.
             u = 0.5 * self.precision.accumulation
             variance = variance + u**2 * (as_double(a.value) ** 2 + as_double(b.value) ** 2)
-        return self._rounded(a.value - b.value, variance, between=(a, b) if self.precision.one_pass else None)
+        return self._rounded(value, variance, between=(a, b) if self.precision.one_pass else None)
 
-    def _multiply(self, a: Self, b: Self) -> Self:
+    def _multiply(self, value: Numbers, a: Self, b: Self) -> Self:
         x, y = as_double(a.value), as_double(b.value)
         # The last term matters where both factors are 0 but for their errors.
         variance = (x * b.error) ** 2 + (y * a.error) ** 2 + (a.error * b.error) ** 2
-        return self._rounded(a.value * b.value, variance)
+        return self._rounded(value, variance)
 
-    def _divide(self, a: Self, b: Self) -> Self:
-        value = a.value / b.value
+    def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
         return self._rounded(value, (a.error**2 + (as_double(value) * b.error) ** 2) / as_double(b.value) ** 2)
 
     _true_divide = _divide
 
-    def _square(self, a: Self) -> Self:
+    def _square(self, value: Numbers, a: Self) -> Self:
         variance = (2 * as_double(a.value) * a.error) ** 2
         if a.between is None:
-            return self._rounded(a.value**2, variance)
+            return self._rounded(value, variance)
         # Σ(x − y)²/n may be taken as Σx²/n − y²: the n squares of y have the same error, which adds linearly.
         x, y = a.between
         squares, mean = as_double(x.value) ** 2, as_double(y.value)
         times = max(x.value.size, 1) / max(y.value.size, 1)
         u = 0.6 * self.precision.accumulation
         variance = variance + (u * squares) ** 2 + times * ((2 * mean * y.error) ** 2 + (u * mean**2) ** 2)
-        return self._rounded(a.value**2, variance, scale=np.broadcast_to(squares, a.shape))
+        return self._rounded(value, variance, scale=np.broadcast_to(squares, a.shape))
 
-    def _sqrt(self, a: Self) -> Self:
-        value = np.sqrt(a.value)
+    def _sqrt(self, value: Numbers, a: Self) -> Self:
         # The steepest slope within the budget: a variance from one pass may err by as much as it is.
         least = np.maximum(as_double(a.value) - WIDTH * a.error, 0)
         return self._rounded(value, (a.error / np.where(value > 0, as_double(value) + np.sqrt(least), np.inf)) ** 2)
 
-    def _exp(self, a: Self) -> Self:
-        value = np.exp(a.value)
+    def _exp(self, value: Numbers, a: Self) -> Self:
         return self._rounded(value, (as_double(value) * a.error) ** 2, 1.0)
 
-    def _tanh(self, a: Self) -> Self:
-        value = np.tanh(a.value)
+    def _tanh(self, value: Numbers, a: Self) -> Self:
         r = as_double(value)
         u, fast = self.precision.accumulation, self.precision.tanh
         # The steepest slope within the budget: the error of a state may reach from one saturation to the other.
@@ -102,23 +126,21 @@ class Statistical(Approximate):
         error = np.sqrt((slope * a.error) ** 2 + u**2 + (fast * r) ** 2)
         return self._computed(value, error, scale=np.ones_like(r))
 
-    def _sin(self, a: Self) -> Self:
-        return self._rounded(np.sin(a.value), (np.cos(as_double(a.value)) * a.error) ** 2, 1.0)
+    def _sin(self, value: Numbers, a: Self) -> Self:
+        return self._rounded(value, (np.cos(as_double(a.value)) * a.error) ** 2, 1.0)
 
-    def _cos(self, a: Self) -> Self:
-        return self._rounded(np.cos(a.value), (np.sin(as_double(a.value)) * a.error) ** 2, 1.0)
+    def _cos(self, value: Numbers, a: Self) -> Self:
+        return self._rounded(value, (np.sin(as_double(a.value)) * a.error) ** 2, 1.0)
 
-    def _sum(self, axis: Any, keepdims: bool) -> Self:
-        value = self.value.sum(axis=axis, keepdims=keepdims)
+    def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
         terms = self.value.size // max(value.size, 1)
         squares = self.squares_in_sums.sum(axis=axis, keepdims=keepdims)
         u = 0.5 * self.precision.accumulation
-        variance = self.alike * (self.error**2).sum(axis=axis, keepdims=keepdims)
+        variance = self.repeats * (self.error**2).sum(axis=axis, keepdims=keepdims)
         return self._rounded(value, variance + u**2 * terms * (as_double(value) ** 2 + squares), 0.0, terms=terms)
 
-    def _matmul(self, a: Self, b: Self) -> Self:
+    def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
         p = self.precision
-        value = a.value @ b.value
         terms, floor, double = a.shape[-1], self.floor, as_double(value)
         left, right = a.squares_in_sums, b.squares_in_sums
         squares = left @ right
@@ -135,7 +157,7 @@ class Statistical(Approximate):
             variance = variance + (p.bias * double) ** 2
         if np.count_nonzero(a.error):
             # Equal errors add linearly.
-            variance = variance + max(a.alike, _repeated_terms(a.value)) * (a.error**2 @ right)
+            variance = variance + max(a.repeats, a.own_terms.count) * (a.error**2 @ right)
         if np.count_nonzero(b.error):
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
@@ -149,38 +171,23 @@ class Statistical(Approximate):
         # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
         # other one need not.
         factors = (a, b) if a.given and b.given else None
-        return self._computed(
+        equal = EqualTerms(value)
+        result = self._computed(
             value,
             self._deviation(value, variance, 0.0) + terms * floor,
             scale=lambda: np.maximum(np.abs(double), np.sqrt(squares)),
             factors=factors,
             terms=terms,
-            alike=_repeated_terms(value),
+            alike=frozenset((equal,)),
         )
+        if result.value is value:
+            result._own_terms = equal
+        return result
 
-    def _softmax(self, mask: Numbers | None) -> Self:
-        weights, sigma, repeats, level = statistical_weights(self.value, self.error, mask, self.precision)
+    def _softmax(self, softmax: Softmax) -> Self:
+        weights, sigma, repeats, level = statistical_weights(softmax, self.error, self.precision)
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         return self._computed(weights, sigma, weights=repeats, level=level)
 
-    def _log_softmax(self) -> Self:
-        return self._rounded(*statistical_logarithms(self.value, self.error, self.precision))
-
-
-def _repeated_terms(x: Numbers, rows: int = 4) -> float:
-    """The largest number of equal nonzero terms in a row, from a sample of rows: those terms have the same error.
-
-    Hidden units with equal weights are equal in every row, so that a few rows are enough.
-    """
-    if x.size == 0 or x.shape[-1] < 2:
-        return 1.0
-    flat = x.reshape(-1, x.shape[-1])
-    ordered = flat[:: -(-len(flat) // rows)].copy()
-    ordered.sort()
-    if not np.count_nonzero(ordered[:, 1:] == ordered[:, :-1]):
-        return 1.0
-    some = flat[:: -(-len(flat) // (16 * rows))]
-    some = some[some.any(-1)][:rows]
-    if len(some) == 0:
-        return 1.0
-    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
+    def _log_softmax(self, softmax: Softmax) -> Self:
+        return self._rounded(*statistical_logarithms(softmax, self.error, self.precision))

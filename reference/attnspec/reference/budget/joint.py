@@ -1,0 +1,58 @@
+"""Both kinds of error of the same numbers, in one run of a formula.
+
+The standard deviation and the bound follow from the same numbers: values, moves and exponentials are computed once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from attnspec.reference.budget.error_array import Approximate
+from attnspec.reference.budget.numbers import Numbers, Softmax
+from attnspec.reference.budget.rigorous import Rigorous
+from attnspec.reference.budget.statistical import Statistical
+
+
+class Joint(Approximate):
+    """Numbers with the standard deviation of each, in ``estimate``, and its bound, in ``bound``: the same in both."""
+
+    def __init__(self, estimate: Statistical, bound: Rigorous) -> None:
+        self.value, self.estimate, self.bound = estimate.value, estimate, bound
+
+    def chosen(self, condition: Any, other: Any) -> Self:
+        """These numbers where the condition holds, others elsewhere."""
+        other = self._wrap(other)
+        return type(self)(self.estimate.chosen(condition, other.estimate), self.bound.chosen(condition, other.bound))
+
+    def _wrap(self, x: Any) -> Self:
+        return x if isinstance(x, type(self)) else type(self)(self.estimate._wrap(x), self.bound._wrap(x))
+
+    def _counted(self, x: Numbers) -> Self:
+        return type(self)(self.estimate._counted(x), self.bound._counted(x))
+
+    def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
+        value = move(self.value)
+        return type(self)(self.estimate._moved(value, move), self.bound._moved(value, move))
+
+    def _joined(self, join: Callable[[Sequence[Numbers]], Numbers], parts: Sequence[Self]) -> Self:
+        estimate = self.estimate._joined(join, [p.estimate for p in parts])
+        return type(self)(estimate, self.bound._joined(join, [p.bound for p in parts]))
+
+    def _rules(self, ufunc: Any) -> bool:
+        return self.estimate._rules(ufunc) and self.bound._rules(ufunc)
+
+    def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
+        estimate = self.estimate._applied(ufunc, value, [x.estimate for x in operands])
+        return type(self)(estimate, self.bound._applied(ufunc, value, [x.bound for x in operands]))
+
+    def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
+        return type(self)(self.estimate._sum(value, axis, keepdims), self.bound._sum(value, axis, keepdims))
+
+    def _softmax(self, softmax: Softmax) -> Self:
+        return type(self)(self.estimate._softmax(softmax), self.bound._softmax(softmax))
+
+    def _log_softmax(self, softmax: Softmax) -> Self:
+        return type(self)(self.estimate._log_softmax(softmax), self.bound._log_softmax(softmax))
+
+    def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
+        places, estimate = self.estimate._greatest(count, among)
+        return places, type(self)(estimate, self.bound._greatest(count, among)[1])

@@ -1,0 +1,82 @@
+"""What both kinds of error have in common: exact numbers, without errors."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Numbers = np.ndarray[Any, Any]
+
+DOUBLE = np.dtype(np.float64)
+
+
+class Softmax(NamedTuple):
+    """The softmax of scores of shape (..., n, m), without errors.
+
+    ``shifted`` holds the scores minus the maximum of their row, ``attendable`` the mask in full, and ``logarithm``
+    |log Σ exp| of every row, 0 for a row whose sum is 1: the logarithm of a single exponential is exact. ``masked``
+    says whether there is a mask.
+    """
+
+    weights: Numbers
+    shifted: Numbers
+    attendable: Numbers
+    logarithm: Numbers
+    masked: bool
+
+
+def as_double(x: Numbers) -> Numbers:
+    """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
+    return x if x.dtype is DOUBLE else x.astype(np.float64)
+
+
+def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:
+    """The softmax of scores of which masked ones are left out."""
+    if mask is None and scores.shape[-1]:
+        attendable = np.ones(scores.shape, bool)
+        maximum = scores.max(axis=-1, keepdims=True)
+        shifted = scores - maximum
+        exponentials = np.exp(shifted)
+        total = exponentials.sum(-1, keepdims=True)
+    else:
+        shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
+        attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
+        some = attendable.any(-1, keepdims=True)
+        masked = np.where(attendable, scores, -np.inf)
+        maximum = np.where(some, masked.max(axis=-1, keepdims=True, initial=-np.inf), 0)
+        shifted = np.where(attendable, masked - maximum, 0)
+        exponentials = np.where(attendable, np.exp(shifted), 0)
+        total = np.where(some, exponentials.sum(-1, keepdims=True), 1)
+    logarithm = np.where(total == 1, 0.0, np.abs(maximum + np.log(total)).astype(np.float64))
+    return Softmax(exponentials / total, shifted, attendable, logarithm, mask is not None)
+
+
+def longest_runs(ordered: Numbers) -> Numbers:
+    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
+
+    NaN equals nothing.
+    """
+    other = ordered[..., 1:] != ordered[..., :-1]
+    if other.all():
+        return np.ones((*ordered.shape[:-1], 1))
+    new_run = np.ones(ordered.shape, bool)
+    new_run[..., 1:] = other
+    position = np.arange(ordered.shape[-1])
+    start = np.maximum.accumulate(np.where(new_run, position, 0), axis=-1)
+    longest: Numbers = (position - start + 1).max(-1, keepdims=True).astype(np.float64)
+    return longest
+
+
+def repeated_terms(x: Numbers, rows: int = 4) -> float:
+    """The largest number of equal nonzero terms in a row, from a sample of rows."""
+    if x.size == 0 or x.shape[-1] < 2:
+        return 1.0
+    flat = x.reshape(-1, x.shape[-1])
+    ordered = flat[:: -(-len(flat) // rows)].copy()
+    ordered.sort()
+    if not np.count_nonzero(ordered[:, 1:] == ordered[:, :-1]):
+        return 1.0
+    some = flat[:: -(-len(flat) // (16 * rows))]
+    some = some[some.any(-1)][:rows]
+    if len(some) == 0:
+        return 1.0
+    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
