@@ -290,7 +290,7 @@ def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """Pass one array as key and value, and as query too where the number of queries allows it."""
     if not arguments.keys_count or not arguments.queries:
         return False
-    given = _shared(arguments)
+    given = of_one_array(arguments)
     attended = [leaf.path for leaf in subject.operation.attended]
     for paths in (attended, [*(leaf.path for leaf in subject.operation.queries), *attended]):
         if not all(np.array_equal(given[path], given[attended[0]]) for path in paths):
@@ -305,7 +305,7 @@ def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generat
     return True
 
 
-def _shared(arguments: Arguments) -> Arguments:
+def of_one_array(arguments: Arguments) -> Arguments:
     """Arguments whose keys are also the values and, resized to their number and width, the queries."""
     operation, sizes = arguments.operation, arguments.sizes
     key, *others = operation.attended

@@ -14,6 +14,9 @@ from attnspec.spec.laws import attention as law
 LEAST = {"float64": 2.0**-1060, "float32": 2.0**-132, "bfloat16": 2.0**-132, "float16": 2.0**-20}
 """What makes normal numbers subnormal, by dtype."""
 
+DISTINCT = 2.0**16
+"""What makes scores of normal numbers exceed 10⁴."""
+
 
 @checks(law.MAGNITUDES, once=True, at_leading=True)
 def magnitudes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
@@ -98,6 +101,14 @@ def low_rank(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return _in_rows(subject, arguments, change)
 
 
+def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Scores of tens of thousands."""
+    exponents = subject.operation.sharpened
+    return arguments.replaced(
+        {path: subject.exact(DISTINCT**by * wide(arguments.array(path))) for path, by in exponents.items()}
+    )
+
+
 KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
     "of values above 10¹⁰": huge,
     "of subnormal values": subnormal,
@@ -105,4 +116,5 @@ KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Argument
     "of a feature that outweighs the others": outlier,
     "of a key that every query likes and one that none does": sink,
     "of rows of low rank with outliers": low_rank,
+    "of scores beyond 10⁴": distinct,
 }

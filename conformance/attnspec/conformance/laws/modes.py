@@ -42,11 +42,11 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     The calls are unmasked, masked, causal, both, and of one query with more keys than a tile has. Where there is no
     time for all dtypes, the first of 16 bits is tried beside the leading one, in modes that others do not have.
     """
-    named = _named(subject)
+    named = modes_of(subject)
     if not named:
         return False
     calls = [_short(subject, rng), _decoding(subject, rng)]
-    storing = _in_16_bits(subject)
+    storing = in_16_bits(subject)
     groups: dict[bool, list[list[_Judged]]] = {}
     for mode, context in named.items():
         stores = mode in storing
@@ -59,7 +59,7 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
             kept: dict[str, Any] = {}
             for call in found:
                 inputs = _rewritten(subject, call.arguments, kept)
-                got = _within(subject, call.arguments, inputs, mode, context)
+                got = within(subject, call.arguments, inputs, mode, context)
                 subject.all_match(got, call.expected, call.budgets, call.arguments, f"in mode {mode}{call.words},")
     return any(groups.values())
 
@@ -78,7 +78,7 @@ class _Storing(Subject):
         return replace(declared, stored=max(declared.stored, declared.output))
 
 
-def _named(subject: Subject) -> Modes:
+def modes_of(subject: Subject) -> Modes:
     """The modes to try at this dtype."""
     found = getattr(subject.backend, "modes", None)
     if found is None:
@@ -86,10 +86,10 @@ def _named(subject: Subject) -> Modes:
     named = cast(Modes, found(_dtype(subject), device=subject.device))
     if subject.leading or subject.effort.dear:
         return named
-    return {mode: named[mode] for mode in _in_16_bits(subject)} if subject.dtype == _first_narrow(subject) else {}
+    return {mode: named[mode] for mode in in_16_bits(subject)} if subject.dtype == _first_narrow(subject) else {}
 
 
-def _in_16_bits(subject: Subject) -> list[str]:
+def in_16_bits(subject: Subject) -> list[str]:
     """The modes that the backend has at this dtype and not at 32 bits."""
     found, dtype = subject.backend.modes, _dtype(subject)
     wider = found("float32", device=subject.device) if dtype in NARROW else found(dtype, device=subject.device)
@@ -206,13 +206,15 @@ def _rewritten(subject: Subject, given: Arguments, kept: dict[str, Any]) -> dict
     return given.passed_as(at)
 
 
-def _within(
+def within(
     subject: Subject,
     given: Arguments,
     inputs: Mapping[str, Any],
     mode: str,
     context: Callable[[], AbstractContextManager[Any]],
 ) -> Results:
+    """The result of a call with these arrays of the backend in a mode; what it raises is a violation."""
+
     def call() -> Results:
         with context():
             return cast(Results, subject.unfolded(subject.invoke(inputs)))

@@ -28,6 +28,7 @@ from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws.common import normal_like, sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.lessons import (
+    TILE,
     Lesson,
     fits,
     lesson_of,
@@ -64,6 +65,7 @@ def cotangent_strides(subject: Subject, arguments: Arguments, rng: np.random.Gen
     for other in (restricted_lesson_of(subject, arguments), long_lesson_of(subject, arguments)):
         if other is not None:
             _laid_out(subject, other, _one_row)
+    _of_many_rows(subject, rng)
     if subject.dtype not in NARROW:
         for summed in _summed(subject, arguments):
             _laid_out(subject, summed, _one_number)
@@ -80,6 +82,24 @@ def _summed(subject: Subject, arguments: Arguments) -> Iterator[Lesson]:
         if lesson is not None:
             ones = {path: np.ones_like(x) for path, x in lesson.cotangents.items()}
             yield Lesson(lesson.arguments, ones, subject.gradients(lesson.arguments, ones))
+
+
+def _of_many_rows(subject: Subject, rng: np.random.Generator) -> None:
+    """Put heads behind positions, where there are more queries than a tile has; where bits differ the orajudges."""
+    if subject.operation.counts and not subject.effort.dear:
+        return
+    given = sample(subject, rng, (2,)[: subject.limits.max_batch_dims], queries=TILE + 3, keys=3, heads=2)
+    if subject.operation.asking is None or subject.operation.attends_to_itself or (given.queries or 0) <= TILE:
+        return
+    cotangents = subject.cotangents(given, rng)
+    moved = {path: heads_behind(x, subject.convert) if x.ndim else subject.convert(x) for path, x in cotangents.items()}
+    cotangent = subject.like_result(moved, given, convert=False)
+    inputs = subject.converted(given)
+    found = subject.gradients_of(lambda: subject.backend.vjp(subject.operation.name, inputs, cotangent), given)
+    dense = subject.vjp(given, cotangents)
+    if any(not np.array_equal(found[path], x, equal_nan=True) for path, x in dense.items()):
+        what = f"of a cotangent of {given.queries} rows laid out as heads behind,"
+        gradients_match(subject, found, subject.gradients(given, cotangents), given, what)
 
 
 def _laid_out(subject: Subject, lesson: Lesson, way: Layout) -> None:

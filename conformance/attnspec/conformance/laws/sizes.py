@@ -27,10 +27,10 @@ CROWDS = ((65535,), (65536,), (33,))
 """As many elements as a grid of CUDA may have along its last dimensions, and one more."""
 
 FEATURES = (192, 256, 96, 160)
-HEAD_SIZES = (*(size for size in range(8, TILE + 8, 8) if size not in FEATURES), 224)
+HEAD_SIZES = (*(size for size in range(8, TILE + 8, 8) if size not in FEATURES), 100, 101, 224)
 HEADS = (12, 16, 33)
 MANY_HEADS = 65
-KEYS = (32800, 8193)
+KEYS = (65600, 32800, 8193)
 LENGTHS = (2049, 1024, 700, 513)
 BOTH = 1100
 """Queries and keys together: more than 1,024 of both."""
@@ -41,6 +41,14 @@ MASKED = (17, 290)
 STEPS = (129,)
 GRIDS = (65, 33)
 WIDEST = 512
+LATENT = (576, 512)
+"""Features of queries and keys, and of values, in multi-head latent attention."""
+
+ROWS = 300
+"""Rows whose gradients weights add up."""
+
+WIDE_ROWS = 1100
+"""Features of rows that are normalized, or added."""
 
 MOST = 8
 """Calls that are wide in one size or another, of models with many sizes."""
@@ -123,8 +131,16 @@ def batches(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 @checks(law.FEATURES, once=True, at_leading=True)
 def features(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The two sizes of queries and values together at every level, any other at one level."""
-    return _tried(subject, _featured(subject, rng, FEATURES), rng)
+    """The two sizes of queries and values together at every level, any other at one level; of rows alone, one more."""
+    calls = [*_featured(subject, rng, FEATURES), *_rows(subject, rng)]
+    return _tried(subject, iter(calls), rng)
+
+
+def _rows(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
+    """Wide rows of operations that have one size of vectors, and neither keys nor steps nor layers."""
+    operation, names = subject.operation, _wide(subject)
+    if len(names) == 1 and not (operation.asked or operation.counts or operation.lengths):
+        yield _shown({names[0]: WIDE_ROWS}), _narrow(subject, rng, {names[0]: WIDE_ROWS})
 
 
 def _featured(
@@ -178,11 +194,20 @@ def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Every length after a call with other numbers, both together, the widest vectors, and large batches."""
     long = [*_lengths(subject, rng), *_crowded(subject, rng), *_both(subject, rng)]
-    calls = [*_after_others(subject, rng, long), *_featured(subject, rng, (WIDEST,))]
+    calls = [*_after_others(subject, rng, long), *_featured(subject, rng, (WIDEST,)), *_latent(subject, rng)]
     if subject.leading and any(leaf.batched for leaf in subject.operation.leaves):
         crowds = [*CROWDS, *([(3, MANY_HEADS)] if law.compares(subject.operation) else [])]
         calls += [(f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in crowds]
     return _tried(subject, iter(calls), rng)
+
+
+def _latent(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
+    """Wide rows for queries and keys, and others for values, without a mask."""
+    names = long_sizes(subject.operation)[-1] if law.compares(subject.operation) else ()
+    if len(names) == len(LATENT) and all(subject.operation.axis(name) & Axis.FEATURE for name in names):
+        sizes = dict(zip(names, LATENT, strict=True))
+        given = _narrow(subject, rng, sizes)
+        yield _shown(sizes), None if given is None else given.without_masks()
 
 
 def _after_others(
@@ -225,7 +250,7 @@ def _longest(
 
 
 def _crowded(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """More keys than 15 bits count, for few queries: positions that attend to each other would be too many pairs."""
+    """More keys than 16 or 15 bits count, for few queries: positions that attend to each other are too many pairs."""
     operation = subject.operation
     if operation.asking and operation.asked and not operation.attends_to_itself:
         yield from _longest(subject, rng, operation.asked, KEYS)
@@ -254,7 +279,7 @@ def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     calls = [
         *_lengths(subject, rng),
         *_featured(subject, rng, (256, 192)),
-        ("a batch of 7", _narrow(subject, rng, {}, (7,))),
+        *((f"a batch of {size}", _narrow(subject, rng, {}, (size,))) for size in (7, ROWS)),
     ]
     tried = False
     for what, given in calls:

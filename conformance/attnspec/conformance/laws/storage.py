@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.combinations import placed
+from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.inputs.combinations import HEADS, placed
 from attnspec.conformance.inputs.layouts import (
     CANNOT,
     LAYOUTS,
@@ -25,6 +26,7 @@ from attnspec.conformance.judging.left_out import demand_layouts
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import data_dtype, sample, twice, wide
+from attnspec.conformance.laws.lessons import masks_of
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import is_real
 from attnspec.spec.contract.shapes import results
@@ -143,7 +145,28 @@ def wide_layouts(subject: Subject, arguments: Arguments, rng: np.random.Generato
     tried = [laid_out(subject, given, (way,)) for way in WIDE_LAYOUTS]
     one, inputs = placed(given, "one for all heads", subject.convert)
     alike(subject, inputs, one, "of keys and values with stride 0 along the heads,")
+    tried.append(_one_mask(subject, rng, batch))
     return bool(given.batch) or any(tried)
+
+
+def _one_mask(subject: Subject, rng: np.random.Generator, batch: tuple[int, ...]) -> bool:
+    """A mask of each element of the batch, with stride 0 along the heads."""
+    if not masks_of(subject) or len(batch) < len(BATCH):
+        return False
+    given = sample(subject, rng, batch, queries=4, keys=2 * WIDE + 1, heads=2)
+    shape = mask_shape(given)
+    mask = np.broadcast_to(rng.random((*shape[:HEADS], 1, *shape[HEADS + 1 :])) < 0.6, shape).copy()
+    mask[..., 0] = True
+    given = given.with_mask(mask)
+
+    own = subject.operation.mask
+
+    def at(path: str) -> Any:
+        of_keys = own is not None and path == own.path
+        return repeated(mask, HEADS, subject.convert) if of_keys else subject.convert(given[path])
+
+    alike(subject, given.passed_as(at), given, "of a mask with stride 0 along the heads,")
+    return True
 
 
 @checks(law.DISTANCE, once=True, dear=True)

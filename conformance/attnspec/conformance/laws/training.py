@@ -39,29 +39,33 @@ def _subsets(lesson: Lesson, words: str, rng: np.random.Generator) -> list[tuple
     return found + [tuple(p for j, p in enumerate(paths) if j != i) for i in spared]
 
 
-class _Record(NamedTuple):
+class Record(NamedTuple):
     """The result of a recorded call, and its backward pass."""
 
     result: Any
     backward: Callable[[Any], Mapping[str, Any]]
 
 
-def _recorded(subject: Subject, given: Arguments, wanted: Collection[str]) -> _Record:
-    inputs = subject.converted(given)
-    found = call_safely(lambda: _Record(*subject.backend.pullback(subject.operation.name, inputs, wanted)))
+def recorded_call(
+    subject: Subject, given: Arguments, wanted: Collection[str], inputs: Mapping[str, Any] | None = None
+) -> Record:
+    """A call, recorded for these arguments; ``inputs`` are the arguments as arrays of the backend."""
+    inputs = subject.converted(given) if inputs is None else inputs
+    found = call_safely(lambda: Record(*subject.backend.pullback(subject.operation.name, inputs, wanted)))
     if isinstance(found, Raised):
         raise Violation(f"pullback raised {found.message}", reason=Reason.RAISED, arguments=given)
-    return cast(_Record, found)
+    return cast(Record, found)
 
 
-def _backward(
-    subject: Subject, record: _Record, given: Arguments, cotangents: Results, wanted: Collection[str]
+def backward(
+    subject: Subject, record: Record, given: Arguments, cotangents: Results, wanted: Collection[str]
 ) -> Results:
+    """The gradients that a record gives; what it raises is a violation."""
     cotangent = subject.like_result(cotangents, given)
     return subject.gradients_of(lambda: record.backward(cotangent), given, wanted)
 
 
-def _learning(subject: Subject, arguments: Arguments) -> list[tuple[str, Lesson]]:
+def learning(subject: Subject, arguments: Arguments) -> list[tuple[str, Lesson]]:
     """The shared calls, if the backend can record."""
     return list(lessons_of(subject, arguments)) if getattr(subject.backend, "pullback", None) else []
 
@@ -82,16 +86,16 @@ def _trials(subject: Subject, arguments: Arguments) -> list[tuple[str, Lesson, _
         rng = rng_of(arguments)
         arguments.memo[place] = [
             (words, lesson, _trial(subject, lesson, wanted))
-            for words, lesson in _learning(subject, arguments)
+            for words, lesson in learning(subject, arguments)
             for wanted in _subsets(lesson, words, rng)
         ]
     return cast("list[tuple[str, Lesson, _Trial]]", arguments.memo[place])
 
 
 def _trial(subject: Subject, lesson: Lesson, wanted: tuple[str, ...]) -> _Trial:
-    record = _recorded(subject, lesson.arguments, wanted)
+    record = recorded_call(subject, lesson.arguments, wanted)
     before = subject.shaped(numbers_of(subject, record.result), lesson.arguments)
-    found = _backward(subject, record, lesson.arguments, lesson.cotangents, wanted)
+    found = backward(subject, record, lesson.arguments, lesson.cotangents, wanted)
     return _Trial(wanted, before, found, numbers_of(subject, record.result))
 
 
@@ -121,14 +125,14 @@ def subsets(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 @checks(law.SECOND_BACKWARD, once=True, at_leading=True)
 def second_backward(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Go back twice, with half the cotangent in between."""
-    lessons = _learning(subject, arguments)
+    lessons = learning(subject, arguments)
     for words, lesson in lessons:
         given, wanted = lesson.arguments, tuple(lesson.expected)
-        record = _recorded(subject, given, wanted)
+        record = recorded_call(subject, given, wanted)
         halves = {path: x * x.dtype.type(0.5) for path, x in lesson.cotangents.items()}
         for cotangents, scale, what in ((lesson.cotangents, 1.0, "first"), (halves, 0.5, "second"),
                                         (lesson.cotangents, 1.0, "third")):  # fmt: skip
-            found = _backward(subject, record, given, cotangents, wanted)
+            found = backward(subject, record, given, cotangents, wanted)
             gradients_match(subject, found, lesson.expected, given, f"{words}in the {what} backward pass,", scale)
     return bool(lessons)
 

@@ -97,8 +97,8 @@ ENSEMBLE_SCALE = law(
 MAGNITUDES = law(
     "attention.magnitudes",
     "The formula holds for numbers that normal ones do not come near: values of 10¹¹ and subnormal ones, scores "
-    "that are all near −120, a feature that outweighs all others, a key that every query likes and one that none "
-    "does, and rows of low rank, as those of trained models.",
+    "that are all near −120, or beyond 10⁴, a feature that outweighs all others, a key that every query likes and one "
+    "that none does, and rows of low rank, as those of trained models.",
     formula=r"|f(x) - f^*(x)| \le \text{budget}(x)",
     governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
 )
@@ -154,6 +154,18 @@ INPUT_DEPENDENCE = law(
     formula=r"f(\beta k_j, k, v) \to v_j \text{ for every } j",
     governs=of(DotProductAttention, ScaledDotProductAttention, NadarayaWatson, SelfAttention),
     sources=[S1.passage("Self-Attention: comparison with convolution and fully-connected layer")],
+)
+NAN_QUERIES = law(
+    "attention.nan-queries",
+    "Where a NaN among attendable keys and values reaches the result, so does one of a query: its row is NaN, and no "
+    "other row is another.",
+    formula=r"q_{ic} = \text{NaN} \Rightarrow o_i = \text{NaN},\ o_k \text{ as before for } k \ne i",
+    governs=lambda operation: (
+        operation.only_weighs_keys
+        and len(operation.attended) > 1
+        and any(operation.asking in leaf.sizes for leaf in operation.queries)
+    ),
+    sources=[S0.equation(1)],
 )
 SHARED_INPUTS = law(
     "attention.shared-inputs",

@@ -53,14 +53,14 @@ BATCHES = law(
 )
 FEATURES = law(
     "sizes.features",
-    "Vectors of 96 to 256 features follow the formula, one size at a time.",
-    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d \in \{96, 160, 192, 256\}",
+    "Vectors of 96 to 256 features follow the formula, one size at a time; rows on their own, of 1,100.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d \in \{96, 160, 192, 256, 1100\}",
     governs=_has_features,
 )
 HEAD_SIZES = law(
     "sizes.head-sizes",
-    "Every multiple of eight up to 128 is a size of heads and of values like any other, and so is 224.",
-    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d = d_v \in \{8, 16, \ldots, 128, 224\}",
+    "Every multiple of eight up to 128 is a size of heads and of values like any other, and so are 100, 101 and 224.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d = d_v \in \{8, 16, \ldots, 128, 100, 101, 224\}",
     governs=lambda operation: compares(operation) and bool(operation.sizes_of(Axis.FEATURE)),
 )
 HEADS = law(
@@ -83,8 +83,8 @@ LONG_MASKS = law(
 )
 BEYOND = law(
     "sizes.beyond",
-    "Thousands of positions, 512 features and 65,536 elements of a batch follow the formula, one size at a time; and "
-    "more than 1,024 queries beside as many keys.",
+    "Thousands of positions, 65,600 keys, 512 features, 576 beside values of 512, and 65,536 elements of a batch "
+    "follow the formula, one size at a time; and more than 1,024 queries beside as many keys.",
     formula=r"|f(x) - f^*(x)| \le \text{budget},\ m > 512,\ d = 512,\ b \ge 2^{16}",
     governs=lambda operation: bool(operation.sizes),
 )

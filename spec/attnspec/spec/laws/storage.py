@@ -22,7 +22,8 @@ LAYOUTS = law(
 )
 WIDE_LAYOUTS = law(
     "storage.wide-layouts",
-    "Views of wide vectors and masks count as their copies do: strided, packed, padded, and repeated for every head.",
+    "Views of wide vectors and masks count as their copies do: strided, packed, padded, and repeated for every head, "
+    "as a mask of each element is, too.",
     formula=r"f(\operatorname{view} x) = f(x),\ d \ge 16",
     governs=_attends,
 )

@@ -54,6 +54,35 @@ SECOND_BACKWARD = law(
     governs=_differentiable,
     gradients=True,
 )
+INTERLEAVED = law(
+    "training.interleaved",
+    "Of two recorded calls of the same shapes either may go back first: each has its own numbers.",
+    formula=r"f(x),\ f(y),\ J(y)^\top c,\ J(x)^\top c:\ \text{each as if alone}",
+    governs=_differentiable,
+    gradients=True,
+)
+LATER_WRITES = law(
+    "training.later-writes",
+    "What is written to an argument, a mask or the result between a recorded call and its backward pass changes no "
+    "gradient, or the backward pass raises.",
+    formula=r"f(x),\ x_i \leftarrow y_i:\ J(x)^\top c \text{ as before, or an error}",
+    governs=_differentiable,
+    gradients=True,
+)
+LONG_CALLS = law(
+    "training.long-calls",
+    "More queries than a tile has beside as many keys, and sequences of different lengths, give the same result in "
+    "every mode and while gradients are recorded, masked and causal too.",
+    formula=r"f(x) = f^*(x) \text{ in every mode and while recorded},\ n = m > 64",
+    governs=lambda operation: operation.float_result and bool(operation.asked or operation.lengths),
+)
+ONE_ARRAY = law(
+    "training.one-array",
+    "One array as queries, keys and values gives what equal arrays give, in every mode too, and each of them its "
+    "gradient.",
+    formula=r"f(x, x, x) = f(q, k, v),\ \nabla_q f(x, x, x) = \nabla_q f(q, k, v), \ldots,\ q = k = v = x",
+    governs=lambda operation: operation.float_result and len(operation.attended) > 1 and bool(operation.queries),
+)
 REPEATABLE = law(
     "training.repeatable",
     "The same backward pass gives the same gradients bit for bit, unless results are declared to differ within budget.",

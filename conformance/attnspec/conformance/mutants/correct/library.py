@@ -115,11 +115,12 @@ class Library:
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
-        """The result and its backward pass, for the arrays at these paths."""
+        """The result and its backward pass, for the arrays at these paths, of which copies are kept."""
         result = getattr(self, operation)(**arguments)
+        kept = mapped(dict(arguments), lambda _, x: strided_copy(x) if isinstance(x, np.ndarray) else x)
 
         def backward(cotangent: Any) -> dict[str, Numbers]:
-            found = self.vjp(operation, arguments, cotangent)
+            found = self.vjp(operation, kept, cotangent)
             return {path: found[path] for path in wanted}
 
         return result, backward

@@ -1,0 +1,91 @@
+"""Checks of the laws of records: what happens between a recorded call and its backward pass changes no gradient."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.common import normal_like
+from attnspec.conformance.laws.gradients import gradients_match
+from attnspec.conformance.laws.lessons import MANY_KEYS, Lesson, overwritten, restricted_lesson_of
+from attnspec.conformance.laws.registry import checks
+from attnspec.conformance.laws.training import backward, learning, recorded_call
+from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.shapes import results
+from attnspec.spec.contract.tree import flatten
+from attnspec.spec.laws import training as law
+
+FEW = 2
+"""Weights that are written to."""
+
+UNRECORDED = ("no_grad", "inference_mode", "inference")
+"""Modes in which what is written is not recorded, the first one that a backend has."""
+
+Mode = Callable[[], AbstractContextManager[Any]]
+
+
+@checks(law.INTERLEAVED, once=True, at_leading=True)
+def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Record a call and another one of its shapes, in both orders, and go back first from the other one."""
+    lessons = [(words, lesson) for words, lesson in learning(subject, arguments) if words != MANY_KEYS]
+    for words, lesson in lessons:
+        given, wanted = lesson.arguments, tuple(lesson.expected)
+        other = normal_like(subject, given, rng)
+        if other is None or not subject.in_domain(other):
+            continue
+        for order, what in (((given, other), "the first"), ((other, given), "the second")):
+            records = [(x, recorded_call(subject, x, wanted)) for x in order]
+            for x, record in sorted(records, key=lambda pair: pair[0] is given):
+                found = backward(subject, record, x, lesson.cotangents, wanted)
+            gradients_match(subject, found, lesson.expected, given, f"{words}in {what} of two records,")
+    return bool(lessons)
+
+
+@checks(law.LATER_WRITES, once=True, at_leading=True)
+def later_writes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Record a call anew for each array, and fill it with ones: of weights some, and every result."""
+    lessons = learning(subject, arguments)
+    if not lessons:
+        return False
+    restricted = restricted_lesson_of(subject, arguments)
+    lesson = lessons[0][1] if restricted is None else restricted
+    weights = {leaf.path for leaf, _ in lesson.arguments.floats if subject.operation.role(leaf) & Role.WEIGHT}
+    spared = set(rng.permutation(sorted(weights))[FEW:])
+    tried = [_written(subject, lesson, path) for path in lesson.arguments.arrays if path not in spared]
+    mode = _unrecorded(subject)
+    if mode is not None:
+        tried += [_written(subject, lesson, leaf.path, mode) for leaf in subject.operation.outputs]
+    return any(tried)
+
+
+def _unrecorded(subject: Subject) -> Mode | None:
+    found = getattr(subject.backend, "modes", None)
+    named = {} if found is None else found(subject.dtype, device=subject.device)
+    return next((named[mode] for mode in UNRECORDED if mode in named), None)
+
+
+def _written(subject: Subject, lesson: Lesson, path: str, mode: Mode | None = None) -> bool:
+    """Record, write to an argument or, in a mode, to a result, and go back, if the backend's arrays can be written to.
+
+    The backward pass may raise.
+    """
+    given, wanted = lesson.arguments, tuple(lesson.expected)
+    inputs = subject.converted(given)
+    record = recorded_call(subject, given, wanted, inputs)
+    if mode is None:
+        done = overwritten(flatten(inputs)[path])
+    else:
+        with mode():
+            done = overwritten({leaf.path: x for leaf, x in results(subject.operation, record.result)}[path])
+    if not done:
+        return False
+    cotangent = subject.like_result(lesson.cotangents, given)
+    found = call_safely(lambda: record.backward(cotangent))
+    if not isinstance(found, Raised):
+        numbers = subject.gradients_of(lambda: found, given, wanted)
+        gradients_match(subject, numbers, lesson.expected, given, f"after a later write to {path},")
+    return True
