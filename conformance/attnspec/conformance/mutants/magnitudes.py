@@ -103,3 +103,16 @@ def relative_to_one(correct: Formulas, scores: Numbers) -> Numbers:
     highest = Formulas.shift(correct, value_of(scores))
     second = value_of(scores)[..., 1:2]
     return np.where(np.isfinite(second), second, highest) if second.shape[-1] else highest
+
+
+@mutant(
+    "scores clamped to ±10⁴",
+    replaces="excluded",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("attention.magnitudes",),
+    source="a clamp that keeps exponents finite, and below a fill of −10⁴",
+)
+def clamped_scores(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """Two scores beyond are the same."""
+    most = scores.dtype.type(1e4)
+    return Formulas.excluded(correct, np.minimum(np.maximum(scores, -most), most), mask)

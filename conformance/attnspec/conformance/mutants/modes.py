@@ -9,15 +9,20 @@ import numpy as np
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.mutants.correct import Library
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, key, sizes, without_last
+from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query, sizes, without_last
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.shapes import bind
 from attnspec.spec.contract.tree import mapped
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
+from attnspec.spec.recurrent import GRU, LSTM
 from attnspec.spec.scoring import DotScores
 from attnspec.spec.seq2seq import BahdanauContext
 from attnspec.spec.transformer import EncoderLayer
+
+TILE = 64
+"""Queries of a tile."""
 
 
 class _InMode(Library):
@@ -179,6 +184,80 @@ class KeptInInference(_ForgettingIn):
         x = at(arguments, path)
         place = (path, x.__array_interface__["data"][0], x.shape, x.strides, x.dtype)
         return {path: kept.setdefault(place, x.copy())}
+
+
+@mutant(
+    "causal prompts of more than 64 tokens without gradients",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.long-calls",),
+    source="a kernel for the prefill of inference, whose tiles on the diagonal are computed whole",
+)
+class CausalForgottenInPrefill(_ForgettingIn):
+    """More than 64 queries attend to the future."""
+
+    mode = "no_grad"
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The flag."""
+        return {operation.flag: False} if operation.flag and sizes(operation, arguments)[0] > TILE else {}
+
+
+@mutant(
+    "rows of a mask repeat beyond 64 without gradients",
+    operations=(ScaledDotProductAttention, MultiHeadAttention),
+    breaks=("training.long-calls",),
+    source="a tile of the mask that is loaded once, in the kernel for the prefill of inference",
+)
+class MaskOfOneTile(_ForgettingIn):
+    """Of more than 64 queries."""
+
+    mode = "no_grad"
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The rows of a mask that has one for each query."""
+        mask, n = mask_of(operation, arguments), sizes(operation, arguments)[0]
+        if operation.mask is None or mask is None or not mask.shape[-2] == n > TILE:
+            return {}
+        return {operation.mask.path: mask[..., np.arange(n) % TILE, :]}
+
+
+@mutant(
+    "length of the first sequence for all without gradients",
+    operations=(GRU, LSTM),
+    breaks=("training.long-calls",),
+    source="sequences packed by the first length, in the kernel of inference for many steps",
+)
+class FirstLengthForAll(_ForgettingIn):
+    """Of more than 8 steps."""
+
+    mode = "no_grad"
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The lengths, of which the first is repeated."""
+        found = {}
+        for path, size in operation.lengths.items():
+            lengths = at(arguments, path)
+            if lengths is not None and lengths.size and bind(operation, arguments).sizes[size] > 8:
+                found[path] = np.full_like(lengths, lengths.flat[0])
+        return found
+
+
+@mutant(
+    "mask forgotten for one array in inference",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.one-array",),
+    source="pytorch/pytorch#106668: a fast path of inference, for queries that are the keys and the values",
+)
+class MaskForgottenForOneArray(_ForgettingIn):
+    """Where queries, keys and values are one array."""
+
+    mode = "inference"
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The mask of the keys."""
+        first = at(arguments, query(operation))
+        one = all(at(arguments, leaf.path) is first for leaf in operation.attended)
+        return {operation.mask.path: None} if one and operation.mask else {}
 
 
 # Cotangents of a certain size -----------------------------------------------------------------------------------------

@@ -83,6 +83,22 @@ def recorded_without_last(
     return getattr(correct, operation)(**changed(arguments, without_last(described, arguments))), backward
 
 
+@mutant(
+    "recorded without the causal flag behind the first tile",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("training.long-calls",),
+    source="a last tile of queries that is not full, in the kernel that saves what the backward pass needs",
+)
+def recorded_acausal_behind_a_tile(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """Queries from the 65th on; gradients are correct."""
+    result, backward = Library.pullback(correct, operation, arguments, wanted)
+    whole = getattr(correct, operation)(**_acausal(operation, arguments))
+    return np.where(np.arange(result.shape[-2])[:, None] < 64, result, whole), backward
+
+
 # Gradients ------------------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +178,45 @@ class DenseKeys(Library):
             return super().vjp(operation, arguments, cotangent)
         strides = [int(s) for s in np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]]
         return super().vjp(operation, changed(arguments, {path: as_strided(x, x.shape, strides).copy()}), cotangent)
+
+
+@mutant(
+    "gradient of keys that are the queries",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("training.one-array",),
+    source="scores of one array that are taken for symmetric, as they are before the softmax",
+)
+class SymmetricScores(Library):
+    """Where queries and keys are one array, both get the gradient of the queries."""
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Ask whether they are."""
+        found = super().vjp(operation, arguments, cotangent)
+        paths = [path(OPERATIONS[operation]) for path in (query, key)]
+        one, other = (at(arguments, path) for path in paths)
+        return {**found, paths[1]: found[paths[0]].copy()} if one is other else found
+
+
+@mutant(
+    "long cotangents of heads behind positions read densely",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("training.cotangent-strides",),
+    source="Dao-AILab/flash-attention#355: strides of the cotangent, of which few rows fit into one tile",
+)
+class LongDenseCotangent(Library):
+    """Of at least 64 rows."""
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Read on from the start, inside the memory."""
+        c = cotangent
+        if (
+            c.ndim > 2
+            and c.shape[-2] >= 64
+            and c.strides[-1] == c.itemsize
+            and c.strides[-2] > c.shape[-1] * c.itemsize
+        ):
+            c = as_strided(c, c.shape, (*c.strides[:-2], c.shape[-1] * c.itemsize, c.itemsize)).copy()
+        return super().vjp(operation, arguments, c)
 
 
 class _FirstRow(Library):

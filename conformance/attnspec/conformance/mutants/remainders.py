@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query, sizes
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
@@ -16,6 +16,7 @@ from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling
 from attnspec.spec.scoring import DotScores
+from attnspec.spec.transformer import FeedForward, LayerNorm, LayerNormParameters
 
 BUFFER, HALF_TILE = 512, 8
 
@@ -51,6 +52,101 @@ def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Map
     prepared = Library.prepared(correct, operation, arguments)
     path = operation.attended[-1].path
     return changed(prepared, {path: _narrowed(at(prepared, path), 160, 128)})
+
+
+@mutant(
+    "the last four of 100 features",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotScores),
+    breaks=("sizes.head-sizes",),
+    source="vectors of eight numbers, of which the last one is half full",
+)
+def half_a_vector(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of more than 80 features that are no multiple of eight but one of four."""
+    prepared = Library.prepared(correct, operation, arguments)
+    path = query(operation)
+    width = at(prepared, path).shape[-1]
+    return changed(prepared, {path: _narrowed(at(prepared, path), width, width - 4 * (width > 80 and width % 8 == 4))})
+
+
+@mutant(
+    "the last of 101 features",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotScores),
+    breaks=("sizes.head-sizes",),
+    source="vectors of two numbers, of which the last one is half full",
+)
+def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an odd number above 66."""
+    prepared = Library.prepared(correct, operation, arguments)
+    path = query(operation)
+    width = at(prepared, path).shape[-1]
+    return changed(prepared, {path: _narrowed(at(prepared, path), width, width - (width > 66 and width % 2))})
+
+
+@mutant(
+    "576 features beside values of 512",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("sizes.beyond",),
+    source="multi-head latent attention, whose last 64 features are those of positions",
+    profile="full",
+)
+def without_positional_features(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of 576 features the last 64 do not count."""
+    prepared = Library.prepared(correct, operation, arguments)
+    path = query(operation)
+    return changed(prepared, {path: _narrowed(at(prepared, path), 576, BUFFER)})
+
+
+@mutant(
+    "keys counted in 16 bits",
+    replaces="excluded",
+    operations=(Softmax, ScaledDotProductAttention),
+    breaks=("sizes.beyond",),
+    source="an index of 16 bits",
+    profile="full",
+)
+def keys_in_16_bits(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+    """Keys from the 65,537th on are masked."""
+    found = Formulas.excluded(correct, scores, mask)
+    keys = scores.shape[-1]
+    return np.where(np.arange(keys) < 1 << 16, found, scores.dtype.type(-np.inf)) if keys > 1 << 16 else found
+
+
+@mutant(
+    "mean and variance of the first 1,024 features",
+    replaces="layer_norm",
+    operations=(LayerNorm,),
+    breaks=("sizes.features",),
+    source="one block of 1,024 threads for every row, without a loop",
+)
+def moments_of_a_block(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    """Of more."""
+    centred = x - np.mean(x[..., :1024], axis=-1, keepdims=True)
+    deviation = np.sqrt(correct.variance(centred[..., :1024]) + x.dtype.type(correct.epsilon()))
+    return parameters.gain * centred / deviation + parameters.bias
+
+
+@mutant(
+    "weights learn from the first 256 rows",
+    replaces="differentiated",
+    operations=(LayerNorm, FeedForward),
+    breaks=("sizes.gradients",),
+    source="one block of 256 threads for the sums over rows, without a loop",
+    profile="full",
+)
+def gradients_of_a_block(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Cotangents of later rows do not count for what has no batch."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    rows = cotangent.reshape(-1, cotangent.shape[-1])
+    if len(rows) <= 256:
+        return found
+    first = np.where(np.arange(len(rows))[:, None] < 256, rows, rows.dtype.type(0)).reshape(cotangent.shape)
+    some = Library.differentiated(correct, operation, arguments, first)
+    return {path: some[path] if path.startswith("parameters") else g for path, g in found.items()}
 
 
 def _odd(width: int) -> bool:

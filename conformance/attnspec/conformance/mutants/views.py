@@ -225,3 +225,18 @@ class WideExpandedKeys(_FirstOnly):
         """Look at their width."""
         wide = at(arguments, key(operation)).shape[-1] >= WIDE
         return super().prepared(operation, arguments) if wide else Library.prepared(self, operation, arguments)
+
+
+@mutant(
+    "the mask of the first element where heads share masks",
+    replaces="prepared",
+    operations=OPERATIONS,
+    breaks=("storage.wide-layouts",),
+    source="pytorch/pytorch#184180: masks that heads share",
+)
+def first_of_shared_masks(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of at least 32 keys, expanded over heads."""
+    prepared, mask = Library.prepared(correct, operation, arguments), mask_of(operation, arguments)
+    if operation.mask is None or mask is None or mask.ndim != 4 or mask.shape[-1] < 32 or mask.shape[1] < 2:
+        return prepared
+    return prepared if mask.strides[1] else changed(prepared, {operation.mask.path: np.repeat(mask[:1], len(mask), 0)})

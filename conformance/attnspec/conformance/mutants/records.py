@@ -1,0 +1,109 @@
+"""Mutants of what a recorded call keeps for its backward pass: arrays of others, and buffers that the next call has."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import at, changed, key, query
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.normalization import Softmax
+
+Backward = Callable[[Any], dict[str, Numbers]]
+
+SAVED = "save_for_backward avoided: detached tensors kept on the context, of which no version is checked"
+
+
+def _kept(arguments: Mapping[str, Any], copied: Callable[[Any], bool]) -> dict[str, Any]:
+    """The arguments, of which some are copied."""
+    found: dict[str, Any] = mapped(
+        dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) and copied(x) else x
+    )
+    return found
+
+
+@mutant(
+    "arguments kept by reference for the backward pass",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention, Softmax, AdditiveAttention),
+    breaks=("training.later-writes",),
+    source=SAVED,
+)
+def arguments_by_reference(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """Gradients are those of what the arguments hold by then."""
+    result, _ = Library.pullback(correct, operation, arguments, wanted)
+    kept = _kept(arguments, lambda x: not is_float(x))
+    return result, lambda cotangent: _wanted(correct.vjp(operation, kept, cotangent), wanted)
+
+
+def _wanted(found: Mapping[str, Numbers], wanted: Collection[str]) -> dict[str, Numbers]:
+    return {path: found[path] for path in wanted}
+
+
+@mutant(
+    "mask kept by reference for the backward pass",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention, Softmax, AdditiveAttention),
+    breaks=("training.later-writes",),
+    source=SAVED,
+)
+def mask_by_reference(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """Weights are computed again under what the mask holds by then."""
+    result, _ = Library.pullback(correct, operation, arguments, wanted)
+    kept = _kept(arguments, is_float)
+    return result, lambda cotangent: _wanted(correct.vjp(operation, kept, cotangent), wanted)
+
+
+@mutant(
+    "result kept by reference for the backward pass",
+    replaces="pullback",
+    operations=(Softmax,),
+    breaks=("training.later-writes",),
+    source=SAVED,
+)
+def result_by_reference(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """y(c − Σ yc), of what the weights y are by then."""
+    y, backward = Library.pullback(correct, operation, arguments, wanted)
+    path = query(OPERATIONS[operation])
+    if at(arguments, path).shape != y.shape:
+        return y, backward
+
+    def of_weights(cotangent: Any) -> dict[str, Numbers]:
+        return {path: y * (cotangent - np.sum(y * cotangent, axis=-1, keepdims=True))}
+
+    return y, of_weights
+
+
+@mutant(
+    "keys of the last record of these shapes",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.interleaved",),
+    source="a workspace for the backward pass that is allocated once for every shape, as for steps one after another",
+)
+class LastRecord(Library):
+    """The backward pass finds the keys of the call that was recorded last."""
+
+    def pullback(self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]) -> tuple[Any, Backward]:
+        """Write the keys into the buffer of these shapes."""
+        buffers: dict[Any, Numbers] = vars(self).setdefault("buffers", {})
+        result, _ = super().pullback(operation, arguments, wanted)
+        path = key(OPERATIONS[operation])
+        kept = _kept(arguments, lambda x: True)
+        place = (operation, *((name, np.shape(x)) for name, x in flatten(kept).items()))
+        buffers[place] = at(kept, path)
+
+        def backward(cotangent: Any) -> dict[str, Numbers]:
+            return _wanted(self.vjp(operation, changed(kept, {path: buffers[place]}), cotangent), wanted)
+
+        return result, backward
