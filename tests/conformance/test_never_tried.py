@@ -89,6 +89,11 @@ SIZES = (
         ),
         quick=False,
     ),
+    Flaw("100 features, and an odd number of them", ("the last four of 100 features", "the last of 101 features")),
+    Flaw("576 features beside values of 512", ("576 features beside values of 512",), quick=False),
+    Flaw("more keys than 16 bits count", ("keys counted in 16 bits",), quick=False),
+    Flaw("rows of more than 1,024 features", ("mean and variance of the first 1,024 features",)),
+    Flaw("gradients of weights over more than 256 rows", ("weights learn from the first 256 rows",), quick=False),
     Flaw("offsets of more than 31 bits", ("offsets in 32 bits",), quick=False),
 )
 
@@ -107,6 +112,7 @@ LAYOUTS = (
     Flaw("padded rows of whole vectors", ("padded rows of whole vectors read without padding",)),
     Flaw("wide keys whose last stride is not 1", ("strided keys of 16 features read one after another",)),
     Flaw("wide keys with stride 0", ("expanded keys of 16 features read for the first head alone",)),
+    Flaw("masks that heads share, with stride 0", ("the mask of the first element where heads share masks",)),
     Flaw("negative strides", ("backward runs read forwards",)),
     Flaw("read-only arrays", ("queries scaled in place and back",)),
     Flaw("the same shape with other strides", ("strides of the first call", "flashinfer-ai/flashinfer#4270")),
@@ -132,6 +138,28 @@ TRAINING = (
     ),
     Flaw("inference mode", ("inference in lower precision",)),
     Flaw("no gradients", ("another kernel where no gradients are recorded",)),
+    Flaw(
+        "what is written between a recorded call and its backward pass",
+        (
+            "arguments kept by reference for the backward pass",
+            "mask kept by reference for the backward pass",
+            "result kept by reference for the backward pass",
+        ),
+    ),
+    Flaw("two records of the same shapes", ("keys of the last record of these shapes",)),
+    Flaw(
+        "long calls without gradients, and recorded",
+        (
+            "causal prompts of more than 64 tokens without gradients",
+            "rows of a mask repeat beyond 64 without gradients",
+            "length of the first sequence for all without gradients",
+            "recorded without the causal flag behind the first tile",
+        ),
+    ),
+    Flaw(
+        "one array as queries, keys and values in a mode, and for gradients",
+        ("mask forgotten for one array in inference", "gradient of keys that are the queries"),
+    ),
     Flaw("autocast", ("another kernel under autocast",)),
     Flaw(
         "masks and the causal flag where no gradients are recorded",
@@ -171,6 +199,7 @@ TRAINING = (
             "pytorch/pytorch#138354",
         ),
     ),
+    Flaw("strided cotangents of a tile of rows", ("long cotangents of heads behind positions read densely",)),
     Flaw("a cotangent of 0", ("gradients divided by the length of the cotangent",)),
     Flaw("tiny cotangents", ("tiny cotangents lost",)),
     Flaw("cotangents of 10³ and more", ("cotangents clipped at a thousand", "large cotangents clipped")),
@@ -202,6 +231,7 @@ VALUES = (
     Flaw(
         "gradients at a log-sum-exp below −88.7", ("NVIDIA/cudnn-frontend#1072", "pytorch/pytorch#196678"), quick=False
     ),
+    Flaw("scores beyond 10⁴", ("scores clamped to ±10⁴",)),
     Flaw("a feature that stands out", ("features clipped at ±30",)),
     Flaw("a key that dominates", ("a key of almost all the weight has all of it",), quick=False),
     Flaw("a key that no query likes", ("scores relative to that of the second key",)),
@@ -290,6 +320,7 @@ NOT_FINITE = (
         "an attendable NaN in other rows than its own, or not in all of them",
         ("a NaN makes its element of the batch NaN", "NaN turned into numbers in every second row"),
     ),
+    Flaw("NaN in queries", ("rows of queries that are NaN are 0",)),
     Flaw("attendable scores of −∞", ("rows of −∞ are 0", "short rows of −∞ are 0")),
     Flaw(
         "infinite values",

@@ -30,7 +30,7 @@ def _kept(arguments: Mapping[str, Any], copied: Callable[[Any], bool]) -> dict[s
 @mutant(
     "arguments kept by reference for the backward pass",
     replaces="pullback",
-    operations=(ScaledDotProductAttention, Softmax, AdditiveAttention),
+    operations=(ScaledDotProductAttention, Softmax),
     breaks=("training.later-writes",),
     source=SAVED,
 )

@@ -87,7 +87,7 @@ def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, 
 @mutant(
     "576 features beside values of 512",
     replaces="prepared",
-    operations=(ScaledDotProductAttention, DotProductAttention),
+    operations=(ScaledDotProductAttention,),
     breaks=("sizes.beyond",),
     source="multi-head latent attention, whose last 64 features are those of positions",
     profile="full",
