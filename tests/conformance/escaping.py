@@ -1,7 +1,7 @@
 """Wrong implementations that `quick` takes for right: what its laws do not try yet.
 
-Attention is the formula in PyTorch's operations, other operations are those of the PyTorch backend; each is wrong where a
-name says so. A law of `quick` that convicts one makes it a mutant and no more; those that are left are mutants of `full`.
+Attention is the formula in PyTorch's operations, other operations are those of the PyTorch backend; each is wrong where
+a name says so. A law that convicts one makes it a mutant; those that `full` convicts are mutants as well.
 """
 
 from math import sqrt
@@ -40,6 +40,16 @@ class Attention(TorchBackend):
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.mT / sqrt(query.shape[-1])
+
+
+class NaNOfQueriesHidden(Attention):
+    """Their rows are 0, as where a maximum ignores NaN."""
+
+    def scaled_dot_product_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        right = super().scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
+        return torch.where(query.isnan().any(-1, keepdim=True), 0.0, right)
 
 
 class PositionalFeaturesBeyondThe512th(Attention):

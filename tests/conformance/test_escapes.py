@@ -1,7 +1,7 @@
 """Wrong implementations that no law of `quick` convicts: known gaps of the suite, to be closed one by one.
 
-Each test fails as expected as long as its implementation escapes. Once a law of `quick` convicts it, the test says so: the
-implementation then becomes a mutant of that law, and leaves `escaping.py`.
+Each test fails as expected as long as its implementation escapes. Once a law of `quick` convicts it, the test says so:
+the implementation then becomes a mutant of that law, and leaves `escaping.py`.
 """
 
 from typing import Any

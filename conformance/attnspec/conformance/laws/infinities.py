@@ -1,4 +1,4 @@
-"""Infinities among scores and values, and NaN among queries."""
+"""Infinities among scores and values."""
 
 import numpy as np
 
@@ -138,30 +138,3 @@ def _demand_infinity(subject: Subject, got: Numbers, reached: Numbers, infinity:
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
         message = f"the result[{', '.join(map(str, index))}], of a row that attends to {infinity}, is {got[index]:.9g}"
         subject.holds(False, message, infinite, expected=np.where(reached, infinity, got), got=got, index=index)
-
-
-@checks(attention.NAN_QUERIES, once=True, at_leading=True)
-def nan_queries(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """NaN in one feature of every second query, under scores of several keys and of more than a tile."""
-    if subject.semantics.attendable_nan != "propagates":
-        return False
-    judged = False
-    for keys in (5, LONG):
-        given = sample(subject, rng, queries=5, keys=keys, heads=2)
-        if not given.queries or (given.keys_count or 0) < 2 or not subject.in_domain(given):
-            continue
-        lost = np.arange(given.queries) % 2 == 1
-        changes = {}
-        for leaf in subject.operation.queries:
-            x = given.array(leaf.path).copy()
-            x[..., lost, int(rng.integers(x.shape[-1]))] = np.nan
-            changes[leaf.path] = x
-        got = subject.call(given.replaced(changes))
-        rows = np.broadcast_to(before_features(subject, lost), got.shape)
-        what = f"with NaN in queries, of {given.keys_count} keys,"
-        finite = rows & ~np.isnan(wide(got))
-        subject.holds(not finite.any(), f"{what} the row of one is not NaN", given.replaced(changes), got=got)
-        expected, budget = subject.oracle(given).value, subject.budget(given)
-        subject.matches(got, np.where(rows, np.nan, expected), budget, given.replaced(changes), f"{what} the result")
-        judged = True
-    return judged

@@ -132,9 +132,7 @@ class Semantics:
         "excluded", "Does NaN or an infinity stored at a masked key or value reach the result?", _masked
     )
     attendable_nan: Literal["propagates", "hidden"] = question(
-        "propagates",
-        "Does NaN at a query, or at an attendable score, key or value, make the rows NaN that attend to it?",
-        _attends,
+        "propagates", "Does NaN at an attendable score, key or value make the rows NaN that attend to it?", _attends
     )
     minus_infinity: Literal["nan", "zero", "uniform"] = question(
         "nan", "What are the weights of a row whose attendable scores are all −∞?", _normalizes_scores

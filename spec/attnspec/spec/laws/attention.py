@@ -155,18 +155,6 @@ INPUT_DEPENDENCE = law(
     governs=of(DotProductAttention, ScaledDotProductAttention, NadarayaWatson, SelfAttention),
     sources=[S1.passage("Self-Attention: comparison with convolution and fully-connected layer")],
 )
-NAN_QUERIES = law(
-    "attention.nan-queries",
-    "Where a NaN among attendable keys and values reaches the result, so does one of a query: its row is NaN, and no "
-    "other row is another.",
-    formula=r"q_{ic} = \text{NaN} \Rightarrow o_i = \text{NaN},\ o_k \text{ as before for } k \ne i",
-    governs=lambda operation: (
-        operation.only_weighs_keys
-        and len(operation.attended) > 1
-        and any(operation.asking in leaf.sizes for leaf in operation.queries)
-    ),
-    sources=[S0.equation(1)],
-)
 SHARED_INPUTS = law(
     "attention.shared-inputs",
     "The same array passed twice gives what two equal arrays give.",

@@ -81,7 +81,11 @@ ONE_ARRAY = law(
     "One array as queries, keys and values gives what equal arrays give, in every mode too, and each of them its "
     "gradient.",
     formula=r"f(x, x, x) = f(q, k, v),\ \nabla_q f(x, x, x) = \nabla_q f(q, k, v), \ldots,\ q = k = v = x",
-    governs=lambda operation: operation.float_result and len(operation.attended) > 1 and bool(operation.queries),
+    governs=lambda operation: (
+        operation.only_weighs_keys
+        and len(operation.attended) > 1
+        and any(operation.asking in leaf.sizes for leaf in operation.queries)
+    ),
 )
 REPEATABLE = law(
     "training.repeatable",
