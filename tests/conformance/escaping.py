@@ -42,16 +42,6 @@ class Attention(TorchBackend):
         return query @ key.mT / sqrt(query.shape[-1])
 
 
-class NaNOfQueriesHidden(Attention):
-    """Their rows are 0, as where a maximum ignores NaN."""
-
-    def scaled_dot_product_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
-    ) -> Tensor:
-        right = super().scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
-        return torch.where(query.isnan().any(-1, keepdim=True), 0.0, right)
-
-
 class PositionalFeaturesBeyondThe512th(Attention):
     """Multi-head latent attention has 576 features, and values of 512."""
 

@@ -46,10 +46,7 @@ class Escape(NamedTuple):
     operation: str = escaping.ATTENTION
 
 
-NAN = normal(3, 4).index_fill(0, torch.tensor([1]), torch.nan)
-
 ESCAPES: Mapping[type, Escape] = {
-    escaping.NaNOfQueriesHidden: Escape(called(NAN, normal(5, 4), normal(5, 4))),
     escaping.PositionalFeaturesBeyondThe512th: Escape(called(normal(3, 576), normal(5, 576), normal(5, 512))),
     escaping.ParametersGetGradientsOf256Rows: Escape(gain_of_rows, "layer_norm"),
     escaping.KeysCountedIn16Bits: Escape(last_of_many_keys, "softmax"),

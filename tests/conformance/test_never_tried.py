@@ -320,6 +320,7 @@ NOT_FINITE = (
         "an attendable NaN in other rows than its own, or not in all of them",
         ("a NaN makes its element of the batch NaN", "NaN turned into numbers in every second row"),
     ),
+    Flaw("NaN in queries", ("rows of queries that are NaN are 0", "a query that is NaN spoils the others")),
     Flaw("attendable scores of −∞", ("rows of −∞ are 0", "short rows of −∞ are 0")),
     Flaw(
         "infinite values",

@@ -27,8 +27,8 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     """The oracle's results by path, with what follows from NaN and infinities among the arguments.
 
     Rows that attend to no key are as ``fully_masked`` is declared. NaN that a query attends to makes its row NaN,
-    unless ``attendable_nan`` is declared otherwise. What infinities become is left open, and so is what masked NaN or
-    infinities reach where ``masked_nonfinite`` is ``propagates``.
+    unless ``attendable_nan`` is declared otherwise, or ``nan_queries`` where queries are NaN. What infinities become is
+    left open, and so is what masked NaN or infinities reach where ``masked_nonfinite`` is ``propagates``.
     """
     given = part.arguments
     found = {path: Expected(x.value, x.budget) for path, x in subject.oracles(given).items()}
@@ -38,13 +38,21 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     if all(np.isfinite(x).all() for x in floats):
         return found
     aligned = subject.aligned(given)
-    if not any(np.isinf(x).any() for x in floats) and subject.semantics.attendable_nan == "propagates":
+    if not any(np.isinf(x).any() for x in floats) and _propagates(subject, given):
         exact = _formula(subject, aligned)
         found = {path: x._replace(nan=np.isnan(exact[path])) for path, x in found.items()}
     if subject.semantics.masked_nonfinite == "propagates" and given.operation.masks:
         reached = _formula(subject, aligned.without_masks())
         found = {path: _left_open(x, ~np.isfinite(reached[path])) for path, x in found.items()}
     return found
+
+
+def _propagates(subject: Subject, given: Arguments) -> bool:
+    """Whether the declared choices make rows NaN that any of these NaN belongs to."""
+    asks = subject.semantics.nan_queries == "hidden" and any(
+        np.isnan(given.array(leaf.path)).any() for leaf in subject.operation.queries
+    )
+    return subject.semantics.attendable_nan == "propagates" and not asks
 
 
 def _without_keys(subject: Subject, given: Arguments, found: Mapping[str, Expected]) -> dict[str, Expected]:

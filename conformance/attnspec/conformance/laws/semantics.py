@@ -301,6 +301,30 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
     return seen
 
 
+@probes("nan_queries")
+def nan_queries(subject: Subject, rng: np.random.Generator) -> Seen:
+    """Store NaN in one feature of every second query. That a row is NaN does not refute a declaration of `hidden`."""
+    seen: Seen = []
+    for given in samples(subject, rng):
+        lost = np.arange(given.queries or 0) % 2 == 1
+        if not lost.any() or not given.keys_count:
+            continue
+        changes = {}
+        for leaf in subject.operation.queries:
+            x = given.array(leaf.path).copy()
+            x[..., lost, int(rng.integers(x.shape[-1]))] = np.nan
+            changes[leaf.path] = x
+        poisoned = given.replaced(changes)
+        nan = np.isnan(wide(subject.call(poisoned)))
+        rows = np.broadcast_to(before_features(subject, lost), nan.shape)
+        if (nan & ~rows).any():
+            shown = f"of {nan[~rows].size} numbers of other queries, {int(nan[~rows].sum())} are NaN"
+            seen.append(Sighting(OTHER, poisoned, shown))
+        else:
+            seen += [] if nan[rows].all() else [Sighting("hidden", poisoned)]
+    return seen
+
+
 @probes("odd_encoding")
 def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
     """Encodings of odd width."""

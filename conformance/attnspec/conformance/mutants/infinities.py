@@ -1,11 +1,16 @@
 """Mutants that lose an infinity or a NaN, or lose more to one than the rows that attend to it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import at, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.pooling import NadarayaWatson
 
 ATTENTION = (ScaledDotProductAttention, AdditiveAttention, NadarayaWatson)
@@ -78,3 +83,31 @@ def lost_in_some_rows(correct: Formulas, weights: Numbers, value: Numbers, mask:
     result = Formulas.pooled(correct, weights, value, mask)
     odd = np.arange(value_of(result).shape[-2])[:, None] % 2 == 1
     return np.where(odd & np.isnan(value_of(result)), weights.dtype.type(0), result)
+
+
+@mutant(
+    "rows of queries that are NaN are 0",
+    replaces="finished",
+    operations=(ScaledDotProductAttention, NadarayaWatson),
+    breaks=("semantics.nan_queries",),
+    source="a maximum that ignores NaN, and a guard for rows whose sum is not positive",
+)
+def hidden_queries(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    """NaN in any feature of a query."""
+    found: Numbers = Library.finished(correct, operation, result, arguments)
+    asks = at(arguments, query(operation))
+    return np.where(np.isnan(asks).any(-1, keepdims=True), found.dtype.type(0), found)
+
+
+@mutant(
+    "a query that is NaN spoils the others",
+    replaces="finished",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("semantics.nan_queries",),
+    source="one maximum for the rows of a tile, which a NaN in any of them makes NaN",
+)
+def spoiling_query(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    """All rows of its element of the batch."""
+    found: Numbers = Library.finished(correct, operation, result, arguments)
+    lost = np.isnan(at(arguments, query(operation))).any((-1, -2), keepdims=True)
+    return np.where(lost, found.dtype.type(np.nan), found)

@@ -123,7 +123,7 @@ class Propagates(Formulas):
 @variant(
     "NaN turned into numbers, declared",
     operations=(ScaledDotProductAttention, BahdanauContext),
-    declares={"attendable_nan": "hidden"},
+    declares={"attendable_nan": "hidden", "nan_queries": "hidden"},
     differentiable=False,
 )
 class NaNToNumber(Formulas):

@@ -83,6 +83,12 @@ def _weighs_keys(operation: Operation) -> bool:
     return operation.only_weighs_keys
 
 
+def _compares_queries(operation: Operation) -> bool:
+    """Whether each query has a row of its own, pooled from values that are not the keys."""
+    own = any(operation.asking in leaf.sizes for leaf in operation.queries)
+    return _weighs_keys(operation) and len(operation.attended) > 1 and own
+
+
 def _normalizes_scores(operation: Operation) -> bool:
     """Whether scores are given and their weights are the result, as with softmax."""
     scores = [x for x in operation.leaves if x.path in operation.sharpened and -1 in x.axes(operation.asked or "")]
@@ -133,6 +139,9 @@ class Semantics:
     )
     attendable_nan: Literal["propagates", "hidden"] = question(
         "propagates", "Does NaN at an attendable score, key or value make the rows NaN that attend to it?", _attends
+    )
+    nan_queries: Literal["propagates", "hidden"] = question(
+        "propagates", "Does NaN in a query make its row NaN, or may it be hidden?", _compares_queries
     )
     minus_infinity: Literal["nan", "zero", "uniform"] = question(
         "nan", "What are the weights of a row whose attendable scores are all −∞?", _normalizes_scores

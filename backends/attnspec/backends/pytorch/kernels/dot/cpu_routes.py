@@ -22,6 +22,8 @@ from attnspec.backends.pytorch.runtime.transforms import addressable, has_tangen
 
 SMALL_IN_LAYER = 1 << 18
 """Multiply-adds that PyTorch's kernel does before one of this package is called from within another operation."""
+FEW_KEYS = 16
+"""float32 in the widest vector of a CPU: of fewer keys PyTorch's fused kernel takes a maximum that ignores NaN."""
 SCALES = 2.0**-126, 2.0**126
 """Smallest and largest scale that the kernels take: within the normal numbers of float32."""
 
@@ -66,6 +68,16 @@ def at_once(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return forced() is None and 0 < shape.numel() * 2 * others[2] <= SMALL_IN_LAYER
 
 
+def by_pytorch(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    """The output of PyTorch's kernel, with NaN in the rows of queries that have one."""
+    output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)
+    if key.shape[-2] >= FEW_KEYS or not query.shape[-1]:
+        return output
+    return output.add(query.detach().amax(-1, keepdim=True), alpha=0)
+
+
 def attend(call: Call) -> Tensor:
     """The output; excluded keys have no effect on it, even where they hold NaN or infinity."""
     if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
@@ -101,7 +113,7 @@ def _by_pytorch(call: Call) -> Tensor:
     if d != d_v and query.numel() and value.numel():
         # PyTorch's fused kernel wants one width; zeros at the end change neither scores nor the columns returned
         query, key, value = (F.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (query, key, value))
-    output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)[..., :d_v]
+    output = by_pytorch(query, key, value, mask, causal, scale)[..., :d_v]
     if mask is None or not call.differentiates():
         return output
     # stops a NaN in the incoming gradient of a row without an attendable key

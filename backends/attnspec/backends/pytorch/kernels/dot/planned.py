@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot import cpu_routes
@@ -124,11 +123,10 @@ def _by_pytorch(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Tensor
     if plan.widens:
         whole = plan._replace(widens=False)
         return _by_pytorch(whole, query.float(), key.float(), value.float()).to(query.dtype)
-    if plan.rank == 2:
-        return F.scaled_dot_product_attention(query, key, value, scale=plan.scale)
+    operands = query, key, value
     if plan.rank == 1:
-        found = F.scaled_dot_product_attention(
-            query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), scale=plan.scale
-        )
-        return found.squeeze(1)
-    return F.scaled_dot_product_attention(query[None, None], key[None, None], value[None, None], scale=plan.scale)[0, 0]
+        operands = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+    elif plan.rank == 0:
+        operands = query[None, None], key[None, None], value[None, None]
+    found = cpu_routes.by_pytorch(*operands, None, False, plan.scale)
+    return found.squeeze(1) if plan.rank == 1 else found[0, 0] if plan.rank == 0 else found

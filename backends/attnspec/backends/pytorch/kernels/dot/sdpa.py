@@ -6,7 +6,6 @@ dimensions (views where possible); for an accelerator, masks are read for their 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot import cpu_routes, cuda_routes
@@ -33,7 +32,7 @@ def attend(
     A call ``in_layer``, a part of another operation, is computed by PyTorch where it is small.
     """
     if in_layer and mask is None and not causal and cpu_routes.at_once(query, key, value):
-        return F.scaled_dot_product_attention(query, key, value, scale=scale)
+        return cpu_routes.by_pytorch(query, key, value, None, False, scale)
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
     if in_layer:
         call = call._replace(in_layer=True)
