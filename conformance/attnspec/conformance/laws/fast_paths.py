@@ -34,7 +34,7 @@ def _modes(subject: Subject) -> Modes:
 
 
 def _same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    return all(np.array_equal(found[path], x, equal_nan=x.dtype.kind == "f") for path, x in expected.items())
+    return all(np.array_equal(found[path], x, equal_nan=x.dtype.kind not in "biu") for path, x in expected.items())
 
 
 @checks(law.LONG_CALLS, once=True, at_leading=True)

@@ -146,7 +146,8 @@ def gradients_of_a_block(
         return found
     first = np.where(np.arange(len(rows))[:, None] < 256, rows, rows.dtype.type(0)).reshape(cotangent.shape)
     some = Library.differentiated(correct, operation, arguments, first)
-    return {path: some[path] if path.startswith("parameters") else g for path, g in found.items()}
+    shared = {leaf.path for leaf in operation.floats if not leaf.batched}
+    return {path: some[path] if path in shared else g for path, g in found.items()}
 
 
 def _odd(width: int) -> bool:
