@@ -118,6 +118,16 @@ def test_limits_explain_what_is_refused() -> None:
     assert (found.limits, set(found.laws.values())) == ({"max_length": 40}, {"limits"})
 
 
+def test_that_keys_alone_must_be_there_is_a_choice_and_no_limit() -> None:
+    def wants_keys(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
+        if not key.shape[-2]:
+            raise ValueError("the keys must be non-empty")
+        return attention(query, key, value, **more)
+
+    found = explanation((FORMULA, "semantics.no_keys"), wants_keys)
+    assert (found.semantics, found.limits) == ({"no_keys": "error"}, {})
+
+
 def test_other_exceptions_are_no_limits() -> None:
     def breaks(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
         if key.shape[-2] > 40:
@@ -286,6 +296,13 @@ def test_dtypes_that_contradict_each_other_explain_nothing() -> None:
     whole = together({"self_attention-float64": NAN}, [*verdicts("self_attention"), other])
     assert (whole.attributes, whole.explained) == ({}, {})
     assert not whole
+
+
+def test_a_choice_that_allows_the_normative_one_is_not_contradicted_by_it() -> None:
+    given = {"self_attention-float64": found("semantics", {"repeatability": "within-budget"})}
+    other = Result("self_attention", "semantics.repeatability", "float32", Status.PASSED, observed="bitwise")
+    whole = together(given, [*verdicts("self_attention"), other])
+    assert whole.attributes == {"semantics": {"self_attention": {"repeatability": "within-budget"}}}
 
 
 def test_classes_are_said_by_dtype_or_by_operation() -> None:

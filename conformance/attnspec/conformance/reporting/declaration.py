@@ -96,7 +96,7 @@ def _torn(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str,
         question = ASKED_BY[r.law].name if r.law in ASKED_BY else ""
         if question and r.status is Status.PASSED and r.observed is not None:
             seen[r.operation, question].add(r.observed)
-    return {key for key, choices in seen.items() if len(choices) > 1}
+    return {key for key, choices in seen.items() if len(choices) > 1 and QUESTIONS[key[1]].allowing not in choices}
 
 
 def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> Any:

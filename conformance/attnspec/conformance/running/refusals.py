@@ -21,6 +21,7 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.conformance.laws.common import data_dtype, sample
 from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.semantics import QUESTIONS
 
 REFUSED = "dtype"
 """The limit that says that nothing of a dtype is supported."""
@@ -158,11 +159,23 @@ class _Probes:
         limits, result = self.subject.limits, {}
         if limits.multiple_of == 1:
             sizes = [n for n in (0, *SMALL) if limits.min_length <= n <= (limits.max_length or n)]
-            result["min_length"] = _least({n: self.refused(n, features, says=says_refused) for n in sizes})
+            least = _least({n: self.refused(n, features, says=says_refused) for n in sizes})
+            result["min_length"] = 0 if least == 1 and self._only_without_keys() else least
         if limits.max_batch_dims:
             sizes = [b for b in (0, *SMALL) if limits.min_batch <= b]
             result["min_batch"] = _least({b: self.refused(length, features, (b,), says_refused) for b in sizes})
         return {name: size for name, size in result.items() if size}
+
+    def _only_without_keys(self) -> bool:
+        """Whether what is refused is a question of semantics: no keys, where no queries are taken."""
+        (length, features), subject = self.first or (0, 0), self.subject
+        if not QUESTIONS["no_keys"].concerns(subject.operation) or subject.operation.attends_to_itself:
+            return False
+        calls = [
+            sample(subject, np.random.default_rng(0), (), queries=n, keys=m, features=features)
+            for n, m in ((0, length), (length, 0))
+        ]
+        return [_refused(subject, given, says_refused) for given in calls] == [False, True]
 
     def layouts(self) -> dict[str, Any]:
         """Whether only contiguous arrays are taken: one whose axes are exchanged in memory is refused."""

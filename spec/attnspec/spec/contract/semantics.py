@@ -30,7 +30,8 @@ _DEPENDENT: dict[str, set[type]] = {}
 class Question(NamedTuple):
     """One open question; ``normative`` is the choice of the reference, ``concerns`` selects the operations.
 
-    ``law`` is the identifier of the law that observes the choice.
+    ``law`` is the identifier of the law that observes the choice. ``allowing`` is the choice that allows the normative
+    one too, so that what is observed in some calls does not refute it; empty where no choice does.
     """
 
     name: str
@@ -39,10 +40,15 @@ class Question(NamedTuple):
     normative: str
     concerns: Callable[[Operation], bool]
     law: str
+    allowing: str
 
 
 def question(
-    normative: str, statement: str, concerns: Callable[[Operation], bool] | None = None, law: str | None = None
+    normative: str,
+    statement: str,
+    concerns: Callable[[Operation], bool] | None = None,
+    law: str | None = None,
+    allowing: str = "",
 ) -> Any:
     """A field of :class:`Semantics`: its default, what is asked, and of which operations.
 
@@ -50,7 +56,8 @@ def question(
     Without ``concerns``, the formulas of the reference ask for the choice, and the question concerns the operations
     that take a record which :func:`depends_on` it.
     """
-    return field(default=normative, metadata={"statement": statement, "concerns": concerns, "law": law})
+    metadata = {"statement": statement, "concerns": concerns, "law": law, "allowing": allowing}
+    return field(default=normative, metadata=metadata)
 
 
 def depends_on(question: str) -> Callable[[R], R]:
@@ -141,7 +148,10 @@ class Semantics:
         "propagates", "Does NaN at an attendable score, key or value make the rows NaN that attend to it?", _attends
     )
     nan_queries: Literal["propagates", "hidden"] = question(
-        "propagates", "Does NaN in a query make its row NaN, or may it be hidden?", _compares_queries
+        "propagates",
+        "Does NaN in a query make its row NaN, or may it be hidden?",
+        _compares_queries,
+        allowing="hidden",
     )
     minus_infinity: Literal["nan", "zero", "uniform"] = question(
         "nan", "What are the weights of a row whose attendable scores are all −∞?", _normalizes_scores
@@ -154,7 +164,7 @@ class Semantics:
         "Does the reset gate of a GRU multiply the state before the recurrent product, or the product?",
     )
     repeatability: Literal["bitwise", "within-budget"] = question(
-        "bitwise", "Does the same call give the same bits?", _gives_floats
+        "bitwise", "Does the same call give the same bits?", _gives_floats, allowing="within-budget"
     )
     rejection: Literal["raises", "unchecked"] = question(
         "raises",
@@ -221,7 +231,8 @@ def plain(choice: Any) -> Any:
 def _question(f: "Field[Any]") -> Question:
     concerns = f.metadata["concerns"] or (lambda operation: f.name in asked_by_formula(operation))
     law = f.metadata["law"] or f"semantics.{f.name}"
-    return Question(f.name, f.metadata["statement"], get_args(f.type), str(f.default), concerns, law)
+    words = get_args(f.type)
+    return Question(f.name, f.metadata["statement"], words, str(f.default), concerns, law, f.metadata["allowing"])
 
 
 QUESTIONS: Mapping[str, Question] = {f.name: _question(f) for f in fields(Semantics)}
