@@ -270,3 +270,20 @@ def test_who_raises_on_rows_without_keys_is_asked_what_no_keys_give() -> None:
     result = judged(made)["semantics.no_keys"]
     assert result.status is Status.FAILED
     assert result.message.startswith("no_keys: declared zero")
+
+
+def test_who_raises_on_rows_without_keys_is_judged_in_batches_whose_rows_have_one() -> None:
+    def last_from_the_first(
+        query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False
+    ) -> Numbers:
+        if key.ndim > 2 and len(key) > 6:
+            key = np.concatenate((key[:-1], key[:1]))
+        return np.asarray(reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal))
+
+    made = SimpleNamespace(name="mine", scaled_dot_product_attention=last_from_the_first)
+    made.limits, made.semantics = {"dtypes": ("float32",)}, {"fully_masked": "error"}
+    contract = Contract.of(made)
+    (case,) = (c for c in cases(contract, laws=("sizes.batches",)) if c.operation == ATTENTION)
+    for seed in range(4):
+        (result,) = judge(made, contract, case, QUICK, seed=seed)
+        assert result.status is Status.FAILED

@@ -13,6 +13,7 @@ from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import divided
 from attnspec.conformance.judging.comparison import INFORMATIVE
 from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.left_out import raises_without_keys
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference.budget import WIDTH, Judged
@@ -156,7 +157,8 @@ def sample(
 ) -> Arguments:
     """Normal inputs within the backend's limits, unmasked; if ``whole``, with masks and all optional arrays.
 
-    Sizes are given by what they count, ``features`` is every other size, or by name.
+    Sizes are given by what they count, ``features`` is every other size, or by name. Where rows without keys are
+    declared to raise, each has its first key.
     """
     operation = subject.operation
     kinds = {Axis.HEAD: heads, Axis.KEY: keys, Axis.QUERY: queries}
@@ -173,7 +175,18 @@ def sample(
     example = Example(
         fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
     )
-    return example.arguments(operation, data_dtype(subject))
+    arguments = example.arguments(operation, data_dtype(subject))
+    return _with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
+
+
+def _with_first_keys(arguments: Arguments) -> Arguments:
+    """The same, in which a row of a mask that has no key gets the first one."""
+    for keys, leaf in arguments.operation.masks.items():
+        mask = arguments[leaf.path]
+        if mask is not None and mask.shape[-1]:
+            first = np.arange(mask.shape[-1]) == 0
+            arguments = arguments.with_mask(mask | (first & ~mask.any(-1, keepdims=True)), keys)
+    return arguments
 
 
 def _optional(subject: Subject) -> frozenset[str]:
