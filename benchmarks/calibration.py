@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch
+from attnspec.backends.pytorch.kernels.additive import routes as additive
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
-from attnspec.backends.pytorch.kernels.dot.tiles import width
+from attnspec.backends.pytorch.kernels.dot import routes as dot
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from benchmarks.case import FORWARD, WITH_BACKWARD, make_call
 from benchmarks.suites.settings import Inputs
@@ -100,13 +101,10 @@ def _inputs(operation: str, size: tuple[int, int, int, int], dtype: torch.dtype)
 
 
 def _work(operation: str, path: str, size: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[float, float]:
-    """Pairs and rows, as `routes` of both kernels count them."""
     batch, n, m, d = size
     if operation == "additive":
-        return batch * n * m * d, batch * ((n + m) * d + m * d)
-    lanes = width(64 if dtype is torch.float64 else 32)
-    queries = -(-n // lanes) * lanes if path == "llvm" else n
-    return batch * queries * m * 2 * d, batch * (n + m) * 2 * d
+        return additive.work(batch, n, m, d, d)
+    return dot.work(path, batch, n, m, d, d, dtype)
 
 
 def fit(works: Sequence[tuple[float, float]], times: Sequence[float]) -> tuple[float, float, float]:

@@ -12,6 +12,7 @@ from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import functional, has_tangents, intercepted
 from attnspec.spec import (
     AdditiveScores,
@@ -151,7 +152,7 @@ def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
     if has_tangents():
         difference = query.unsqueeze(-2) - key.unsqueeze(-3)
         return -0.5 * (difference * difference).sum(-1)
-    differentiates = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    differentiates = recorded(query, key)
     if not functional() and not differentiates:
         return _half_squared_distances(query, key)
     if not intercepted() and query.is_cpu:

@@ -15,6 +15,7 @@ from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.decoder import LARGE, Decoder, joined
 from attnspec.backends.pytorch.runtime.greatest import first_greatest
 from attnspec.backends.pytorch.runtime.ranges import refuse_outside
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.tables import rows
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.backends.pytorch.scoring import projections
@@ -82,7 +83,7 @@ def bahdanau_context(
     """Additive attention of one query, the state, to the annotations."""
     *batch, _ = _bahdanau(state, annotations, w_q, w_k, w_v, mask)
     query, rows = state.unsqueeze(-2), _for_query(mask)
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (state, annotations, w_q, w_k, w_v))
+    tracked = recorded(state, annotations, w_q, w_k, w_v)
     if state.is_cpu and (tracked or prod(batch) * annotations.shape[-2] * w_v.shape[0] < LARGE):
         a, b = projections(query, annotations, w_q, w_k)
         context = plain.attention_in_memory(a, b, widened(w_v), widened(annotations), mask=rows)

@@ -12,6 +12,7 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.scoring import projections
 from attnspec.backends.pytorch.transformer import encoded, normalized
 from attnspec.spec import (
@@ -79,7 +80,7 @@ def _convolves(image: Tensor, w: Tensor) -> bool:
     if not image.is_cpu or image.dtype is not torch.float32:
         return False
     multiply_adds = image.numel() * w.shape[0]
-    if torch.is_grad_enabled() and (image.requires_grad or w.requires_grad):
+    if recorded(image, w):
         return w.shape[1] <= LARGEST_CONVOLVED and multiply_adds >= CONVOLVED_BACK
     return multiply_adds >= CONVOLVED
 

@@ -29,6 +29,7 @@ from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, functional, intercepted
 
 from . import plain, routes
@@ -104,10 +105,9 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
 def _by_cost(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor) -> str:
     """The cheaper of the kernels for CPUs."""
     batch = broadcast(a.shape[:-2], b.shape[:-2], value.shape[:-2])
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, w_v, value))
-    return routes.by_cost(
-        batch, a.shape[-2], b.shape[-2], w_v.shape[0], value.shape[-1], a.dtype, tracked=tracked
-    )  # fmt: skip
+    tracked = recorded(a, b, w_v, value)
+    sizes = a.shape[-2], b.shape[-2], w_v.shape[0], value.shape[-1]
+    return routes.by_cost(batch.numel(), *sizes, a.dtype, tracked=tracked)
 
 
 def _refuse(argument: str, expected: str, got: Tensor) -> NoReturn:
@@ -296,7 +296,7 @@ def step(
     _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, row)
     if a.dtype != cache.b.dtype:
         raise TypeError(f"additive attention: a: expected {cache.b.dtype} as the keys; got {a.dtype}")
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, cache.b, cache.w_v, cache.value))
+    tracked = recorded(a, cache.b, cache.w_v, cache.value)
     operands = a, cache.b, cache.w_v, cache.value
     served = _serves(cache.path, operands)
     if cache.prepared is None or tracked or a.numel() == 0 or not served:

@@ -1,5 +1,6 @@
 """Additive attention with its projections, by one plan for all calls of the same kind."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 from . import HAS_LLVMLITE, routes
@@ -62,13 +64,13 @@ def _made(
     causal: bool,
 ) -> Planned:  # fmt: skip
     operands = query, key, value, w_q, w_k, w_v
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    tracked = recorded(*operands)
     if "direct" not in additive.available_paths(query.device.type) or forced() == "plain":
         return Planned(None, None, tracked)
     if not ordinary(*operands, mask) or any(x.dtype is not query.dtype for x in operands):
         return Planned(None, None, tracked)
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
-    chosen = routes.by_cost(torch.Size(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked=tracked)
+    chosen = routes.by_cost(math.prod(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked=tracked)
     if chosen != "direct":
         return Planned(None, None, tracked)
     from .llvm import direct

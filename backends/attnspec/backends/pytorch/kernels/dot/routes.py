@@ -18,8 +18,13 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
     wish = forced()
     if wish in PATHS:
         return wish
-    lanes = width(64 if dtype is torch.float64 else 32)
-    products, rows = b * h * m * (d + d_v), b * h * (n + m) * (d + d_v)
-    by_llvm = microseconds(cost_of("dot", "llvm", dtype, tracked), products * -(-n // lanes) * lanes, rows)
-    by_pytorch = microseconds(cost_of("dot", "pytorch", dtype, tracked), products * n, rows)
+    by_llvm, by_pytorch = (
+        microseconds(cost_of("dot", path, dtype, tracked), *work(path, b * h, n, m, d, d_v, dtype)) for path in PATHS
+    )
     return "llvm" if by_llvm <= by_pytorch + EXCLUDING * excludes else "pytorch"
+
+
+def work(path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Multiply-adds of all pairs of a query and a key, and numbers of all rows; ``llvm`` fills the lanes of queries."""
+    lanes = width(64 if dtype is torch.float64 else 32) if path == "llvm" else 1
+    return entries * -(-n // lanes) * lanes * m * (d + d_v), entries * (n + m) * (d + d_v)

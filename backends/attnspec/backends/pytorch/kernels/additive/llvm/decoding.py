@@ -12,6 +12,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.additive.registration import operator
 from attnspec.backends.pytorch.kernels.llvm.threads import launch, thread_count
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from . import pages
@@ -186,7 +187,7 @@ class FusedStep:
                 mask is None
                 or (mask.shape == self.mask and mask.dtype is torch.bool and addressable(mask) and mask.is_contiguous())
             )
-            and not (torch.is_grad_enabled() and (a.requires_grad or any(x.requires_grad for x in self.given)))
+            and not recorded(a, *self.given)
             and not intercepted()
         )
         if not fits:

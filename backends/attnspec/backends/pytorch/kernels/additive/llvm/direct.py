@@ -19,6 +19,7 @@ from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.runtime.plans import Plans
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .direct_kernels import Backward, Forward, backward_kernel, forward_kernel
@@ -122,7 +123,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
         a, b, value = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, value))
         mask = None if mask is None else mask.expand(*batch, *mask.shape[-2:])
         return attention(a, b, w_v, value, mask, causal)
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, w_v, value))
+    tracked = recorded(a, b, w_v, value)
     return attend(made, Operands(a, b, value, None, None, w_v), mask, tracked)
 
 

@@ -15,6 +15,7 @@ from attnspec.backends.pytorch.kernels.additive.registration import operator
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.first_order import no_second_derivative
+from attnspec.backends.pytorch.runtime.recording import recorded
 
 from . import backward, pages
 from .arguments import Scores, attention_scratch
@@ -242,7 +243,7 @@ for gradients_op in (attention_backward_op, scores_backward_op):
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None,
               causal: bool = False) -> Tensor:  # fmt: skip
     """softmax(sum_h w_v tanh(a + b)) value, differentiable; operands of one dtype."""
-    save = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, w_v, value))
+    save = recorded(a, b, w_v, value)
     output: Tensor = attention_op(a, b, w_v, value, mask, causal, save)[0]
     return output
 
