@@ -125,8 +125,8 @@ class Arguments(Mapping[str, Any]):
         return self.binding.sizes
 
     def size(self, name: str) -> int:
-        """The size of this name in this call."""
-        return self.binding.sizes[name]
+        """The size of this name, or the product of these, in this call."""
+        return self.binding.number(name)
 
     @property
     def batch(self) -> tuple[int, ...]:

@@ -35,6 +35,8 @@ SPARE = (0, 1, 3)
 DEPTHS = (2, 1, 3, 0)
 TAPS = (3, 2, 1, 4, 5, 7, 16)
 GRIDS = (2, 3, 1, 4, 5, 7, 8, 16, 17)
+PAGES = (2, 1, 3, 4, 8, 16)
+SEQUENCES = (2, 1, 3, 5)
 BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 
 TILE = 128
@@ -79,6 +81,7 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
         return limits.head_sizes
     depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
     few = {Axis.LAYER: depths, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
+    few |= {Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES}
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, keep, take
 from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.attendance import before_features as before
 from attnspec.conformance.inputs.attendance import live_rows as live
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.inputs.examples import Example
@@ -32,8 +33,7 @@ def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
 
 def before_features(subject: Subject, rows: Numbers) -> Numbers:
     """A number for every query, or for every element of the batch, with axes for what the result has of each."""
-    operation = subject.operation
-    return np.expand_dims(rows, tuple(range(-len(operation.leading.core) + (operation.asking is not None), 0)))
+    return before(rows, subject.operation.leading, subject.operation.asking)
 
 
 def allowed(subject: Subject, arguments: Arguments) -> Numbers:

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
-from attnspec.conformance.inputs.attendance import collapsed_masks, mask_shape
+from attnspec.conformance.inputs.attendance import collapsed_masks, mask_shape, spelled_out
 from attnspec.conformance.inputs.changes import hiding, with_other_rows
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import (
     aligned,
-    allowed,
     causal_sizes,
     doubles,
     live_rows,
@@ -138,7 +137,7 @@ def _zero_behind(x: Numbers, axes: list[int], i: int) -> Numbers:
 def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass the causal mask as `mask`, joined with the mask that is given."""
     given = arguments.under_causal()
-    spelled = given.plain().with_mask(allowed(subject, given))
+    spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
     expected, budgets = doubles(subject.results(spelled)), partial(_twice_budgets, subject, given)
     subject.all_match(subject.results(given), expected, budgets, given, "with `causal`,")
     return True

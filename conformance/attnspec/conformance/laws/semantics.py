@@ -359,6 +359,13 @@ def gru_reset(subject: Subject, rng: np.random.Generator) -> Seen:
     return [Sighting(word, given) for given in tried for word in _matching(subject, given, "gru_reset")]
 
 
+@probes("rotary_pairs")
+def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Seen:
+    """Compare the result with the formula under each choice."""
+    tried = samples(subject, rng)
+    return [Sighting(word, given) for given in tried for word in _matching(subject, given, "rotary_pairs")]
+
+
 def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
     """The choice for which the formula gives the results; none where all choices do, a violation where none does."""
     got, choices = subject.results(given), QUESTIONS[question].choices

@@ -352,6 +352,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._softmax(attendable_softmax(args[0].value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "log_softmax":
             return args[0]._log_softmax(attendable_softmax(args[0].value, None))
+        if getattr(function, "__name__", "") == "log_sum_exp":
+            return args[0]._log_sum_exp(attendable_softmax(args[0].value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "greatest":
             return args[0]._greatest(*args[1:])
         return NotImplemented
@@ -366,6 +368,15 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _log_softmax(self, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for the logarithms of softmax")
+
+    def _log_sum_exp(self, softmax: Softmax) -> Self:
+        """Rounded sums; a row without attendable keys has −∞, which is exact."""
+        value = softmax.summed[..., 0]
+        finite = np.isfinite(value)
+        return self._computed(value, np.where(finite, self._error_of_sums(np.where(finite, value, 0), softmax), 0.0))
+
+    def _error_of_sums(self, value: Numbers, softmax: Softmax) -> Numbers:
+        raise TypeError(f"{type(self).__name__} has no rule for logarithms of sums of exponentials")
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         """Places and values of the greatest; where errors decide which these are, the values have unknown errors."""

@@ -36,6 +36,10 @@ class Axis(Flag):
     positions and layers."""
     TAP = auto()
     """Taps of a filter: neighbouring positions, of which each has a weight of its own."""
+    PAGE = auto()
+    """Pages of a cache, and rows of each."""
+    SEQUENCE = auto()
+    """Sequences that are packed into one."""
     SELF = QUERY | KEY
     """Positions in self-attention, each a query and a key."""
     POSITION = QUERY | KEY | TIME
@@ -51,7 +55,7 @@ GLOSSARY: Mapping[str, Axis] = {
     **dict.fromkeys(("d", "d_q", "d_k", "d_v", "p", "p_q", "p_k", "p_v"), Axis.FEATURE),
     **dict.fromkeys(("d_x", "d_y", "d_m", "d_s", "d_h", "d_g", "p_o", "channels"), Axis.WIDTH),
     **dict.fromkeys(("h", "f"), Axis.HIDDEN),
-    "heads": Axis.HEAD,
+    **dict.fromkeys(("heads", "heads_k", "group"), Axis.HEAD),
     "vocabulary": Axis.VOCABULARY,
     "beams": Axis.BEAM,
     "depth": Axis.LAYER,
@@ -59,6 +63,8 @@ GLOSSARY: Mapping[str, Axis] = {
     **dict.fromkeys(("slices", "rows", "columns", "patch"), Axis.GRID),
     **dict.fromkeys(("slices_from", "rows_from", "columns_from"), Axis.GRID),
     "taps": Axis.TAP,
+    **dict.fromkeys(("pages", "blocks", "page"), Axis.PAGE),
+    "sequences": Axis.SEQUENCE,
 }
 """What each size name counts, in every operation that does not declare otherwise (``axes=``)."""
 

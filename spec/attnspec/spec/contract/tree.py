@@ -25,7 +25,7 @@ Items: TypeAlias = tuple[int, ...]
 
 
 class Kind(StrEnum):
-    """The kinds of leaves: three of arrays, four of options."""
+    """The kinds of leaves: three of arrays, five of options."""
 
     FLOAT = "float"
     BOOL = "bool"
@@ -34,6 +34,7 @@ class Kind(StrEnum):
     COUNT = "count"
     NUMBER = "number"
     CHOICE = "choice"
+    WINDOW = "window"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,10 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is not an array: a size, a count, another number, a flag or one of several words."""
+    """An argument that is not an array: a size, a count, another number, a flag, one of several words, or a window.
+
+    A window says how far positions may be to the left and to the right: two integers, None for any distance.
+    """
 
     path: str
     kind: Kind
@@ -115,6 +119,8 @@ class Option:
         """Whether a value is one of the choices, or a number of its kind."""
         if value is None:
             return self.optional
+        if self.kind is Kind.WINDOW:
+            return isinstance(value, tuple) and len(value) == 2 and all(map(_reach, value))
         if self.choices:
             return any(type(value) is type(c) and value == c for c in self.choices)
         kinds = (int, float) if self.kind is Kind.NUMBER else (int,)
@@ -125,8 +131,15 @@ class Option:
         """The expected values, in words."""
         if self.choices == (False, True):
             return "True or False"
+        if self.kind is Kind.WINDOW:
+            return "(left, right), each an integer of at least 0 or None"
         words = " or ".join(map(repr, self.choices))
         return words or ("a number" if self.kind is Kind.NUMBER else "an integer")
+
+
+def _reach(value: Any) -> bool:
+    """Whether a value is one side of a window."""
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +187,9 @@ class Misfit(ValueError):
 
 
 def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
-    """The parts of a value with their paths; None for an array or option."""
+    """The parts of a value with their paths; None for an array or option, such as a window."""
+    if isinstance(value, tuple) and any(isinstance(x, int) for x in value):
+        return None
     if hasattr(value, "shape") or isinstance(value, type):
         return None
     if isinstance(value, dict):
