@@ -277,5 +277,5 @@ def dropout(
     weights: Float[np.ndarray, "*#batch n m"], *, keep: Bool[np.ndarray, "*#batch #n #m"] | None = None, rate: float = 0.0
 ) -> Float[np.ndarray, "*batch n m"]:
     """yᵢⱼ = αᵢⱼ/(1 − p) where kept, and 0 elsewhere."""
-    kept: np.ndarray = weights / (1 - weights.dtype.type(rate))
+    kept: np.ndarray = weights / (1 - rate)
     return kept if keep is None else np.where(keep, kept, 0)

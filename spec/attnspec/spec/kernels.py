@@ -144,6 +144,7 @@ class VariableLengthAttention(Protocol[Array]):
     formula=r"o_i = \operatorname{softmax}_{j < \ell}(c \tanh(\lambda q_i^\top k_j / c))\, v_j,\quad"
     r" k_j = K_{t_{\lfloor j / p \rfloor},\ j \bmod p}",
     sources=[KWON.passage("4.1 PagedAttention"), ONNX.passage("Attention-24")],
+    axes={"n": Axis.QUERY | Axis.TIME},
     features="causal scale window softcap log_sum_exp",
     results="output log_sum_exp",
     indices={"block_table": "pages"},
