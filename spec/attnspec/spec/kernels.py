@@ -105,7 +105,7 @@ class GroupedQueryAttention(Protocol[Array]):
     chapter="kernels",
     formula=r"o_i = \operatorname{softmax}_j(c \tanh(\lambda q_i^\top k_j / c))\, v_j,\quad"
     r" i \in [a_s, a_{s+1}),\ j \in [b_s, b_{s+1})",
-    sources=[KRELL.passage("3.2 Adjustments of the model"), DAO.passage("3.1 An efficient attention algorithm")],
+    sources=[KRELL.passage("Attention masks of packed sequences"), DAO.passage("3.1 An efficient attention algorithm")],
     axes={"n": Axis.QUERY | Axis.TIME, "m": Axis.KEY | Axis.TIME},
     linear="value",
     features="causal scale window softcap log_sum_exp",
@@ -310,7 +310,7 @@ class SlidingWindowMask(Protocol[Array_co]):
     "document_mask",
     chapter="kernels",
     formula=r"M_{ij} = [\,D_i = E_j\,]",
-    sources=[KRELL.passage("3.2 Adjustments of the model")],
+    sources=[KRELL.passage("Attention masks of packed sequences")],
     drawn={"query_documents": 3, "key_documents": 3},
 )
 class DocumentMask(Protocol[Array]):

@@ -28,6 +28,8 @@ STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33, 65)
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
+GROUPED = (1, 2, 3)
+"""Heads of the keys, and heads of the queries for each of them."""
 BEAMS = (1, 2, 3, 5)
 INDICES = (0, 1, 3)
 """Values of an option that is an index, each taken modulo what it is bounded by."""
@@ -80,7 +82,8 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
     depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
-    few = {Axis.LAYER: depths, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
+    heads = HEADS if len(operation.sizes_of(Axis.HEAD)) < 2 else GROUPED
+    few = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
     few |= {Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES}
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 

@@ -33,6 +33,10 @@ from attnspec.spec.contract.tree import Kind, Leaf, flatten, mapped
 from attnspec.spec.laws import operation as law
 
 
+FEW_VALUES = 2
+"""Values of options that are tried on one example where there is no time for all."""
+
+
 @checks(law.ORACLE)
 def oracle(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result with the reference, element by element."""
@@ -231,18 +235,29 @@ def _little_to_do(subject: Subject, rng: np.random.Generator) -> Iterator[Argume
 def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result for every value of an option with the formula, on the same arrays."""
     tried = False
+    for path, value in _other_values(subject, arguments, rng):
+        given = arguments.replaced({path: value})
+        if not subject.in_domain(given):
+            continue
+        subject.follows_formula(given, f"with {path}={value!r},")
+        tried = True
+    return tried
+
+
+def _other_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> list[tuple[str, Any]]:
+    """Options with values that they do not have in a call; of many, a few where there is no time for all."""
+    found = []
     for option in subject.operation.options:
         if option.kind is Kind.SIZE or option.path == subject.operation.flag:
             continue
         below = subject.operation.indices.get(option.path)
         for level in option_levels(option, subject.operation, subject.limits):
             value = level if below is None else level % arguments.size(below)
-            given = arguments.replaced({option.path: value})
-            if value == arguments[option.path] or not subject.in_domain(given):
-                continue
-            subject.follows_formula(given, f"with {option.path}={value!r},")
-            tried = True
-    return tried
+            if value != arguments[option.path]:
+                found.append((option.path, value))
+    if subject.effort.dear or len(found) <= FEW_VALUES:
+        return found
+    return [found[i] for i in sorted(rng.choice(len(found), FEW_VALUES, replace=False))]
 
 
 @checks(law.REJECTION, at_leading=True)

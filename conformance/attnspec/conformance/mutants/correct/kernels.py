@@ -91,7 +91,11 @@ class Kernels(Positional, Attention):
     ) -> tuple[Numbers, Numbers]:
         """The same with a score more in every row, which weighs nothing."""
         column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
-        mask = np.ones(scores.shape, bool) if attendable is None else np.broadcast_to(attendable, _full(scores, attendable))
+        mask = (
+            np.ones(scores.shape, bool)
+            if attendable is None
+            else np.broadcast_to(attendable, _full(scores, attendable))
+        )
         column = np.broadcast_to(column, (*mask.shape[:-1], 1))
         every = np.concatenate([np.broadcast_to(scores, mask.shape), column], axis=-1)
         weights = self.softmax(every, mask=np.concatenate([mask, np.ones((*mask.shape[:-1], 1), bool)], axis=-1))
