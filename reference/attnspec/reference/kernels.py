@@ -57,7 +57,9 @@ def grouped_query_attention(
 ) -> tuple[Float[np.ndarray, "*batch heads_k*group n d_v"], Float[np.ndarray, "*batch heads_k*group n"] | None]:
     """o = softmax(s) v and ℓ = log Σ exp s, over the attendable keys and the sink; a sink is a key with value 0."""
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
-    scores = capped(scaled(in_groups(query, heads_k) @ np.swapaxes(shared(key), -1, -2), query.shape[-1], scale), softcap)
+    scores = capped(
+        scaled(in_groups(query, heads_k) @ np.swapaxes(shared(key), -1, -2), query.shape[-1], scale), softcap
+    )
     if bias is not None:
         scores = scores + in_groups(bias, heads_k)
     if slopes is not None:
@@ -177,7 +179,7 @@ def paged_attention(
 
 
 def in_order(pages: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The rows (*batch, heads_k, blocks·page, d) that a table (*batch, blocks) makes of pages (pages, heads_k, page, d)."""
+    """The rows (*batch, heads_k, blocks·page, d) of pages (pages, heads_k, page, d), as a table (*batch, blocks) says."""
     rows = np.moveaxis(pages[table], -4, -3)
     *batch, blocks, page, d = rows.shape
     return np.reshape(rows, (*batch, blocks * page, d))
@@ -269,12 +271,16 @@ def document_mask(
     query_documents: Int[np.ndarray, "*#batch n"], key_documents: Int[np.ndarray, "*#batch m"]
 ) -> Bool[np.ndarray, "*batch n m"]:
     """Mᵢⱼ = [Dᵢ = Eⱼ]."""
-    return query_documents[..., :, None] == key_documents[..., None, :]
+    same: np.ndarray = query_documents[..., :, None] == key_documents[..., None, :]
+    return same
 
 
 @defines(Dropout[np.ndarray])
 def dropout(
-    weights: Float[np.ndarray, "*#batch n m"], *, keep: Bool[np.ndarray, "*#batch #n #m"] | None = None, rate: float = 0.0
+    weights: Float[np.ndarray, "*#batch n m"],
+    *,
+    keep: Bool[np.ndarray, "*#batch #n #m"] | None = None,
+    rate: float = 0.0,
 ) -> Float[np.ndarray, "*batch n m"]:
     """yᵢⱼ = αᵢⱼ/(1 − p) where kept, and 0 elsewhere."""
     kept: np.ndarray = weights / (1 - rate)

@@ -343,7 +343,11 @@ class Dropout(Protocol[Array]):
     """
 
     def __call__(
-        self, weights: Float[Array, "*#batch n m"], *, keep: Bool[Array, "*#batch #n #m"] | None = None, rate: float = 0.0
+        self,
+        weights: Float[Array, "*#batch n m"],
+        *,
+        keep: Bool[Array, "*#batch #n #m"] | None = None,
+        rate: float = 0.0,
     ) -> Float[Array, "*batch n m"]: ...
 
 

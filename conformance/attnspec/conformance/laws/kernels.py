@@ -1,12 +1,13 @@
 """Checks of the laws of the attention that people run."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
-from attnspec.conformance.inputs.attendance import attendable, spelled_out
+from attnspec.conformance.inputs.attendance import attendable, mask_shape, spelled_out
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, together, twice, wide
 from attnspec.conformance.laws.registry import checks
@@ -111,6 +112,8 @@ def cap(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> boo
     if not _has(subject, "softcap", "scale"):
         return False
     given = sample(subject, rng, (2,), queries=4, keys=6)
+    if given.operation.mask is not None:
+        given = given.with_mask((rng.random(mask_shape(given)) < 0.5) | (np.arange(given.keys_count or 0) == 1))
     great = given.replaced({"softcap": GREAT_CAP})
     largest = [np.sqrt((wide(x) ** 2).sum(-1)).max() for leaf, x in given.floats if "d" in leaf.sizes]
     moved = float(np.prod(largest)) ** 3 / (3 * GREAT_CAP**2)
@@ -157,9 +160,8 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     if not _has(subject, "slopes", "bias") or subject.semantics.bottom_right:
         return False
     n, m, query = arguments.queries or 0, arguments.keys_count or 0, arguments.array("query")
-    given = arguments.replaced(
-        {"slopes": 2.0 ** -rng.integers(0, 5, query.shape[-3]).astype(query.dtype), "bias": None}
-    )
+    powers = subject.exact(2.0 ** -rng.integers(0, 5, query.shape[-3]).astype(float))
+    given = arguments.replaced({"slopes": powers, "bias": None})
     distance = np.abs(np.arange(n)[:, None] - np.arange(m))
     exact = -wide(given.array("slopes"))[:, None, None] * distance
     bias = subject.exact(exact)
@@ -224,7 +226,7 @@ def _packed(subject: Subject, rng: np.random.Generator) -> tuple[Arguments, list
     n, m = given.queries or 0, given.keys_count or 0
     ends = (np.array([0, n // 2, n - 1, n]), np.array([0, m // 3, m - 2, m]))
     given = given.replaced({"query_ends": ends[0], "key_ends": ends[1]})
-    of_queries, of_keys = ([slice(a, b) for a, b in zip(e[:-1], e[1:], strict=True)] for e in ends)
+    of_queries, of_keys = ([slice(a, b) for a, b in pairwise(e)] for e in ends)
     return given, of_queries, of_keys
 
 
@@ -278,9 +280,9 @@ def padded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
         for b, rows in enumerate(of_queries):
             count = rows.stop - rows.start
             for path, x in results.items():
-                here, there = ((..., rows, slice(None)), (b, ..., slice(count), slice(None)))
-                if path != "output":
-                    here, there = here[:-1], there[:-1]
+                features: tuple[Any, ...] = (slice(None),) * (path == "output")
+                here: Any = (..., rows, *features)
+                there: Any = (b, ..., slice(count), *features)
                 title = f"of sequence {b} in a padded batch, the {path}"
                 subject.matches(x[here], expected[path][there], 2 * budgets[path][here], given, title)
     return True
@@ -294,12 +296,12 @@ def _rows(x: Numbers, parts: Sequence[slice], most: int) -> Numbers:
     return found
 
 
-def _paged(subject: Subject, rng: np.random.Generator, pages: int = 5) -> Arguments:
+def _paged(subject: Subject, rng: np.random.Generator, pages: int = 6) -> Arguments:
     """Two elements with tables of three pages out of more, lengths that end within a page, one shared page."""
     sizes = {"pages": pages, "blocks": 3, "page": 4, "heads_k": 2, "group": 2}
     given = sample(subject, rng, (2,), queries=3, sizes=sizes)
-    first = rng.permutation(pages)[:3]
-    return given.replaced({"block_table": np.array([first, first[[2, 0, 1]]]), "key_lengths": np.array([10, 5])})
+    order = rng.permutation(pages)
+    return given.replaced({"block_table": order[[[0, 1, 2], [1, 3, 4]]], "key_lengths": np.array([10, 5])})
 
 
 @checks(law.PAGES, once=True)

@@ -32,7 +32,6 @@ from attnspec.spec.contract.shapes import ShapeError, bind, results
 from attnspec.spec.contract.tree import Kind, Leaf, flatten, mapped
 from attnspec.spec.laws import operation as law
 
-
 FEW_VALUES = 2
 """Values of options that are tried on one example where there is no time for all."""
 

@@ -202,7 +202,7 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
             mask = attendable(given, bottom_right=bottom_right)
             spelled = given.plain().with_mask(mask)
             oracle = subject.normative_oracle(spelled)
-            live = np.broadcast_to(before_features(subject, mask.any(-1)), got.shape)
+            live = np.broadcast_to(before_features(subject, np.asarray(mask.any(-1))), got.shape)
             error = np.abs(wide(got) - oracle.value)
             if (error <= oracle.budget)[live].all():
                 matching.append(name)

@@ -143,19 +143,21 @@ def scaled_twice(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numb
 
 @mutant(
     "cap after the bias and the mask",
-    replaces="biased",
     operations=(GroupedQueryAttention,),
     breaks=("kernels.cap", "operation.oracle"),
     source="onnx/onnx#7865: softcap after the mask, for which −∞ becomes −c",
 )
-def cap_after_mask(
-    correct: Formulas, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers
-) -> Numbers:
+class CapAfterMask(Formulas):
     """What is masked has the score −c, and weight."""
-    found = Formulas.biased(correct, scores, None, bias, slopes, attendable)
-    if softcap is None:
-        return found
-    return correct.capped(found, softcap)
+
+    def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
+        """Capped in the end."""
+        found = super().biased(scores, None, bias, slopes, attendable)
+        return self.capped(self.excluded(found, attendable), softcap)
+
+    def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
+        """Only −∞ is left out."""
+        return super().weighted(scores, values, value_of(scores) != -np.inf)
 
 
 @mutant(

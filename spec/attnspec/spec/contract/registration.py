@@ -51,9 +51,9 @@ def operation(
     flag `causal`. ``nonempty``: numbers of positions or layers that must not be 0. ``ordered``: the options with which
     the order of positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a
     backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays, each with the size that
-    it is a length along. ``indices``: integer arrays, each with the size that bounds it.
-    ``cumulative``: integer vectors, each with the size that sequences divide among themselves: their ends, from 0 on,
-    none before another. ``drawn``: integer arrays of any numbers, each with what bounds those of examples. ``tried``: values to try an
+    it is a length along. ``indices``: integer arrays, each with the size that bounds it. ``cumulative``: integer
+    vectors, each with the size that sequences divide among themselves: their ends, from 0 on, none before another.
+    ``drawn``: integer arrays of any numbers, each with what bounds those of examples. ``tried``: values to try an
     option with. ``chosen``: integer results that are the best by some numbers; where two of these are so close that
     errors decide, either choice is as good. A float result says how good it is.
     """

@@ -139,7 +139,7 @@ PLAIN_AND_ABSORBED = law(
 )
 MERGED = law(
     "kernels.merged",
-    "Attention to parts of the keys, merged by their logarithms, is attention to all of them; empty parts do not count.",
+    "Attention to parts of the keys, merged by their logarithms, is attention to all; empty parts do not count.",
     formula=r"\operatorname{merge}_p f(q, k_p, v_p) = f(q, k, v)",
     governs=of(MergeAttention),
     sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],

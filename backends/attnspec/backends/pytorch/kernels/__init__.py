@@ -1,4 +1,4 @@
-"""The chapter `kernels` in plain PyTorch. Protocols: ``attnspec.spec.kernels``. Fast kernels of other chapters are below.
+"""The chapter `kernels` in plain PyTorch. Protocols: ``attnspec.spec.kernels``. Fast kernels are below.
 
 Scores are in memory as a whole, for heads in their groups: (*batch, heads_k, group, n, m).
 """
@@ -143,7 +143,11 @@ def within(behind: Tensor, window: Window) -> Tensor:
 
 def in_groups(x: Tensor, heads_k: int) -> Tensor:
     """x (*batch, heads, n, d) as (*batch, heads_k, group, n, d); heads of size 1 as (*batch, 1, 1, n, d)."""
-    return x.unsqueeze(-3) if x.shape[-3] == 1 else x.unflatten(-3, (heads_k, x.shape[-3] // heads_k))
+    return (
+        x.unsqueeze(-3)
+        if x.shape[-3] == 1
+        else x.reshape(*x.shape[:-3], heads_k, x.shape[-3] // heads_k, *x.shape[-2:])
+    )
 
 
 def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
@@ -229,9 +233,7 @@ def paged_attention(
     softcap: float | None = None,
 ) -> tuple[Float[Tensor, "*batch heads_k*group n d_v"], Float[Tensor, "*batch heads_k*group n"] | None]:
     """Attention to the rows of the pages, gathered in the order of the table."""
-    shape = _paged(
-        query, key_pages, value_pages, block_table, key_lengths, scale, window, softcap, causal=causal
-    )
+    shape = _paged(query, key_pages, value_pages, block_table, key_lengths, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
     refuse_outside("paged_attention", "block_table", block_table, key_pages.shape[0] - 1)
     refuse_outside("paged_attention", "key_lengths", key_lengths, m)

@@ -1,5 +1,6 @@
 """Correct formulas of the attention that people run."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,9 @@ class Kernels(Positional, Attention):
             attendable = attendable[..., None, :, :]
         scores = self.biased(products, softcap, bias, slopes, attendable)
         if sinks is None:
-            weights, output = self.weighted(scores, values, attendable)
+            _, output = self.weighted(scores, values, attendable)
         else:
-            weights, output = self.with_sink(scores, values, attendable, sinks)
+            _, output = self.with_sink(scores, values, attendable, sinks)
         logarithms = self.logarithms(scores, attendable, sinks)
         return output, np.broadcast_to(logarithms, output.shape[:-1])
 
@@ -139,7 +140,7 @@ class Kernels(Positional, Attention):
 
     def sequences(self, ends: Numbers) -> list[slice]:
         """Where each sequence begins and ends."""
-        return [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
     def check_ends(self, name: str, ends: Numbers, most: int) -> None:
         """Raise for ends that fall, or do not reach from 0 to the last position."""
