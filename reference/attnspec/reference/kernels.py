@@ -179,7 +179,7 @@ def paged_attention(
 
 
 def in_order(pages: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The rows (*batch, heads_k, blocks·page, d) of pages (pages, heads_k, page, d), as a table (*batch, blocks) says."""
+    """The rows (*batch, heads_k, blocks·page, d) of pages (pages, heads_k, page, d), by a table (*batch, blocks)."""
     rows = np.moveaxis(pages[table], -4, -3)
     *batch, blocks, page, d = rows.shape
     return np.reshape(rows, (*batch, blocks * page, d))
