@@ -222,13 +222,13 @@ def rotary_embedding(
     x: Float[np.ndarray, "*#batch n d"],
     positions: Int[np.ndarray, "*#batch n"] | None = None,
     *,
-    base: float = 10000.0,
+    theta: float = 10000.0,
 ) -> Float[np.ndarray, "*batch n 2*pairs"]:
-    """Each pair (a, b) becomes (a cos tθ − b sin tθ, a sin tθ + b cos tθ) with θ = base^(−2i/d)."""
+    """Each pair (a, b) becomes (a cos tθ − b sin tθ, a sin tθ + b cos tθ) with θ = Θ^(−2i/d)."""
     *_, n, d = x.shape
     i = np.asarray(np.arange(d // 2), dtype=x.dtype, like=x)
     t = np.asarray(np.arange(n) if positions is None else positions, dtype=x.dtype, like=x)
-    angle = t[..., None] * np.exp(-2 * i * np.log(x.dtype.type(base)) / d)
+    angle = t[..., None] * np.exp(-2 * i * np.log(x.dtype.type(theta)) / d)
     cosine, sine = np.cos(angle), np.sin(angle)
     if choice("rotary_pairs") == "halves":
         first, second = x[..., : d // 2], x[..., d // 2 :]

@@ -1,19 +1,11 @@
-"""Kernels: the attention that people run, with shared heads, windows, caps, sinks, packed sequences and paged caches.
-
-Where: A `log_sum_exp` is a natural logarithm: that of the sum of the exponentials of all scores that count.
-Edges: Key j is attendable for query i where `mask` is True, j ≤ i with `causal`, i − left ≤ j ≤ i + right with
-`window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is aligned with key 0 (semantics
-`causal_alignment`). Keys that are not attendable are left out with their values, NaN and ∞ included. A query without
-attendable keys gives 0, also if `sinks` are given, and without these a logarithm of −∞; its gradients are those of the
-sinks alone. An empty batch gives an empty result. So does `n` = 0.
-"""
+"""Kernels: the attention that people run, with shared heads, windows, caps, sinks, packed sequences and pages."""
 
 from typing import Annotated, Generic, Protocol, TypedDict
 
 from jaxtyping import Bool, Float, Int
 
 from attnspec.spec.contract.annotations import Array, Array_co, sizes
-from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.semantics import depends_on
 from attnspec.spec.contract.sources import (
@@ -70,6 +62,13 @@ __all__ = [
     results="output log_sum_exp",
     lengths={"key_lengths": "m"},
     tried={"scale": (0.25,), "window": ((2, 0), (None, 1)), "softcap": (2.0,)},
+    parts={
+        "scale": Part.SCALE,
+        "softcap": Part.CAP,
+        "bias": Part.BIAS,
+        "slopes": Part.SLOPES,
+        "sinks": Part.SINK,
+    },
 )
 class GroupedQueryAttention(Protocol[Array]):
     """Attention whose query heads share the heads of keys and values, with the options that models have.
@@ -77,9 +76,14 @@ class GroupedQueryAttention(Protocol[Array]):
     Where: g is `group`: the first g heads of the queries belong to the first head of the keys. λ is `scale`, 1/√d if
     not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if not given. A sink is the score of a
     key with value 0. Distances are counted from the diagonal on which a causal mask is aligned. The mask is the same
-    for all heads. The output is in units of value; scores and logarithms have no unit.
+    for all heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and logarithms
+    have no unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
-    Edges: Scores are capped before bias and mask.
+    Edges: Key j is attendable for query i where `mask` is True, j ≤ i with `causal`, i − left ≤ j ≤ i + right with
+    `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is aligned with key 0 (semantics
+    `causal_alignment`). What is not attendable is left out, keys with their values, NaN and ∞ included, and scores are
+    capped before. A query without attendable keys gives 0, and −∞ for the logarithm, or its sink; its gradients are
+    those of the sink. An empty batch gives an empty result, and so does `n` = 0.
     """
 
     def __call__(
@@ -112,6 +116,7 @@ class GroupedQueryAttention(Protocol[Array]):
     results="output log_sum_exp",
     cumulative={"query_ends": "n", "key_ends": "m"},
     tried={"scale": (0.25,), "window": ((1, 0),), "softcap": (2.0,)},
+    parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class VariableLengthAttention(Protocol[Array]):
     """Attention of sequences that are packed one behind the other, each to its own keys.
@@ -150,6 +155,7 @@ class VariableLengthAttention(Protocol[Array]):
     indices={"block_table": "pages"},
     lengths={"key_lengths": "blocks*page"},
     tried={"scale": (0.25,), "window": ((2, 0),), "softcap": (2.0,)},
+    parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class PagedAttention(Protocol[Array]):
     """Attention to a cache whose rows lie in pages, which a table puts in order.
@@ -187,6 +193,7 @@ class PagedAttention(Protocol[Array]):
     linear="w_v",
     features="scale",
     tried={"scale": (0.25,)},
+    parts={"scale": Part.SCALE},
 )
 class LatentAttention(Protocol[Array]):
     """Multi-head latent attention: keys and values of all heads are projected from one vector for each position.
@@ -243,18 +250,18 @@ class MergeAttention(Protocol[Array]):
     "rotary_embedding",
     chapter="kernels",
     formula=r"y_{2i} = x_{2i} \cos t\theta_i - x_{2i+1} \sin t\theta_i,\quad"
-    r" y_{2i+1} = x_{2i} \sin t\theta_i + x_{2i+1} \cos t\theta_i,\quad \theta_i = B^{-2i/d}",
+    r" y_{2i+1} = x_{2i} \sin t\theta_i + x_{2i+1} \cos t\theta_i,\quad \theta_i = \Theta^{-2i/d}",
     sources=[SU.passage("3.2.2 General form"), SU.passage("3.4.2 Computational efficient realization")],
     axes={"n": Axis.TIME, "pairs": Axis.FEATURE},
     linear="x",
-    features="positions base",
+    features="positions theta",
     drawn={"positions": 1000},
-    tried={"base": (500.0,)},
+    tried={"theta": (500.0,)},
 )
 class RotaryEmbedding(Protocol[Array]):
     """Pairs of features turned by an angle that grows with the position.
 
-    Where: t is the position, counted from 0 if `positions` are not given, and B is `base`. Angles are in radians. The
+    Where: t is the position, counted from 0 if `positions` are not given, and Θ is `theta`. Angles are in radians. The
     features of a pair are neighbours, or i and i + d/2 (semantics `rotary_pairs`). The result is in units of x.
     Edges: An odd number of features raises. Position 0 changes nothing.
     """
@@ -264,7 +271,7 @@ class RotaryEmbedding(Protocol[Array]):
         x: Annotated[Float[Array, "*#batch n d"], sizes(d="2*pairs")],
         positions: Int[Array, "*#batch n"] | None = None,
         *,
-        base: float = 10000.0,
+        theta: float = 10000.0,
     ) -> Float[Array, "*batch n 2*pairs"]: ...
 
 
@@ -279,8 +286,7 @@ class AlibiSlopes(Protocol[Array_co]):
     """The slopes of linear biases, one for each head.
 
     Where: h is `heads`, and H the power of two next below. Where h is none itself, the remaining heads have every other
-    slope of 2H heads, from the first one on, as in the authors' code. The result has the default dtype of the backend,
-    and no unit.
+    slope of 2H heads, from the first one on, as in the authors' code. The result has no unit.
     """
 
     def __call__(self, heads: int) -> Float[Array_co, "{heads}"]: ...
@@ -297,7 +303,7 @@ class SlidingWindowMask(Protocol[Array_co]):
     """Every position may attend to those that are near.
 
     Where: (l, r) is `window`, both ends included. None is any distance, and no window allows everything. In the result,
-    True = may attend. Query i and key i are the same position, also when n ≠ m.
+    True = may attend. Positions of queries and of keys are both counted from 0.
     Edges: With m = 0 or n = 0 the mask is empty.
     """
 

@@ -82,9 +82,9 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
     depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
-    heads = HEADS if len(operation.sizes_of(Axis.HEAD)) < 2 else GROUPED
+    heads = GROUPED if operation.sizes_of(Axis.GROUP) else HEADS
     few = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
-    few |= {Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES}
+    few |= {Axis.GROUP: GROUPED, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES}
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 
@@ -289,7 +289,7 @@ def tamed(
 @lru_cache(maxsize=1024)
 def _repeating_sizes(operation: Operation) -> frozenset[str]:
     """The sizes that count heads, layers and time steps."""
-    found = (name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD))
+    found = (name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD | Axis.GROUP))
     return frozenset([*found, *(name for name in operation.sizes if stepwise(name, operation))])
 
 

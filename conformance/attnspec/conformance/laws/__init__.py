@@ -2,6 +2,7 @@
 
 from attnspec.conformance.laws import (
     attention,
+    caches,
     complexity,
     fast_paths,
     fills,
@@ -9,6 +10,7 @@ from attnspec.conformance.laws import (
     kernels,
     magnitudes,
     masking,
+    merging,
     modes,
     moments,
     multihead,
@@ -39,6 +41,7 @@ __all__ = [
     "CHECKS",
     "Check",
     "attention",
+    "caches",
     "checks",
     "complexity",
     "fast_paths",
@@ -47,6 +50,7 @@ __all__ = [
     "kernels",
     "magnitudes",
     "masking",
+    "merging",
     "modes",
     "moments",
     "multihead",

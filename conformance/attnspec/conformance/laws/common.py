@@ -166,7 +166,7 @@ def sample(
     for name in operation.sizes:
         axis = operation.axis(name)
         wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
-        fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
+        fallback = 2 if axis & (Axis.LAYER | Axis.GROUP) else 4 if axis & Axis.TIME else features
         fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
     fitted = divided(fitted | dict(sizes or {}), operation, subject.limits)
     fits = len(batch) <= subject.limits.max_batch_dims

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
-from attnspec.conformance.inputs.attendance import before_features as before
-from attnspec.conformance.inputs.attendance import collapsed_masks, mask_shape, spelled_out
+from attnspec.conformance.inputs.attendance import before_features, collapsed_masks, mask_shape, spelled_out
 from attnspec.conformance.inputs.changes import hiding, with_other_rows
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Results, Subject
@@ -199,7 +198,9 @@ def _poisoned_gradients(subject: Subject, rng: np.random.Generator, keys: str) -
         for path, rows in left_out.items():
             x = wide(given.array(path))
             poison = rng.choice([np.nan, np.inf, -np.inf], x.shape)
-            rows = rows[..., None] if rows.ndim == 1 else before(rows, given.leaves[path], given.operation.asking)
+            rows = (
+                rows[..., None] if rows.ndim == 1 else before_features(rows, given.leaves[path], given.operation.asking)
+            )
             poisoned = given.replaced({path: subject.exact(np.where(rows, poison, x))})
             found = subject.vjp(poisoned, cotangents)
             for other in (leaf.path for leaf, _ in given.batched if leaf.path in expected):

@@ -489,9 +489,9 @@ def absorbed_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Nu
     breaks=("operation.oracle",),
     source="raiyanyahya/how-to-train-your-gpt#6: rotate_half with angles that are repeated in pairs",
 )
-def repeated_angles(correct: Formulas, positions: Numbers, d: int, base: float) -> Numbers:
+def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
     """Two pairs have the angle of one."""
-    found = Formulas.angles(correct, positions, d, base)
+    found = Formulas.angles(correct, positions, d, theta)
     return np.repeat(found[..., : (found.shape[-1] + 1) // 2], 2, axis=-1)[..., : found.shape[-1]]
 
 
@@ -529,9 +529,9 @@ def reflected(
     breaks=("kernels.rotary-distance", "operation.oracle"),
     source="positions added in place, and counted twice in a loop",
 )
-def squared_positions(correct: Formulas, positions: Numbers, d: int, base: float) -> Numbers:
+def squared_positions(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
     """t² for t."""
-    return Formulas.angles(correct, positions**2 / 16, d, base)
+    return Formulas.angles(correct, positions**2 / 16, d, theta)
 
 
 @mutant(

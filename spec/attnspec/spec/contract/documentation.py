@@ -36,6 +36,7 @@ MEANINGS = {
     Axis.WIDTH: "features",
     Axis.HIDDEN: "hidden units",
     Axis.HEAD: "attention heads",
+    Axis.GROUP: "heads of the queries for each head of the keys",
     Axis.VOCABULARY: "tokens of the vocabulary",
     Axis.BEAM: "hypotheses of the beam",
     Axis.LAYER: "layers",
@@ -160,7 +161,9 @@ def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]
         least = ""
         if node.kind is Kind.SIZE:
             least = f" ≥ {operation.least(node.path)}"
-        return Entry(path, node.expected + least, tuple(more))
+        return Entry(
+            path, f"a window {node.expected}" if node.kind is Kind.WINDOW else node.expected + least, tuple(more)
+        )
     if node.many:
         least = " ≥ 1" * operation.least(node.count)
         counted = "" if node.count == node.path else f" of length {node.count}{least}"

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from attnspec.spec.contract.axes import GLOSSARY, Axis, Role
+from attnspec.spec.contract.axes import GLOSSARY, Axis, Part, Role
 from attnspec.spec.contract.sources import Citation
 from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, Reader, reader, short, walked
 
@@ -60,6 +60,7 @@ class Operation:
     indices: Mapping[str, str] = field(default_factory=dict)
     cumulative: Mapping[str, str] = field(default_factory=dict)
     drawn: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict)
     tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
 
@@ -260,6 +261,10 @@ class Operation:
     def flag(self) -> str | None:
         """The option that makes results causal."""
         return next((o.path for o in self.options if o.path in self.ordered and o.choices == (False, True)), None)
+
+    def part(self, wanted: Part) -> str:
+        """The option or optional array that does this to scores; an empty path if there is none."""
+        return next((path for path, part in self.parts.items() if part is wanted), "")
 
     @cached_property
     def window(self) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from attnspec.spec.contract.annotations import Misdeclared, names, read
-from attnspec.spec.contract.axes import GLOSSARY, Axis
+from attnspec.spec.contract.axes import GLOSSARY, Axis, Part
 from attnspec.spec.contract.checking import check
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Operation, register
 from attnspec.spec.contract.sources import Citation
@@ -39,6 +39,7 @@ def operation(
     indices: Mapping[str, str] | None = None,
     cumulative: Mapping[str, str] | None = None,
     drawn: Mapping[str, int] | None = None,
+    parts: Mapping[str, Part] | None = None,
     tried: Mapping[str, tuple[Any, ...]] | None = None,
     chosen: str = "",
 ) -> Callable[[P], P]:
@@ -53,9 +54,10 @@ def operation(
     backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays, each with the size that
     it is a length along. ``indices``: integer arrays, each with the size that bounds it. ``cumulative``: integer
     vectors, each with the size that sequences divide among themselves: their ends, from 0 on, none before another.
-    ``drawn``: integer arrays of any numbers, each with what bounds those of examples. ``tried``: values to try an
-    option with. ``chosen``: integer results that are the best by some numbers; where two of these are so close that
-    errors decide, either choice is as good. A float result says how good it is.
+    ``drawn``: integer arrays of any numbers, each with what bounds those of examples. ``parts``: what options and
+    optional arrays do to scores. ``tried``: values to try an option with. ``chosen``: integer results that are the best
+    by some numbers; where two of these are so close that errors decide, either choice is as good. A float result says
+    how good it is.
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
@@ -77,6 +79,7 @@ def operation(
         "indices": indices or {},
         "cumulative": cumulative or {},
         "drawn": drawn or {},
+        "parts": parts or {},
         "tried": tried or {},
         "chosen": tuple(chosen.split()),
     }

@@ -105,10 +105,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is not an array: a size, a count, another number, a flag, one of several words, or a window.
-
-    A window says how far positions may be to the left and to the right: two integers, None for any distance.
-    """
+    """An argument that is not an array: a size, a count, another number, a flag, one of several words, or a window."""
 
     path: str
     kind: Kind
@@ -120,7 +117,8 @@ class Option:
         if value is None:
             return self.optional
         if self.kind is Kind.WINDOW:
-            return isinstance(value, tuple) and len(value) == 2 and all(map(_reach, value))
+            sides = value if type(value) is tuple else ()
+            return len(sides) == 2 and all(x is None or (type(x) is int and x >= 0) for x in sides)
         if self.choices:
             return any(type(value) is type(c) and value == c for c in self.choices)
         kinds = (int, float) if self.kind is Kind.NUMBER else (int,)
@@ -135,11 +133,6 @@ class Option:
             return "(left, right), each an integer of at least 0 or None"
         words = " or ".join(map(repr, self.choices))
         return words or ("a number" if self.kind is Kind.NUMBER else "an integer")
-
-
-def _reach(value: Any) -> bool:
-    """Whether a value is one side of a window."""
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,9 +181,8 @@ class Misfit(ValueError):
 
 def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
     """The parts of a value with their paths; None for an array or option, such as a window."""
-    if isinstance(value, tuple) and any(isinstance(x, int) for x in value):
-        return None
-    if hasattr(value, "shape") or isinstance(value, type):
+    of_window = type(value) is tuple and any(isinstance(x, int) for x in value)
+    if of_window or hasattr(value, "shape") or isinstance(value, type):
         return None
     if isinstance(value, dict):
         return [(f"{path}.{name}" if path else name, x) for name, x in value.items()]

@@ -1,5 +1,6 @@
 """Laws of the attention that people run."""
 
+from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import (
@@ -31,7 +32,7 @@ from attnspec.spec.kernels import (
 
 def _in_groups(operation: Operation) -> bool:
     """Whether heads of the queries share those of the keys."""
-    return "group" in operation.sizes
+    return bool(operation.sizes_of(Axis.GROUP))
 
 
 def _optional_parts(operation: Operation) -> bool:
@@ -64,7 +65,7 @@ CAP = law(
     "kernels.cap",
     "A great cap changes nothing, and under a small one all attendable keys have equal weights.",
     formula=r"c \to \infty:\ f(x; c) \to f(x),\quad c \to 0:\ f(x; c) \to f(x; \lambda = 0)",
-    governs=lambda operation: "softcap" in operation.features,
+    governs=lambda operation: bool(operation.part(Part.CAP)),
     sources=[GEMMA.passage("2 Model architecture: logit soft-capping")],
 )
 SINK = law(

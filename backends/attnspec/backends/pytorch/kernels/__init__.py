@@ -302,13 +302,13 @@ def merge_attention(
 @implements(RotaryEmbedding[Tensor])
 @keeps
 def rotary_embedding(
-    x: Float[Tensor, "*#batch n d"], positions: Int[Tensor, "*#batch n"] | None = None, *, base: float = 10000.0
+    x: Float[Tensor, "*#batch n d"], positions: Int[Tensor, "*#batch n"] | None = None, *, theta: float = 10000.0
 ) -> Float[Tensor, "*batch n 2*pairs"]:
     """Neighbours turned together, by angles that are computed in float64."""
-    _rotary(x, positions, base)
+    _rotary(x, positions, theta)
     n, d = x.shape[-2:]
     t = torch.arange(n, device=x.device) if positions is None else positions
-    frequency = base ** (-torch.arange(0, d, 2, dtype=torch.float64, device=x.device) / d)
+    frequency = theta ** (-torch.arange(0, d, 2, dtype=torch.float64, device=x.device) / d)
     angle = t.to(torch.float64).unsqueeze(-1) * frequency
     wide = widened(x)
     cosine, sine = angle.cos().to(wide.dtype), angle.sin().to(wide.dtype)

@@ -129,8 +129,8 @@ class Kernels(Positional, Attention):
         **options: Any,
     ) -> Numbers:
         """One sequence after the other."""
-        self.check_ends("query_ends", query_ends, query.shape[-2])
-        self.check_ends("key_ends", key_ends, key.shape[-2])
+        self.check_ends(query_ends, query.shape[-2])
+        self.check_ends(key_ends, key.shape[-2])
         parts = [
             self.grouped_query_attention(query[..., i, :], key[..., j, :], value[..., j, :], **options)
             for i, j in zip(self.sequences(query_ends), self.sequences(key_ends), strict=True)
@@ -142,10 +142,10 @@ class Kernels(Positional, Attention):
         """Where each sequence begins and ends."""
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
-    def check_ends(self, name: str, ends: Numbers, most: int) -> None:
+    def check_ends(self, ends: Numbers, most: int) -> None:
         """Raise for ends that fall, or do not reach from 0 to the last position."""
         if ends[0] != 0 or ends[-1] != most or np.any(ends[1:] < ends[:-1]):
-            raise ValueError(f"{name}: expected integers from 0 to {most}, none below another; got {ends}")
+            raise ValueError(f"ends of sequences: expected integers from 0 to {most}, none below another; got {ends}")
 
     def paged_attention(
         self,
@@ -214,17 +214,17 @@ class Kernels(Positional, Attention):
         merged = self.pooled(self.softmax(scores, mask=some), outputs, some)[..., 0, :]
         return merged, np.broadcast_to(self.log_sum_exp(self.excluded(scores, some))[..., 0], merged.shape[:-1])
 
-    def rotary_embedding(self, x: Numbers, positions: Numbers = None, *, base: float = 10000.0) -> Numbers:
+    def rotary_embedding(self, x: Numbers, positions: Numbers = None, *, theta: float = 10000.0) -> Numbers:
         """Pairs of features, turned by the angle of the position."""
         n, d = x.shape[-2:]
-        angle = self.angles(self.positions(n) if positions is None else positions.astype(np.float64), d, base)
+        angle = self.angles(self.positions(n) if positions is None else positions.astype(np.float64), d, theta)
         cosine, sine = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
         first, second = self.pairs(x)
         return self.paired(*self.turned(first, second, cosine, sine))
 
-    def angles(self, positions: Numbers, d: int, base: float) -> Numbers:
+    def angles(self, positions: Numbers, d: int, theta: float) -> Numbers:
         """An angle for every position and pair."""
-        return positions[..., None] * base ** (-2 * np.arange(d // 2) / d)
+        return positions[..., None] * theta ** (-2 * np.arange(d // 2) / d)
 
     def turned(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
         """Both features of every pair, turned."""
