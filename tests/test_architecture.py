@@ -400,6 +400,7 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.spec.seq2seq": "a chapter of thirteen operations",
+    "attnspec.spec.contract.tree": "one concept: trees of arrays and options, their descriptions and their values",
     "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
     "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",

@@ -98,10 +98,10 @@ def padded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
         given, batch = base.replaced(options), Arguments(other.operation, {**values, **options})
         results, budgets = subject.results(given), subject.budgets(given)
         expected = doubles(other.results(batch))
-        for b, rows in enumerate(of_queries):
+        for b, part in enumerate(of_queries):
             for mine, its in zip(subject.operation.outputs, other.operation.outputs, strict=True):
-                here = _rows_of(subject.operation, mine.path, rows)
-                there = _rows_of(other.operation, its.path, slice(rows.stop - rows.start))
+                here = _rows_of(subject.operation, mine.path, part)
+                there = _rows_of(other.operation, its.path, slice(part.stop - part.start))
                 title = f"of sequence {b} in a padded batch, the {mine.path}"
                 x, budget = results[mine.path][here], 2 * budgets[mine.path][here]
                 subject.matches(x, expected[its.path][b][there], budget, given, title)

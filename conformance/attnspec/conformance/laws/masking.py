@@ -196,12 +196,10 @@ def _poisoned_gradients(subject: Subject, rng: np.random.Generator, keys: str) -
         cotangents = subject.cotangents(given, rng)
         expected = subject.gradients(given, cotangents)
         for path, rows in left_out.items():
-            x = wide(given.array(path))
+            leaf, x = given.leaves[path], wide(given.array(path))
             poison = rng.choice([np.nan, np.inf, -np.inf], x.shape)
-            rows = (
-                rows[..., None] if rows.ndim == 1 else before_features(rows, given.leaves[path], given.operation.asking)
-            )
-            poisoned = given.replaced({path: subject.exact(np.where(rows, poison, x))})
+            behind = before_features(rows, leaf, given.operation.asking) if rows.ndim > 1 else rows[..., None]
+            poisoned = given.replaced({path: subject.exact(np.where(behind, poison, x))})
             found = subject.vjp(poisoned, cotangents)
             for other in (leaf.path for leaf, _ in given.batched if leaf.path in expected):
                 what = f"with NaN or infinities in rows of {path} that are left out, the gradient of {other}"
