@@ -546,7 +546,7 @@ def merged(outputs: Tensor, log_sum_exps: Tensor) -> tuple[Tensor, Tensor]:
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
     d = x.shape[-1]
     angle = positions[..., None] * 10_000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.polar(torch.ones_like(angle), angle)
+    turned = torch.view_as_complex(x.reshape(*x.shape[:-1], d // 2, 2)) * torch.polar(torch.ones_like(angle), angle)
     return torch.view_as_real(turned).flatten(-2)
 
 

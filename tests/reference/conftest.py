@@ -54,10 +54,9 @@ def draw_arguments(
         if leaf.kind is Kind.BOOL:
             return rng.random(shape) < 2 / 3
         if leaf.path in operation.cumulative:
-            # No sequence is empty.
+            # No sequence is empty, if there are enough positions.
             total = number(operation.cumulative[leaf.path])
-            inner = np.sort(rng.choice(np.arange(1, total), shape[0] - 2, replace=False))
-            return np.concatenate([[0], inner, [total]])
+            return np.linspace(0, total, shape[0]).astype(int)
         if leaf.path in operation.drawn:
             return rng.integers(0, operation.drawn[leaf.path], shape)
         return rng.integers(0, largest_integer(operation, leaf.path, number) + 1, shape)

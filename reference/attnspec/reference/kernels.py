@@ -54,7 +54,7 @@ def grouped_query_attention(
     slopes: Float[np.ndarray, " heads"] | None = None,
     sinks: Float[np.ndarray, " heads"] | None = None,
     key_lengths: Int[np.ndarray, "*#batch"] | None = None,
-) -> tuple[Float[np.ndarray, "*batch heads_k*group n d_v"], Float[np.ndarray, "*batch heads_k*group n"] | None]:
+) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
     """o = softmax(s) v and ℓ = log Σ exp s, over the attendable keys and the sink; a sink is a key with value 0."""
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
     scores = capped(
@@ -138,7 +138,7 @@ def variable_length_attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
-) -> tuple[Float[np.ndarray, "*batch heads_k*group n d_v"], Float[np.ndarray, "*batch heads_k*group n"] | None]:
+) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
     """The results of every sequence, one behind the other."""
     parts = [
         grouped_query_attention(
@@ -163,7 +163,7 @@ def paged_attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
-) -> tuple[Float[np.ndarray, "*batch heads_k*group n d_v"], Float[np.ndarray, "*batch heads_k*group n"] | None]:
+) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
     """Attention to the rows of the pages in the order of the table, each query at its position."""
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
     lengths = key_lengths[..., None, None]
@@ -223,7 +223,7 @@ def rotary_embedding(
     positions: Int[np.ndarray, "*#batch n"] | None = None,
     *,
     theta: float = 10000.0,
-) -> Float[np.ndarray, "*batch n 2*pairs"]:
+) -> Float[np.ndarray, "*batch n d"]:
     """Each pair (a, b) becomes (a cos tθ − b sin tθ, a sin tθ + b cos tθ) with θ = Θ^(−2i/d)."""
     *_, n, d = x.shape
     i = np.asarray(np.arange(d // 2), dtype=x.dtype, like=x)

@@ -101,7 +101,10 @@ class GroupedQueryAttention(Protocol[Array]):
         slopes: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
         sinks: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
         key_lengths: Int[Array, "*#batch"] | None = None,
-    ) -> tuple[Float[Array, "*batch heads_k*group n d_v"], Float[Array, "*batch heads_k*group n"] | None]: ...
+    ) -> tuple[
+        Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
+        Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
+    ]: ...
 
 
 @operation(
@@ -140,7 +143,10 @@ class VariableLengthAttention(Protocol[Array]):
         scale: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         softcap: float | None = None,
-    ) -> tuple[Float[Array, "*batch heads_k*group n d_v"], Float[Array, "*batch heads_k*group n"] | None]: ...
+    ) -> tuple[
+        Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
+        Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
+    ]: ...
 
 
 @operation(
@@ -180,7 +186,10 @@ class PagedAttention(Protocol[Array]):
         scale: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         softcap: float | None = None,
-    ) -> tuple[Float[Array, "*batch heads_k*group n d_v"], Float[Array, "*batch heads_k*group n"] | None]: ...
+    ) -> tuple[
+        Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
+        Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
+    ]: ...
 
 
 @operation(
@@ -272,7 +281,7 @@ class RotaryEmbedding(Protocol[Array]):
         positions: Int[Array, "*#batch n"] | None = None,
         *,
         theta: float = 10000.0,
-    ) -> Float[Array, "*batch n 2*pairs"]: ...
+    ) -> Annotated[Float[Array, "*batch n d"], sizes(d="2*pairs")]: ...
 
 
 @operation(

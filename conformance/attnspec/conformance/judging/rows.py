@@ -74,7 +74,7 @@ def rows_to_judge(subject: Subject, arguments: Arguments, most: int, rng: np.ran
     if any(asking not in leaf.sizes for leaf in operation.outputs):
         return None
     others = [path for path in operation.ordered if path != operation.flag]
-    if any(arguments[path] != operation.defaults[path] for path in others):
+    if any(arguments[path] is not operation.defaults[path] for path in others):
         return None
     if arguments.causal and (mask is None or asking not in mask.sizes):
         return None

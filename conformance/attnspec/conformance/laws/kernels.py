@@ -88,7 +88,10 @@ def groups(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 def options_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Give each option and each optional array alone, and look for a difference that no rounding explains."""
     operation = subject.operation
-    plain = sample(subject, rng, (2,), queries=4, keys=6)
+    one = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
+    plain = sample(subject, rng, (2,), queries=4, keys=6, sizes=one)
+    full = {path: np.full_like(plain[path], plain.size(size)) for path, size in _given_lengths(plain)}
+    plain = plain.replaced(full)
     whole = sample(subject, rng, (2,), queries=4, keys=6, whole=True)
     before, budgets = doubles(subject.results(plain)), subject.budgets(plain)
     flags = {o.path for o in operation.options if o.choices}
@@ -107,6 +110,11 @@ def options_count(subject: Subject, arguments: Arguments, rng: np.random.Generat
         subject.holds(changed, message, given, expected=before[leading], got=after[leading])
         tried = True
     return tried
+
+
+def _given_lengths(given: Arguments) -> list[tuple[str, str]]:
+    """The lengths that are given, each with what bounds them."""
+    return [(path, size) for path, size in given.operation.lengths.items() if given[path] is not None]
 
 
 @checks(law.WINDOW)

@@ -33,7 +33,7 @@ from attnspec.spec.contract.tree import Kind, Leaf, flatten, mapped
 from attnspec.spec.laws import operation as law
 
 FEW_VALUES = 2
-"""Values of options that are tried on one example where there is no time for all."""
+"""Values of options that are tried on one example; one more where there is time."""
 
 
 @checks(law.ORACLE)
@@ -244,7 +244,7 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 
 def _other_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> list[tuple[str, Any]]:
-    """Options with values that they do not have in a call; of many, a few where there is no time for all."""
+    """Options with values that they do not have in a call; a few of many."""
     found = []
     for option in subject.operation.options:
         if option.kind is Kind.SIZE or option.path == subject.operation.flag:
@@ -254,9 +254,8 @@ def _other_values(subject: Subject, arguments: Arguments, rng: np.random.Generat
             value = level if below is None else level % arguments.size(below)
             if value != arguments[option.path]:
                 found.append((option.path, value))
-    if subject.effort.dear or len(found) <= FEW_VALUES:
-        return found
-    return [found[i] for i in sorted(rng.choice(len(found), FEW_VALUES, replace=False))]
+    most = FEW_VALUES + subject.effort.dear
+    return found if len(found) <= most else [found[i] for i in sorted(rng.choice(len(found), most, replace=False))]
 
 
 @checks(law.REJECTION, at_leading=True)

@@ -74,7 +74,7 @@ def grouped_query_attention(
     slopes: Float[Tensor, " heads"] | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
     key_lengths: Int[Tensor, "*#batch"] | None = None,
-) -> tuple[Float[Tensor, "*batch heads_k*group n d_v"], Float[Tensor, "*batch heads_k*group n"] | None]:
+) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """softmax(QKᵀ)V with all options, keys and values shared by the heads of a group without copies."""
     shape = _grouped(query, key, value, mask, scale, window, softcap, bias, slopes, sinks, key_lengths, causal=causal)
     n, m = query.shape[-2], key.shape[-2]
@@ -198,7 +198,7 @@ def variable_length_attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
-) -> tuple[Float[Tensor, "*batch heads_k*group n d_v"], Float[Tensor, "*batch heads_k*group n"] | None]:
+) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """Attention under a mask of pairs of one sequence, at positions counted from its first."""
     shape = _packed(query, key, value, query_ends, key_ends, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], key.shape[-2]
@@ -231,7 +231,7 @@ def paged_attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
-) -> tuple[Float[Tensor, "*batch heads_k*group n d_v"], Float[Tensor, "*batch heads_k*group n"] | None]:
+) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """Attention to the rows of the pages, gathered in the order of the table."""
     shape = _paged(query, key_pages, value_pages, block_table, key_lengths, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
@@ -303,7 +303,7 @@ def merge_attention(
 @keeps
 def rotary_embedding(
     x: Float[Tensor, "*#batch n d"], positions: Int[Tensor, "*#batch n"] | None = None, *, theta: float = 10000.0
-) -> Float[Tensor, "*batch n 2*pairs"]:
+) -> Float[Tensor, "*batch n d"]:
     """Neighbours turned together, by angles that are computed in float64."""
     _rotary(x, positions, theta)
     n, d = x.shape[-2:]
