@@ -44,7 +44,7 @@ def _within(arguments: Arguments, n: int, m: int, offset: int) -> Numbers:
     window = None if operation.window is None else arguments[operation.window]
     left, right = (None, None) if window is None else window
     behind = np.arange(m) - np.arange(n)[:, None] - offset
-    near: Numbers = np.ones((1, 1), bool) if left is None else behind >= -left
+    near: Numbers = np.ones((), bool) if left is None else behind >= -left
     near = near if right is None else near & (behind <= right)
     of = operation.hides(operation.asked)
     lengths = None if of is None or of.kind is not Kind.INT else arguments[of.path]

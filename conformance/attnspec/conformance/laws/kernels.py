@@ -55,9 +55,9 @@ def operands(operation: Operation) -> tuple[Leaf, Leaf, Leaf]:
     return (query, first, second) if keys_first else (query, second, first)
 
 
-def logarithm(operation: Operation) -> Leaf:
-    """The result beside the output: the logarithms of the sums of exponentials."""
-    return next(x for x in operation.outputs if x is not operation.leading)
+def logarithms(operation: Operation) -> list[str]:
+    """The paths of the results beside the output: the logarithms of the sums of exponentials, where there are any."""
+    return [x.path for x in operation.outputs if x is not operation.leading]
 
 
 @checks(law.GROUPS, once=True)
@@ -147,7 +147,7 @@ def cap(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> boo
     moved = float(largest) ** 3 / (3 * GREAT_CAP**2)
     budgets = together(subject.budgets(great), subject.budgets(given))
     budgets[operation.leading.path] = budgets[operation.leading.path] + 2 * moved * np.abs(value).max()
-    budgets[logarithm(operation).path] = budgets[logarithm(operation).path] + moved
+    budgets |= {beside: budgets[beside] + moved for beside in logarithms(operation)}
     what = "under a cap that no score comes near,"
     subject.all_match(subject.results(great), doubles(subject.results(given)), budgets, great, what)
     least = given.replaced({path: 2.0**-60})
@@ -201,9 +201,9 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat all keys; and add 1 to all scores by the bias."""
     operation = subject.operation
-    path, (query, _, _) = logarithm(operation).path, operands(operation)
-    if not subject.limits.has(path):
+    if not logarithms(operation):
         return False
+    (path,), (query, _, _) = logarithms(operation), operands(operation)
     given = sample(subject, rng, (2,), queries=3, keys=5)
     size = operation.asked or ""
     changed = [(given.along(size, take(np.tile(np.arange(given.size(size)), 2))), np.log(2.0), "of repeated keys,")]
@@ -228,14 +228,18 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     dead = np.expand_dims(~mask.any(-1), -2)
     masked, path = arguments.with_mask(mask), operation.part(Part.SINK)
     for given in (masked, masked.replaced({path: None})):
-        output, found = subject.call(given), subject.results(given)[logarithm(operation).path]
-        empty = np.broadcast_to(dead, found.shape)
+        output = subject.call(given)
+        empty = np.broadcast_to(dead, output.shape[:-1])
         subject.holds(bool((output[empty] == 0).all()), "a row without keys is not 0", given, got=output)
+        if not logarithms(operation):
+            continue
+        (beside,) = logarithms(operation)
+        found = subject.results(given)[beside]
         expected: Numbers = np.full(found.shape, -np.inf)
         budget = np.zeros(found.shape)
         if given[path] is not None:
             expected = np.broadcast_to(wide(given.array(path))[:, None], found.shape)
-            budget = subject.budgets(given)[logarithm(operation).path]
+            budget = subject.budgets(given)[beside]
         right = (wide(found) == expected) | (np.abs(wide(found) - np.maximum(expected, -1e30)) <= budget)
         message = "the logarithm of a row without keys is not that of its sink, or −∞"
         subject.holds(bool(right[empty].all()), message, given, expected=expected, got=found)

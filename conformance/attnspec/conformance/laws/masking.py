@@ -402,5 +402,5 @@ def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generato
 @checks(law.LENGTH_RANGE)
 def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass a length of −1, or of one more than there are positions."""
-    path, _, most = _lengths(arguments)
-    return refuses_outside(subject, arguments, path, most, rng, "a length")
+    found = arguments.operation.lengths.items()
+    return any([refuses_outside(subject, arguments, path, arguments.size(x), rng, "a length") for path, x in found])

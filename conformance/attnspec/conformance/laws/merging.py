@@ -6,7 +6,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.caches import in_one_piece
 from attnspec.conformance.laws.common import doubles, sample, together, wide
-from attnspec.conformance.laws.kernels import logarithm, with_heads
+from attnspec.conformance.laws.kernels import logarithms, with_heads
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import kernels as law
 
@@ -17,7 +17,7 @@ CUTS = ((0, 3), (3, 3), (3, 7))
 def _in_parts(subject: Subject, rng: np.random.Generator) -> tuple[Subject, Arguments, list[Arguments]] | None:
     """Attention in groups by the backend: to all keys, and to each part of them."""
     attention = in_one_piece(subject)
-    if attention is None or not attention.limits.has(logarithm(attention.operation).path):
+    if attention is None or not logarithms(attention.operation):
         return None
     sizes = with_heads(2, 2, attention.operation)
     whole = sample(attention, rng, (2,), queries=3, keys=CUTS[-1][1], sizes=sizes)
@@ -29,19 +29,17 @@ def _in_parts(subject: Subject, rng: np.random.Generator) -> tuple[Subject, Argu
 def _stacked(subject: Subject, attention: Subject, parts: list[Arguments]) -> Arguments:
     """The results of the parts, as arguments of the operation that merges them."""
     found = [attention.results(part) for part in parts]
-    outputs, logarithms = attention.operation.leading.path, logarithm(attention.operation).path
-    stacked = [np.stack([x[outputs] for x in found], axis=-2), np.stack([x[logarithms] for x in found], axis=-1)]
+    outputs, (beside,) = attention.operation.leading.path, logarithms(attention.operation)
+    stacked = [np.stack([x[outputs] for x in found], axis=-2), np.stack([x[beside] for x in found], axis=-1)]
     paths = [leaf.path for leaf in subject.operation.floats]
     return Arguments(subject.operation, dict(zip(paths, stacked, strict=True)))
 
 
 def _named(subject: Subject, attention: Subject, found: Results) -> Results:
     """Results of attention, or their cotangents, by the paths of the operation that merges them."""
-    pairs = (
-        (subject.operation.leading, attention.operation.leading),
-        (logarithm(subject.operation), logarithm(attention.operation)),
-    )
-    return {mine.path: found[its.path] for mine, its in pairs}
+    mine, its = subject.operation, attention.operation
+    (here,), (there,) = logarithms(mine), logarithms(its)
+    return {mine.leading.path: found[its.leading.path], here: found[there]}
 
 
 @checks(law.MERGED, once=True)
@@ -61,10 +59,10 @@ def merged(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 def _moved(subject: Subject, attention: Subject, given: Arguments, parts: list[Arguments]) -> Results:
     """How far the errors of the parts may move what they are merged to."""
-    outputs, logarithms = (wide(x) for _, x in given.floats)
+    outputs, numbers = (wide(x) for _, x in given.floats)
     budgets = [_named(subject, attention, attention.budgets(part)) for part in parts]
-    leading, beside = subject.operation.leading.path, logarithm(subject.operation).path
-    weights = np.exp(logarithms - logarithms.max(-1, keepdims=True))
+    leading, (beside,) = subject.operation.leading.path, logarithms(subject.operation)
+    weights = np.exp(numbers - numbers.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
     of_logarithms = np.where(weights > 0, np.stack([b[beside] for b in budgets], axis=-1), 0)
     shift = (weights * of_logarithms).sum(-1)
@@ -84,10 +82,10 @@ def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Gene
     expected = attention.gradients(whole, cotangents)
     back = subject.vjp(_stacked(subject, attention, parts), _named(subject, attention, cotangents))
     of_outputs, of_logarithms = (back[leaf.path] for leaf in subject.operation.floats)
-    outputs, logarithms = attention.operation.leading.path, logarithm(attention.operation).path
+    outputs, (beside,) = attention.operation.leading.path, logarithms(attention.operation)
     total: dict[str, Numbers] = {path: np.zeros(value.shape) for path, (value, _) in expected.items()}
     for p, part in enumerate(parts):
-        own = {outputs: of_outputs[..., p, :].copy(), logarithms: of_logarithms[..., p].copy()}
+        own = {outputs: of_outputs[..., p, :].copy(), beside: of_logarithms[..., p].copy()}
         for path, g in attention.vjp(part, own).items():
             total[path] = total[path] + wide(g)
     for path, (value, budget) in expected.items():

@@ -233,17 +233,14 @@ def _little_to_do(subject: Subject, rng: np.random.Generator) -> Iterator[Argume
 @checks(law.OPTION_EFFECT)
 def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result for every value of an option with the formula, on the same arrays."""
-    tried = False
-    for path, value in _other_values(subject, arguments, rng):
-        given = arguments.replaced({path: value})
-        if not subject.in_domain(given):
-            continue
+    others = [(path, value, arguments.replaced({path: value})) for path, value in _others(subject, arguments, rng)]
+    judged = [x for x in others if subject.in_domain(x[-1])]
+    for path, value, given in judged:
         subject.follows_formula(given, f"with {path}={value!r},")
-        tried = True
-    return tried
+    return bool(judged)
 
 
-def _other_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> list[tuple[str, Any]]:
+def _others(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> list[tuple[str, Any]]:
     """Options with values that they do not have in a call; a few of many."""
     found = []
     for option in subject.operation.options:

@@ -5,9 +5,9 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 from attnspec.spec.contract.axes import GLOSSARY, Axis, Part, Role
@@ -139,6 +139,18 @@ class Operation:
     def bindings(self) -> dict[Any, Any]:
         """Cache of :func:`~attnspec.spec.contract.shapes.bind`, by shapes."""
         return {}
+
+    @lru_cache(maxsize=64)  # noqa: B019 - operations live as long as the contract
+    def without(self, lacking: frozenset[str]) -> "Operation":
+        """The same operation without these features: no lengths hide positions, and None is in the place of results."""
+        if not lacking & {*self.lengths, *(x.path for x in self.outputs)}:
+            return self
+        result = self.result
+        if isinstance(result, Branch):
+            nodes = (Branch(x.path, NoneType, (), ()) if x.path in lacking else x for x in result.nodes)
+            result = replace(result, nodes=tuple(nodes))
+        lengths = {path: size for path, size in self.lengths.items() if path not in lacking}
+        return replace(self, result=result, lengths=lengths)
 
     # Roles -----------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import chain, repeat
 from math import prod
 from operator import attrgetter
+from types import NoneType
 from typing import Any, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
@@ -140,7 +141,7 @@ class Branch:
     """A record or a tuple of trees, or (``dict``) the arguments of a call.
 
     ``names`` are the fields of a record, none for a tuple. For ``many`` similar trees, ``nodes`` describes the
-    first and any other; ``count`` is the size that counts them.
+    first and any other; ``count`` is the size that counts them. ``NoneType`` builds what there is none of.
     """
 
     path: str
@@ -161,7 +162,9 @@ class Branch:
         return f"{path}.{name}" if self.names and path else f"{path}{name}"
 
     def rebuilt(self, parts: list[Any]) -> Any:
-        """A value of this form, from its trees."""
+        """A value of this form, from its trees; None where there is nothing."""
+        if self.build is NoneType:
+            return None
         return self.build(**dict(zip(self.names, parts, strict=True))) if self.names else tuple(parts)
 
 
@@ -257,6 +260,8 @@ def placed(node: Node, value: Any, path: str = "", counted: Counter | None = Non
 def _place(node: Node, value: Any, path: str, items: Items, counted: Counter | None, found: Placed) -> None:
     if not isinstance(node, Branch):
         found.append((node, items, value))
+        return
+    if node.build is NoneType:
         return
     if value is None and node.optional:
         found += [(replace(inner, optional=True), items, None) for inner in walked(node) if isinstance(inner, Leaf)]
