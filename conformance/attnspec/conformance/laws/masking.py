@@ -403,4 +403,4 @@ def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generato
 def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass a length of −1, or of one more than there are positions."""
     found = arguments.operation.lengths.items()
-    return any([refuses_outside(subject, arguments, path, arguments.size(x), rng, "a length") for path, x in found])
+    return any(refuses_outside(subject, arguments, path, arguments.size(x), rng, "a length") for path, x in found)
