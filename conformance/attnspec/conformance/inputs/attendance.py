@@ -6,6 +6,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
 
 SQUARE = 16
@@ -58,12 +59,17 @@ def before_features(rows: Numbers, leaf: Leaf, asking: str | None) -> Numbers:
     return np.expand_dims(rows, tuple(i - core for i in range(core) if i not in of_queries))
 
 
+def bounds(operation: Operation) -> list[str]:
+    """The causal flag, the window and the lengths of keys, as far as the operation has them as options."""
+    hides = operation.hides(operation.asked)
+    found = (operation.flag, operation.window, hides.path if hides and hides.kind is Kind.INT else None)
+    return [path for path in found if path is not None and path in operation.defaults]
+
+
 def spelled_out(arguments: Arguments, *, bottom_right: bool = False) -> Arguments:
     """The same arguments with the causal flag, a window and lengths spelled out in the mask."""
     operation = arguments.operation
-    hides = operation.hides(operation.asked)
-    bounds = [operation.flag, operation.window, hides.path if hides and hides.kind is Kind.INT else None]
-    defaults = {path: operation.defaults[path] for path in bounds if path is not None}
+    defaults = {path: operation.defaults[path] for path in bounds(operation)}
     if all(arguments[path] is x for path, x in defaults.items()) or operation.mask is None:
         return arguments
     return arguments.replaced(defaults).with_mask(attendable(arguments, bottom_right=bottom_right))

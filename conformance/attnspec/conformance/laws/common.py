@@ -157,16 +157,17 @@ def sample(
 ) -> Arguments:
     """Normal inputs within the backend's limits, unmasked; if ``whole``, with masks and all optional arrays.
 
-    Sizes are given by what they count, ``features`` is every other size, or by name. Where rows without keys are
-    declared to raise, each has its first key.
+    Sizes are given by what they count, ``features`` is every other size, or by name. Where heads share keys, there are
+    so many of the queries, in groups of two. Where rows without keys are declared to raise, each has its first key.
     """
     operation = subject.operation
-    kinds = {Axis.HEAD: heads, Axis.KEY: keys, Axis.QUERY: queries}
+    group = min(heads, 2) if operation.sizes_of(Axis.GROUP) else 1
+    kinds = {Axis.HEAD: heads // group, Axis.GROUP: group, Axis.KEY: keys, Axis.QUERY: queries}
     fitted = {}
     for name in operation.sizes:
         axis = operation.axis(name)
         wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
-        fallback = 2 if axis & (Axis.LAYER | Axis.GROUP) else 4 if axis & Axis.TIME else features
+        fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
         fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
     fitted = divided(fitted | dict(sizes or {}), operation, subject.limits)
     fits = len(batch) <= subject.limits.max_batch_dims

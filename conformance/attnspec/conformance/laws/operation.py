@@ -33,7 +33,7 @@ from attnspec.spec.contract.tree import Kind, Leaf, flatten, mapped
 from attnspec.spec.laws import operation as law
 
 FEW_VALUES = 2
-"""Values of options that are tried on one example; one more where there is time."""
+"""Values of options that are tried on one example."""
 
 
 @checks(law.ORACLE)
@@ -251,8 +251,9 @@ def _others(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
             value = level if below is None else level % arguments.size(below)
             if value != arguments[option.path]:
                 found.append((option.path, value))
-    most = FEW_VALUES + subject.effort.dear
-    return found if len(found) <= most else [found[i] for i in sorted(rng.choice(len(found), most, replace=False))]
+    if len(found) <= FEW_VALUES:
+        return found
+    return [found[i] for i in sorted(rng.choice(len(found), FEW_VALUES, replace=False))]
 
 
 @checks(law.REJECTION, at_leading=True)
