@@ -112,7 +112,10 @@ class GroupedQueryAttention(Protocol[Array]):
     chapter="kernels",
     formula=r"o_i = \operatorname{softmax}_j(c \tanh(\lambda q_i^\top k_j / c))\, v_j,\quad"
     r" i \in [a_s, a_{s+1}),\ j \in [b_s, b_{s+1})",
-    sources=[KRELL.passage("Attention masks of packed sequences"), DAO.passage("3.1 An efficient attention algorithm")],
+    sources=[
+        KRELL.passage("Abstract"),
+        DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation"),
+    ],
     axes={"n": Axis.QUERY | Axis.TIME, "m": Axis.KEY | Axis.TIME},
     linear="value",
     features="causal scale window softcap log_sum_exp",
@@ -197,7 +200,10 @@ class PagedAttention(Protocol[Array]):
     chapter="kernels",
     formula=r"o_{ri} = W^V_r \sum_j \alpha_{rij} c_j,\quad"
     r" \alpha_{rij} = \operatorname{softmax}_j\left(\lambda (q_{ri}^\top W^K_r c_j + \hat q_{ri}^\top \hat k_j)\right)",
-    sources=[DEEPSEEK.passage("2.1.2 Low-rank key-value joint compression"), DEEPSEEK.passage("2.1.3 Decoupled RoPE")],
+    sources=[
+        DEEPSEEK.passage("2.1.2 Low-rank key-value joint compression"),
+        DEEPSEEK.passage("2.1.3 Decoupled rotary position embedding"),
+    ],
     axes={"d_c": Axis.WIDTH, "d_r": Axis.FEATURE},
     linear="w_v",
     features="scale",
@@ -260,7 +266,10 @@ class MergeAttention(Protocol[Array]):
     chapter="kernels",
     formula=r"y_{2i} = x_{2i} \cos t\theta_i - x_{2i+1} \sin t\theta_i,\quad"
     r" y_{2i+1} = x_{2i} \sin t\theta_i + x_{2i+1} \cos t\theta_i,\quad \theta_i = \Theta^{-2i/d}",
-    sources=[SU.passage("3.2.2 General form"), SU.passage("3.4.2 Computational efficient realization")],
+    sources=[
+        SU.passage("3.2.2 General form"),
+        SU.passage("3.4.2 Computational efficient realization of rotary matrix multiplication"),
+    ],
     axes={"n": Axis.TIME, "pairs": Axis.FEATURE},
     linear="x",
     features="positions theta",
@@ -305,7 +314,10 @@ class AlibiSlopes(Protocol[Array_co]):
     "sliding_window_mask",
     chapter="kernels",
     formula=r"M_{ij} = [\,i - l \le j \le i + r\,]",
-    sources=[BELTAGY.passage("3.1 Attention pattern: sliding window"), JIANG.passage("2 Architectural details")],
+    sources=[
+        BELTAGY.passage("3.1 Attention pattern: sliding window"),
+        JIANG.passage("2 Architectural details: sliding window attention"),
+    ],
     tried={"window": ((0, 0), (2, 0), (1, 3), (None, 1), (3, None))},
 )
 class SlidingWindowMask(Protocol[Array_co]):
@@ -325,7 +337,7 @@ class SlidingWindowMask(Protocol[Array_co]):
     "document_mask",
     chapter="kernels",
     formula=r"M_{ij} = [\,D_i = E_j\,]",
-    sources=[KRELL.passage("Attention masks of packed sequences")],
+    sources=[KRELL.passage("Abstract")],
     drawn={"query_documents": 3, "key_documents": 3},
 )
 class DocumentMask(Protocol[Array]):

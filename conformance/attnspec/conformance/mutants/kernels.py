@@ -422,7 +422,7 @@ def neighbouring_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Num
     replaces="cached",
     operations=(PagedAttention,),
     breaks=("kernels.unused-pages", "kernels.contiguous", "operation.oracle"),
-    source="vllm-project/vllm#42494: rows behind the length that a mask does not reach",
+    source="rows behind the length that a mask does not reach",
 )
 def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
     """Two rows more than the length says."""
@@ -487,7 +487,7 @@ def absorbed_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Nu
     replaces="angles",
     operations=(RotaryEmbedding,),
     breaks=("operation.oracle",),
-    source="raiyanyahya/how-to-train-your-gpt#6: rotate_half with angles that are repeated in pairs",
+    source="rotate_half with angles that are repeated in pairs",
 )
 def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
     """Two pairs have the angle of one."""
@@ -500,7 +500,7 @@ def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float)
     replaces="pairs",
     operations=(RotaryEmbedding,),
     breaks=("semantics.rotary_pairs", "operation.oracle"),
-    source="huggingface/candle#3948: weights of one convention under the other",
+    source="huggingface/candle#3410: weights of one convention under the other",
 )
 def half_pairs(correct: Formulas, x: Numbers) -> tuple[Numbers, Numbers]:
     """Feature i goes with i + d/2; the result is interleaved."""

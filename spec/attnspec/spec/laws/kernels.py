@@ -100,14 +100,14 @@ PACKED = law(
     "Packed sequences give what each of them gives alone.",
     formula=r"f([q_1; q_2], [k_1; k_2], [v_1; v_2]) = [f(q_1, k_1, v_1); f(q_2, k_2, v_2)]",
     governs=of(VariableLengthAttention),
-    sources=[KRELL.passage("Attention masks of packed sequences")],
+    sources=[KRELL.passage("Abstract")],
 )
 PADDED = law(
     "kernels.padded",
     "Packed sequences give what they give in a batch of padded ones with lengths.",
     formula=r"f(\operatorname{pack} x) = \operatorname{pack} f(\operatorname{pad} x; \ell)",
     governs=of(VariableLengthAttention),
-    sources=[KRELL.passage("Attention masks of packed sequences")],
+    sources=[KRELL.passage("Abstract")],
 )
 PAGES = law(
     "kernels.pages",
@@ -187,7 +187,7 @@ DOCUMENTS = law(
     "The names of documents do not matter, and exchanging queries and keys transposes the mask.",
     formula=r"M(\pi D, \pi E) = M(D, E),\quad M(E, D) = M(D, E)^\top",
     governs=of(DocumentMask),
-    sources=[KRELL.passage("Attention masks of packed sequences")],
+    sources=[KRELL.passage("Abstract")],
 )
 DROPOUT_MEAN = law(
     "kernels.dropout-mean",
