@@ -232,28 +232,26 @@ def _little_to_do(subject: Subject, rng: np.random.Generator) -> Iterator[Argume
 
 @checks(law.OPTION_EFFECT)
 def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare the result for every value of an option with the formula, on the same arrays."""
-    others = [(path, value, arguments.replaced({path: value})) for path, value in _others(subject, arguments, rng)]
-    judged = [x for x in others if subject.in_domain(x[-1])]
-    for path, value, given in judged:
-        subject.follows_formula(given, f"with {path}={value!r},")
-    return bool(judged)
+    """Compare the result for other values of options with the formula, on the same arrays."""
+    tried = False
+    for path, value in _others(subject, arguments, rng):
+        given = arguments.replaced({path: value})
+        if subject.in_domain(given):
+            subject.follows_formula(given, f"with {path}={value!r},")
+            tried = True
+    return tried
 
 
 def _others(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> list[tuple[str, Any]]:
     """Options with values that they do not have in a call; a few of many."""
-    found = []
-    for option in subject.operation.options:
-        if option.kind is Kind.SIZE or option.path == subject.operation.flag:
-            continue
-        below = subject.operation.indices.get(option.path)
-        for level in option_levels(option, subject.operation, subject.limits):
+    found, operation = [], subject.operation
+    for option in (o for o in operation.options if o.kind is not Kind.SIZE and o.path != operation.flag):
+        below = operation.indices.get(option.path)
+        for level in option_levels(option, operation, subject.limits):
             value = level if below is None else level % arguments.size(below)
             if value != arguments[option.path]:
                 found.append((option.path, value))
-    if len(found) <= FEW_VALUES:
-        return found
-    return [found[i] for i in sorted(rng.choice(len(found), FEW_VALUES, replace=False))]
+    return [found[i] for i in sorted(rng.permutation(len(found))[:FEW_VALUES])]
 
 
 @checks(law.REJECTION, at_leading=True)

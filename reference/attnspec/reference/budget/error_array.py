@@ -373,9 +373,10 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         """Rounded sums; a row without attendable keys has −∞, which is exact."""
         value = softmax.summed[..., 0]
         finite = np.isfinite(value)
-        return self._computed(value, np.where(finite, self._error_of_sums(np.where(finite, value, 0), softmax), 0.0))
+        rounded = self._summed(np.where(finite, value, 0), softmax)
+        return self._computed(value, np.where(finite, rounded.error, 0.0))
 
-    def _error_of_sums(self, value: Numbers, softmax: Softmax) -> Numbers:
+    def _summed(self, value: Numbers, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for logarithms of sums of exponentials")
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:

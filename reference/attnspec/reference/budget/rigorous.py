@@ -176,8 +176,8 @@ class Rigorous(Approximate):
         weights, error, errors = rigorous_weights(softmax, self.error, self.precision)
         return self._computed(weights, error, weights=errors)
 
-    def _error_of_sums(self, value: Numbers, softmax: Softmax) -> Numbers:
-        return self._rounded(value, rigorous_sums(softmax, self.value, self.error, self.precision)).error
+    def _summed(self, value: Numbers, softmax: Softmax) -> Self:
+        return self._rounded(value, rigorous_sums(softmax, self.value, self.error, self.precision))
 
     def _log_softmax(self, softmax: Softmax) -> Self:
         return self._rounded(*rigorous_logarithms(softmax, self.error, self.precision))

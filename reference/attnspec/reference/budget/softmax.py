@@ -107,8 +107,8 @@ def rigorous_sums(softmax: Softmax, scores: Numbers, errors: Numbers, precision:
     drop, attendable = softmax.shifted, softmax.attendable
     own = np.where(attendable, np.minimum(errors + 3 * u * np.abs(drop) + 6 * u, LARGEST_EXPONENT), 0.0)
     error = np.log1p((softmax.weights * np.expm1(own)).sum(-1)) + (drop.shape[-1] + 2) * u
-    largest: Numbers = np.where(attendable, np.abs(scores), 0).max(-1, initial=0.0)
-    return error + 2 * u * largest
+    bound: Numbers = error + 2 * u * np.where(attendable, np.abs(scores), 0).max(-1, initial=0.0)
+    return bound
 
 
 def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:

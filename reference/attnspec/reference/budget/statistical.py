@@ -189,8 +189,8 @@ class Statistical(Approximate):
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         return self._computed(weights, sigma, weights=repeats, level=level)
 
-    def _error_of_sums(self, value: Numbers, softmax: Softmax) -> Numbers:
-        return self._rounded(value, statistical_sums(softmax, self.error, self.precision)).error
+    def _summed(self, value: Numbers, softmax: Softmax) -> Self:
+        return self._rounded(value, statistical_sums(softmax, self.error, self.precision))
 
     def _log_softmax(self, softmax: Softmax) -> Self:
         return self._rounded(*statistical_logarithms(softmax, self.error, self.precision))
