@@ -411,6 +411,7 @@ LONG = {
     "attnspec.conformance.mutants.training": "a catalogue: one short backend for each mutant",
     "attnspec.conformance.mutants.transformer_decoders": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.vision": "a catalogue: one short function for each mutant",
+    "attnspec.spec.kernels": "a catalogue: one Protocol for each of ten operations",
     "attnspec.spec.recurrent": "a catalogue: one Protocol for each of fourteen operations",
 }
 """Modules of more than 400 lines, with the reason."""

@@ -362,8 +362,7 @@ def gru_reset(subject: Subject, rng: np.random.Generator) -> Seen:
 @probes("rotary_pairs")
 def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Seen:
     """Compare the result with the formula under each choice."""
-    tried = samples(subject, rng)
-    return [Sighting(word, given) for given in tried for word in _matching(subject, given, "rotary_pairs")]
+    return [Sighting(word, x) for x in samples(subject, rng) for word in _matching(subject, x, "rotary_pairs")]
 
 
 def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
