@@ -75,6 +75,16 @@ def spelled_out(arguments: Arguments, *, bottom_right: bool = False) -> Argument
     return arguments.replaced(defaults).with_mask(attendable(arguments, bottom_right=bottom_right))
 
 
+def with_first_keys(arguments: Arguments) -> Arguments:
+    """The same, in which a row of a mask that has no key gets the first one."""
+    for keys, leaf in arguments.operation.masks.items():
+        mask = arguments[leaf.path]
+        if mask is not None and mask.shape[-1]:
+            first = np.arange(mask.shape[-1]) == 0
+            arguments = arguments.with_mask(mask | (first & ~mask.any(-1, keepdims=True)), keys)
+    return arguments
+
+
 def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
     """Queries that have an attendable key of every kind, (*batch, n); without n (*batch)."""
     live: Numbers = np.ones((), bool)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, keep, take
-from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.attendance import attendable, with_first_keys
 from attnspec.conformance.inputs.attendance import before_features as before
 from attnspec.conformance.inputs.attendance import live_rows as live
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
@@ -177,17 +177,7 @@ def sample(
         fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
     )
     arguments = example.arguments(operation, data_dtype(subject))
-    return _with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
-
-
-def _with_first_keys(arguments: Arguments) -> Arguments:
-    """The same, in which a row of a mask that has no key gets the first one."""
-    for keys, leaf in arguments.operation.masks.items():
-        mask = arguments[leaf.path]
-        if mask is not None and mask.shape[-1]:
-            first = np.arange(mask.shape[-1]) == 0
-            arguments = arguments.with_mask(mask | (first & ~mask.any(-1, keepdims=True)), keys)
-    return arguments
+    return with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
 
 
 def _optional(subject: Subject) -> frozenset[str]:

@@ -25,8 +25,10 @@ MARGIN = 8.0
 
 # Functions that move numbers without computing: they act in the same way on values and on errors.
 MOVES = frozenset(
-    (np.swapaxes, np.moveaxis, np.reshape, np.broadcast_to, np.expand_dims, np.squeeze, np.transpose)
-    + (np.repeat, np.take_along_axis)
+    {
+        *(np.swapaxes, np.moveaxis, np.transpose, np.reshape, np.broadcast_to, np.expand_dims, np.squeeze),
+        *(np.repeat, np.take_along_axis),
+    }
 )
 JOINS = frozenset({np.concatenate, np.stack})
 COMPARISONS = frozenset(
