@@ -219,12 +219,12 @@ def test_a_chapter_exports_its_operations(chapter: str) -> None:
 
 
 COLUMNS = {
-    "spec": "spec/attnspec/spec/{}.py",
-    "laws": "spec/attnspec/spec/laws/{}.py",
-    "reference": "reference/attnspec/reference/{}.py",
-    "backend": "backends/attnspec/backends/pytorch/{}.py",
-    "checks": "conformance/attnspec/conformance/laws/{}.py",
-    "mutants": "conformance/attnspec/conformance/mutants/{}.py",
+    "spec": "spec/attnspec/spec/{}",
+    "laws": "spec/attnspec/spec/laws/{}",
+    "reference": "reference/attnspec/reference/{}",
+    "backend": "backends/attnspec/backends/pytorch/{}",
+    "checks": "conformance/attnspec/conformance/laws/{}",
+    "mutants": "conformance/attnspec/conformance/mutants/{}",
 }
 
 
@@ -233,7 +233,10 @@ COLUMNS = {
 def test_a_chapter_is_a_file_in_every_column(chapter: str, column: str) -> None:
     operations = [o for o in OPERATIONS.values() if o.chapter == chapter]
     provided = any(o in CONTRACT for o in operations)
-    assert (ROOT / COLUMNS[column].format(chapter)).is_file() == (provided if column == "backend" else bool(operations))
+    place = ROOT / COLUMNS[column].format(chapter)
+    # Below one chapter of the backend is a room of the same name.
+    found = place.with_suffix(".py").is_file() or (chapter == "kernels" and (place / "__init__.py").is_file())
+    assert found == (provided if column == "backend" else bool(operations))
 
 
 ROOMS = {
@@ -248,6 +251,8 @@ ROOMS = {
         "semantics.py",
         "training.py",
         "lessons.py",
+        "caches.py",
+        "merging.py",
         "passes.py",
         "rows_without_keys.py",
         "searches.py",
@@ -395,15 +400,18 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.spec.seq2seq": "a chapter of thirteen operations",
+    "attnspec.spec.contract.tree": "one concept: trees of arrays and options, their descriptions and their values",
     "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
     "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
+    "attnspec.conformance.mutants.kernels": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.recurrent": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.sizes": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.training": "a catalogue: one short backend for each mutant",
     "attnspec.conformance.mutants.transformer_decoders": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.vision": "a catalogue: one short function for each mutant",
+    "attnspec.spec.kernels": "a catalogue: one Protocol for each of ten operations",
     "attnspec.spec.recurrent": "a catalogue: one Protocol for each of fourteen operations",
 }
 """Modules of more than 400 lines, with the reason."""

@@ -10,6 +10,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.mutants.correct import Library
 from attnspec.spec import OPERATIONS, Limits
 
 LAYER = OPERATIONS["encoder_layer"]
@@ -39,6 +40,29 @@ class Ignoring:
         return reference.encoder_layer(x, parameters, mask=mask)
 
 
+class WithoutLogarithms:
+    """Attention in groups of heads that has two options, and no logarithms."""
+
+    name = "without logarithms"
+    limits = Limits(dtypes=("float32",), features=("scale", "window"))
+    library = Library("correct")
+    from_numpy, to_numpy = library.from_numpy, library.to_numpy
+
+    def grouped_query_attention(
+        self, query: Any, key: Any, value: Any, *,
+        mask: Any = None, causal: bool = False, scale: Any = None, window: Any = None,
+    ) -> Any:  # fmt: skip
+        """None in the place of what is lacking."""
+        options = {"mask": mask, "causal": causal, "scale": scale, "window": window}
+        attend = getattr(self.library, "grouped_query_attention")  # noqa: B009 - set by the library
+        return attend(query, key, value, **options)[0], None
+
+    def vjp(self, operation: str, arguments: Any, cotangent: Any) -> Any:
+        """No cotangent is given for what is lacking."""
+        assert cotangent[1] is None
+        return self.library.vjp(operation, arguments, cotangent)
+
+
 def verdicts(backend: Any) -> dict[str, Result]:
     contract = Contract.of(backend)
     (case,) = cases(contract)
@@ -50,6 +74,13 @@ def test_what_is_lacking_is_never_asked_for() -> None:
     assert {r.status for r in found.values()} <= {Status.PASSED, Status.NOT_APPLICABLE}
     assert found["operation.oracle"].examples > 5
     assert found["transformer.zero-sublayers"].status is Status.NOT_APPLICABLE
+
+
+def test_none_stands_where_a_result_is_lacking() -> None:
+    found = verdicts(WithoutLogarithms())
+    assert {law for law, r in found.items() if r.status is Status.FAILED} == set()
+    assert found["operation.gradient"].examples > 1
+    assert found["kernels.natural-logarithm"].status is Status.NOT_APPLICABLE
 
 
 def test_what_is_accepted_must_have_an_effect() -> None:
@@ -76,6 +107,6 @@ def test_a_feature_that_does_not_exist_is_refused() -> None:
         limits = Limits(features=("norm=per",))
 
     with pytest.raises(
-        ValueError, match=r"^limits features: expected among align_corners=True, norm=pre; got 'norm=per'$"
+        ValueError, match=r"^limits features: expected among align_corners=True, .*, norm=pre, .*; got 'norm=per'$"
     ):
         Contract.of(Misspelt())

@@ -1,7 +1,7 @@
 """The reference against the formulas written once more, element by element, at 50 digits."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import mpmath
@@ -476,6 +476,106 @@ def received(a: dict[str, Any]) -> list[list[Any]]:
     return pool([[int(edge) for edge in row] for row in a["mask"]], sent)
 
 
+def normalized_heads(scores: Any, values: Any, among: Callable[[int, int], bool], extra: Any = None) -> list[Any]:
+    """Outputs and logarithms of every head, of scores (heads, n, m) and values (heads, m, d_v), with a score more."""
+    outputs, logarithms = [], []
+    for r, (rows, v) in enumerate(zip(scores, values, strict=True)):
+        sums, pooled = [], []
+        for i, row in enumerate(rows):
+            powers = [mp.exp(e) if among(i, j) else mp.mpf(0) for j, e in enumerate(row)]
+            total = mp.fsum(powers) + (0 if extra is None else mp.exp(extra[r]))
+            sums.append(mp.log(total) if total else mp.mpf("-inf"))
+            weighted = ([p * x for x in v[j]] for j, p in enumerate(powers))
+            pooled.append([mp.fsum(column) / (total or 1) for column in zip(*weighted, strict=True)])
+        outputs.append(pooled)
+        logarithms.append(sums)
+    return [outputs, logarithms]
+
+
+def grouped(a: dict[str, Any]) -> list[Any]:
+    group = len(a["query"]) // len(a["key"])
+    keys, values = ([x[r // group] for r in range(len(a["query"]))] for x in (a["key"], a["value"]))
+    scores = [
+        [
+            [scaled(q, k) + a["bias"][r][i][j] - a["slopes"][r] * abs(i - j) for j, k in enumerate(keys[r])]
+            for i, q in enumerate(rows)
+        ]
+        for r, rows in enumerate(a["query"])
+    ]
+
+    def among(i: int, j: int) -> bool:
+        return bool(a["mask"][i][j]) and j < a["key_lengths"] and (j <= i or not a.get("causal"))
+
+    return normalized_heads(scores, values, among, a["sinks"])
+
+
+def plain_heads(query: Any, key: Any, value: Any) -> list[Any]:
+    group = len(query) // len(key)
+    scores = [[[scaled(q, k) for k in key[r // group]] for q in rows] for r, rows in enumerate(query)]
+    return normalized_heads(scores, [value[r // group] for r in range(len(query))], lambda i, j: True)
+
+
+def in_sequences(a: dict[str, Any]) -> list[Any]:
+    heads, ends = len(a["query"]), list(zip(a["query_ends"], a["key_ends"], strict=True))
+    outputs: list[Any] = [[] for _ in range(heads)]
+    logarithms: list[Any] = [[] for _ in range(heads)]
+    for (i, j), (k, m) in pairwise(ends):
+        found = plain_heads(*([x[s:e] for x in rows] for rows, s, e in (
+            (a["query"], i, k), (a["key"], j, m), (a["value"], j, m)
+        )))  # fmt: skip
+        for r in range(heads):
+            outputs[r] += found[0][r]
+            logarithms[r] += found[1][r]
+    return [outputs, logarithms]
+
+
+def in_pages(a: dict[str, Any]) -> list[Any]:
+    def rows(pages: Any) -> list[Any]:
+        whole = [[row for t in a["block_table"] for row in pages[t][h]] for h in range(len(pages[0]))]
+        return [head[: a["key_lengths"]] for head in whole]
+
+    if not a["key_lengths"]:
+        d_v = len(a["value_pages"][0][0][0])
+        empty = [[[mp.mpf(0)] * d_v for _ in head] for head in a["query"]]
+        return [empty, [[mp.mpf("-inf") for _ in head] for head in a["query"]]]
+    return plain_heads(a["query"], rows(a["key_pages"]), rows(a["value_pages"]))
+
+
+def latent(a: dict[str, Any]) -> list[Any]:
+    found = []
+    for r, rows in enumerate(a["query"]):
+        keys = [[*k, *t] for k, t in zip(linear(a["latent"], a["w_k"][r]), a["key_rope"], strict=True)]
+        queries = [[*q, *t] for q, t in zip(rows, a["query_rope"][r], strict=True)]
+        found.append(attend(scaled, queries, keys, linear(a["latent"], a["w_v"][r]), a))
+    return found
+
+
+def merged(a: dict[str, Any]) -> list[Any]:
+    powers = [mp.exp(x) for x in a["log_sum_exps"]]
+    total = mp.fsum(powers)
+    columns = zip(*a["outputs"], strict=True)
+    return [[dot(powers, column) / total for column in columns], mp.log(total)]
+
+
+def turned(a: dict[str, Any]) -> list[list[Any]]:
+    found = []
+    for t, row in zip(a["positions"], a["x"], strict=True):
+        half, new = len(row) // 2, list(row)
+        for i in range(half):
+            first, second = (i, i + half) if choice("rotary_pairs") == "halves" else (2 * i, 2 * i + 1)
+            angle = t * mp.power(10_000, -mp.mpf(2 * i) / len(row))
+            new[first] = row[first] * mp.cos(angle) - row[second] * mp.sin(angle)
+            new[second] = row[first] * mp.sin(angle) + row[second] * mp.cos(angle)
+        found.append(new)
+    return found
+
+
+def slopes(heads: int) -> list[Any]:
+    below = 2 ** (heads.bit_length() - 1)
+    first = [mp.power(2, -mp.mpf(8 * (r + 1)) / below) for r in range(below)]
+    return first + [mp.power(2, -mp.mpf(8 * (r + 1)) / (2 * below)) for r in range(0, 2 * (heads - below), 2)]
+
+
 def terms(*sizes: int) -> int:
     """How many terms a sum over all of these indices has, one by one."""
     return sum(1 for _ in product(*map(range, sizes)))
@@ -645,6 +745,19 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     **COUNTS,
     "convolution": convolved,
     "graph_layer": received,
+    "grouped_query_attention": grouped,
+    "variable_length_attention": in_sequences,
+    "paged_attention": in_pages,
+    "latent_attention": latent,
+    "merge_attention": merged,
+    "rotary_embedding": turned,
+    "alibi_slopes": lambda a: slopes(a["heads"]),
+    "sliding_window_mask": lambda a: [[True] * a["m"] for _ in range(a["n"])],
+    "document_mask": lambda a: [[d == e for e in a["key_documents"]] for d in a["query_documents"]],
+    "dropout": lambda a: [
+        [w if kept else mp.mpf(0) for w, kept in zip(row, keep, strict=True)]
+        for row, keep in zip(a["weights"], a["keep"], strict=True)
+    ],
     "dot_product_mean": lambda a: dot(a["mean"], a["mean"]),
     "dot_product_variance": lambda a: (
         2 * a["sigma"] ** 2 * dot(a["mean"], a["mean"]) + len(a["mean"]) * a["sigma"] ** 4

@@ -7,6 +7,7 @@ import pytest
 
 from attnspec.spec import OPERATIONS, QUESTIONS, Semantics
 from attnspec.spec.contract.semantics import DeclaredSemantics, depends_on
+from attnspec.spec.contract.tree import Kind
 
 JUDGED = [o for o in OPERATIONS.values() if not o.reference_only]
 
@@ -36,13 +37,14 @@ def test_a_question_concerns_some_operations_and_not_all() -> None:
 
 
 def test_masks_concern_what_has_one() -> None:
-    masked = {o.name for o in JUDGED if "mask" in o.call.names}
+    masked = {o.name for o in JUDGED if any(leaf.kind is Kind.BOOL for leaf in o.leaves)}
     assert concerned("fully_masked") == concerned("masked_nonfinite") == masked
 
 
 def test_no_keys_concern_what_weighs_them() -> None:
     others = {"softmax", "mean_normalization"}  # which give weights
     others |= {o.name for o in JUDGED if o.chapter == "transformer"}  # which add to what they attend to
+    others |= {"grouped_query_attention", "dropout"}  # which give logarithms, and weights
     others |= {"decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode"}
     assert concerned("no_keys") == concerned("fully_masked") - others
 
@@ -54,7 +56,8 @@ def test_attendable_nan_concerns_what_weighs_keys_and_what_makes_weights_of_scor
 
 def test_alignment_concerns_flags_of_two_sequences() -> None:
     flagged = {o.name for o in JUDGED if "causal" in o.call.names}
-    assert concerned("causal_alignment") == flagged - {"self_attention", "projected_self_attention"}
+    of_their_own = {"variable_length_attention", "paged_attention"}  # each sequence has a diagonal of its own
+    assert concerned("causal_alignment") == flagged - {"self_attention", "projected_self_attention"} - of_their_own
     assert concerned("causal_alignment")
 
 
@@ -68,12 +71,17 @@ def test_the_reset_gate_concerns_what_has_parameters_of_a_gru() -> None:
 
 @pytest.mark.parametrize("name", ["repeatability", "gru"])
 def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^depends_on: expected one of gru_reset; got '{name}'$"):
+    with pytest.raises(ValueError, match=f"^depends_on: expected one of gru_reset, rotary_pairs; got '{name}'$"):
         depends_on(name)
 
 
 def test_bits_concern_what_gives_floats() -> None:
-    assert {o.name for o in JUDGED} - concerned("repeatability") == {"causal_mask", "padding_mask"}
+    assert {o.name for o in JUDGED} - concerned("repeatability") == {
+        "causal_mask",
+        "padding_mask",
+        "sliding_window_mask",
+        "document_mask",
+    }
 
 
 # Declarations ---------------------------------------------------------------------------------------------------------

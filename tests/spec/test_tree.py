@@ -98,9 +98,17 @@ def test_paths_are_written_as_python_writes_them() -> None:
 
 
 def test_paths_of_a_tuple_and_below_a_name() -> None:
-    assert list(flatten((1, (2, 3)))) == ["[0]", "[1][0]", "[1][1]"]
+    assert list(flatten(("a", ("b", "c")))) == ["[0]", "[1][0]", "[1][1]"]
     assert list(flatten(State(1, 2), "state")) == ["state.h", "state.c"]
     assert flatten(()) == flatten({}) == {}
+
+
+def test_a_window_is_one_option() -> None:
+    assert flatten({"window": (2, 0), "x": ("a", "b")}) == {"window": (2, 0), "x[0]": "a", "x[1]": "b"}
+    assert flatten((None, 1), "window") == {"window": (None, 1)}
+    window = Option("window", Kind.WINDOW, (), optional=True)
+    assert all(map(window.takes, [None, (0, 0), (None, 3), (None, None)]))
+    assert not any(map(window.takes, [2, (1,), (-1, 0), (1, 2, 3), (True, 0), (0.5, 1), [1, 2]]))
 
 
 def test_what_has_a_shape_is_an_array_though_it_is_a_dataclass() -> None:

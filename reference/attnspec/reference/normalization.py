@@ -35,6 +35,17 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return logarithms
 
 
+@overridable
+def log_sum_exp(scores: np.ndarray, *, mask: np.ndarray | None = None) -> np.ndarray:
+    """log Σ exp eⱼ over the attendable keys of every row of scores (*batch, n, m), −∞ for none: shape (*batch, n)."""
+    allowed = np.ones((1, 1), bool) if mask is None else mask
+    attendable = np.where(allowed, scores, -np.inf)
+    highest = np.max(attendable, axis=-1, keepdims=True, initial=-np.inf)
+    shift = np.where(np.isfinite(highest), highest, 0)
+    logarithms: np.ndarray = (shift + np.log(np.sum(np.exp(attendable - shift), axis=-1, keepdims=True)))[..., 0]
+    return logarithms
+
+
 @defines(MeanNormalization[np.ndarray])
 def mean_normalization(
     scores: Float[np.ndarray, "*#batch n m"], *, mask: Bool[np.ndarray, "*#batch #n #m"] | None = None

@@ -30,6 +30,7 @@ from attnspec.spec.contract.tree import Dim as Dim
 from attnspec.spec.contract.tree import Kind as Kind
 from attnspec.spec.contract.tree import Leaf as Leaf
 from attnspec.spec.contract.tree import Option as Option
+from attnspec.spec.kernels import *
 from attnspec.spec.masking import *
 from attnspec.spec.moments import *
 from attnspec.spec.multihead import *

@@ -17,3 +17,9 @@ def refuse_outside(operation: str, argument: str, integers: Tensor | None, most:
     wrong = integers[(integers < 0) | (integers > most)]
     if wrong.numel():
         raise ShapeError(operation, argument, f"{argument} in 0..{most}", int(wrong[0]))
+
+
+def refuse_falling(operation: str, argument: str, ends: Tensor, most: int) -> None:
+    """``ShapeError`` for ends of sequences that fall, or do not reach from 0 to ``most``."""
+    if int(ends[0]) or int(ends[-1]) != most or bool((ends[1:] < ends[:-1]).any()):
+        raise ShapeError(operation, argument, f"integers from 0 to {most}, none below another", ends.tolist())

@@ -83,7 +83,7 @@ class Check:
             else:
                 self._check_word(name, word)
         for place, option in self._options:
-            if type(arguments[place]) is not int:
+            if type(arguments[place]) is not int or option.kind is Kind.WINDOW:
                 self._check_number(option, arguments[place])
         if torch.compiler.is_compiling():
             return self._traced(arguments)
@@ -123,7 +123,7 @@ class Check:
 
     def _check_number(self, option: Option, value: Any) -> None:
         """Refuse what is no number of the kind of an option."""
-        if not _is_integer(value) and not option.takes(value):
+        if not option.takes(value) and (option.kind is Kind.WINDOW or not _is_integer(value)):
             raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {in_words(value)}")
 
     def _check_word(self, name: str, value: Any) -> None:

@@ -16,6 +16,7 @@ from attnspec.backends.bases.torch import to_numpy as to_numpy
 from attnspec.backends.pytorch import nn as nn
 from attnspec.backends.pytorch.attention import *
 from attnspec.backends.pytorch.complexity import *
+from attnspec.backends.pytorch.kernels import *
 from attnspec.backends.pytorch.kernels import additive as additive
 from attnspec.backends.pytorch.kernels.dot import sdpa as sdpa
 from attnspec.backends.pytorch.masking import *

@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.diagnosis.candidates import Candidate
 from attnspec.conformance.diagnosis.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import live_rows, spelled_out
+from attnspec.conformance.inputs.attendance import before_features, live_rows, spelled_out
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.rows_without_keys import evenly
 from attnspec.reference.budget import oracle_dtype
@@ -95,8 +95,7 @@ def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numb
     result, live = found[leaf.path], live_rows(spelled)
     if not given.keys_count or live.all():
         return found
-    behind = tuple(range(-(len(leaf.core) if asking is None else 1), 0))
-    return {leaf.path: np.where(np.expand_dims(live, behind), result, instead(spelled, result))}
+    return {leaf.path: np.where(before_features(live, leaf, asking), result, instead(spelled, result))}
 
 
 def _no_keys(subject: Subject, given: Arguments) -> Results:

@@ -125,8 +125,8 @@ class Arguments(Mapping[str, Any]):
         return self.binding.sizes
 
     def size(self, name: str) -> int:
-        """The size of this name in this call."""
-        return self.binding.sizes[name]
+        """The size of this name, or the product of these, in this call."""
+        return self.binding.number(name)
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -174,7 +174,8 @@ class Arguments(Mapping[str, Any]):
 
         ``change`` is called with an array and an axis. An axis of size 1 that broadcasts is left as it is, unless the
         size itself is 1. Of a product of sizes, blocks are changed. If the size counts the items of a tuple, items are
-        selected. Lengths along an axis that becomes shorter are cut with it.
+        selected. Lengths along an axis that becomes shorter are cut with it, and so are the ends of sequences; the
+        last one ends where the axis does.
         """
         changed: dict[str, Any] = {}
         if size in self._flat:
@@ -184,6 +185,9 @@ class Arguments(Mapping[str, Any]):
                 changed[leaf.path] = along(x, leaf, size, self.binding, change)
             elif self.operation.lengths.get(leaf.path) == size:
                 changed[leaf.path] = np.asarray(np.minimum(x, change(np.arange(self.size(size)), 0).shape[0]))
+            elif self.operation.cumulative.get(leaf.path) == size:
+                count = change(np.arange(self.size(size)), 0).shape[0]
+                changed[leaf.path] = np.append(np.minimum(x[:-1], count), x.dtype.type(count))
         copy = self._copy(changed)
         return copy._items(size, change) if size in self.operation.counts else copy
 

@@ -6,6 +6,8 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Kind, Leaf
 
 SQUARE = 16
 """Queries and keys of a square mask: an example may have many keys because it has one query."""
@@ -28,17 +30,59 @@ def attendable(arguments: Arguments, keys: str | None = None, *, bottom_right: b
     allowed: Numbers = np.broadcast_to(True if mask is None else mask, shape)
     if operation.asking is not None and operation.asking not in operation.masks[keys].sizes:
         allowed = allowed[..., None, :]
+    n, m = arguments.queries or 0, shape[-1]
+    offset = m - n if bottom_right else 0
     if arguments.causal and keys == operation.causal[-1]:
-        n, m = arguments.queries or 0, shape[-1]
-        allowed = allowed & np.tri(n, m, m - n if bottom_right else 0).astype(bool)
+        allowed = allowed & np.tri(n, m, offset).astype(bool)
+    if keys == operation.asked:
+        allowed = allowed & _within(arguments, n, m, offset)
     return np.array(allowed)
 
 
+def _within(arguments: Arguments, n: int, m: int, offset: int) -> Numbers:
+    """The keys that are in the window of a query and below their length: booleans (*batch, n, m), or fewer."""
+    operation = arguments.operation
+    window = None if operation.window is None else arguments[operation.window]
+    left, right = (None, None) if window is None else window
+    behind = np.arange(m) - np.arange(n)[:, None] - offset
+    near: Numbers = np.ones((), bool) if left is None else behind >= -left
+    near = near if right is None else near & (behind <= right)
+    of = operation.hides(operation.asked)
+    lengths = None if of is None or of.kind is not Kind.INT else arguments[of.path]
+    return near if lengths is None else near & (np.arange(m) < lengths[..., None, None])
+
+
+def before_features(rows: Numbers, leaf: Leaf, asking: str | None) -> Numbers:
+    """A number for every query, or for every element of the batch, with axes for what an array has of each."""
+    core = len(leaf.core)
+    of_queries = {core + axis for axis in leaf.axes(asking)} if asking is not None else set()
+    return np.expand_dims(rows, tuple(i - core for i in range(core) if i not in of_queries))
+
+
+def bounds(operation: Operation) -> list[str]:
+    """The causal flag, the window and the lengths of keys, as far as the operation has them as options."""
+    hides = operation.hides(operation.asked)
+    found = (operation.flag, operation.window, hides.path if hides and hides.kind is Kind.INT else None)
+    return [path for path in found if path is not None and path in operation.defaults]
+
+
 def spelled_out(arguments: Arguments, *, bottom_right: bool = False) -> Arguments:
-    """The same arguments with the causal flag spelled out in the mask."""
-    if not arguments.causal:
+    """The same arguments with the causal flag, a window and lengths spelled out in the mask."""
+    operation = arguments.operation
+    defaults = {path: operation.defaults[path] for path in bounds(operation)}
+    if all(arguments[path] is x for path, x in defaults.items()) or operation.mask is None:
         return arguments
-    return arguments.plain().with_mask(attendable(arguments, bottom_right=bottom_right))
+    return arguments.replaced(defaults).with_mask(attendable(arguments, bottom_right=bottom_right))
+
+
+def with_first_keys(arguments: Arguments) -> Arguments:
+    """The same, in which a row of a mask that has no key gets the first one."""
+    for keys, leaf in arguments.operation.masks.items():
+        mask = arguments[leaf.path]
+        if mask is not None and mask.shape[-1]:
+            first = np.arange(mask.shape[-1]) == 0
+            arguments = arguments.with_mask(mask | (first & ~mask.any(-1, keepdims=True)), keys)
+    return arguments
 
 
 def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:

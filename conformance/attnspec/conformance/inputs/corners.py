@@ -28,6 +28,8 @@ STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33, 65)
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
+GROUPED = (1, 2, 3)
+"""Heads of the keys, and heads of the queries for each of them."""
 BEAMS = (1, 2, 3, 5)
 INDICES = (0, 1, 3)
 """Values of an option that is an index, each taken modulo what it is bounded by."""
@@ -35,6 +37,8 @@ SPARE = (0, 1, 3)
 DEPTHS = (2, 1, 3, 0)
 TAPS = (3, 2, 1, 4, 5, 7, 16)
 GRIDS = (2, 3, 1, 4, 5, 7, 8, 16, 17)
+PAGES = (2, 1, 3, 4, 8, 16)
+SEQUENCES = (2, 1, 3, 5)
 BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 
 TILE = 128
@@ -78,7 +82,9 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
     depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
-    few = {Axis.LAYER: depths, Axis.HEAD: HEADS, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
+    heads = GROUPED if operation.sizes_of(Axis.GROUP) else HEADS
+    few = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
+    few |= {Axis.GROUP: GROUPED, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES}
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 
@@ -283,7 +289,7 @@ def tamed(
 @lru_cache(maxsize=1024)
 def _repeating_sizes(operation: Operation) -> frozenset[str]:
     """The sizes that count heads, layers and time steps."""
-    found = (name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD))
+    found = (name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD | Axis.GROUP))
     return frozenset([*found, *(name for name in operation.sizes if stepwise(name, operation))])
 
 

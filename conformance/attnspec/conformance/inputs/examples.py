@@ -70,9 +70,7 @@ class Example:
     def _array(self, operation: Operation, leaf: Leaf, rng: np.random.Generator, kind: str, dtype: str) -> Any:
         shape = self.shape(leaf)
         if leaf.kind is Kind.INT:
-            counts = leaf.path in operation.lengths
-            bound = self.sizes[(operation.lengths if counts else operation.indices)[leaf.path]]
-            return None if leaf.path in self.absent else np.asarray(rng.integers(0, bound + counts, shape))
+            return None if leaf.path in self.absent else integers(operation, leaf.path, shape, self.sizes, rng)
         if leaf.kind is Kind.BOOL:
             mask = self.masks.get(leaf.path, ABSENT)
             return None if mask == ABSENT and leaf.optional else boolean_mask(mask, shape, rng)
@@ -93,6 +91,24 @@ class Example:
             for d in leaf.core
         )
         return (*batch, *core)
+
+
+def integers(
+    operation: Operation, path: str, shape: tuple[int, ...], sizes: Mapping[str, int], rng: np.random.Generator
+) -> Numbers:
+    """Lengths, indices, ends of sequences or other integers, within what bounds them."""
+
+    def number(size: str) -> int:
+        return number_of(tuple(map(schematic, size.split("*"))), sizes) or 0
+
+    if path in operation.cumulative:
+        total = number(operation.cumulative[path])
+        return np.concatenate([[0], np.sort(rng.integers(0, total + 1, shape[0] - 2)), [total]])
+    if path in operation.drawn:
+        return np.asarray(rng.integers(0, operation.drawn[path], shape))
+    counts = path in operation.lengths
+    bound = number((operation.lengths if counts else operation.indices)[path])
+    return np.asarray(rng.integers(0, bound + counts, shape))
 
 
 def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: str, weight: bool = False) -> Numbers:

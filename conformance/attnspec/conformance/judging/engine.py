@@ -166,7 +166,7 @@ def judge(
     run = _Run(subject, subject.effort, mark, stop_at_first)
     settled = dict(skip or {})
     run.guided = FORMULA not in settled
-    places = {law: place for place, law in enumerate(governing_laws(subject.operation))}
+    places = {law: place for place, law in enumerate(governing_laws(OPERATIONS[case.operation]))}
     for law in case.laws:
         if law in settled:
             continue

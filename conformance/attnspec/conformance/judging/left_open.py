@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import live_rows
+from attnspec.conformance.inputs.attendance import before_features, live_rows
 from attnspec.reference.budget import Judged
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.operation import Operation
@@ -36,8 +36,7 @@ def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics
     if semantics.no_keys != "zero" and not all(map(arguments.size, operation.masks)):
         open_ = np.ones(result.value.shape, bool)
     elif semantics.fully_masked != "zero" and rows:
-        behind = tuple(range(-(len(leaf.core) if asking is None else 1), 0))
-        open_ = np.broadcast_to(np.expand_dims(~live_rows(arguments), behind), result.value.shape)
+        open_ = np.broadcast_to(before_features(~live_rows(arguments), leaf, asking), result.value.shape)
     if not open_.any():
         return result
     return replace(result, value=np.where(open_, np.nan, result.value), budget=np.where(open_, np.inf, result.budget))

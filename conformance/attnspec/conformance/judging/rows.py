@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
-from attnspec.conformance.inputs.attendance import spelled_out
+from attnspec.conformance.inputs.attendance import bounds, spelled_out
 from attnspec.conformance.judging.subject import Subject
 from attnspec.spec.contract.axes import Axis
 
@@ -73,9 +73,6 @@ def rows_to_judge(subject: Subject, arguments: Arguments, most: int, rng: np.ran
         return None
     if any(asking not in leaf.sizes for leaf in operation.outputs):
         return None
-    others = [path for path in operation.ordered if path != operation.flag]
-    if any(arguments[path] != operation.defaults[path] for path in others):
-        return None
-    if arguments.causal and (mask is None or asking not in mask.sizes):
-        return None
-    return sampled(count, most, rng)
+    in_mask = {*bounds(operation)} if mask is not None and asking in mask.sizes else set()
+    given = [path for path in operation.ordered if arguments[path] is not operation.defaults[path]]
+    return None if {*given} - in_mask else sampled(count, most, rng)

@@ -50,7 +50,8 @@ class Subject(Comparisons):
         device: str,
         profile: Profile = PROFILES["full"],
     ) -> None:
-        self.backend, self.contract, self.operation = backend, contract, operation
+        lacking = frozenset(x for x in operation.features if not contract.limits.has(x))
+        self.backend, self.contract, self.operation = backend, contract, operation.without(lacking)
         self.dtype, self.device = dtype, device
         self.effort = profile.at(dtype)
         self.estimates: dict[str, tuple[float, float]] = {}

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, keep, take
-from attnspec.conformance.inputs.attendance import attendable
+from attnspec.conformance.inputs.attendance import attendable, with_first_keys
+from attnspec.conformance.inputs.attendance import before_features as before
 from attnspec.conformance.inputs.attendance import live_rows as live
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.inputs.examples import Example
@@ -32,8 +33,7 @@ def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
 
 def before_features(subject: Subject, rows: Numbers) -> Numbers:
     """A number for every query, or for every element of the batch, with axes for what the result has of each."""
-    operation = subject.operation
-    return np.expand_dims(rows, tuple(range(-len(operation.leading.core) + (operation.asking is not None), 0)))
+    return before(rows, subject.operation.leading, subject.operation.asking)
 
 
 def allowed(subject: Subject, arguments: Arguments) -> Numbers:
@@ -157,11 +157,12 @@ def sample(
 ) -> Arguments:
     """Normal inputs within the backend's limits, unmasked; if ``whole``, with masks and all optional arrays.
 
-    Sizes are given by what they count, ``features`` is every other size, or by name. Where rows without keys are
-    declared to raise, each has its first key.
+    Sizes are given by what they count, ``features`` is every other size, or by name. Where heads share keys, there are
+    so many of the queries, in groups of two. Where rows without keys are declared to raise, each has its first key.
     """
     operation = subject.operation
-    kinds = {Axis.HEAD: heads, Axis.KEY: keys, Axis.QUERY: queries}
+    group = min(heads, 2) if operation.sizes_of(Axis.GROUP) else 1
+    kinds = {Axis.HEAD: heads // group, Axis.GROUP: group, Axis.KEY: keys, Axis.QUERY: queries}
     fitted = {}
     for name in operation.sizes:
         axis = operation.axis(name)
@@ -176,17 +177,7 @@ def sample(
         fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
     )
     arguments = example.arguments(operation, data_dtype(subject))
-    return _with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
-
-
-def _with_first_keys(arguments: Arguments) -> Arguments:
-    """The same, in which a row of a mask that has no key gets the first one."""
-    for keys, leaf in arguments.operation.masks.items():
-        mask = arguments[leaf.path]
-        if mask is not None and mask.shape[-1]:
-            first = np.arange(mask.shape[-1]) == 0
-            arguments = arguments.with_mask(mask | (first & ~mask.any(-1, keepdims=True)), keys)
-    return arguments
+    return with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
 
 
 def _optional(subject: Subject) -> frozenset[str]:

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
-from attnspec.conformance.inputs.attendance import collapsed_masks, mask_shape
+from attnspec.conformance.inputs.attendance import before_features, collapsed_masks, mask_shape, spelled_out
 from attnspec.conformance.inputs.changes import hiding, with_other_rows
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import (
     aligned,
-    allowed,
     causal_sizes,
     doubles,
     live_rows,
@@ -138,7 +137,7 @@ def _zero_behind(x: Numbers, axes: list[int], i: int) -> Numbers:
 def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass the causal mask as `mask`, joined with the mask that is given."""
     given = arguments.under_causal()
-    spelled = given.plain().with_mask(allowed(subject, given))
+    spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
     expected, budgets = doubles(subject.results(spelled)), partial(_twice_budgets, subject, given)
     subject.all_match(subject.results(given), expected, budgets, given, "with `causal`,")
     return True
@@ -197,9 +196,10 @@ def _poisoned_gradients(subject: Subject, rng: np.random.Generator, keys: str) -
         cotangents = subject.cotangents(given, rng)
         expected = subject.gradients(given, cotangents)
         for path, rows in left_out.items():
-            x = wide(given.array(path))
+            leaf, x = given.leaves[path], wide(given.array(path))
             poison = rng.choice([np.nan, np.inf, -np.inf], x.shape)
-            poisoned = given.replaced({path: subject.exact(np.where(rows[..., None], poison, x))})
+            behind = before_features(rows, leaf, given.operation.asking) if rows.ndim > 1 else rows[..., None]
+            poisoned = given.replaced({path: subject.exact(np.where(behind, poison, x))})
             found = subject.vjp(poisoned, cotangents)
             for other in (leaf.path for leaf, _ in given.batched if leaf.path in expected):
                 what = f"with NaN or infinities in rows of {path} that are left out, the gradient of {other}"
@@ -402,5 +402,5 @@ def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generato
 @checks(law.LENGTH_RANGE)
 def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass a length of −1, or of one more than there are positions."""
-    path, _, most = _lengths(arguments)
-    return refuses_outside(subject, arguments, path, most, rng, "a length")
+    found = arguments.operation.lengths.items()
+    return any(refuses_outside(subject, arguments, path, arguments.size(x), rng, "a length") for path, x in found)

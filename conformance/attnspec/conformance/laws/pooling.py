@@ -152,10 +152,10 @@ def gradient_of_linear(subject: Subject, arguments: Arguments, rng: np.random.Ge
     if not judgeable(subject):
         return False
     given = batches(subject, rng, subject.effort.ensemble)
-    cotangents = subject.cotangents(given, rng)
-    found, result = subject.vjp(given, cotangents), subject.results(given)
-    products = [(by_element(result[path]) * by_element(c)).sum(-1, keepdims=True) for path, c in cotangents.items()]
-    expected = np.sum(products, axis=0)
+    leading = subject.operation.leading.path
+    cotangent = subject.cotangents(given, rng)[leading]
+    found, result = subject.vjp(given, {leading: cotangent}), subject.call(given)
+    expected = (by_element(result) * by_element(cotangent)).sum(-1, keepdims=True)
     for leaf, x in given.batched:
         if leaf.path in subject.operation.linear:
             got = (by_element(x) * by_element(found[leaf.path])).sum(-1, keepdims=True)

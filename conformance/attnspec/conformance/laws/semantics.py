@@ -202,7 +202,7 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
             mask = attendable(given, bottom_right=bottom_right)
             spelled = given.plain().with_mask(mask)
             oracle = subject.normative_oracle(spelled)
-            live = np.broadcast_to(np.expand_dims(mask.any(-1), -1), got.shape)
+            live = np.broadcast_to(before_features(subject, np.asarray(mask.any(-1))), got.shape)
             error = np.abs(wide(got) - oracle.value)
             if (error <= oracle.budget)[live].all():
                 matching.append(name)
@@ -228,7 +228,7 @@ def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
                 mask[..., -1, -1] = True
             masked = given.plain().with_mask(mask, keys)
             clean = subject.call(masked)
-            for i, leaf in enumerate(of_keys(subject, keys)):
+            for i, leaf in enumerate(x for x in of_keys(subject, keys) if masked[x.path] is not None):
                 poison = np.nan if (i + everybody) % 2 else np.inf
                 seen.append(_leak(subject, masked, keys, mask, clean, leaf, poison))
     return [found for found in seen if found.choice == "propagates"] or seen
@@ -247,7 +247,7 @@ def _leak(
     if leaf in subject.operation.rows(keys):
         x[..., -1, :] = poison
     else:
-        x = np.array(np.broadcast_to(x, mask.shape))
+        x = np.array(np.broadcast_to(x, masked.binding.shape(leaf)))
         x[..., -1] = poison
     poisoned = masked.replaced({leaf.path: x})
     got = np.asarray(subject.call(poisoned))
@@ -291,7 +291,7 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
             rows = mask[..., chosen].copy()
             if subject.operation.attends_to_itself and leaf.path not in subject.operation.linear:  # it is a query too
                 rows[..., chosen] = True
-            numbers = rows[..., None] if subject.operation.weighs_keys else rows[..., None] & mask
+            numbers = before_features(subject, rows) if subject.operation.weighs_keys else rows[..., None] & mask
             found = np.isnan(got[np.broadcast_to(numbers, got.shape)])
             if found.size and found.all() == found.any():
                 seen.append(Sighting("propagates" if found.all() else "hidden", poisoned))
@@ -357,6 +357,12 @@ def gru_reset(subject: Subject, rng: np.random.Generator) -> Seen:
     """Compare the result with the formula under each choice."""
     tried = samples(subject, rng)
     return [Sighting(word, given) for given in tried for word in _matching(subject, given, "gru_reset")]
+
+
+@probes("rotary_pairs")
+def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Seen:
+    """Compare the result with the formula under each choice."""
+    return [Sighting(word, x) for x in samples(subject, rng) for word in _matching(subject, x, "rotary_pairs")]
 
 
 def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, along, take
-from attnspec.conformance.inputs.attendance import spelled_out
+from attnspec.conformance.inputs.attendance import bounds, spelled_out
 from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, masked, placed
 from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise
 from attnspec.conformance.judging.rows import judge, rows_to_judge
@@ -265,7 +265,9 @@ def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
     given = _narrow(subject, rng, both, work=WORK_OF_BOTH)
     if given is None:
         return
-    given = given.without_masks()
+    # Biases that follow positions would have all rows judged.
+    placed_by = [path for path in operation.ordered if path not in bounds(operation)]
+    given = given.without_masks().replaced({path: operation.defaults[path] for path in placed_by})
     yield _shown(both), given
     if operation.flag and subject.limits.has(operation.flag):
         yield f"{_shown(both)}, causal", given.under_causal()

@@ -121,15 +121,16 @@ def _repeats(subject: Subject, given: Arguments, axis: int) -> bool:
     def place(x: Numbers) -> int:
         return axis if -x.ndim <= axis < x.ndim else -1
 
-    given = given.replaced({path: same(x, place(x)) for path, x in given.arrays.items() if x.ndim and x.size})
+    free = {path: x for path, x in given.arrays.items() if x.ndim and x.size and path not in given.operation.cumulative}
+    given = given.replaced({path: same(x, place(x)) for path, x in free.items()})
 
-    def placed(_: str, x: Any) -> Any:
-        if not isinstance(x, np.ndarray) or not x.ndim or not x.size:
+    def placed(path: str, x: Any) -> Any:
+        if path not in free:
             return subject.convert(x)
         return repeated(x, place(x), subject.convert)
 
     try:
-        inputs = {name: mapped(x, placed) for name, x in given.passed.items()}
+        inputs = {name: mapped(x, placed, name) for name, x in given.passed.items()}
     except CANNOT:
         return False
     what = f"of inputs with stride 0 along axis {axis},"

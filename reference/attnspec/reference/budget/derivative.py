@@ -160,6 +160,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._softmax(attendable_softmax(args[0].result.value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "log_softmax":
             return args[0]._log_softmax(attendable_softmax(args[0].result.value, None))
+        if getattr(function, "__name__", "") == "log_sum_exp":
+            return args[0]._log_sum_exp(attendable_softmax(args[0].result.value, kwargs.get("mask")))
         return NotImplemented
 
     def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
@@ -216,6 +218,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return [_unbroadcast(back, self.shape)]
 
         return Traced(weights, [self], backward)
+
+    def _log_sum_exp(self, softmax: Softmax) -> "Traced":
+        weights, logarithms = self._softmax(softmax).result, self.result._log_sum_exp(softmax)
+        return Traced(logarithms, [self], lambda g: [_unbroadcast(weights * g[..., None], self.shape)])
 
     def _log_softmax(self, softmax: Softmax) -> "Traced":
         logarithms, weights = self.result._log_softmax(softmax), self.result._softmax(softmax)

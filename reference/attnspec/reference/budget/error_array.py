@@ -26,15 +26,8 @@ MARGIN = 8.0
 # Functions that move numbers without computing: they act in the same way on values and on errors.
 MOVES = frozenset(
     {
-        np.swapaxes,
-        np.moveaxis,
-        np.reshape,
-        np.broadcast_to,
-        np.expand_dims,
-        np.squeeze,
-        np.transpose,
-        np.repeat,
-        np.take_along_axis,
+        *(np.swapaxes, np.moveaxis, np.transpose, np.reshape, np.broadcast_to, np.expand_dims, np.squeeze),
+        *(np.repeat, np.take_along_axis),
     }
 )
 JOINS = frozenset({np.concatenate, np.stack})
@@ -352,6 +345,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._softmax(attendable_softmax(args[0].value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "log_softmax":
             return args[0]._log_softmax(attendable_softmax(args[0].value, None))
+        if getattr(function, "__name__", "") == "log_sum_exp":
+            return args[0]._log_sum_exp(attendable_softmax(args[0].value, kwargs.get("mask")))
         if getattr(function, "__name__", "") == "greatest":
             return args[0]._greatest(*args[1:])
         return NotImplemented
@@ -366,6 +361,16 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _log_softmax(self, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for the logarithms of softmax")
+
+    def _log_sum_exp(self, softmax: Softmax) -> Self:
+        """Rounded sums; a row without attendable keys has −∞, which is exact."""
+        value = softmax.summed[..., 0]
+        finite = np.isfinite(value)
+        rounded = self._summed(np.where(finite, value, 0), softmax)
+        return self._computed(value, np.where(finite, rounded.error, 0.0))
+
+    def _summed(self, value: Numbers, softmax: Softmax) -> Self:
+        raise TypeError(f"{type(self).__name__} has no rule for logarithms of sums of exponentials")
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         """Places and values of the greatest; where errors decide which these are, the values have unknown errors."""

@@ -12,14 +12,15 @@ DOUBLE = np.dtype(np.float64)
 class Softmax(NamedTuple):
     """The softmax of scores of shape (..., n, m), without errors.
 
-    ``shifted`` holds the scores minus the maximum of their row, ``attendable`` the mask in full, and ``logarithm``
-    |log Σ exp| of every row, 0 for a row whose sum is 1: the logarithm of a single exponential is exact. ``masked``
-    says whether there is a mask.
+    ``shifted`` holds the scores minus the maximum of their row, ``attendable`` the mask in full, ``summed`` log Σ exp
+    of every row, −∞ for a row without keys, and ``logarithm`` its magnitude, 0 for a row whose sum is 1: the logarithm
+    of a single exponential is exact. ``masked`` says whether there is a mask.
     """
 
     weights: Numbers
     shifted: Numbers
     attendable: Numbers
+    summed: Numbers
     logarithm: Numbers
     masked: bool
 
@@ -37,6 +38,7 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:
         shifted = scores - maximum
         exponentials = np.exp(shifted)
         total = exponentials.sum(-1, keepdims=True)
+        summed = maximum + np.log(total)
     else:
         shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
         attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
@@ -46,8 +48,9 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:
         shifted = np.where(attendable, masked - maximum, 0)
         exponentials = np.where(attendable, np.exp(shifted), 0)
         total = np.where(some, exponentials.sum(-1, keepdims=True), 1)
-    logarithm = np.where(total == 1, 0.0, np.abs(maximum + np.log(total)).astype(np.float64))
-    return Softmax(exponentials / total, shifted, attendable, logarithm, mask is not None)
+        summed = np.where(some, maximum + np.log(total), -np.inf)
+    logarithm = np.where(total == 1, 0.0, np.abs(summed).astype(np.float64))
+    return Softmax(exponentials / total, shifted, attendable, summed, logarithm, mask is not None)
 
 
 def longest_runs(ordered: Numbers) -> Numbers:

@@ -10,7 +10,13 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import UNKNOWN, Approximate
 from attnspec.reference.budget.numbers import Numbers, Softmax
-from attnspec.reference.budget.softmax import LARGEST_EXPONENT, WeightErrors, rigorous_logarithms, rigorous_weights
+from attnspec.reference.budget.softmax import (
+    LARGEST_EXPONENT,
+    WeightErrors,
+    rigorous_logarithms,
+    rigorous_sums,
+    rigorous_weights,
+)
 
 _EXP = 4.0
 """The error of an exponential, in units in the last place."""
@@ -169,6 +175,9 @@ class Rigorous(Approximate):
     def _softmax(self, softmax: Softmax) -> Self:
         weights, error, errors = rigorous_weights(softmax, self.error, self.precision)
         return self._computed(weights, error, weights=errors)
+
+    def _summed(self, value: Numbers, softmax: Softmax) -> Self:
+        return self._rounded(value, rigorous_sums(softmax, self.value, self.error, self.precision))
 
     def _log_softmax(self, softmax: Softmax) -> Self:
         return self._rounded(*rigorous_logarithms(softmax, self.error, self.precision))

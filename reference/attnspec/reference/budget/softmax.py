@@ -44,7 +44,7 @@ def statistical_weights(
     of the error that all weights of a row have in common.
     """
     p, u = precision, precision.accumulation
-    weights, shifted, attendable, logarithm, masked = softmax
+    weights, shifted, attendable, _, logarithm, masked = softmax
     alpha, drop = as_double(weights), as_double(shifted)
     error = np.where(attendable, errors, 0.0) if masked else errors
     keys = attendable.shape[-1]
@@ -70,7 +70,7 @@ def statistical_weights(
 def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers, WeightErrors]:
     """Weights and bounds of their errors, from those of the scores, of shape (..., n, m); and their relative errors."""
     p, u = precision, precision.accumulation
-    alpha, shifted, attendable, logarithm, masked = softmax
+    alpha, shifted, attendable, _, logarithm, masked = softmax
     delta = errors + 3 * u * np.abs(shifted) + 6 * u
     delta = np.minimum(delta, LARGEST_EXPONENT)
     if masked:
@@ -85,6 +85,30 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
     error = error + ((attendable.shape[-1] + 2) * u + common) * alpha + p.weights_smallest
     error = np.where(attendable, error, 0.0) if masked else error
     return alpha, error, WeightErrors(relative, least_sum, attendable, common)
+
+
+def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) -> Numbers:
+    """Variances of the logarithms of the sums of exponentials of rows, of shape (..., n), from errors of the scores.
+
+    A score moves the logarithm by its weight. Errors that the scores of a row have in common add linearly.
+    """
+    u = precision.accumulation
+    alpha, drop, attendable = as_double(softmax.weights), as_double(softmax.shifted), softmax.attendable
+    own = np.where(attendable, np.sqrt(errors**2 + u**2 * (1 + drop**2)), 0.0)
+    repeats = _largest_multiplicity(drop, attendable)
+    summing = u**2 * (1 + drop.shape[-1] / 4 + 0.25 * repeats**2)
+    variance: Numbers = (alpha * own).sum(-1, keepdims=True) ** 2 + summing
+    return variance[..., 0]
+
+
+def rigorous_sums(softmax: Softmax, scores: Numbers, errors: Numbers, precision: Precision) -> Numbers:
+    """The same with bounds of the errors in place of variances."""
+    u = precision.accumulation
+    drop, attendable = softmax.shifted, softmax.attendable
+    own = np.where(attendable, np.minimum(errors + 3 * u * np.abs(drop) + 6 * u, LARGEST_EXPONENT), 0.0)
+    error = np.log1p((softmax.weights * np.expm1(own)).sum(-1)) + (drop.shape[-1] + 2) * u
+    bound: Numbers = error + 2 * u * np.where(attendable, np.abs(scores), 0).max(-1, initial=0.0)
+    return bound
 
 
 def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
@@ -113,7 +137,7 @@ def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision)
 
 def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Logarithms of weights, weights, scores minus the greatest of their row, and |log Σ exp| of every row."""
-    alpha, shifted, _, logarithm, _ = softmax
+    alpha, shifted, _, _, logarithm, _ = softmax
     value = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return value, as_double(alpha), as_double(shifted), logarithm
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import WIDTH, Approximate, EqualTerms
 from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
-from attnspec.reference.budget.softmax import statistical_logarithms, statistical_weights
+from attnspec.reference.budget.softmax import statistical_logarithms, statistical_sums, statistical_weights
 
 LEAST = 2.0**-510
 """The square of anything smaller is 0 in double precision."""
@@ -188,6 +188,9 @@ class Statistical(Approximate):
         weights, sigma, repeats, level = statistical_weights(softmax, self.error, self.precision)
         self.extremes.level = max(self.extremes.level, float(level.max(initial=0.0)))
         return self._computed(weights, sigma, weights=repeats, level=level)
+
+    def _summed(self, value: Numbers, softmax: Softmax) -> Self:
+        return self._rounded(value, statistical_sums(softmax, self.error, self.precision))
 
     def _log_softmax(self, softmax: Softmax) -> Self:
         return self._rounded(*statistical_logarithms(softmax, self.error, self.precision))

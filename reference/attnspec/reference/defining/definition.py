@@ -100,16 +100,20 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
 
 
 def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Binding) -> None:
-    """Raise for a length or an index that is beyond the size that bounds it."""
-    bounds = {path: binding.sizes[size] for path, size in operation.lengths.items()}
-    bounds |= {path: binding.sizes[size] - 1 for path, size in operation.indices.items()}
-    given = flatten(dict(values)) if bounds else {}
+    """Raise for a length or an index that is beyond the size that bounds it, and for ends of sequences that fall."""
+    bounds = {path: binding.number(size) for path, size in operation.lengths.items()}
+    bounds |= {path: binding.number(size) - 1 for path, size in operation.indices.items()}
+    given = flatten(dict(values)) if bounds or operation.cumulative else {}
     for path, most in bounds.items():
         if given.get(path) is not None:
             integers = np.asarray(given[path])
             outside = integers[(integers < 0) | (integers > most)]
             if outside.size:
                 raise ShapeError(operation.name, path, f"{path} in 0..{most}", outside.flat[0])
+    for path, size in operation.cumulative.items():
+        ends, most = np.asarray(given[path]), binding.number(size)
+        if ends[0] != 0 or ends[-1] != most or (ends[1:] < ends[:-1]).any():
+            raise ShapeError(operation.name, path, f"integers from 0 to {most}, none below another", ends.tolist())
 
 
 def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) -> Any:
@@ -229,4 +233,5 @@ _CONVERSIONS: Mapping[Kind, Callable[[Operation, Any, Any], Any]] = {
     Kind.COUNT: _integer,
     Kind.NUMBER: _number,
     Kind.CHOICE: _choice,
+    Kind.WINDOW: _number,
 }

@@ -65,6 +65,8 @@ def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, op
         choices = members if origin is Literal else (False, True) if annotation is bool else ()
         kind = Kind.CHOICE if choices else Kind.COUNT if annotation is int else Kind.NUMBER
         return Option(path, kind, choices, optional)
+    if origin is tuple and path.isidentifier() and [*map(get_args, members)] == [(int, types.NoneType)] * 2:
+        return Option(path, Kind.WINDOW, (), optional)
     if origin is tuple and members[-1:] == (...,):
         return _many(members[0], path, scope, given, optional)
     if origin is tuple and members:

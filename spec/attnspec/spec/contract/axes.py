@@ -1,7 +1,7 @@
 """The meaning of every size and the role of every array, by which laws select operations and transform arguments."""
 
 from collections.abc import Mapping
-from enum import Flag, auto
+from enum import Enum, Flag, auto
 
 
 class Axis(Flag):
@@ -20,7 +20,9 @@ class Axis(Flag):
     HIDDEN = auto()
     """Units of a hidden layer or state."""
     HEAD = auto()
-    """Attention heads."""
+    """Attention heads; where those of the queries are more, those of the keys."""
+    GROUP = auto()
+    """Heads of the queries for each head of the keys."""
     VOCABULARY = auto()
     """Tokens of a vocabulary."""
     BEAM = auto()
@@ -36,6 +38,10 @@ class Axis(Flag):
     positions and layers."""
     TAP = auto()
     """Taps of a filter: neighbouring positions, of which each has a weight of its own."""
+    PAGE = auto()
+    """Pages of a cache, and rows of each."""
+    SEQUENCE = auto()
+    """Sequences that are packed into one."""
     SELF = QUERY | KEY
     """Positions in self-attention, each a query and a key."""
     POSITION = QUERY | KEY | TIME
@@ -51,7 +57,8 @@ GLOSSARY: Mapping[str, Axis] = {
     **dict.fromkeys(("d", "d_q", "d_k", "d_v", "p", "p_q", "p_k", "p_v"), Axis.FEATURE),
     **dict.fromkeys(("d_x", "d_y", "d_m", "d_s", "d_h", "d_g", "p_o", "channels"), Axis.WIDTH),
     **dict.fromkeys(("h", "f"), Axis.HIDDEN),
-    "heads": Axis.HEAD,
+    **dict.fromkeys(("heads", "heads_k"), Axis.HEAD),
+    "group": Axis.GROUP,
     "vocabulary": Axis.VOCABULARY,
     "beams": Axis.BEAM,
     "depth": Axis.LAYER,
@@ -59,6 +66,8 @@ GLOSSARY: Mapping[str, Axis] = {
     **dict.fromkeys(("slices", "rows", "columns", "patch"), Axis.GRID),
     **dict.fromkeys(("slices_from", "rows_from", "columns_from"), Axis.GRID),
     "taps": Axis.TAP,
+    **dict.fromkeys(("pages", "blocks", "page"), Axis.PAGE),
+    "sequences": Axis.SEQUENCE,
 }
 """What each size name counts, in every operation that does not declare otherwise (``axes=``)."""
 
@@ -78,3 +87,18 @@ class Role(Flag):
     """A vector for every element of a batch."""
     ROWS = auto()
     """A vector for every position."""
+
+
+class Part(Enum):
+    """What an option or an optional array does to the scores of attention, which neither kind nor axes tell."""
+
+    SCALE = auto()
+    """A number that they are multiplied by."""
+    CAP = auto()
+    """A number that they come near and do not exceed."""
+    BIAS = auto()
+    """Numbers that are added."""
+    SLOPES = auto()
+    """What is subtracted for each position between query and key, by head."""
+    SINK = auto()
+    """The score of one more key, whose value is 0, by head."""

@@ -12,7 +12,7 @@ def check(made: Operation) -> None:
     """Refuse sizes without a meaning, words that name nothing, and operations that no example can be made for."""
     results, sizes, top = [x.path for x in made.outputs], made.sizes, made.call.names
     meanings = {**GLOSSARY, **made.axes}
-    bounded, options = {**made.lengths, **made.indices}, {o.path for o in made.options}
+    bounded, options = {**made.lengths, **made.indices, **made.cumulative}, {o.path for o in made.options}
     for size in (*sizes, *(size for leaf in made.outputs for size in leaf.sizes)):
         if size not in made.counts and short(size) not in meanings:
             raise Misdeclared(f"size {size}: expected one of the glossary, or `axes=` to say what it counts")
@@ -29,7 +29,9 @@ def check(made: Operation) -> None:
         ("chosen", made.chosen, [x.path for x in made.outputs if x.kind is Kind.INT and made.float_result]),
         ("features", made.features, (*made.defaults, *choices, *results)),
         ("lengths, indices", bounded, (*(x.path for x in made.leaves), *options)),
-        ("lengths, indices", bounded.values(), sizes),
+        ("lengths, indices", [s for text in bounded.values() for s in text.split("*")], sizes),
+        ("parts", made.parts, top),
+        ("drawn", made.drawn, [x.path for x in made.leaves if x.kind is Kind.INT]),
         ("tried", made.tried, options),
         ("axes", made.axes, tuple(dict.fromkeys(map(short, sizes)))),
     ):
@@ -44,12 +46,12 @@ def check(made: Operation) -> None:
     for leaf in made.leaves:
         if leaf.free:
             raise Misdeclared(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
-        if leaf.kind is Kind.INT and leaf.path not in bounded:
+        if leaf.kind is Kind.INT and leaf.path not in {**bounded, **made.drawn}:
             raise Misdeclared(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
         if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in made.sizes_of(Axis.KEY)):
             raise Misdeclared(f"{leaf.path}: expected a mask, whose last axis is attended to")
     for option in made.options:
-        if option.kind in (Kind.COUNT, Kind.NUMBER) and option.path not in {**made.tried, **made.indices}:
+        if option.kind in (Kind.COUNT, Kind.NUMBER, Kind.WINDOW) and option.path not in {**made.tried, **made.indices}:
             raise Misdeclared(f"{option.path}: expected `tried=` with numbers to try it with")
         if option.path in made.defaults and option.choices and not option.takes(made.defaults[option.path]):
             raise Misdeclared(f"{option.path}: expected a default among {option.choices}")

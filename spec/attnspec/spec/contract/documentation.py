@@ -36,6 +36,7 @@ MEANINGS = {
     Axis.WIDTH: "features",
     Axis.HIDDEN: "hidden units",
     Axis.HEAD: "attention heads",
+    Axis.GROUP: "heads of the queries for each head of the keys",
     Axis.VOCABULARY: "tokens of the vocabulary",
     Axis.BEAM: "hypotheses of the beam",
     Axis.LAYER: "layers",
@@ -43,6 +44,8 @@ MEANINGS = {
     Axis.GRID: "places of a grid",
     Axis.LENGTH: "tokens",
     Axis.TAP: "taps of a filter",
+    Axis.PAGE: "pages of a cache, or rows of one",
+    Axis.SEQUENCE: "sequences",
 }
 """What sizes count, in words; the first that apply are joined."""
 
@@ -158,7 +161,9 @@ def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]
         least = ""
         if node.kind is Kind.SIZE:
             least = f" ≥ {operation.least(node.path)}"
-        return Entry(path, node.expected + least, tuple(more))
+        return Entry(
+            path, f"a window {node.expected}" if node.kind is Kind.WINDOW else node.expected + least, tuple(more)
+        )
     if node.many:
         least = " ≥ 1" * operation.least(node.count)
         counted = "" if node.count == node.path else f" of length {node.count}{least}"
@@ -181,6 +186,7 @@ def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
     if leaf.kind is Kind.INT:
         bounds = {p: f"0..{s}" for p, s in operation.lengths.items()}
         bounds |= {p: f"0..{short(s)}−1" for p, s in operation.indices.items()}
+        bounds |= {p: f"0..{s}, the first 0, the last {s}, none below another" for p, s in operation.cumulative.items()}
         yield f"integers in {bounds[leaf.path]}" if leaf.path in bounds else "integers"
     if any(d.broadcast for d in leaf.core):
         yield "sizes of 1 broadcast"
@@ -257,6 +263,7 @@ def _misfits(operation: Operation) -> list[str]:
         found.append(f"{option.path} below 1" if operation.least(option.path) else f"a negative {option.path}")
     found += [f"{path} outside of 0..{size}" for path, size in operation.lengths.items()]
     found += [f"{path} outside of 0..{short(size)}−1" for path, size in operation.indices.items()]
+    found += [f"{path} that fall, or do not reach from 0 to {size}" for path, size in operation.cumulative.items()]
     return found or ["shapes other than those above"]
 
 

@@ -5,12 +5,12 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any
 
-from attnspec.spec.contract.axes import GLOSSARY, Axis, Role
+from attnspec.spec.contract.axes import GLOSSARY, Axis, Part, Role
 from attnspec.spec.contract.sources import Citation
 from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, Reader, reader, short, walked
 
@@ -26,6 +26,7 @@ CHAPTERS = (
     "seq2seq",
     "transformer",
     "vision",
+    "kernels",
     "moments",
     "complexity",
 )
@@ -57,6 +58,9 @@ class Operation:
     results: tuple[str, ...] = ()
     lengths: Mapping[str, str] = field(default_factory=dict)
     indices: Mapping[str, str] = field(default_factory=dict)
+    cumulative: Mapping[str, str] = field(default_factory=dict)
+    drawn: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict)
     tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
 
@@ -136,6 +140,18 @@ class Operation:
         """Cache of :func:`~attnspec.spec.contract.shapes.bind`, by shapes."""
         return {}
 
+    @lru_cache(maxsize=64)  # noqa: B019 - operations live as long as the contract
+    def without(self, lacking: frozenset[str]) -> "Operation":
+        """The same operation without these features: no lengths hide positions, and None is in the place of results."""
+        if not lacking & {*self.lengths, *(x.path for x in self.outputs)}:
+            return self
+        result = self.result
+        if isinstance(result, Branch):
+            nodes = (Branch(x.path, NoneType, (), ()) if x.path in lacking else x for x in result.nodes)
+            result = replace(result, nodes=tuple(nodes))
+        lengths = {path: size for path, size in self.lengths.items() if path not in lacking}
+        return replace(self, result=result, lengths=lengths)
+
     # Roles -----------------------------------------------------------------------------------------------------------
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
@@ -199,20 +215,23 @@ class Operation:
         return self.rows(self.asking)
 
     def rows(self, size: str | None) -> tuple[Leaf, ...]:
-        """The arguments with a vector for every position along an axis."""
-        return tuple(x for x in self.leaves if x.batched and x.kind is Kind.FLOAT and size and -2 in x.axes(size))
+        """The arguments with a vector for every position along an axis, none that may broadcast along it."""
+        found = (x for x in self.leaves if x.batched and x.kind is Kind.FLOAT and size and -2 in x.axes(size))
+        return tuple(x for x in found if not x.core[-2].broadcast)
 
     def hides(self, size: str | None) -> Leaf | None:
         """The argument that masks positions along an axis: lengths, or a mask."""
         lengths = [x for x in self.leaves if self.lengths.get(x.path) == size]
-        masks = [x for x in self.leaves if x.kind is Kind.BOOL and x.core and x.core[-1].factors == (size,)]
-        return next(iter(lengths + masks), None)
+        return next(iter([*lengths, *self._masking(size)]), None)
+
+    def _masking(self, size: str | None) -> list[Leaf]:
+        """The masks of the positions along an axis."""
+        return [x for x in self.leaves if x.kind is Kind.BOOL and x.core and x.core[-1].factors == (size,)]
 
     @cached_property
     def masks(self) -> dict[str, Leaf]:
         """The mask of each size that counts keys and has one; a decoder's are those of targets and memory."""
-        found = {keys: self.hides(keys) for keys in self.sizes_of(Axis.KEY)}
-        return {keys: leaf for keys, leaf in found.items() if leaf is not None and leaf.kind is Kind.BOOL}
+        return {keys: found[0] for keys in self.sizes_of(Axis.KEY) if (found := self._masking(keys))}
 
     @property
     def mask(self) -> Leaf | None:
@@ -221,11 +240,13 @@ class Operation:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def weighed(self, keys: str) -> tuple[Leaf, ...]:
-        """The results that are summed over the keys that a mask allows, rather than having an entry for each key."""
+        """The vectors of the result that are summed over the keys that a mask allows, and have no entry for each."""
         if keys not in self.masks:
             return ()
         itself = keys == self.asking
-        return tuple(x for x in self.outputs if -1 not in x.axes(keys) and (keys not in x.sizes or itself))
+        numbers = {x for x in self.outputs if any(-1 in x.axes(size) for size in self.sizes_of(Axis.QUERY))}
+        found = (x for x in self.outputs if -1 not in x.axes(keys) and (keys not in x.sizes or itself))
+        return tuple(x for x in found if x not in numbers)
 
     @property
     def weighs_keys(self) -> bool:
@@ -252,6 +273,15 @@ class Operation:
     def flag(self) -> str | None:
         """The option that makes results causal."""
         return next((o.path for o in self.options if o.path in self.ordered and o.choices == (False, True)), None)
+
+    def part(self, wanted: Part) -> str:
+        """The option or optional array that does this to scores; an empty path if there is none."""
+        return next((path for path, part in self.parts.items() if part is wanted), "")
+
+    @cached_property
+    def window(self) -> str | None:
+        """The option that says how far from a query its keys may be."""
+        return next((o.path for o in self.options if o.kind is Kind.WINDOW), None)
 
     def order_free(self, kind: Axis) -> tuple[str, ...]:
         """The sizes of this kind that can be permuted, once all options for which order matters are off."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from attnspec.spec.contract.annotations import Misdeclared, names, read
-from attnspec.spec.contract.axes import GLOSSARY, Axis
+from attnspec.spec.contract.axes import GLOSSARY, Axis, Part
 from attnspec.spec.contract.checking import check
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Operation, register
 from attnspec.spec.contract.sources import Citation
@@ -37,6 +37,9 @@ def operation(
     results: str = "",
     lengths: Mapping[str, str] | None = None,
     indices: Mapping[str, str] | None = None,
+    cumulative: Mapping[str, str] | None = None,
+    drawn: Mapping[str, int] | None = None,
+    parts: Mapping[str, Part] | None = None,
     tried: Mapping[str, tuple[Any, ...]] | None = None,
     chosen: str = "",
 ) -> Callable[[P], P]:
@@ -49,9 +52,12 @@ def operation(
     flag `causal`. ``nonempty``: numbers of positions or layers that must not be 0. ``ordered``: the options with which
     the order of positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a
     backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays, each with the size that
-    it is a length along. ``indices``: integer arrays, each with the size that bounds it. ``tried``: values to try an
-    option with. ``chosen``: integer results that are the best by some numbers; where two of these are so close that
-    errors decide, either choice is as good. A float result says how good it is.
+    it is a length along. ``indices``: integer arrays, each with the size that bounds it. ``cumulative``: integer
+    vectors, each with the size that sequences divide among themselves: their ends, from 0 on, none before another.
+    ``drawn``: integer arrays of any numbers, each with what bounds those of examples. ``parts``: what options and
+    optional arrays do to scores. ``tried``: values to try an option with. ``chosen``: integer results that are the best
+    by some numbers; where two of these are so close that errors decide, either choice is as good. A float result says
+    how good it is.
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
@@ -71,6 +77,9 @@ def operation(
         "results": tuple(results.split()),
         "lengths": lengths or {},
         "indices": indices or {},
+        "cumulative": cumulative or {},
+        "drawn": drawn or {},
+        "parts": parts or {},
         "tried": tried or {},
         "chosen": tuple(chosen.split()),
     }
@@ -121,8 +130,8 @@ def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operat
         keyword_only=frozenset(p.name for p in given if p.kind is p.KEYWORD_ONLY),
         **words,
     )
-    if CAUSAL not in nodes:
-        return made
+    if CAUSAL not in nodes or made.cumulative or not made.sizes_of(Axis.KEY):
+        return made  # where sequences share an axis, or have none, results do not follow the order along it
     pair = made.causal or (*made.sizes_of(Axis.QUERY)[:1], *made.sizes_of(Axis.KEY)[-1:])
     return replace(made, causal=tuple(dict.fromkeys(pair)), ordered=(CAUSAL, *made.ordered))
 

@@ -24,7 +24,7 @@ WAYS: Mapping[str, str] = {
 """The ways to encode a mask, on which what a row without attendable keys gives may depend."""
 
 _DEPENDENT: dict[str, set[type]] = {}
-"""The records that :func:`depends_on` enters, by question."""
+"""The records and Protocols that :func:`depends_on` enters, by question."""
 
 
 class Question(NamedTuple):
@@ -54,14 +54,16 @@ def question(
 
     The law that observes the choice is ``semantics.<question>``, unless another one is named.
     Without ``concerns``, the formulas of the reference ask for the choice, and the question concerns the operations
-    that take a record which :func:`depends_on` it.
+    that take a record which :func:`depends_on` it, or do so themselves.
     """
     metadata = {"statement": statement, "concerns": concerns, "law": law, "allowing": allowing}
     return field(default=normative, metadata=metadata)
 
 
 def depends_on(question: str) -> Callable[[R], R]:
-    """Declare that what is computed with this record depends on a choice: ``@depends_on("gru_reset")``.
+    """Declare that what is computed with this record, or as this Protocol says, depends on a choice.
+
+    ``@depends_on("gru_reset")`` stands before a record, ``@depends_on("rotary_pairs")`` before a Protocol.
 
     ``ValueError`` for a question that formulas do not ask.
     """
@@ -77,8 +79,8 @@ def depends_on(question: str) -> Callable[[R], R]:
 
 
 def asked_by_formula(operation: Operation) -> tuple[str, ...]:
-    """The questions whose choice the formula of an operation asks for, because it takes a record that depends on it."""
-    taken = {n.build for n in walked(operation.call) if isinstance(n, Branch)}
+    """The questions whose choice the formula of an operation asks for: it, or a record that it takes, depends on it."""
+    taken = {operation.protocol, *(n.build for n in walked(operation.call) if isinstance(n, Branch))}
     return tuple(question for question, records in _DEPENDENT.items() if records & taken)
 
 
@@ -162,6 +164,9 @@ class Semantics:
     gru_reset: Literal["before", "after"] = question(
         "before",
         "Does the reset gate of a GRU multiply the state before the recurrent product, or the product?",
+    )
+    rotary_pairs: Literal["interleaved", "halves"] = question(
+        "interleaved", "Does a rotary embedding turn features 2i and 2i + 1 together, or i and i + d/2?"
     )
     repeatability: Literal["bitwise", "within-budget"] = question(
         "bitwise", "Does the same call give the same bits?", _gives_floats, allowing="within-budget"

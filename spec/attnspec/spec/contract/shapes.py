@@ -53,6 +53,13 @@ class Binding:
         core = tuple(number_of(d.factors, self.sizes) or 0 for d in leaf.core)
         return (*self.batch, *core) if leaf.batched else core
 
+    def number(self, size: str) -> int:
+        """The number that a size, or a product of sizes, has in this call."""
+        found = number_of(tuple(size.split("*")), self.sizes)
+        if found is None:
+            raise KeyError(f"{self.operation.name} has no size {size}")
+        return found
+
     @property
     def result(self) -> Shape:
         """The shape of the result, of its leading array if there are several."""

@@ -1,4 +1,4 @@
-"""The five lectures, the papers that they cite, and citations of both.
+"""The five lectures, the papers that they cite and those of the kernels in use, and citations of all.
 
 A citation names a numbered equation, ``S0.equation(4)``, or a passage, ``S2.passage("masked decoder")``.
 Every numbered equation has an owner: an operation that cites it.
@@ -69,16 +69,66 @@ S2 = Source("S2", "Zhang, CS 182/282A Spring 2022, Discussion 7")
 S3 = Source("S3", "CSC413 Lecture 9, Attention Mechanism (2024)")
 S4 = Source("S4", "He, Attention (2022)")
 
+AINSLIE = Source(
+    "Ainslie 2023",
+    "GQA: training generalized multi-query transformer models from multi-head checkpoints (arXiv:2305.13245)",
+)
 BA = Source("Ba 2016", "Layer normalization")
 BAHDANAU = Source("Bahdanau 2015", "Neural machine translation by jointly learning to align and translate")
+BELTAGY = Source("Beltagy 2020", "Longformer: the long-document transformer (arXiv:2004.05150)")
+DAO = Source(
+    "Dao 2022", "FlashAttention: fast and memory-efficient exact attention with IO-awareness (arXiv:2205.14135)"
+)
+DEEPSEEK = Source(
+    "DeepSeek-AI 2024",
+    "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model (arXiv:2405.04434)",
+)
 DEVLIN = Source("Devlin 2019", "BERT: pre-training of deep bidirectional transformers for language understanding")
 DOSOVITSKIY = Source("Dosovitskiy 2021", "An image is worth 16x16 words: transformers for image recognition at scale")
+GEMMA = Source("Gemma Team 2024", "Gemma 2: improving open language models at a practical size (arXiv:2408.00118)")
+JIANG = Source("Jiang 2023", "Mistral 7B (arXiv:2310.06825)")
+KRELL = Source("Krell 2021", "Efficient sequence packing without cross-contamination (arXiv:2107.02027)")
+KWON = Source(
+    "Kwon 2023", "Efficient memory management for large language model serving with PagedAttention (arXiv:2309.06180)"
+)
 LUONG = Source("Luong 2015", "Effective approaches to attention-based neural machine translation")
 OKTAY = Source("Oktay 2018", "Attention U-Net: learning where to look for the pancreas")
+ONNX = Source("ONNX", "Open Neural Network Exchange: operators")
+PRESS = Source(
+    "Press 2022",
+    "Train short, test long: attention with linear biases enables input length extrapolation (arXiv:2108.12409)",
+)
 RADFORD = Source("Radford 2018", "Improving language understanding by generative pre-training")
+SRIVASTAVA = Source("Srivastava 2014", "Dropout: a simple way to prevent neural networks from overfitting")
+SU = Source("Su 2021", "RoFormer: enhanced transformer with rotary position embedding (arXiv:2104.09864)")
 VASWANI = Source("Vaswani 2017", "Attention is all you need")
 WANG = Source("Wang 2018", "Non-local neural networks")
+XIAO = Source("Xiao 2024", "Efficient streaming language models with attention sinks (arXiv:2309.17453)")
 XU = Source("Xu 2015", "Show, attend and tell: neural image caption generation with visual attention")
 
-PAPERS = (BA, BAHDANAU, DEVLIN, DOSOVITSKIY, LUONG, OKTAY, RADFORD, VASWANI, WANG, XU)
+PAPERS = (
+    AINSLIE,
+    BA,
+    BAHDANAU,
+    BELTAGY,
+    DAO,
+    DEEPSEEK,
+    DEVLIN,
+    DOSOVITSKIY,
+    GEMMA,
+    JIANG,
+    KRELL,
+    KWON,
+    LUONG,
+    OKTAY,
+    ONNX,
+    PRESS,
+    RADFORD,
+    SRIVASTAVA,
+    SU,
+    VASWANI,
+    WANG,
+    XIAO,
+    XU,
+)
 SOURCES: Mapping[str, Source] = {s.key: s for s in (S0, S1, S2, S3, S4, *PAPERS)}

@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import chain, repeat
 from math import prod
 from operator import attrgetter
+from types import NoneType
 from typing import Any, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
@@ -25,7 +26,7 @@ Items: TypeAlias = tuple[int, ...]
 
 
 class Kind(StrEnum):
-    """The kinds of leaves: three of arrays, four of options."""
+    """The kinds of leaves: three of arrays, five of options."""
 
     FLOAT = "float"
     BOOL = "bool"
@@ -34,6 +35,7 @@ class Kind(StrEnum):
     COUNT = "count"
     NUMBER = "number"
     CHOICE = "choice"
+    WINDOW = "window"
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is not an array: a size, a count, another number, a flag or one of several words."""
+    """An argument that is not an array: a size, a count, another number, a flag, one of several words, or a window."""
 
     path: str
     kind: Kind
@@ -115,6 +117,9 @@ class Option:
         """Whether a value is one of the choices, or a number of its kind."""
         if value is None:
             return self.optional
+        if self.kind is Kind.WINDOW:
+            sides = value if type(value) is tuple else ()
+            return len(sides) == 2 and all(x is None or (type(x) is int and x >= 0) for x in sides)
         if self.choices:
             return any(type(value) is type(c) and value == c for c in self.choices)
         kinds = (int, float) if self.kind is Kind.NUMBER else (int,)
@@ -125,6 +130,8 @@ class Option:
         """The expected values, in words."""
         if self.choices == (False, True):
             return "True or False"
+        if self.kind is Kind.WINDOW:
+            return "(left, right), each an integer of at least 0 or None"
         words = " or ".join(map(repr, self.choices))
         return words or ("a number" if self.kind is Kind.NUMBER else "an integer")
 
@@ -134,7 +141,7 @@ class Branch:
     """A record or a tuple of trees, or (``dict``) the arguments of a call.
 
     ``names`` are the fields of a record, none for a tuple. For ``many`` similar trees, ``nodes`` describes the
-    first and any other; ``count`` is the size that counts them.
+    first and any other; ``count`` is the size that counts them. ``NoneType`` builds what there is none of.
     """
 
     path: str
@@ -155,7 +162,9 @@ class Branch:
         return f"{path}.{name}" if self.names and path else f"{path}{name}"
 
     def rebuilt(self, parts: list[Any]) -> Any:
-        """A value of this form, from its trees."""
+        """A value of this form, from its trees; None where there is nothing."""
+        if self.build is NoneType:
+            return None
         return self.build(**dict(zip(self.names, parts, strict=True))) if self.names else tuple(parts)
 
 
@@ -174,8 +183,9 @@ class Misfit(ValueError):
 
 
 def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
-    """The parts of a value with their paths; None for an array or option."""
-    if hasattr(value, "shape") or isinstance(value, type):
+    """The parts of a value with their paths; None for an array or option, such as a window."""
+    of_window = type(value) is tuple and any(isinstance(x, int) for x in value)
+    if of_window or hasattr(value, "shape") or isinstance(value, type):
         return None
     if isinstance(value, dict):
         return [(f"{path}.{name}" if path else name, x) for name, x in value.items()]
@@ -250,6 +260,8 @@ def placed(node: Node, value: Any, path: str = "", counted: Counter | None = Non
 def _place(node: Node, value: Any, path: str, items: Items, counted: Counter | None, found: Placed) -> None:
     if not isinstance(node, Branch):
         found.append((node, items, value))
+        return
+    if node.build is NoneType:
         return
     if value is None and node.optional:
         found += [(replace(inner, optional=True), items, None) for inner in walked(node) if isinstance(inner, Leaf)]

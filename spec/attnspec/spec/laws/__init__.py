@@ -3,6 +3,7 @@
 from attnspec.spec.laws import (
     attention,
     complexity,
+    kernels,
     masking,
     moments,
     multihead,
@@ -24,6 +25,7 @@ from attnspec.spec.laws import (
 __all__ = [
     "attention",
     "complexity",
+    "kernels",
     "masking",
     "moments",
     "multihead",

@@ -24,6 +24,11 @@ def _separate_keys(operation: Operation) -> bool:
     return bool(operation.separate_keys)
 
 
+def _rows_alike(operation: Operation) -> bool:
+    """Whether queries and what is attended to are rows of the same kind: all have heads, and as many, or none has."""
+    return len({x.core[:-2] for x in (*operation.queries, *operation.attended)}) == 1
+
+
 QUERY_PERMUTATION = law(
     "attention.query-permutation",
     "Permuting the queries permutes the results.",
@@ -159,6 +164,6 @@ SHARED_INPUTS = law(
     "attention.shared-inputs",
     "The same array passed twice gives what two equal arrays give.",
     formula=r"f(x, x) = f(x, \operatorname{copy} x)",
-    governs=lambda operation: len(operation.attended) > 1,
+    governs=lambda operation: len(operation.attended) > 1 and _rows_alike(operation),
     sources=[S0.equation(16), S0.equation(17)],
 )

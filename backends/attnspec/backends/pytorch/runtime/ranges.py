@@ -10,3 +10,9 @@ def refuse_outside(operation: str, argument: str, integers: Tensor | None, most:
     """``ShapeError`` for an integer that is not in 0..most; under transforms they are taken on trust."""
     if integers is not None and not (integers.is_meta or intercepted()):
         ranges.refuse_outside(operation, argument, integers, most)
+
+
+def refuse_falling(operation: str, argument: str, ends: Tensor, most: int) -> None:
+    """``ShapeError`` for ends of sequences that fall, or do not reach from 0 to ``most``; the same holds for them."""
+    if not (ends.is_meta or intercepted()):
+        ranges.refuse_falling(operation, argument, ends, most)

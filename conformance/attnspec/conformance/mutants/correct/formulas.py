@@ -7,6 +7,7 @@ from the chapters whose steps it uses.
 
 from attnspec.conformance.mutants.correct.attention import Attention
 from attnspec.conformance.mutants.correct.complexity import Comparators
+from attnspec.conformance.mutants.correct.kernels import Kernels
 from attnspec.conformance.mutants.correct.masking import Masking
 from attnspec.conformance.mutants.correct.multihead import MultiHead
 from attnspec.conformance.mutants.correct.normalization import Normalization
@@ -21,6 +22,7 @@ from attnspec.conformance.mutants.correct.vision import Vision
 
 class Formulas(
     Comparators,
+    Kernels,
     Vision,
     Transformer,
     Seq2Seq,

@@ -1,0 +1,95 @@
+"""Checks of the laws of attention to parts of the keys, merged."""
+
+import numpy as np
+
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws.caches import in_one_piece
+from attnspec.conformance.laws.common import doubles, sample, together, wide
+from attnspec.conformance.laws.kernels import logarithms, with_heads
+from attnspec.conformance.laws.registry import checks
+from attnspec.spec.laws import kernels as law
+
+CUTS = ((0, 3), (3, 3), (3, 7))
+"""The parts of seven keys, one of them without any."""
+
+
+def _in_parts(subject: Subject, rng: np.random.Generator) -> tuple[Subject, Arguments, list[Arguments]] | None:
+    """Attention in groups by the backend: to all keys, and to each part of them."""
+    attention = in_one_piece(subject)
+    if attention is None or not logarithms(attention.operation):
+        return None
+    sizes = with_heads(2, 2, attention.operation)
+    whole = sample(attention, rng, (2,), queries=3, keys=CUTS[-1][1], sizes=sizes)
+    keys, n = np.arange(whole.keys_count or 0), whole.queries or 0
+    parts = [whole.with_mask(np.tile((keys >= first) & (keys < end), (n, 1))) for first, end in CUTS]
+    return attention, whole, parts
+
+
+def _stacked(subject: Subject, attention: Subject, parts: list[Arguments]) -> Arguments:
+    """The results of the parts, as arguments of the operation that merges them."""
+    found = [attention.results(part) for part in parts]
+    outputs, (beside,) = attention.operation.leading.path, logarithms(attention.operation)
+    stacked = [np.stack([x[outputs] for x in found], axis=-2), np.stack([x[beside] for x in found], axis=-1)]
+    paths = [leaf.path for leaf in subject.operation.floats]
+    return Arguments(subject.operation, dict(zip(paths, stacked, strict=True)))
+
+
+def _named(subject: Subject, attention: Subject, found: Results) -> Results:
+    """Results of attention, or their cotangents, by the paths of the operation that merges them."""
+    mine, its = subject.operation, attention.operation
+    (here,), (there,) = logarithms(mine), logarithms(its)
+    return {mine.leading.path: found[its.leading.path], here: found[there]}
+
+
+@checks(law.MERGED, once=True)
+def merged(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Merge what the backend gives for parts of the keys."""
+    found = _in_parts(subject, rng)
+    if found is None:
+        return False
+    attention, whole, parts = found
+    given = _stacked(subject, attention, parts)
+    expected = _named(subject, attention, doubles(attention.results(whole)))
+    of_whole = _named(subject, attention, attention.budgets(whole))
+    budgets = together(of_whole, _moved(subject, attention, given, parts), subject.budgets(given))
+    subject.all_match(subject.results(given), expected, budgets, given, "of parts of the keys,")
+    return True
+
+
+def _moved(subject: Subject, attention: Subject, given: Arguments, parts: list[Arguments]) -> Results:
+    """How far the errors of the parts may move what they are merged to."""
+    outputs, numbers = (wide(x) for _, x in given.floats)
+    budgets = [_named(subject, attention, attention.budgets(part)) for part in parts]
+    leading, (beside,) = subject.operation.leading.path, logarithms(subject.operation)
+    weights = np.exp(numbers - numbers.max(-1, keepdims=True))
+    weights = weights / weights.sum(-1, keepdims=True)
+    of_logarithms = np.where(weights > 0, np.stack([b[beside] for b in budgets], axis=-1), 0)
+    shift = (weights * of_logarithms).sum(-1)
+    direct = (weights[..., None] * np.stack([b[leading] for b in budgets], axis=-2)).sum(-2)
+    reach = np.abs(outputs).max(-2) * 4 * of_logarithms.max(-1)[..., None]
+    return {leading: direct + reach, beside: 2 * shift}
+
+
+@checks(law.MERGED_GRADIENTS, once=True)
+def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Take cotangents back through the merging and through the attention of every part, where dtypes are wide."""
+    found = _in_parts(subject, rng)
+    if found is None or subject.precision.output:
+        return False
+    attention, whole, parts = found
+    cotangents = attention.cotangents(whole, rng)
+    expected = attention.gradients(whole, cotangents)
+    back = subject.vjp(_stacked(subject, attention, parts), _named(subject, attention, cotangents))
+    of_outputs, of_logarithms = (back[leaf.path] for leaf in subject.operation.floats)
+    outputs, (beside,) = attention.operation.leading.path, logarithms(attention.operation)
+    total: dict[str, Numbers] = {path: np.zeros(value.shape) for path, (value, _) in expected.items()}
+    for p, part in enumerate(parts):
+        own = {outputs: of_outputs[..., p, :].copy(), beside: of_logarithms[..., p].copy()}
+        for path, g in attention.vjp(part, own).items():
+            total[path] = total[path] + wide(g)
+    for path, (value, budget) in expected.items():
+        # Each part rounds as much as the whole, and so does what is merged, to which all parts contribute.
+        slack = (len(parts) + 1) * np.maximum(budget, budget.max(initial=0.0))
+        subject.matches(total[path], value, slack, whole, f"through the parts, the gradient of {path}")
+    return True

@@ -1,0 +1,267 @@
+"""Correct formulas of the attention that people run."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct.arithmetic import Numbers
+from attnspec.conformance.mutants.correct.attention import Attention
+from attnspec.conformance.mutants.correct.positional import Positional
+from attnspec.conformance.mutants.correct.tape import value_of
+
+
+class Kernels(Positional, Attention):
+    """Heads in groups with the options of models, packed and paged sequences, latent keys, parts."""
+
+    def grouped_query_attention(
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        *,
+        mask: Numbers = None,
+        causal: bool = False,
+        scale: Any = None,
+        window: Any = None,
+        softcap: Any = None,
+        bias: Numbers = None,
+        slopes: Numbers = None,
+        sinks: Numbers = None,
+        key_lengths: Numbers = None,
+    ) -> Numbers:
+        """Output and logarithms of the sums of exponentials, head by head."""
+        n, m, group = query.shape[-2], key.shape[-2], query.shape[-3] // key.shape[-3]
+        keys, values = self.for_heads(key, group), self.for_heads(value, group)
+        products = self.scaled_by(self.dot_scores(query, keys), query.shape[-1], scale)
+        attendable = self.near(self.attendable(mask, causal, n, m), window, key_lengths, n, m)
+        if attendable is not None:
+            attendable = attendable[..., None, :, :]
+        scores = self.biased(products, softcap, bias, slopes, attendable)
+        if sinks is None:
+            _, output = self.weighted(scores, values, attendable)
+        else:
+            _, output = self.with_sink(scores, values, attendable, sinks)
+        logarithms = self.logarithms(scores, attendable, sinks)
+        return output, np.broadcast_to(logarithms, output.shape[:-1])
+
+    def for_heads(self, x: Numbers, group: int) -> Numbers:
+        """Keys or values of every head of the queries: head r has those of head r // group."""
+        return np.repeat(x, group, axis=-3)
+
+    def scaled_by(self, scores: Numbers, d: int, scale: Any) -> Numbers:
+        """Scores times the scale that is given, over √d if none is."""
+        return self.scaled(scores, d) if scale is None else scores * scores.dtype.type(scale)
+
+    def near(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
+        """The mask joined with that of a window and of lengths; None for everywhere."""
+        found = [mask]
+        if window is not None:
+            found.append(self.sliding_window_mask(n, m, window=window))
+        if lengths is not None:
+            found.append(self.padding_mask(lengths, m)[..., None, :])
+        some = [x for x in found if x is not None]
+        return np.logical_and.reduce(np.broadcast_arrays(*some)) if some else None
+
+    def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
+        """Scores, capped and then with their biases; what is not attendable is left out afterwards."""
+        scores = self.capped(scores, softcap)
+        if bias is not None:
+            scores = scores + bias
+        return scores if slopes is None else scores - self.linear_bias(slopes, *scores.shape[-2:])
+
+    def capped(self, scores: Numbers, softcap: Any) -> Numbers:
+        """c tanh(s/c)."""
+        return scores if softcap is None else np.tanh(scores / scores.dtype.type(softcap)) * scores.dtype.type(softcap)
+
+    def linear_bias(self, slopes: Numbers, n: int, m: int) -> Numbers:
+        """What is subtracted for the distance of a key, by head."""
+        return slopes[:, None, None] * self.distances(n, m).astype(slopes.dtype)
+
+    def distances(self, n: int, m: int) -> Numbers:
+        """How far queries and keys are from each other."""
+        return np.abs(np.arange(n)[:, None] - np.arange(m))
+
+    def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
+        """Softmax weights, and the values that they weigh."""
+        weights = self.softmax(scores, mask=attendable)
+        return weights, self.pooled(weights, values, attendable)
+
+    def with_sink(
+        self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """The same with a score more in every row, which weighs nothing."""
+        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+        mask = (
+            np.ones(scores.shape, bool)
+            if attendable is None
+            else np.broadcast_to(attendable, _full(scores, attendable))
+        )
+        column = np.broadcast_to(column, (*mask.shape[:-1], 1))
+        every = np.concatenate([np.broadcast_to(scores, mask.shape), column], axis=-1)
+        weights = self.softmax(every, mask=np.concatenate([mask, np.ones((*mask.shape[:-1], 1), bool)], axis=-1))
+        weights = weights[..., : scores.shape[-1]]
+        return weights, self.pooled(weights, values, mask)
+
+    def logarithms(self, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+        """Natural logarithms of the sums of exponentials, with that of the sink."""
+        masked = self.excluded(scores, attendable)
+        if sinks is not None:
+            column = np.broadcast_to(sinks[:, None, None], (*masked.shape[:-1], 1))
+            masked = np.concatenate([masked, column], axis=-1)
+        return self.log_sum_exp(masked)
+
+    def log_sum_exp(self, scores: Numbers) -> Numbers:
+        """log Σ exp of every row; −∞ where every score is −∞."""
+        shift = self.shift(scores)
+        total = self.total(self.exponential(scores - value_of(shift)))
+        empty = value_of(total) == 0
+        found = np.log(np.where(empty, scores.dtype.type(1), total)) + value_of(shift)
+        return np.where(empty, scores.dtype.type(-np.inf), found)[..., 0]
+
+    def variable_length_attention(
+        self,
+        query: Numbers,
+        key: Numbers,
+        value: Numbers,
+        query_ends: Numbers,
+        key_ends: Numbers,
+        **options: Any,
+    ) -> Numbers:
+        """One sequence after the other."""
+        self.check_ends(query_ends, query.shape[-2])
+        self.check_ends(key_ends, key.shape[-2])
+        parts = [
+            self.grouped_query_attention(query[..., i, :], key[..., j, :], value[..., j, :], **options)
+            for i, j in zip(self.sequences(query_ends), self.sequences(key_ends), strict=True)
+        ]
+        outputs, logarithms = zip(*parts, strict=True)
+        return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)
+
+    def sequences(self, ends: Numbers) -> list[slice]:
+        """Where each sequence begins and ends."""
+        return [slice(int(a), int(b)) for a, b in pairwise(ends)]
+
+    def check_ends(self, ends: Numbers, most: int) -> None:
+        """Raise for ends that fall, or do not reach from 0 to the last position."""
+        if ends[0] != 0 or ends[-1] != most or np.any(ends[1:] < ends[:-1]):
+            raise ValueError(f"ends of sequences: expected integers from 0 to {most}, none below another; got {ends}")
+
+    def paged_attention(
+        self,
+        query: Numbers,
+        key_pages: Numbers,
+        value_pages: Numbers,
+        block_table: Numbers,
+        key_lengths: Numbers,
+        *,
+        causal: bool = False,
+        window: Any = None,
+        **options: Any,
+    ) -> Numbers:
+        """The rows of the pages in order, under a mask of their own for every element."""
+        if np.any((block_table < 0) | (block_table >= len(key_pages))):
+            raise ValueError(f"block_table: expected 0 to {len(key_pages) - 1}; got {block_table}")
+        keys, values = self.gathered(key_pages, block_table), self.gathered(value_pages, block_table)
+        mask = self.cached(key_lengths, query.shape[-2], keys.shape[-2], causal, window)
+        return self.grouped_query_attention(query, keys, values, mask=mask, **options)
+
+    def gathered(self, pages: Numbers, table: Numbers) -> Numbers:
+        """The rows of the pages that a table names, in its order."""
+        rows = np.moveaxis(pages[table], -4, -3)
+        *batch, blocks, page, d = rows.shape
+        return rows.reshape(*batch, blocks * page, d)
+
+    def cached(self, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
+        """The mask of queries that are the last of so many positions."""
+        self.check_lengths(lengths, m)
+        at = self.last_positions(lengths, n)
+        behind = np.arange(m) - at
+        left, right = (None, None) if window is None else window
+        mask = np.arange(m) < lengths[..., None, None]
+        mask = mask if left is None else mask & (behind >= -left)
+        mask = mask if right is None else mask & (behind <= right)
+        return mask & (behind <= 0) if causal else mask
+
+    def last_positions(self, lengths: Numbers, n: int) -> Numbers:
+        """The positions of the queries, (…, n, 1)."""
+        return lengths[..., None, None] - n + np.arange(n)[:, None]
+
+    def latent_attention(
+        self,
+        query: Numbers,
+        query_rope: Numbers,
+        latent: Numbers,
+        key_rope: Numbers,
+        w_k: Numbers,
+        w_v: Numbers,
+        *,
+        mask: Numbers = None,
+        causal: bool = False,
+        scale: Any = None,
+    ) -> Numbers:
+        """Keys and values of every head, projected from one vector."""
+        rows = latent[..., None, :, :]
+        keys, values = self.project(rows, w_k), self.project(rows, w_v)
+        rotated = self.dot_scores(query_rope, key_rope[..., None, :, :])
+        scores = self.scaled_by(self.dot_scores(query, keys) + rotated, query.shape[-1] + query_rope.shape[-1], scale)
+        return self.attend(scores, values, None if mask is None else mask[..., None, :, :], causal)
+
+    def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
+        """Parts, weighed by their sums of exponentials."""
+        scores = log_sum_exps[..., None, :]
+        some = value_of(scores) != -np.inf
+        merged = self.pooled(self.softmax(scores, mask=some), outputs, some)[..., 0, :]
+        return merged, np.broadcast_to(self.log_sum_exp(self.excluded(scores, some))[..., 0], merged.shape[:-1])
+
+    def rotary_embedding(self, x: Numbers, positions: Numbers = None, *, theta: float = 10000.0) -> Numbers:
+        """Pairs of features, turned by the angle of the position."""
+        n, d = x.shape[-2:]
+        angle = self.angles(self.positions(n) if positions is None else positions.astype(np.float64), d, theta)
+        cosine, sine = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+        first, second = self.pairs(x)
+        return self.paired(*self.turned(first, second, cosine, sine))
+
+    def angles(self, positions: Numbers, d: int, theta: float) -> Numbers:
+        """An angle for every position and pair."""
+        return positions[..., None] * theta ** (-2 * np.arange(d // 2) / d)
+
+    def turned(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
+        """Both features of every pair, turned."""
+        return first * cosine - second * sine, first * sine + second * cosine
+
+    def pairs(self, x: Numbers) -> tuple[Numbers, Numbers]:
+        """The first and the second feature of every pair."""
+        return x[..., 0::2], x[..., 1::2]
+
+    def paired(self, first: Numbers, second: Numbers) -> Numbers:
+        """Features in their order, from those of the pairs."""
+        both = np.stack([first, second], axis=-1)
+        return both.reshape(*both.shape[:-2], 2 * both.shape[-2])
+
+    def alibi_slopes(self, heads: int) -> Numbers:
+        """Slopes of a power of two of heads, and of the others between them."""
+        below = 2 ** int(np.floor(np.log2(heads)))
+        first, others = np.arange(below), np.arange(heads - below)
+        exponents = np.concatenate([8 * (first + 1) / below, 4 * (2 * others + 1) / below])
+        return (2.0**-exponents).astype(self.default)
+
+    def sliding_window_mask(self, n: int, m: int, *, window: Any = None) -> Numbers:
+        """True where a key is within reach."""
+        left, right = (None, None) if window is None else window
+        behind = np.arange(m) - np.arange(n)[:, None]
+        near = np.ones((n, m), bool) if left is None else behind >= -left
+        return near if right is None else near & (behind <= right)
+
+    def document_mask(self, query_documents: Numbers, key_documents: Numbers) -> Numbers:
+        """True within a document."""
+        return query_documents[..., :, None] == key_documents[..., None, :]
+
+    def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
+        """What is kept, made larger."""
+        larger = weights / weights.dtype.type(1 - rate)
+        return larger if keep is None else np.where(keep, larger, larger.dtype.type(0))
+
+
+def _full(scores: Numbers, attendable: Numbers) -> tuple[int, ...]:
+    return np.broadcast_shapes(scores.shape, attendable.shape)

@@ -1,0 +1,408 @@
+"""Kernels: the attention that people run, with shared heads, windows, caps, sinks, packed sequences and pages."""
+
+from typing import Annotated, Generic, Protocol, TypedDict
+
+from jaxtyping import Bool, Float, Int
+
+from attnspec.spec.contract.annotations import Array, Array_co, sizes
+from attnspec.spec.contract.axes import Axis, Part
+from attnspec.spec.contract.registration import operation
+from attnspec.spec.contract.semantics import depends_on
+from attnspec.spec.contract.sources import (
+    AINSLIE,
+    BELTAGY,
+    DAO,
+    DEEPSEEK,
+    GEMMA,
+    JIANG,
+    KRELL,
+    KWON,
+    ONNX,
+    PRESS,
+    SRIVASTAVA,
+    SU,
+    VASWANI,
+    XIAO,
+)
+
+__all__ = [
+    "AlibiSlopes",
+    "DocumentMask",
+    "Dropout",
+    "GroupedQueryAttention",
+    "KernelsOperations",
+    "KernelsTable",
+    "LatentAttention",
+    "MergeAttention",
+    "PagedAttention",
+    "RotaryEmbedding",
+    "SlidingWindowMask",
+    "VariableLengthAttention",
+]
+
+
+@operation(
+    "grouped_query_attention",
+    chapter="kernels",
+    formula=r"o_{ri} = \sum_j \alpha_{rij} v_{hj},\quad h = \lfloor r / g \rfloor,\quad"
+    r" \alpha_{rij} = e^{s_{rij}} / Z_{ri},\ Z_{ri} = e^{b_r} + \sum_{j \in A_i} e^{s_{rij}},\quad"
+    r" s_{rij} = c \tanh(\lambda q_{ri}^\top k_{hj} / c) + B_{rij} - m_r |i - j|,\quad \ell_{ri} = \log Z_{ri}",
+    sources=[
+        AINSLIE.passage("2.2 Grouped-query attention"),
+        ONNX.passage("Attention-24"),
+        DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation"),
+        JIANG.passage("2 Architectural details: sliding window attention"),
+        GEMMA.passage("2 Model architecture: logit soft-capping"),
+        PRESS.passage("3 Attention with linear biases"),
+        XIAO.passage("3.3 Pre-training LLMs with attention sinks"),
+    ],
+    linear="value",
+    ordered="window slopes key_lengths",
+    features="scale window softcap bias slopes sinks key_lengths log_sum_exp",
+    results="output log_sum_exp",
+    lengths={"key_lengths": "m"},
+    tried={"scale": (0.25,), "window": ((2, 0), (None, 1)), "softcap": (2.0,)},
+    parts={
+        "scale": Part.SCALE,
+        "softcap": Part.CAP,
+        "bias": Part.BIAS,
+        "slopes": Part.SLOPES,
+        "sinks": Part.SINK,
+    },
+)
+class GroupedQueryAttention(Protocol[Array]):
+    """Attention whose query heads share the heads of keys and values, with the options that models have.
+
+    Where: g is `group`: the first g heads of the queries belong to the first head of the keys. λ is `scale`, 1/√d if
+    not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if not given. A sink is the score of a
+    key with value 0. Distances are counted from the diagonal on which a causal mask is aligned. The mask is the same
+    for all heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and logarithms
+    have no unit.
+    Domain: Σ|q||k| does not overflow. The softcap is positive.
+    Edges: Key j is attendable for query i where `mask` is True, j ≤ i with `causal`, i − left ≤ j ≤ i + right with
+    `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is aligned with key 0 (semantics
+    `causal_alignment`). What is not attendable is left out, keys with their values, NaN and ∞ included, and scores are
+    capped before. A query without attendable keys gives 0, and −∞ for the logarithm, or its sink; its gradients are
+    those of the sink. An empty batch gives an empty result, and so does `n` = 0.
+    """
+
+    def __call__(
+        self,
+        query: Annotated[Float[Array, "*#batch heads n d"], sizes(heads="heads_k*group")],
+        key: Float[Array, "*#batch heads_k m d"],
+        value: Float[Array, "*#batch heads_k m d_v"],
+        *,
+        mask: Bool[Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        bias: Annotated[Float[Array, "*#batch #heads #n #m"], sizes(heads="heads_k*group")] | None = None,
+        slopes: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
+        sinks: Annotated[Float[Array, " heads"], sizes(heads="heads_k*group")] | None = None,
+        key_lengths: Int[Array, "*#batch"] | None = None,
+    ) -> tuple[
+        Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
+        Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
+    ]: ...
+
+
+@operation(
+    "variable_length_attention",
+    chapter="kernels",
+    formula=r"o_i = \operatorname{softmax}_j(c \tanh(\lambda q_i^\top k_j / c))\, v_j,\quad"
+    r" i \in [a_s, a_{s+1}),\ j \in [b_s, b_{s+1})",
+    sources=[
+        KRELL.passage("Abstract"),
+        DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation"),
+    ],
+    axes={"n": Axis.QUERY | Axis.TIME, "m": Axis.KEY | Axis.TIME},
+    linear="value",
+    features="causal scale window softcap log_sum_exp",
+    results="output log_sum_exp",
+    cumulative={"query_ends": "n", "key_ends": "m"},
+    tried={"scale": (0.25,), "window": ((1, 0),), "softcap": (2.0,)},
+    parts={"scale": Part.SCALE, "softcap": Part.CAP},
+)
+class VariableLengthAttention(Protocol[Array]):
+    """Attention of sequences that are packed one behind the other, each to its own keys.
+
+    Where: a and b are `query_ends` and `key_ends`: sequence s has the queries a_s … a_{s+1}−1 and the keys
+    b_s … b_{s+1}−1. Within a sequence all is as in `grouped_query_attention`, positions counted from its first. The
+    output is in units of value.
+    Domain: Σ|q||k| does not overflow. The softcap is positive.
+    Edges: A sequence may have no queries, or no keys, as its queries then see.
+    """
+
+    def __call__(
+        self,
+        query: Annotated[Float[Array, "*#batch heads n d"], sizes(heads="heads_k*group")],
+        key: Float[Array, "*#batch heads_k m d"],
+        value: Float[Array, "*#batch heads_k m d_v"],
+        query_ends: Annotated[Int[Array, " ends"], sizes(ends="1+sequences")],
+        key_ends: Annotated[Int[Array, " ends"], sizes(ends="1+sequences")],
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+    ) -> tuple[
+        Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
+        Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
+    ]: ...
+
+
+@operation(
+    "paged_attention",
+    chapter="kernels",
+    formula=r"o_i = \operatorname{softmax}_{j < \ell}(c \tanh(\lambda q_i^\top k_j / c))\, v_j,\quad"
+    r" k_j = K_{t_{\lfloor j / p \rfloor},\ j \bmod p}",
+    sources=[KWON.passage("4.1 PagedAttention"), ONNX.passage("Attention-24")],
+    axes={"n": Axis.QUERY | Axis.TIME},
+    features="causal scale window softcap log_sum_exp",
+    results="output log_sum_exp",
+    indices={"block_table": "pages"},
+    lengths={"key_lengths": "blocks*page"},
+    tried={"scale": (0.25,), "window": ((2, 0),), "softcap": (2.0,)},
+    parts={"scale": Part.SCALE, "softcap": Part.CAP},
+)
+class PagedAttention(Protocol[Array]):
+    """Attention to a cache whose rows lie in pages, which a table puts in order.
+
+    Where: K are `key_pages`, p is `page`, the number of rows of one, t `block_table` and ℓ `key_lengths`. The queries
+    are the last n of the ℓ positions: query i is at position ℓ − n + i, from which `causal` and `window` count. The
+    rest is as in `grouped_query_attention`. The output is in units of the values.
+    Domain: Σ|q||k| does not overflow. The softcap is positive.
+    Edges: Rows of pages from ℓ on, and pages that no entry names, do not count, NaN and ∞ included. A page may stand
+    in the table more than once, and in those of several elements of the batch.
+    """
+
+    def __call__(
+        self,
+        query: Annotated[Float[Array, "*#batch heads n d"], sizes(heads="heads_k*group")],
+        key_pages: Float[Array, "pages heads_k page d"],
+        value_pages: Float[Array, "pages heads_k page d_v"],
+        block_table: Int[Array, "*#batch blocks"],
+        key_lengths: Int[Array, "*#batch"],
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+    ) -> tuple[
+        Annotated[Float[Array, "*batch heads n d_v"], sizes(heads="heads_k*group")],
+        Annotated[Float[Array, "*batch heads n"], sizes(heads="heads_k*group")] | None,
+    ]: ...
+
+
+@operation(
+    "latent_attention",
+    chapter="kernels",
+    formula=r"o_{ri} = W^V_r \sum_j \alpha_{rij} c_j,\quad"
+    r" \alpha_{rij} = \operatorname{softmax}_j\left(\lambda (q_{ri}^\top W^K_r c_j + \hat q_{ri}^\top \hat k_j)\right)",
+    sources=[
+        DEEPSEEK.passage("2.1.2 Low-rank key-value joint compression"),
+        DEEPSEEK.passage("2.1.3 Decoupled rotary position embedding"),
+    ],
+    axes={"d_c": Axis.WIDTH, "d_r": Axis.FEATURE},
+    linear="w_v",
+    features="scale",
+    tried={"scale": (0.25,)},
+    parts={"scale": Part.SCALE},
+)
+class LatentAttention(Protocol[Array]):
+    """Multi-head latent attention: keys and values of all heads are projected from one vector for each position.
+
+    Where: c is `latent`, q̂ and k̂ are `query_rope` and `key_rope`, rotated before; all heads share k̂. λ is `scale`,
+    1/√(d + d_r) if not given. Weights are (out, in), one for each head. Two orders of computing give the same: plain,
+    from keys W^K c and values W^V c of every head; and absorbed, from queries (W^K)ᵀq and the pooled c alone. The
+    result is in units of w_v × latent.
+    Domain: Projected, Σ|q||k| does not overflow.
+    """
+
+    def __call__(
+        self,
+        query: Float[Array, "*#batch heads n d"],
+        query_rope: Float[Array, "*#batch heads n d_r"],
+        latent: Float[Array, "*#batch m d_c"],
+        key_rope: Float[Array, "*#batch m d_r"],
+        w_k: Float[Array, "heads d d_c"],
+        w_v: Float[Array, "heads d_v d_c"],
+        *,
+        mask: Bool[Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> Float[Array, "*batch heads n d_v"]: ...
+
+
+@operation(
+    "merge_attention",
+    chapter="kernels",
+    formula=r"o = \sum_p e^{\ell_p - \ell} o_p,\quad \ell = \log \sum_p e^{\ell_p}",
+    sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],
+    axes={"parts": Axis.KEY},
+    linear="outputs",
+    results="output log_sum_exp",
+)
+class MergeAttention(Protocol[Array]):
+    """Attention to all keys, from that to parts of them and the logarithm of the sum of exponentials of each part.
+
+    Where: The batch holds what the parts have in common: elements, heads and queries. The output is in units of
+    outputs.
+    Edges: A part with a logarithm of −∞ has no keys, and is left out with its output, NaN included. Of no parts, or
+    none with keys, the output is 0 and the logarithm −∞.
+    """
+
+    def __call__(
+        self,
+        outputs: Float[Array, "*#batch parts d_v"],
+        log_sum_exps: Float[Array, "*#batch parts"],
+    ) -> tuple[Float[Array, "*batch d_v"], Float[Array, "*batch"]]: ...
+
+
+@depends_on("rotary_pairs")
+@operation(
+    "rotary_embedding",
+    chapter="kernels",
+    formula=r"y_{2i} = x_{2i} \cos t\theta_i - x_{2i+1} \sin t\theta_i,\quad"
+    r" y_{2i+1} = x_{2i} \sin t\theta_i + x_{2i+1} \cos t\theta_i,\quad \theta_i = \Theta^{-2i/d}",
+    sources=[
+        SU.passage("3.2.2 General form"),
+        SU.passage("3.4.2 Computational efficient realization of rotary matrix multiplication"),
+    ],
+    axes={"n": Axis.TIME, "pairs": Axis.FEATURE},
+    linear="x",
+    features="positions theta",
+    drawn={"positions": 1000},
+    tried={"theta": (500.0,)},
+)
+class RotaryEmbedding(Protocol[Array]):
+    """Pairs of features turned by an angle that grows with the position.
+
+    Where: t is the position, counted from 0 if `positions` are not given, and Θ is `theta`. Angles are in radians. The
+    features of a pair are neighbours, or i and i + d/2 (semantics `rotary_pairs`). The result is in units of x.
+    Edges: An odd number of features raises. Position 0 changes nothing.
+    """
+
+    def __call__(
+        self,
+        x: Annotated[Float[Array, "*#batch n d"], sizes(d="2*pairs")],
+        positions: Int[Array, "*#batch n"] | None = None,
+        *,
+        theta: float = 10000.0,
+    ) -> Annotated[Float[Array, "*batch n d"], sizes(d="2*pairs")]: ...
+
+
+@operation(
+    "alibi_slopes",
+    chapter="kernels",
+    formula=r"m_r = 2^{-8(r+1)/H} \text{ for } r < H,\quad m_{H+r} = 2^{-4(2r+1)/H},"
+    r"\quad H = 2^{\lfloor \log_2 h \rfloor}",
+    sources=[PRESS.passage("3 Attention with linear biases")],
+)
+class AlibiSlopes(Protocol[Array_co]):
+    """The slopes of linear biases, one for each head.
+
+    Where: h is `heads`, and H the power of two next below. Where h is none itself, the remaining heads have every other
+    slope of 2H heads, from the first one on, as in the authors' code. The result has no unit.
+    """
+
+    def __call__(self, heads: int) -> Float[Array_co, "{heads}"]: ...
+
+
+@operation(
+    "sliding_window_mask",
+    chapter="kernels",
+    formula=r"M_{ij} = [\,i - l \le j \le i + r\,]",
+    sources=[
+        BELTAGY.passage("3.1 Attention pattern: sliding window"),
+        JIANG.passage("2 Architectural details: sliding window attention"),
+    ],
+    tried={"window": ((0, 0), (2, 0), (1, 3), (None, 1), (3, None))},
+)
+class SlidingWindowMask(Protocol[Array_co]):
+    """Every position may attend to those that are near.
+
+    Where: (l, r) is `window`, both ends included. None is any distance, and no window allows everything. In the result,
+    True = may attend. Positions of queries and of keys are both counted from 0.
+    Edges: With m = 0 or n = 0 the mask is empty.
+    """
+
+    def __call__(
+        self, n: int, m: int, *, window: tuple[int | None, int | None] | None = None
+    ) -> Bool[Array_co, "{n} {m}"]: ...
+
+
+@operation(
+    "document_mask",
+    chapter="kernels",
+    formula=r"M_{ij} = [\,D_i = E_j\,]",
+    sources=[KRELL.passage("Abstract")],
+    drawn={"query_documents": 3, "key_documents": 3},
+)
+class DocumentMask(Protocol[Array]):
+    """Positions may attend to those of their own document.
+
+    Where: D and E are the numbers of documents, any integers. In the result, True = may attend.
+    Edges: With m = 0 the mask is empty.
+    """
+
+    def __call__(
+        self, query_documents: Int[Array, "*#batch n"], key_documents: Int[Array, "*#batch m"]
+    ) -> Bool[Array, "*batch n m"]: ...
+
+
+@operation(
+    "dropout",
+    chapter="kernels",
+    formula=r"y_{ij} = [\,K_{ij}\,]\, \alpha_{ij} / (1 - p)",
+    sources=[SRIVASTAVA.passage("4 Model description"), VASWANI.passage("5.4 Regularization: residual dropout")],
+    linear="weights",
+    tried={"rate": (0.25, 0.9)},
+)
+class Dropout(Protocol[Array]):
+    """Weights of which some are dropped and the others made larger, so that their mean stays what it was.
+
+    Where: K is `keep`, True = stays, and p is `rate`, the probability with which a weight is dropped. The result is in
+    units of weights.
+    Domain: The rate is in [0, 1).
+    Edges: What is dropped is left out, NaN and ∞ included. Without `keep` everything stays, and is made larger.
+    """
+
+    def __call__(
+        self,
+        weights: Float[Array, "*#batch n m"],
+        *,
+        keep: Bool[Array, "*#batch #n #m"] | None = None,
+        rate: float = 0.0,
+    ) -> Float[Array, "*batch n m"]: ...
+
+
+class KernelsOperations(Generic[Array]):
+    """The operations of kernels as methods of a backend class."""
+
+    grouped_query_attention: GroupedQueryAttention[Array]
+    variable_length_attention: VariableLengthAttention[Array]
+    paged_attention: PagedAttention[Array]
+    latent_attention: LatentAttention[Array]
+    merge_attention: MergeAttention[Array]
+    rotary_embedding: RotaryEmbedding[Array]
+    alibi_slopes: AlibiSlopes[Array]
+    sliding_window_mask: SlidingWindowMask[Array]
+    document_mask: DocumentMask[Array]
+    dropout: Dropout[Array]
+
+
+class KernelsTable(TypedDict, Generic[Array], total=False):
+    """The operations of kernels by name."""
+
+    grouped_query_attention: GroupedQueryAttention[Array]
+    variable_length_attention: VariableLengthAttention[Array]
+    paged_attention: PagedAttention[Array]
+    latent_attention: LatentAttention[Array]
+    merge_attention: MergeAttention[Array]
+    rotary_embedding: RotaryEmbedding[Array]
+    alibi_slopes: AlibiSlopes[Array]
+    sliding_window_mask: SlidingWindowMask[Array]
+    document_mask: DocumentMask[Array]
+    dropout: Dropout[Array]

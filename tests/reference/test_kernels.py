@@ -1,0 +1,150 @@
+"""The attention that people run, by hand and at its edges."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnspec.reference import (
+    alibi_slopes,
+    document_mask,
+    dropout,
+    grouped_query_attention,
+    merge_attention,
+    paged_attention,
+    rotary_embedding,
+    scaled_dot_product_attention,
+    sliding_window_mask,
+    variable_length_attention,
+)
+from attnspec.spec import ShapeError
+
+ROWS = np.arange(24.0).reshape(2, 4, 3) / 10
+"""Two heads of four rows with three features."""
+
+
+def test_a_head_for_each_head_is_attention_in_heads() -> None:
+    output, logarithms = grouped_query_attention(ROWS, ROWS, -ROWS)
+    assert logarithms is not None
+    assert np.allclose(output, scaled_dot_product_attention(ROWS, ROWS, -ROWS), rtol=1e-14)
+    scores = ROWS @ ROWS.swapaxes(-1, -2) / np.sqrt(3)
+    assert np.allclose(logarithms, np.log(np.exp(scores).sum(-1)), rtol=1e-14)
+
+
+def test_the_first_heads_of_the_queries_share_the_first_head_of_the_keys() -> None:
+    query = np.concatenate([ROWS, ROWS])
+    values = np.stack([np.zeros((4, 3)), np.ones((4, 3))])
+    output, _ = grouped_query_attention(query, ROWS, values)
+    assert np.allclose(output, np.repeat([0.0, 1.0], 2)[:, None, None], atol=1e-15)
+
+
+def test_a_sink_takes_its_share_and_no_value() -> None:
+    output, logarithms = grouped_query_attention(ROWS[:, :1], 0 * ROWS, np.ones((2, 4, 1)), sinks=np.log([4.0, 12.0]))
+    assert logarithms is not None
+    assert np.allclose(output[..., 0, 0], [4 / 8, 4 / 16], rtol=1e-14)
+    assert np.allclose(np.exp(logarithms[..., 0]), [8, 16], rtol=1e-14)
+
+
+def test_rows_without_keys() -> None:
+    nothing = np.zeros((4, 4), bool)
+    output, logarithms = grouped_query_attention(ROWS, ROWS, np.full_like(ROWS, np.nan), mask=nothing)
+    assert logarithms is not None
+    assert (output == 0).all()
+    assert (logarithms == -np.inf).all()
+    output, logarithms = grouped_query_attention(ROWS, ROWS, ROWS, mask=nothing, sinks=np.array([1.0, 2.0]))
+    assert logarithms is not None
+    assert (output == 0).all()
+    assert np.allclose(logarithms, [[1.0] * 4, [2.0] * 4], rtol=1e-15)
+
+
+def test_a_masked_score_is_not_capped() -> None:
+    mask = np.arange(4) < 1
+    output, _ = grouped_query_attention(ROWS, ROWS, ROWS, mask=mask[None], softcap=0.001)
+    assert (output == ROWS[:, :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("window", "allowed"),
+    [
+        ((1, 0), [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0]]),
+        ((0, 2), [[1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]),
+        ((None, 0), [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]),
+        ((0, None), [[1, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1]]),
+        (None, [[1] * 5] * 3),
+    ],
+)
+def test_windows(window: Any, allowed: list[list[int]]) -> None:
+    assert (sliding_window_mask(3, 5, window=window) == np.array(allowed, bool)).all()
+
+
+@pytest.mark.parametrize("window", [3, (1,), (1, -1), (1.0, 0), [1, 0], (True, 0)])
+def test_what_is_no_window_is_named(window: Any) -> None:
+    with pytest.raises(TypeError, match=r"^sliding_window_mask: window: expected \(left, right\), each an integer"):
+        sliding_window_mask(3, 5, window=window)
+
+
+@pytest.mark.parametrize("ends", [[1, 2, 4], [0, 2, 3], [0, 5, 4]])
+def test_ends_of_sequences_that_do_not_fit_are_named(ends: list[int]) -> None:
+    with pytest.raises(ShapeError, match=r"query_ends: expected integers from 0 to 4, none below another; got"):
+        variable_length_attention(ROWS, ROWS, ROWS, np.array(ends), np.array([0, 2, 4]))
+
+
+def test_a_sequence_without_keys_gives_0() -> None:
+    ends = np.array([0, 2, 4])
+    output, logarithms = variable_length_attention(ROWS, ROWS, ROWS, ends, np.array([0, 0, 4]))
+    assert logarithms is not None
+    assert (output[:, :2] == 0).all()
+    assert (logarithms[:, :2] == -np.inf).all()
+    assert np.array_equal(output[:, 2:], grouped_query_attention(ROWS[:, 2:], ROWS, ROWS)[0])
+
+
+def test_pages_beyond_the_cache_and_lengths_beyond_the_table_are_named() -> None:
+    pages, table = np.zeros((3, 2, 4, 3)), np.array([2, 0])
+    with pytest.raises(ShapeError, match=r"block_table: expected block_table in 0..2; got 3"):
+        paged_attention(ROWS, pages, pages, np.array([3, 0]), np.array(5))
+    with pytest.raises(ShapeError, match=r"key_lengths: expected key_lengths in 0..8; got 9"):
+        paged_attention(ROWS, pages, pages, table, np.array(9))
+
+
+def test_queries_are_the_last_positions_of_a_cache() -> None:
+    pages = np.arange(8.0).reshape(2, 1, 4, 1)
+    query = np.zeros((1, 2, 1))
+    output, _ = paged_attention(query, pages, pages, np.array([1, 0]), np.array(6), causal=True)
+    order = np.array([4, 5, 6, 7, 0, 1])
+    assert np.allclose(output[0, :, 0], [order[:5].mean(), order.mean()], rtol=1e-14)
+
+
+def test_parts_without_keys_are_left_out() -> None:
+    outputs = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 6.0]])
+    output, logarithm = merge_attention(outputs, np.array([0.0, -np.inf, np.log(3)]))
+    assert np.allclose(output, [2.5, 5.0], rtol=1e-15)
+    assert np.allclose(logarithm, np.log(4), rtol=1e-15)
+    output, logarithm = merge_attention(outputs, np.full(3, -np.inf))
+    assert (output == 0).all()
+    assert logarithm == -np.inf
+
+
+def test_rotations_by_a_quarter() -> None:
+    turned = rotary_embedding(np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([1]), theta=(2 / np.pi) ** 2)
+    assert np.allclose(turned, [[np.cos(1), np.sin(1), 0, 1]], atol=1e-15)
+
+
+def test_an_odd_number_of_features_cannot_be_turned() -> None:
+    with pytest.raises(ShapeError, match=r"^rotary_embedding: x: expected"):
+        rotary_embedding(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(("heads", "exponents"), [(1, [8]), (4, [2, 4, 6, 8]), (3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3])])
+def test_slopes(heads: int, exponents: list[int]) -> None:
+    assert np.allclose(alibi_slopes(heads), 2.0 ** -np.array(exponents), rtol=1e-15)
+
+
+def test_documents() -> None:
+    mask = document_mask(np.array([0, 7, 7]), np.array([7, 0]))
+    assert mask.tolist() == [[False, True], [True, False], [True, False]]
+
+
+def test_dropout() -> None:
+    weights = np.array([[0.25, np.nan, 0.75]])
+    kept = dropout(weights, keep=np.array([[True, False, True]]), rate=0.5)
+    assert kept.tolist() == [[0.5, 0.0, 1.5]]
