@@ -188,7 +188,7 @@ GRID = [(1, 1, 1, 8), (8, 1, 32, 64), (2, 16, 16, 32), (4, 48, 48, 64), (2, 128,
 @pytest.mark.parametrize("operation", ["additive", "dot"])
 @pytest.mark.parametrize("tracked", [False, True])
 def test_the_path_that_is_chosen_takes_least_time(operation: str, tracked: bool) -> None:
-    """Where one takes less than half the time of the other: what other load adds is not the same for both."""
+    """Where one takes less than half the time of the other, three times: what load adds is not the same for both."""
     if instruction_set() not in ("avx512", "avx2"):
         pytest.skip("the costs of this instruction set were not measured")
     names = ("direct", "llvm") if operation == "additive" else ("llvm", "pytorch")
@@ -206,17 +206,19 @@ def test_the_path_that_is_chosen_takes_least_time(operation: str, tracked: bool)
                     torch.autograd.grad(output.sum(), given)
                 return time.perf_counter() - start
 
-        times: dict[str, list[float]] = {path: [] for path in names}
-        for _ in range(24):
-            for path in names:
-                times[path].append(once(path))
-        least = {path: statistics.median(sorted(taken)[:6]) for path, taken in times.items()}
+        def least(once: Callable[[str], float] = once) -> dict[str, float]:
+            times: dict[str, list[float]] = {path: [] for path in names}
+            for _ in range(24):
+                for path in names:
+                    times[path].append(once(path))
+            return {path: statistics.median(sorted(taken)[:6]) for path, taken in times.items()}
+
         if operation == "additive":
             a, b = given[0] @ given[3].mT, given[1] @ given[4].mT
             chosen = additive.path_for(a, b, given[5], given[2])
         else:
             chosen = sdpa.path_for(given[0], given[1], given[2]).partition(": ")[2]
-        best = min(least, key=lambda path: least[path])
-        if least[chosen] > 2 * least[best]:
-            wrong.append(((batch, n, m, d), chosen, least))
+        seen = [least() for _ in range(3)]
+        if all(taken[chosen] > 2 * min(taken.values()) for taken in seen):
+            wrong.append(((batch, n, m, d), chosen, seen))
     assert not wrong
