@@ -76,12 +76,12 @@ def spelled_out(arguments: Arguments, *, bottom_right: bool = False) -> Argument
 
 
 def with_first_keys(arguments: Arguments) -> Arguments:
-    """The same, in which a row of a mask that has no key gets the first one."""
+    """The same, in which a row of a mask that has no key gets the first one; where it is causal, every row does."""
     for keys, leaf in arguments.operation.masks.items():
         mask = arguments[leaf.path]
         if mask is not None and mask.shape[-1]:
             first = np.arange(mask.shape[-1]) == 0
-            arguments = arguments.with_mask(mask | (first & ~mask.any(-1, keepdims=True)), keys)
+            arguments = arguments.with_mask(mask | (first & (arguments.causal | ~mask.any(-1, keepdims=True))), keys)
     return arguments
 
 

@@ -14,7 +14,6 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.corners import Row, covering_rows
 from attnspec.conformance.inputs.layouts import Convert, heads_behind, repeated, same
-from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 
@@ -42,8 +41,8 @@ TRIES = 40
 
 
 @lru_cache(maxsize=128)
-def combinations(operation: Operation, limits: Limits) -> tuple[Row, ...]:
-    """Rows in which every combination of three levels occurs; of two, for an operation with weights of its own."""
+def combinations(operation: Operation, limits: Limits, strength: int) -> tuple[Row, ...]:
+    """Rows in which every combination of as many levels occurs."""
     levels = dict(LEVELS)
     lacking = [leaf.path for leaf in operation.masks.values() if not limits.mask or not limits.has(leaf.path)]
     shared = limits.broadcasting and limits.max_batch_dims > 1
@@ -59,8 +58,7 @@ def combinations(operation: Operation, limits: Limits) -> tuple[Row, ...]:
     ]
     if limits.contiguous_only:
         levels["layout"] = LEVELS["layout"][:1]
-    weighted = any(operation.role(leaf) & Role.WEIGHT for leaf in operation.leaves)
-    return tuple(covering_rows(levels, random.Random(0), 1000, TRIES, 2 if weighted else 3))
+    return tuple(covering_rows(levels, random.Random(0), 1000, TRIES, strength))
 
 
 def masked(given: Arguments, kind: str, rng: np.random.Generator) -> Arguments:

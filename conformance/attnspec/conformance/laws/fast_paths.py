@@ -33,6 +33,12 @@ def _modes(subject: Subject) -> Modes:
     return {mode: context for mode, context in modes_of(subject).items() if mode not in stored}
 
 
+def _learns(subject: Subject, function: str) -> bool:
+    """Whether the backend declares gradients of this operation, and has this function for them."""
+    gives = subject.operation.differentiable and subject.limits.gives_gradients(subject.operation.name)
+    return gives and getattr(subject.backend, function, None) is not None
+
+
 def _same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     return all(np.array_equal(found[path], x, equal_nan=x.dtype.kind not in "biu") for path, x in expected.items())
 
@@ -40,7 +46,7 @@ def _same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
 @checks(law.LONG_CALLS, once=True, at_leading=True)
 def long_calls(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Calls in every mode, and recorded for all arguments."""
-    modes, records = _modes(subject), subject.operation.differentiable and getattr(subject.backend, "pullback", None)
+    modes, records = _modes(subject), _learns(subject, "pullback")
     calls = list(_long(subject, rng)) if modes or records else []
     for words, given in calls:
         inputs = subject.converted(given)
@@ -61,9 +67,10 @@ def _long(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
         return
     batch = (2,)[: subject.limits.max_batch_dims]
     for path, size in operation.lengths.items():
-        given = sample(subject, rng, batch, queries=3, keys=STEPS, sizes={size: STEPS})
+        steps = min(STEPS, subject.limits.max_length or STEPS)
+        given = sample(subject, rng, batch, queries=3, keys=steps, sizes={size: steps})
         if batch and subject.limits.has(path):
-            yield f"of {STEPS} steps at most", given.replaced({path: np.array([3, STEPS])})
+            yield f"of {steps} steps at most", given.replaced({path: np.array([min(3, steps), steps])})
     if operation.asked is None or operation.lengths:
         return
     masked, causal = bool(masks_of(subject)), causal_in(subject)
@@ -103,7 +110,7 @@ def one_array(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
         for mode, context in _modes(subject).items():
             got = within(subject, given, inputs, mode, context)
             _as_otherwise(subject, given, got, rng, f"{what} in mode {mode},")
-        if subject.operation.differentiable and getattr(subject.backend, "vjp", None):
+        if _learns(subject, "vjp"):
             cotangents = subject.cotangents(given, rng)
             found = subject.vjp(given, cotangents, inputs)
             if not _same(found, subject.vjp(given, cotangents)) and subject.in_domain(given):

@@ -11,7 +11,7 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import normal_like
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.lessons import MANY_KEYS, Lesson, overwritten, restricted_lesson_of
+from attnspec.conformance.laws.lessons import Lesson, overwritten, restricted_lesson_of
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.training import backward, learning, recorded_call
 from attnspec.spec.contract.axes import Role
@@ -30,18 +30,18 @@ Mode = Callable[[], AbstractContextManager[Any]]
 
 @checks(law.INTERLEAVED, once=True, at_leading=True)
 def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Record a call and another one of its shapes, in both orders, and go back first from the other one."""
-    lessons = [(words, lesson) for words, lesson in learning(subject, arguments) if words != MANY_KEYS]
+    """Record a call and two others of its shapes, first and last, make one that is not recorded, and go back from it
+    after the others."""
+    lessons = learning(subject, arguments)
     for words, lesson in lessons:
         given, wanted = lesson.arguments, tuple(lesson.expected)
-        other = normal_like(subject, given, rng)
-        if other is None:
-            continue
-        for order, what in (((given, other), "the first"), ((other, given), "the second")):
+        others = [x for x in (normal_like(subject, given, rng) for _ in range(2)) if x is not None]
+        for order, what in (((given, *others), "the first"), ((*others, given), "the last")) if others else ():
             records = [(x, recorded_call(subject, x, wanted)) for x in order]
+            subject.call_anew(others[0])
             for x, record in sorted(records, key=lambda pair: pair[0] is given):
                 found = backward(subject, record, x, lesson.cotangents, wanted)
-            gradients_match(subject, found, lesson.expected, given, f"{words}in {what} of two records,")
+            gradients_match(subject, found, lesson.expected, given, f"{words}in {what} of {len(order)} records,")
     return bool(lessons)
 
 

@@ -14,6 +14,7 @@ from attnspec.conformance.judging.sightings import NAMED, OTHER, Seen, Sighting,
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import before_features, live_rows, sample, wide
+from attnspec.conformance.laws.lessons import causal_in, masks_of
 from attnspec.conformance.laws.registry import Function, checks
 from attnspec.conformance.laws.rows_without_keys import evenly, near_even
 from attnspec.spec.contract.axes import Axis
@@ -298,14 +299,15 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
             elif found.size:
                 shown = f"of {found.size} numbers that depend on it, {int(found.sum())} are NaN"
                 seen.append(Sighting(OTHER, poisoned, shown))
-    return seen
+    return [found for found in seen if found.choice != "propagates"] or seen
 
 
 @probes("nan_queries")
 def nan_queries(subject: Subject, rng: np.random.Generator) -> Seen:
     """Store NaN in one feature of every second query. That a row is NaN does not refute a declaration of `hidden`."""
     seen: Seen = []
-    for given in samples(subject, rng):
+    plain = list(samples(subject, rng))
+    for given in (*plain, *_restricted(subject, plain[0])):
         lost = np.arange(given.queries or 0) % 2 == 1
         if not lost.any() or not given.keys_count:
             continue
@@ -323,6 +325,16 @@ def nan_queries(subject: Subject, rng: np.random.Generator) -> Seen:
         else:
             seen += [] if nan[rows].all() else [Sighting("hidden", poisoned)]
     return seen
+
+
+def _restricted(subject: Subject, given: Arguments) -> Iterator[Arguments]:
+    """The same with a mask that leaves every query all keys but one, and with the causal flag."""
+    if masks_of(subject):
+        mask = np.ones(mask_shape(given), bool)
+        mask[..., -1] = False
+        yield given.with_mask(mask)
+    if causal_in(subject):
+        yield given.under_causal()
 
 
 @probes("odd_encoding")

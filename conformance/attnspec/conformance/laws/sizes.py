@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, along, take
-from attnspec.conformance.inputs.attendance import bounds, spelled_out
+from attnspec.conformance.inputs.attendance import bounds, spelled_out, with_first_keys
 from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, masked, placed
 from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise
 from attnspec.conformance.judging.rows import judge, rows_to_judge
@@ -16,7 +16,7 @@ from attnspec.conformance.laws.common import fitting, normal_like, sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.registry import checks
-from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Kind
 from attnspec.spec.laws import sizes as law
 
@@ -28,6 +28,9 @@ CROWDS = ((65535,), (65536,), (33,))
 
 FEATURES = (192, 256, 96, 160)
 HEAD_SIZES = (*(size for size in range(8, TILE + 8, 8) if size not in FEATURES), 100, 101, 224)
+UNEQUAL = ((64, 32), (32, 64))
+"""Features of queries and keys, and of values."""
+
 HEADS = (12, 16, 33)
 MANY_HEADS = 65
 KEYS = (65600, 32800, 8193)
@@ -49,6 +52,9 @@ ROWS = 300
 
 WIDE_ROWS = 1100
 """Features of rows that are normalized, or added."""
+
+WIDE_LONG_DOUBLES = 128
+"""The widest vectors that weights of float64 multiply in combinations: the oracle has no BLAS there."""
 
 MOST = 8
 """Calls that are wide in one size or another, of models with many sizes."""
@@ -163,9 +169,11 @@ def _featured(
 def head_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Three queries and three keys without a mask, so that every feature counts in every row."""
     names = long_sizes(subject.operation)[-1]
-    calls = ((size, _narrow(subject, rng, dict.fromkeys(names, size))) for size in HEAD_SIZES)
-    fitted = ((size, given) for size, given in calls if given is not None and given.size(names[0]) == size)
-    return _tried(subject, ((_shown(dict.fromkeys(names, size)), x.without_masks()) for size, x in fitted), rng)
+    wanted = [dict.fromkeys(names, size) for size in HEAD_SIZES]
+    wanted += [dict(zip(names, pair, strict=True)) for pair in UNEQUAL if len(pair) == len(names)]
+    calls = ((sizes, _narrow(subject, rng, sizes)) for sizes in wanted)
+    fitted = ((sizes, x) for sizes, x in calls if x is not None and all(x.size(n) == s for n, s in sizes.items()))
+    return _tried(subject, ((_shown(sizes), x.without_masks()) for sizes, x in fitted), rng)
 
 
 @checks(law.HEADS, once=True, at_leading=True)
@@ -250,10 +258,13 @@ def _longest(
 
 
 def _crowded(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """More keys than 16 or 15 bits count, for few queries: positions that attend to each other are too many pairs."""
+    """More keys than 16 or 15 bits count at the leading dtype, for few queries.
+
+    Positions that attend to each other are too many pairs.
+    """
     operation = subject.operation
     if operation.asking and operation.asked and not operation.attends_to_itself:
-        yield from _longest(subject, rng, operation.asked, KEYS)
+        yield from _longest(subject, rng, operation.asked, KEYS if subject.leading else KEYS[-1:])
 
 
 def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
@@ -280,11 +291,13 @@ def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
         return False
     calls = [
         *_lengths(subject, rng),
-        *_featured(subject, rng, (256, 192)),
+        *_featured(subject, rng, (256, 192, 160, 101)),
         *((f"a batch of {size}", _narrow(subject, rng, {}, (size,))) for size in (7, ROWS)),
     ]
     tried = False
     for what, given in calls:
+        if given is not None and "nan" in subject.semantics.without_keys.values():
+            given = with_first_keys(given)
         if given is None or not subject.in_domain(given):
             continue
         cotangents = subject.cotangents(given, rng)
@@ -346,12 +359,15 @@ def _combined(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
     batch = BATCH[: subject.limits.max_batch_dims]
     together = operation.sizes_of(Axis.FEATURE)[-2:]
     hidden = operation.sizes_of(Axis.HIDDEN)
-    for row in combinations(operation, subject.limits):
+    weighted = any(operation.role(leaf) & Role.WEIGHT for leaf in operation.leaves)
+    for row in combinations(operation, subject.limits, 2 if weighted or subject.dtype == "float64" else 3):
         queries: int = row["queries"]
         features: int = row["head size"]
         keys = queries if row["keys"] == AS_MANY else row["keys"]
         columns = features if row["value size"] == AS_MANY else row["value size"]
         sizes = dict.fromkeys((*together[:1], *hidden), features) | {together[-1]: columns}
+        if weighted and subject.dtype == "float64" and max(sizes.values()) > WIDE_LONG_DOUBLES:
+            continue
         sizes = {name: fitting(subject, name, size) for name, size in sizes.items()}
         given = sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=8, sizes=sizes)
         given = masked(NUMBERS[row["numbers"]](subject, given, rng), row["masks"], rng)
