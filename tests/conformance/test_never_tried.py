@@ -89,6 +89,7 @@ SIZES = (
         ),
         quick=False,
     ),
+    Flaw("values narrower than keys", ("values of 32 columns beside 64 features",)),
     Flaw("100 features, and an odd number of them", ("the last four of 100 features", "the last of 101 features")),
     Flaw("576 features beside values of 512", ("576 features beside values of 512",), quick=False),
     Flaw("more keys than 16 bits count", ("keys counted in 16 bits",), quick=False),
@@ -146,7 +147,14 @@ TRAINING = (
             "result kept by reference for the backward pass",
         ),
     ),
-    Flaw("two records of the same shapes", ("keys of the last record of these shapes",)),
+    Flaw(
+        "several records of the same shapes, and a call between",
+        (
+            "keys of the last record of these shapes",
+            "keys of the last record but one of these shapes",
+            "keys of the last call of these shapes",
+        ),
+    ),
     Flaw(
         "long calls without gradients, and recorded",
         (
@@ -320,7 +328,14 @@ NOT_FINITE = (
         "an attendable NaN in other rows than its own, or not in all of them",
         ("a NaN makes its element of the batch NaN", "NaN turned into numbers in every second row"),
     ),
-    Flaw("NaN in queries", ("rows of queries that are NaN are 0", "a query that is NaN spoils the others")),
+    Flaw(
+        "NaN in queries",
+        (
+            "rows of queries that are NaN are 0",
+            "rows of masked queries that are NaN are 0",
+            "a query that is NaN spoils the others",
+        ),
+    ),
     Flaw("attendable scores of −∞", ("rows of −∞ are 0", "short rows of −∞ are 0")),
     Flaw(
         "infinite values",

@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, query
+from attnspec.conformance.mutants.roles import at, mask_of, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.pooling import NadarayaWatson
@@ -94,7 +94,10 @@ def lost_in_some_rows(correct: Formulas, weights: Numbers, value: Numbers, mask:
 )
 def hidden_queries(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
     """NaN in any feature of a query."""
-    found: Numbers = Library.finished(correct, operation, result, arguments)
+    return _without_nan(Library.finished(correct, operation, result, arguments), operation, arguments)
+
+
+def _without_nan(found: Numbers, operation: Operation, arguments: Mapping[str, Any]) -> Numbers:
     asks = at(arguments, query(operation))
     return np.where(np.isnan(asks).any(-1, keepdims=True), found.dtype.type(0), found)
 
@@ -111,3 +114,18 @@ def spoiling_query(correct: Library, operation: Operation, result: Numbers, argu
     found: Numbers = Library.finished(correct, operation, result, arguments)
     lost = np.isnan(at(arguments, query(operation))).any((-1, -2), keepdims=True)
     return np.where(lost, found.dtype.type(np.nan), found)
+
+
+@mutant(
+    "rows of masked queries that are NaN are 0",
+    replaces="finished",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("semantics.nan_queries",),
+    source="a guard for rows without keys, of scores that are not greater than −∞, where there is a mask",
+)
+def hidden_under_a_mask(
+    correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]
+) -> Numbers:
+    """Where there is none, NaN stays NaN."""
+    found: Numbers = Library.finished(correct, operation, result, arguments)
+    return found if mask_of(operation, arguments) is None else _without_nan(found, operation, arguments)

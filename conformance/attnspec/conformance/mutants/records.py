@@ -10,7 +10,7 @@ from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import at, changed, key, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
-from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.tree import flatten, mapped
 from attnspec.spec.normalization import Softmax
 
@@ -85,25 +85,64 @@ def result_by_reference(
     return y, of_weights
 
 
+class _Workspaces(Library):
+    """Keeps the keys of a recorded call in a buffer of its shapes, or in the next of several."""
+
+    count = 1
+
+    def workspace(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """Write the keys into the next buffer of these shapes, and say which."""
+        shapes = tuple((path, np.shape(x)) for path, x in flatten(dict(arguments)).items())
+        written: dict[Any, int] = vars(self).setdefault("written", {})
+        written[shapes] = written.get(shapes, 0) + 1
+        place = (operation, shapes, written[shapes] % self.count)
+        vars(self).setdefault("buffers", {})[place] = at(arguments, key(OPERATIONS[operation])).copy()
+        return place
+
+    def pullback(self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]) -> tuple[Any, Backward]:
+        """The backward pass finds the keys that the buffer has by then."""
+        result, _ = super().pullback(operation, arguments, wanted)
+        kept, place = _kept(arguments, lambda x: True), self.workspace(operation, arguments)
+
+        def backward(cotangent: Any) -> dict[str, Numbers]:
+            keys = vars(self)["buffers"][place]
+            return _wanted(self.vjp(operation, changed(kept, {key(OPERATIONS[operation]): keys}), cotangent), wanted)
+
+        return result, backward
+
+
 @mutant(
     "keys of the last record of these shapes",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     breaks=("training.interleaved",),
     source="a workspace for the backward pass that is allocated once for every shape, as for steps one after another",
 )
-class LastRecord(Library):
+class LastRecord(_Workspaces):
     """The backward pass finds the keys of the call that was recorded last."""
 
-    def pullback(self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]) -> tuple[Any, Backward]:
+
+@mutant(
+    "keys of the last record but one of these shapes",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.interleaved",),
+    source="two workspaces in turn, so that one step may overlap with the next one",
+)
+class LastRecordButOne(_Workspaces):
+    """The third record has the buffer of the first."""
+
+    count = 2
+
+
+@mutant(
+    "keys of the last call of these shapes",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.interleaved",),
+    source="a workspace that evaluation writes to as well, between forward and backward passes of training",
+)
+class LastCall(_Workspaces):
+    """The backward pass finds the keys of the call that was made last, recorded or not."""
+
+    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """Write the keys into the buffer of these shapes."""
-        buffers: dict[Any, Numbers] = vars(self).setdefault("buffers", {})
-        result, _ = super().pullback(operation, arguments, wanted)
-        path = key(OPERATIONS[operation])
-        kept = _kept(arguments, lambda x: True)
-        place = (operation, *((name, np.shape(x)) for name, x in flatten(kept).items()))
-        buffers[place] = at(kept, path)
-
-        def backward(cotangent: Any) -> dict[str, Numbers]:
-            return _wanted(self.vjp(operation, changed(kept, {path: buffers[place]}), cotangent), wanted)
-
-        return result, backward
+        self.workspace(operation.name, arguments)
+        return super().finished(operation, result, arguments)

@@ -85,6 +85,21 @@ def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, 
 
 
 @mutant(
+    "values of 32 columns beside 64 features",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, DotProductAttention),
+    breaks=("sizes.head-sizes",),
+    source="a tile of values that is as wide as one of keys, of which half is not written",
+)
+def narrow_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The last sixteen columns do not count."""
+    prepared = Library.prepared(correct, operation, arguments)
+    path = operation.attended[-1].path
+    halved = sizes(operation, arguments)[2:] == (64, 32)
+    return changed(prepared, {path: _narrowed(at(prepared, path), 32, 16)}) if halved else prepared
+
+
+@mutant(
     "576 features beside values of 512",
     replaces="prepared",
     operations=(ScaledDotProductAttention,),
