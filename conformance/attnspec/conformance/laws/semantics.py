@@ -14,7 +14,6 @@ from attnspec.conformance.judging.sightings import NAMED, OTHER, Seen, Sighting,
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import before_features, live_rows, sample, wide
-from attnspec.conformance.laws.lessons import causal_in, masks_of
 from attnspec.conformance.laws.registry import Function, checks
 from attnspec.conformance.laws.rows_without_keys import evenly, near_even
 from attnspec.spec.contract.axes import Axis
@@ -262,79 +261,6 @@ def _leak(
         budget = np.broadcast_to(subject.budget(masked), got.shape)[rows]
         kept = np.abs(wide(got)[rows] - wide(clean)[rows]) <= 2 * budget
     return Sighting("excluded" if kept.all() else "propagates", poisoned)
-
-
-@probes("attendable_nan")
-def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Store NaN at a key that some queries may attend to; the rows of the others concern `masked_nonfinite`.
-
-    Where the result has an entry for every key, those that are masked in the row of the NaN are not judged.
-    """
-    seen: Seen = []
-    for given in samples(subject, rng):
-        shape = mask_shape(given)
-        if 0 in shape:
-            continue
-        chosen = int(rng.integers(shape[-1]))
-        mask = rng.random(shape) < 0.6
-        mask[..., chosen] |= ~mask.any(-1)
-        masked = given.plain().with_mask(mask)
-        for leaf in of_keys(subject, subject.operation.asked):
-            x = masked.array(leaf.path)
-            if leaf in subject.operation.attended:
-                x = x.copy()
-                x[..., chosen, :] = np.nan
-            else:
-                x = np.array(np.broadcast_to(x, shape))
-                x[..., chosen] = np.nan
-            poisoned = masked.replaced({leaf.path: x})
-            got = wide(subject.call(poisoned))
-            rows = mask[..., chosen].copy()
-            if subject.operation.attends_to_itself and leaf.path not in subject.operation.linear:  # it is a query too
-                rows[..., chosen] = True
-            numbers = before_features(subject, rows) if subject.operation.weighs_keys else rows[..., None] & mask
-            found = np.isnan(got[np.broadcast_to(numbers, got.shape)])
-            if found.size and found.all() == found.any():
-                seen.append(Sighting("propagates" if found.all() else "hidden", poisoned))
-            elif found.size:
-                shown = f"of {found.size} numbers that depend on it, {int(found.sum())} are NaN"
-                seen.append(Sighting(OTHER, poisoned, shown))
-    return [found for found in seen if found.choice != "propagates"] or seen
-
-
-@probes("nan_queries")
-def nan_queries(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Store NaN in one feature of every second query. That a row is NaN does not refute a declaration of `hidden`."""
-    seen: Seen = []
-    plain = list(samples(subject, rng))
-    for given in (*plain, *_restricted(subject, plain[0])):
-        lost = np.arange(given.queries or 0) % 2 == 1
-        if not lost.any() or not given.keys_count:
-            continue
-        changes = {}
-        for leaf in subject.operation.queries:
-            x = given.array(leaf.path).copy()
-            x[..., lost, int(rng.integers(x.shape[-1]))] = np.nan
-            changes[leaf.path] = x
-        poisoned = given.replaced(changes)
-        nan = np.isnan(wide(subject.call(poisoned)))
-        rows = np.broadcast_to(before_features(subject, lost), nan.shape)
-        if (nan & ~rows).any():
-            shown = f"of {nan[~rows].size} numbers of other queries, {int(nan[~rows].sum())} are NaN"
-            seen.append(Sighting(OTHER, poisoned, shown))
-        else:
-            seen += [] if nan[rows].all() else [Sighting("hidden", poisoned)]
-    return seen
-
-
-def _restricted(subject: Subject, given: Arguments) -> Iterator[Arguments]:
-    """The same with a mask that leaves every query all keys but one, and with the causal flag."""
-    if masks_of(subject):
-        mask = np.ones(mask_shape(given), bool)
-        mask[..., -1] = False
-        yield given.with_mask(mask)
-    if causal_in(subject):
-        yield given.under_causal()
 
 
 @probes("odd_encoding")
