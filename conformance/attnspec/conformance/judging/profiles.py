@@ -63,9 +63,9 @@ PROFILES: Mapping[str, Profile] = {
         Effort(6, 0, 4, 4, 2.0**14, dear=False),
     ),
     "full": Profile(
-        Effort(76, 24, 2, 4, 2.0**19, ensemble=4096),
-        Effort(36, 10, 2, 6, 2.0**16, ensemble=1024),
-        Effort(36, 10, 3, 5, 2.0**19, ensemble=4096),
+        Effort(60, 16, 2, 4, 2.0**19, ensemble=4096),
+        Effort(28, 6, 2, 5, 2.0**16, ensemble=1024),
+        Effort(28, 6, 3, 4, 2.0**19, ensemble=4096),
     ),
     "release": Profile(
         Effort(400, 600, 1, 1, 2.0**22, ensemble=8192),

@@ -200,9 +200,10 @@ def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.BEYOND, once=True, dear=True)
 def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Every length after a call with other numbers, both together, the widest vectors, and large batches."""
+    """Every length, at the leading dtype after a call with other numbers; the widest vectors, and large batches."""
     long = [*_lengths(subject, rng), *_crowded(subject, rng), *_both(subject, rng)]
-    calls = [*_after_others(subject, rng, long), *_featured(subject, rng, (WIDEST,)), *_latent(subject, rng)]
+    others = _after_others(subject, rng, long) if subject.leading else long
+    calls = [*others, *_featured(subject, rng, (WIDEST,)), *_latent(subject, rng)]
     if subject.leading and any(leaf.batched for leaf in subject.operation.leaves):
         crowds = [*CROWDS, *([(3, MANY_HEADS)] if law.compares(subject.operation) else [])]
         calls += [(f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in crowds]
