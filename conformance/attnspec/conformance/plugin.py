@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from attnspec.conformance.remote.signals import deaf
+from attnspec.conformance.running.keys import HOSTS, LEFT
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
 
@@ -34,13 +36,19 @@ def pytest_configure(config: pytest.Config) -> None:
         for flag in ("--attn-json", *(o.flag for o in OPTIONS if o.repeatable)):
             if config.getoption(flag):
                 raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME too; a suite has attributes")
-    elif not hasattr(config, "workerinput"):
+        return
+    settings = settings_of_options(config)
+    if _is_isolated_worker(config) and not settings.in_process:
+        from attnspec.conformance.running.judged import hosts
+
+        # It is imported while this process makes its own imports.
+        hosts(config).start(config.getoption("--attn-backend"), settings)
+    if not hasattr(config, "workerinput"):
         from attnspec.conformance.running.verdicts import VERDICTS, Collector, Verdicts
         from attnspec.conformance.running.watchdog import CrashHandler
 
         config.stash[VERDICTS] = Verdicts()
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
-        settings = settings_of_options(config)
         if settings.crumbs is not None:
             config.pluginmanager.register(CrashHandler(Path(settings.crumbs), settings.hang_after))
 
@@ -59,11 +67,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc.freeze()
         gc.set_threshold(100_000)
         # Ctrl-C is for the controlling process: a KeyboardInterrupt here is the backend's own.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else deaf)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Spare a worker of ``attnspec check`` the last garbage collection, which takes half a second."""
+    """End the processes of backends, where a run was broken off, and spare a worker of ``attnspec check`` the last garbage collection, which takes half a second."""
+    if HOSTS in config.stash:
+        config.stash[HOSTS].close()
     if _is_isolated_worker(config):
         gc.freeze()
 
@@ -73,7 +83,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "attnspec_case" not in metafunc.fixturenames:
         return
     from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.suite import check_expectations, plan_for, settings_of_suite
+    from attnspec.conformance.running.planning import Plan
+    from attnspec.conformance.running.suite import backend_of, check_expectations, settings_of_suite
 
     name = metafunc.config.getoption("--attn-backend")
     try:
@@ -85,7 +96,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             raise pytest.UsageError("expected --attn-backend=NAME to say whom to judge; got none")
         else:
             backend, settings = name, settings_of_options(metafunc.config)
-        plan = plan_for(backend, settings)
+        plan = Plan.of(backend_of(metafunc.config, backend, settings)[1], settings)
         if settings.crumbs is None:
             check_expectations(plan, settings)
     except BackendError as error:
@@ -94,18 +105,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report as JSON, if it was asked for; ``attnspec check`` writes its own."""
+    """End the processes of backends. Write the report as JSON, if it was asked for; ``attnspec check`` writes its own."""
     config = session.config
+    if HOSTS in config.stash:
+        left = config.stash[HOSTS].close()
+        if hasattr(config, "workeroutput"):
+            config.workeroutput[LEFT] = left
     path, settings = config.getoption("--attn-json"), settings_of_options(config)
     if not path or settings.crumbs is not None or hasattr(config, "workerinput"):
         return
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.suite import plan_for
+    from attnspec.conformance.running.planning import Plan
+    from attnspec.conformance.running.suite import backend_of
     from attnspec.conformance.running.verdicts import VERDICTS
 
     try:
-        plan = plan_for(config.getoption("--attn-backend"), settings)
+        plan = Plan.of(backend_of(config, config.getoption("--attn-backend"), settings)[1], settings)
     except BackendError:
         # There is nothing to report, as the collection of tests has said.
         return

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.judging.results import INTERRUPTED
-from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH, environment
+from attnspec.conformance.running.admission import admit
+from attnspec.conformance.running.description import described
+from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE_PATH, environment
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
@@ -32,8 +34,8 @@ class Run:
 class Gate:
     """A pytest plugin: no test starts before there is a plan. The workers start meanwhile, since that takes long."""
 
-    def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay) -> None:
-        self.make_plan, self.display = make_plan, display
+    def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay, folder: Path) -> None:
+        self.make_plan, self.display, self.folder = make_plan, display, folder
         self.plan: Plan | None = None
         self.error: BackendError | None = None
         self.verdicts: Verdicts | None = None
@@ -44,8 +46,10 @@ class Gate:
         self.verdicts = session.config.stash[VERDICTS]
         try:
             self.plan = self.make_plan()
+            admit(self.folder, described(self.plan.contract))
         except BackendError as error:
             self.error = error
+            admit(self.folder, {"error": str(error)})
             raise pytest.exit.Exception("nothing to judge") from error
         self.display.expect(len(self.plan.cases))
         return (yield)
@@ -59,9 +63,8 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
     """
     display, startup = ProgressDisplay(console, expectations(settings.expect)), StartupMonitor()
     first = FirstViolation(settings)
-    gate = Gate(make_plan, display)
-    variables = {**SAFE_PATH, **ONE_THREAD, "PYTEST_ADDOPTS": None}
-    with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(variables), display.bar:
+    with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(_variables(folder)), display.bar:
+        gate = Gate(make_plan, display, Path(folder))
         junit = Path(folder, "junit.xml")
         arguments = pytest_arguments(backend, settings, Path(folder), workers, junit)
         status = pytest.main(arguments, plugins=[display, gate, startup, *([first] if settings.fail_fast else [])])
@@ -77,6 +80,11 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
             gate.verdicts.causes.setdefault(case.id, startup.trouble)
     interrupted = status == pytest.ExitCode.INTERRUPTED and startup.trouble is None
     return Run(gate.plan, gate.verdicts, xml, STOPPED if first.seen else INTERRUPTED if interrupted else None)
+
+
+def _variables(folder: str) -> dict[str, str | None]:
+    """The environment of the workers, where nothing is told but by us, and nothing is left but in a folder of theirs."""
+    return {**SAFE_PATH, **ONE_THREAD, **OF_PYTEST, "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis"))}
 
 
 def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, junit: Path) -> list[str]:

@@ -1,0 +1,316 @@
+"""The judge's side: the process of a backend, its time, and a backend whose every call is made there."""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.judging.foreign_calls import Raised, printable
+from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
+from attnspec.conformance.remote.breach import Breach
+from attnspec.conformance.remote.processes import KNOWN, MARK, end_all, mark, usage
+from attnspec.conformance.remote.raised import as_told
+from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, header
+from attnspec.conformance.running.environment import SAFE_PATH
+from attnspec.conformance.running.errors import BackendError
+
+INTERVAL = 0.25
+"""Seconds between two looks at a process that does not answer."""
+
+WALL = 8.0
+"""How many times as long as allowed a check may take where its process wants a processor and gets none."""
+
+QUEUED, QUEUED_BYTES = 512, 1 << 22
+"""Arrays, and their bytes, that wait for the next request."""
+
+AHEAD = 16
+"""Arrays that are asked for before they are."""
+
+NOTHING = pickle.dumps([], 5)
+
+READING = {"read", "read_on", "converted", "attribute", "array"}
+"""Requests that change no numbers."""
+
+
+class HostEnded(KeyboardInterrupt):
+    """The process of a backend has ended, or was ended since it did not answer.
+
+    Nothing of the suite catches it but what judges a case: all else is caught where a backend may raise it.
+    """
+
+    def __init__(self, reason: Reason, words: str, left: list[str]) -> None:
+        super().__init__(words)
+        self.reason, self.words, self.left = reason, words, left
+
+
+class Clock:
+    """The time that a backend has used for one check.
+
+    It is the processor's, and what its processes let pass without wanting one: a busy machine accuses nobody.
+    """
+
+    def __init__(self, allowed: float) -> None:
+        self.allowed = allowed
+        self.spent = self.passed = 0.0
+
+    def reset(self) -> None:
+        """Begin a check."""
+        self.spent = self.passed = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether the check has taken too long."""
+        return self.spent >= self.allowed or self.passed >= WALL * self.allowed
+
+
+class Host:
+    """The process of a backend, and what was sent to it and not answered yet.
+
+    ``allowed`` are the seconds of a check; None allows any. ``adopted`` says that this process has no other children.
+    """
+
+    def __init__(
+        self, name: str, device: str, *, allowed: float | None, path: list[str] | None = None, adopted: bool = False
+    ) -> None:
+        self.name, self.adopted = name, adopted
+        self.clock = None if allowed is None else Clock(allowed)
+        self.changes = 0
+        self.left: list[str] = []
+        self.eager = True
+        self._queue: list[Any] = []
+        self._waiting, self._number = 0, 0
+        self._ahead: dict[int, Any] = {}
+        self._since, self._last = -1, -1
+        self._buffer = bytearray(1 << 16)
+        self._mark = mark()
+        self._socket, theirs = socket.socketpair()
+        module = "attnspec.conformance.remote.host"
+        command = [sys.executable, "-m", module, str(theirs.fileno()), name, device, os.pathsep.join(path or ())]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env={**os.environ, **SAFE_PATH, MARK: self._mark},
+        )
+        theirs.close()
+
+    # Beginning and end -------------------------------------------------------------------------------------------
+
+    def introduced(self, seconds: float) -> Mapping[str, Any]:
+        """What the backend declares; :class:`BackendError` if it cannot be used."""
+        try:
+            said = self._received(_Deadline(seconds))
+        except HostEnded as end:
+            if end.reason is Reason.HUNG:
+                raise BackendError(
+                    f"backend {self.name!r}: expected its import to end within {seconds:g} s; it did not"
+                ) from None
+            raise BackendError(f"backend {self.name!r}: its import {end.words}") from None
+        letter, found = said[0]
+        if letter == "x" or not isinstance(found, dict):
+            self.close()
+            raise BackendError(printable(str(found)))
+        return found
+
+    def begin(self) -> None:
+        """Begin a check, whose time is counted from now on."""
+        if self.clock is not None:
+            self.clock.reset()
+
+    def close(self) -> list[str]:
+        """End the process and all that it has started; who was left behind."""
+        if self._socket.fileno() >= 0:
+            self._socket.close()
+            self._queue.clear()
+            self.left += end_all(self.process.pid, self._mark, adopted=self.adopted)
+            self.process.wait()
+        return self.left
+
+    def _ended(self, reason: Reason, words: str) -> HostEnded:
+        # A process that has ended by itself is not killed before it has said how.
+        if reason is Reason.CRASHED:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+            status = self.process.poll()
+            if status is not None:
+                how = f"with status {status}" if status >= 0 else f"by {_signal(-status)}"
+                words = f"ended the process {how}"
+        return HostEnded(reason, words, self.close())
+
+    # Requests ----------------------------------------------------------------------------------------------------
+
+    def queued(self, x: "np.ndarray[Any, Any]", kind: type[RemoteArray]) -> RemoteArray:
+        """An array that will be converted before the next request."""
+        self._number += 2
+        self._queue.append((self._number, x))
+        self._waiting += x.nbytes
+        self.changes += 1
+        found = kind(self, self._number, x.shape)
+        if not self.eager or len(self._queue) > QUEUED or self._waiting > QUEUED_BYTES:
+            self.ask("converted", found)
+        return found
+
+    def forget(self, number: int) -> None:
+        """Let go of an object before the next request."""
+        if self._socket.fileno() >= 0:
+            self._queue.append(number)
+
+    def ask(self, what: str, *given: Any) -> Any:
+        """Have something done, and return what comes of it; whatever it raises is raised here."""
+        request = pickle.dumps((what, *given), 5)
+        queue = NOTHING
+        if self._queue:
+            entries, self._queue, self._waiting = self._queue, [], 0
+            queue = pickle.dumps(entries, 5)
+        if what not in READING:
+            self.changes += 1
+        self._send(LENGTHS.pack(len(queue), len(request)) + queue + request)
+        (letter, found), payload = self._received(self.clock)
+        try:
+            reader = Reader(payload, lambda *made: self._made(reader, *made))
+            if letter == "r":
+                if what == "read_on":
+                    self._ahead, self._since = {number: (reader, seen) for number, seen in found[1:]}, self.changes
+                    found = found[0]
+                return seen(reader, found) if what in ("read", "read_on") else reader.value(found)
+            error = as_told(found)
+        except (Breach, ValueError, TypeError) as breach:
+            raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
+        if letter == "u":
+            self.eager = False
+            if what != "converted":
+                raise Violation(f"from_numpy raised {Raised(error).message}", reason=Reason.RAISED)
+        raise error
+
+    def read(self, x: RemoteArray) -> Any:
+        """The numbers of an array. Where arrays are read in a row, those that come next are asked for as well."""
+        number = x._number
+        known = x.seen()
+        if known is ABSENT and self._since == self.changes:
+            known = self._ahead.pop(number, ABSENT)
+        in_a_row, self._last = number == self._last + 2, number
+        if known is ABSENT:
+            return self.ask("read_on", x, number, AHEAD) if in_a_row else self.ask("read", x)
+        return seen(*known)
+
+    def _made(self, reader: Reader, letter: str, number: int, more: list[Any]) -> Any:
+        if letter != "a":
+            return named_like(letter, more[0])(self, number)
+        shape, numpy, name, seen = more
+        read = ABSENT if seen is None else (reader, seen)
+        return named_like("n" if numpy else "a", name)(self, number, tuple(map(int, shape)), read)
+
+    # Bytes -------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: bytes) -> None:
+        view = memoryview(message)
+        self._socket.settimeout(INTERVAL)
+        watch = _Watch(self, self.clock)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except TimeoutError:
+                watch.look()
+            except OSError:
+                raise self._ended(Reason.CRASHED, "ended the process") from None
+
+    def _received(self, clock: "Clock | _Deadline | None") -> tuple[Any, Any]:
+        """The JSON and the bytes of an answer."""
+        watch = _Watch(self, clock)
+        count = self._fill(memoryview(self._buffer), 0, LENGTHS.size, watch)
+        text, bytes_ = LENGTHS.unpack_from(self._buffer)
+        if text > MAX_TEXT or bytes_ > MAX_BYTES:
+            raise self._ended(Reason.CRASHED, "answered what is no answer (too much of it)")
+        whole = LENGTHS.size + text + bytes_
+        buffer = memoryview(np.empty(whole, np.uint8))
+        have = min(count, whole)
+        buffer[:have] = memoryview(self._buffer)[:have]
+        self._fill(buffer, have, whole, watch)
+        middle = LENGTHS.size + text
+        try:
+            said = header(buffer[LENGTHS.size : middle])
+            if (
+                count > whole
+                or not isinstance(said, list)
+                or len(said) != 2
+                or said[0] not in ("r", "e", "u", "x", "h")
+            ):
+                raise Breach("no frame")
+        except Breach as breach:
+            raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
+        return said, buffer[middle:]
+
+    def _fill(self, buffer: memoryview, count: int, least: int, watch: "_Watch") -> int:
+        self._socket.settimeout(INTERVAL)
+        while count < least:
+            try:
+                got = self._socket.recv_into(buffer[count:])
+            except TimeoutError:
+                watch.look()
+                continue
+            except OSError:
+                got = 0
+            if not got:
+                raise self._ended(Reason.CRASHED, "ended the process")
+            count += got
+        return count
+
+
+class _Deadline(Clock):
+    """A time by the wall alone."""
+
+    @property
+    def over(self) -> bool:
+        return self.passed >= self.allowed
+
+
+class _Watch:
+    """Looks now and then whether the process of a backend still has time."""
+
+    def __init__(self, host: Host, clock: Clock | None) -> None:
+        self.host, self.clock = host, clock
+        self._at, self._used = time.monotonic(), None if clock is None else -1.0
+
+    def look(self) -> None:
+        """Count the time since the last look; :class:`HostEnded` if there is none left."""
+        clock, now = self.clock, time.monotonic()
+        if clock is None:
+            return
+        since, self._at = now - self._at, now
+        clock.passed += since
+        if KNOWN:
+            used, wants = usage(self.host.process.pid)
+            gained = since if self._used is None or self._used < 0 else used - self._used
+            self._used = used
+            clock.spent += min(gained, since) if wants else since
+        else:
+            clock.spent += since / WALL
+        if clock.over:
+            raise self.host._ended(Reason.HUNG, f"did not answer within {clock.allowed:g} s")
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def seen(reader: Reader, found: Any) -> Any:
+    """What an array was seen to hold, or what the conversion raised."""
+    letter, value = found
+    if letter == "v":
+        return reader.value(value)
+    raise as_told(value)

@@ -1,0 +1,60 @@
+"""The backend that a run of pytest judges: in a process of its own, or in this one to debug it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.processes import adopt_orphans
+from attnspec.conformance.running.admission import admitted
+from attnspec.conformance.running.description import contract_from
+from attnspec.conformance.running.keys import HOSTS
+from attnspec.conformance.running.probe import IMPORT_SECONDS
+from attnspec.conformance.running.settings import Settings
+
+
+class Hosts:
+    """The backends that this process judges, each in a process of its own, by name and device."""
+
+    def __init__(self) -> None:
+        self._backends: dict[tuple[str, str], RemoteBackend] = {}
+        self._contracts: dict[tuple[str, str], Contract] = {}
+
+    def start(self, name: str, settings: Settings, path: tuple[str, ...] = ()) -> RemoteBackend:
+        """Begin to import a backend, unless that has begun."""
+        key = name, settings.device
+        if key not in self._backends:
+            # A worker of ours has no children but these; a user's pytest may have others.
+            ours = settings.crumbs is not None
+            if ours:
+                adopt_orphans()
+            self._backends[key] = RemoteBackend(
+                name, settings.device, hang_after=settings.hang_after, path=path, adopted=ours
+            )
+        return self._backends[key]
+
+    def ready(self, name: str, settings: Settings, path: tuple[str, ...] = ()) -> tuple[RemoteBackend, Contract]:
+        """A backend that is imported, and its contract: in a worker what was admitted, which it has to declare too."""
+        key = name, settings.device
+        backend = self.start(name, settings, path)
+        if key not in self._contracts:
+            known: Mapping[str, Any] | None = None
+            if settings.crumbs is not None:
+                known = admitted(Path(settings.crumbs), IMPORT_SECONDS)
+            said = backend.introduce(IMPORT_SECONDS, known)
+            self._contracts[key] = contract_from(dict(said), name)
+        return backend, self._contracts[key]
+
+    def close(self) -> list[str]:
+        """End all of them; who was left behind."""
+        for backend in self._backends.values():
+            backend.close()
+        return [title for backend in self._backends.values() for title in backend.left]
+
+
+def hosts(config: pytest.Config) -> Hosts:
+    """The backends that this process judges."""
+    return config.stash.setdefault(HOSTS, Hosts())

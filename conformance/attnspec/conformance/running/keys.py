@@ -1,0 +1,14 @@
+"""Where a pytest configuration holds what a run shares; every pytest run of every user imports this."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from attnspec.conformance.running.judged import Hosts
+
+HOSTS: "pytest.StashKey[Hosts]" = pytest.StashKey()
+"""The backends that a process judges, each in a process of its own."""
+
+LEFT = "attnspec-left-behind"
+"""What a worker of pytest-xdist hands to the process that controls it: the processes that backends left behind."""
