@@ -71,7 +71,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the processes of backends, where a run was broken off, and spare a worker of ``attnspec check`` the last garbage collection, which takes half a second."""
+    """End the processes of backends where a run was broken off.
+
+    A worker of ``attnspec check`` is spared the last garbage collection, which takes half a second.
+    """
     if HOSTS in config.stash:
         config.stash[HOSTS].close()
     if _is_isolated_worker(config):
@@ -105,7 +108,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the processes of backends. Write the report as JSON, if it was asked for; ``attnspec check`` writes its own."""
+    """End the processes of backends, and write the report as JSON if it was asked for.
+
+    ``attnspec check`` writes its own.
+    """
     config = session.config
     if HOSTS in config.stash:
         left = config.stash[HOSTS].close()

@@ -47,7 +47,7 @@ class RemoteBackend:
                     f"admitted: expected {known[name]!r}; got {value!r}"
                 )
         self._declared = declared
-        self._functions = {*declared["operations"], *said["optional"]} - CONVERSIONS
+        self._functions = {str(x) for names in (said["operations"], said["optional"]) for x in names} - CONVERSIONS
         self._kind = RemoteNumpyArray if said["numpy"] is True else RemoteArray
         self._to_numpy = "to_numpy" in said["optional"]
         return declared

@@ -32,6 +32,9 @@ WALL = 8.0
 QUEUED, QUEUED_BYTES = 512, 1 << 22
 """Arrays, and their bytes, that wait for the next request."""
 
+KINDS = ("r", "e", "u", "x", "h")
+"""Answers: a result, what was raised, what a conversion raised before, why there is no backend, what it declares."""
+
 AHEAD = 16
 """Arrays that are asked for before they are."""
 
@@ -234,7 +237,7 @@ class Host:
         if text > MAX_TEXT or bytes_ > MAX_BYTES:
             raise self._ended(Reason.CRASHED, "answered what is no answer (too much of it)")
         whole = LENGTHS.size + text + bytes_
-        buffer = memoryview(np.empty(whole, np.uint8))
+        buffer = np.empty(whole, np.uint8).data
         have = min(count, whole)
         buffer[:have] = memoryview(self._buffer)[:have]
         self._fill(buffer, have, whole, watch)

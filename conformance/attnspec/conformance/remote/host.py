@@ -137,15 +137,19 @@ def answer(host: Host, queue: bytes, request: bytes) -> bytearray:
         elif what == "array":
             found = writer.array(np.asarray(*given))
         else:
-            result = getattr(host, what)(*given)
-            found = (
-                ["o", KEPT.keep(result.x), type(result.x).__name__] if type(result) is Whole else writer.value(result)
-            )
+            found = written(writer, getattr(host, what)(*given))
         return writer.frame(["r", found])
     except Unconverted as error:
         return Writer(KEPT.keep).frame(["u", told(error.error)])
     except BaseException as error:  # noqa: BLE001 - a backend's code may raise anything
         return Writer(KEPT.keep).frame(["e", told(error)])
+
+
+def written(writer: Writer, result: Any) -> Any:
+    """What a request gave, written down."""
+    if type(result) is Whole:
+        return ["o", KEPT.keep(result.x), type(result.x).__name__]
+    return writer.value(result)
 
 
 def read_on(writer: Writer, number: int, count: int) -> list[Any]:

@@ -6,7 +6,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,9 @@ TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 MARK = "ATTNSPEC_PROCESS"
 """The variable that all have in their environment whom a backend's process has started."""
+
+RUN = "ATTNSPEC_RUN"
+"""The variable that all have in their environment whom a run has started."""
 
 SUBREAPER, DEATH_SIGNAL = 36, 1
 """What Linux calls ``PR_SET_CHILD_SUBREAPER`` and ``PR_SET_PDEATHSIG``."""
@@ -111,16 +114,32 @@ def _threads(number: int) -> Iterator[Process]:
 
 
 def end_all(leader: int, word: str, *, adopted: bool = False) -> list[str]:
-    """End a group, and all that bear its mark; the titles of those that were not in the group's first process.
+    """End a group, and all that bear its mark; the titles of all but its first process, which its starter waits for.
 
-    With ``adopted`` this process has no other children: those that it has were left behind too. The first process is
-    for its starter to wait for.
+    With ``adopted`` this process has no other children: those that it has were left behind too.
     """
+    own, marked = os.getpid(), f"{MARK}={word}".encode()
+
+    def is_left(one: Process) -> bool:
+        inside = leader in (one.group, one.session) or (adopted and one.parent == own)
+        return one.number != leader and (inside or marked in _environment(one.number))
+
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    return _end(is_left)
+
+
+def end_run(word: str) -> list[str]:
+    """End all that a run has started and left behind; their titles."""
+    marked = f"{RUN}={word}".encode()
+    return _end(lambda one: marked in _environment(one.number))
+
+
+def _end(is_left: Callable[[Process], bool]) -> list[str]:
+    """End processes until there are none left."""
     found: dict[int, str] = {}
     for _ in range(ROUNDS):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(leader, signal.SIGKILL)
-        left = [x for x in _left(leader, word, adopted=adopted) if x.number != leader]
+        left = [x for x in processes() if x.number != os.getpid() and x.state not in "ZX" and is_left(x)]
         for one in left:
             found[one.number] = one.title
             with suppress(ProcessLookupError, PermissionError):
@@ -132,21 +151,6 @@ def end_all(leader: int, word: str, *, adopted: bool = False) -> list[str]:
             break
         time.sleep(PAUSE)
     return list(found.values())
-
-
-def _left(leader: int, word: str, *, adopted: bool) -> list[Process]:
-    """Who is in a group or bears its mark, the dead apart."""
-    marked = f"{MARK}={word}".encode()
-    own = os.getpid()
-    return [
-        one
-        for one in processes()
-        if one.number != own
-        and one.state not in "ZX"
-        and (
-            leader in (one.group, one.session) or (adopted and one.parent == own) or marked in _environment(one.number)
-        )
-    ]
 
 
 def _environment(number: int) -> list[bytes]:

@@ -45,11 +45,9 @@ def _class(name: str, base: str) -> type[BaseException]:
     usable = isinstance(found, type) and issubclass(found, BaseException)
     if not usable or issubclass(found, (*OWN, BaseExceptionGroup)):
         found = BaseException
-    return type(name, (found,), {"__init__": _remember, "__new__": _new, "__str__": _text})
-
-
-def _new(kind: Any, text: str | None) -> Any:
-    return BaseException.__new__(kind)
+    # Some take arguments of their own, which nobody knows here.
+    new = {"__new__": lambda kind, text: found.__new__(kind)}
+    return type(name, (found,), {"__init__": _remember, "__str__": _text, **new})
 
 
 def _remember(self: Any, text: str | None) -> None:

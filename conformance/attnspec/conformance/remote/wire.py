@@ -90,7 +90,8 @@ class Writer:
             return ["a", self.keep(x), shape, isinstance(x, np.ndarray), type(x).__name__, seen]
         if isinstance(x, dict) or (isinstance(x, Mapping) and depth == 0):
             return ["d", [[str(name), self.value(part, depth + 1)] for name, part in x.items()]]
-        if (record := _record_of(type(x))) is not None:
+        kind: Any = type(x)
+        if (record := _record_of(kind)) is not None:
             return ["r", record[0], [self.value(getattr(x, name), depth + 1) for name in record[1]]]
         if isinstance(x, tuple | list):
             letter = "t" if isinstance(x, tuple) else "l"

@@ -22,7 +22,6 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.precision import DeclaredPrecision
 from attnspec.spec.contract.semantics import DeclaredSemantics, Semantics
 
-
 DECLARED = ("name", "operations", "limits", "semantics", "precision", "differentiable", "notes")
 """What a backend declares, as it is written down."""
 

@@ -68,9 +68,9 @@ class Isolated:
         """Record what was checked when the process of the backend ended, and start another one."""
         incidents, case = Incidents(self.folder, self.settings.hang_after), self.case
         hung = end.reason is Reason.HUNG
-        if not (hung and incidents.tried_again(case.operation, case.dtype, hung=hung)):
-            if incidents.record(case.operation, case.dtype, hung=hung, left=end.left) is None:
-                raise BackendError(f"backend {self.contract.origin!r}: {end.words}, and no law can be blamed") from end
+        again = hung and incidents.tried_again(case.operation, case.dtype, hung=hung)
+        if not again and incidents.record(case.operation, case.dtype, hung=hung, left=end.left) is None:
+            raise BackendError(f"backend {self.contract.origin!r}: {end.words}, and no law can be blamed") from end
         assert self.remote is not None
         self.remote.restart(IMPORT_SECONDS)
 

@@ -30,10 +30,7 @@ class Settings:
         None, "FILE", "known failures, a line each: operation, law and dtype; one that passes fails the run"
     )
     in_process: bool = _setting(
-        False,
-        "",
-        "run the backend in the process that judges it, which it may mislead: to debug it",
-        option="in-process",
+        False, "", "judge in the process that runs the backend, which may mislead it: to debug", option="in-process"
     )
     hang_after: float = _setting(
         20.0, "S", "seconds that one check may take before it counts as hung", option="hang-after", isolated=True

@@ -148,7 +148,8 @@ class Incidents:
     ) -> Result | None:
         """Record the law at which the worker of a case died, or the process of its backend, and return its verdict.
 
-        ``hung`` says whether it was a hang, where that is known, and ``left`` which processes were left behind. None if no law can be blamed: the worker died before its first check, or at a law that is recorded already.
+        ``hung`` says whether it was a hang, where that is known, and ``left`` names processes that were left behind.
+        None if no law can be blamed: the worker died before its first check, or at a law that is recorded already.
         """
         case = f"{operation}-{dtype}"
         crumb, recorded = Breadcrumb.read(self._crumb(operation, dtype)), self.verdicts(operation, dtype)
