@@ -301,7 +301,7 @@ HALLS = {
     "conformance/attnspec/conformance": {
         *("__main__.py", "cli.py", "plugin.py", "test_conformance.py"),
         *("diagnosis", "harness", "inputs", "judging", "laws", "matrix", "mutants"),
-        *("rediscovered", "reporting", "running", "variants"),
+        *("rediscovered", "remote", "reporting", "running", "variants"),
     },
 }
 """What stands where there are no chapters: backends, entry points, rooms."""

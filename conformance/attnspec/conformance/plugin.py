@@ -87,24 +87,43 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from attnspec.conformance.running.errors import BackendError
     from attnspec.conformance.running.planning import Plan
-    from attnspec.conformance.running.suite import backend_of, check_expectations, settings_of_suite
+    from attnspec.conformance.running.suite import (
+        backend_of,
+        backend_of_suite,
+        check_expectations,
+        settings_of_suite,
+    )
 
     name = metafunc.config.getoption("--attn-backend")
     try:
         if metafunc.cls is not None:
             if name is not None:
                 raise pytest.UsageError(f"--attn-backend: {metafunc.cls.__name__} names its own backend; got {name!r}")
-            backend, settings = metafunc.cls.backend, settings_of_suite(metafunc.cls)
+            settings, contract = settings_of_suite(metafunc.cls), backend_of_suite(metafunc.config, metafunc.cls)[1]
         elif name is None:
             raise pytest.UsageError("expected --attn-backend=NAME to say whom to judge; got none")
         else:
-            backend, settings = name, settings_of_options(metafunc.config)
-        plan = Plan.of(backend_of(metafunc.config, backend, settings)[1], settings)
+            settings = settings_of_options(metafunc.config)
+            contract = backend_of(metafunc.config, name, settings)[1]
+        plan = Plan.of(contract, settings)
         if settings.crumbs is None:
             check_expectations(plan, settings)
     except BackendError as error:
         raise pytest.UsageError(str(error)) from error
     metafunc.parametrize("attnspec_case", plan.cases, ids=[c.id for c in plan.cases])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which suites were judged by the process that ran their backend, and who was left behind."""
+    if HOSTS not in config.stash:
+        return
+    for suite, reason in config.stash[HOSTS].here.items():
+        terminalreporter.write_line(
+            f"attnspec: {suite} was judged in this process, which its backend may have misled: {reason}"
+        )
+    left = config.stash[HOSTS].close()
+    if left:
+        terminalreporter.write_line(f"attnspec: left behind by backends, and ended: {', '.join(left)}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -124,22 +124,29 @@ def end_all(leader: int, word: str, *, adopted: bool = False) -> list[str]:
         inside = leader in (one.group, one.session) or (adopted and one.parent == own)
         return one.number != leader and (inside or marked in _environment(one.number))
 
+    # Its group is ended as a whole: one that goes on copying itself would be faster than a look at each.
+    found = {one.number: one.title for one in _found(is_left)}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    return _end(is_left)
+    return [*(found | _end(is_left)).values()]
 
 
 def end_run(word: str) -> list[str]:
     """End all that a run has started and left behind; their titles."""
     marked = f"{RUN}={word}".encode()
-    return _end(lambda one: marked in _environment(one.number))
+    return [*_end(lambda one: marked in _environment(one.number)).values()]
 
 
-def _end(is_left: Callable[[Process], bool]) -> list[str]:
-    """End processes until there are none left."""
+def _found(is_left: Callable[[Process], bool]) -> list[Process]:
+    """The processes of a kind, the dead and this one apart."""
+    return [x for x in processes() if x.number != os.getpid() and x.state not in "ZX" and is_left(x)]
+
+
+def _end(is_left: Callable[[Process], bool]) -> dict[int, str]:
+    """End processes until there are none left: their titles by number."""
     found: dict[int, str] = {}
     for _ in range(ROUNDS):
-        left = [x for x in processes() if x.number != os.getpid() and x.state not in "ZX" and is_left(x)]
+        left = _found(is_left)
         for one in left:
             found[one.number] = one.title
             with suppress(ProcessLookupError, PermissionError):
@@ -150,7 +157,7 @@ def _end(is_left: Callable[[Process], bool]) -> list[str]:
         if not left:
             break
         time.sleep(PAUSE)
-    return list(found.values())
+    return found
 
 
 def _environment(number: int) -> list[bytes]:

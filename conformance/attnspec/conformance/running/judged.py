@@ -11,15 +11,23 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.processes import adopt_orphans
 from attnspec.conformance.running.admission import admitted
 from attnspec.conformance.running.description import contract_from
+from attnspec.conformance.running.endings import guarded
 from attnspec.conformance.running.keys import HOSTS
+from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
 
 
 class Hosts:
-    """The backends that this process judges, each in a process of its own, by name and device."""
+    """The backends that this process judges, each in a process of its own, by name and device.
+
+    ``here`` says of suites whose backend is in this process why it is.
+    """
 
     def __init__(self) -> None:
+        self._guarded = False
+        self.here: dict[str, str] = {}
+        self._loaded: dict[str, tuple[Any, Contract]] = {}
         self._backends: dict[tuple[str, str], RemoteBackend] = {}
         self._contracts: dict[tuple[str, str], Contract] = {}
 
@@ -48,6 +56,19 @@ class Hosts:
             self._contracts[key] = contract_from(dict(said), name)
         return backend, self._contracts[key]
 
+    def loaded(self, name: str) -> tuple[Any, Contract]:
+        """A backend in this process, and its contract; it is loaded once."""
+        if name not in self._loaded:
+            found = load(name)
+            self._loaded[name] = (found, contract_of(found, name))
+        return self._loaded[name]
+
+    def guard(self, config: pytest.Config) -> None:
+        """Have a backend that ends this process end it with a status that is not 0, until the run has ended."""
+        if not self._guarded and not hasattr(config, "workerinput"):
+            self._guarded = True
+            config.add_cleanup(guarded(lambda line: _say(config, line)))
+
     def close(self) -> list[str]:
         """End all of them; who was left behind."""
         for backend in self._backends.values():
@@ -58,3 +79,10 @@ class Hosts:
 def hosts(config: pytest.Config) -> Hosts:
     """The backends that this process judges."""
     return config.stash.setdefault(HOSTS, Hosts())
+
+
+def _say(config: pytest.Config, line: str) -> None:
+    """Print a line, though pytest keeps what tests print."""
+    writer = config.get_terminal_writer()
+    writer.line(f"\n{line}")
+    writer.flush()

@@ -6,9 +6,11 @@ A third party writes, in a test file of its own::
         backend = MyBackend()
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -20,12 +22,13 @@ from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.reporting.messages import failure_message
+from attnspec.conformance.running.description import described
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations, passing
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
 from attnspec.conformance.running.isolated import Isolated, diagnosis_of
 from attnspec.conformance.running.judged import hosts
-from attnspec.conformance.running.loading import contract_of, load
+from attnspec.conformance.running.loading import contract_of
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record, record_diagnosis
@@ -48,9 +51,8 @@ class ConformanceSuite:
         self, attnspec_case: Case, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
     ) -> None:
         """All laws of one operation at one dtype."""
-        settings = settings_of_suite(type(self))
-        backend, contract = backend_of(pytestconfig, type(self).backend, settings)
-        run_case(backend, contract, attnspec_case, settings, record_property)
+        backend, contract = backend_of_suite(pytestconfig, type(self))
+        run_case(backend, contract, attnspec_case, settings_of_suite(type(self)), record_property)
 
 
 def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
@@ -65,19 +67,14 @@ def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
     return Settings(**chosen)
 
 
-_loaded: dict[str, tuple[Any, Contract]] = {}
-
-
-def resolved(backend: Any) -> tuple[Any, Contract]:
-    """A backend, loaded if it was named, and its contract; named ones are loaded once."""
+def resolved(config: pytest.Config, backend: Any) -> tuple[Any, Contract]:
+    """A backend in this process, loaded if it was named, and its contract; a backend that ends it is no success."""
     if backend is None:
         raise pytest.UsageError("ConformanceSuite: expected a class attribute `backend`; got None")
+    hosts(config).guard(config)
     if not isinstance(backend, str):
         return backend, contract_of(backend, _importable_name(backend))
-    if backend not in _loaded:
-        found = load(backend)
-        _loaded[backend] = (found, contract_of(found, backend))
-    return _loaded[backend]
+    return hosts(config).loaded(backend)
 
 
 def _importable_name(backend: Any) -> str:
@@ -87,13 +84,32 @@ def _importable_name(backend: Any) -> str:
 
 
 def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple[Any, Contract]:
-    """What a run judges, a backend or the name of one, and its contract; :class:`BackendError` if it cannot be used.
+    """What a run judges, by its name, and its contract; :class:`BackendError` if it cannot be used.
 
-    One that is named is in a process of its own, unless the settings say otherwise.
+    It is in a process of its own, unless the settings say otherwise.
     """
-    if isinstance(backend, str) and not settings.in_process:
+    return resolved(config, backend) if settings.in_process else hosts(config).ready(backend, settings)
+
+
+def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tuple[Any, Contract]:
+    """What a suite judges, in a process of its own as far as it can be made there anew, and its contract."""
+    settings, backend = settings_of_suite(suite), suite.backend
+    if settings.in_process or backend is None:
+        return resolved(config, backend)
+    if isinstance(backend, str):
         return hosts(config).ready(backend, settings)
-    return resolved(backend)
+    name = backend.__name__ if isinstance(backend, ModuleType) else f"{suite.__module__}:{suite.__qualname__}.backend"
+    contract = contract_of(backend, _importable_name(backend))
+    try:
+        if "<" in name:
+            raise BackendError("its class is inside of a function")
+        anew, said = hosts(config).ready(name, settings, tuple(sys.path))
+        if described(said) != described(contract):
+            raise BackendError("made anew, it declares something else")
+    except BackendError as error:
+        hosts(config).here[suite.__name__] = str(error)
+        return resolved(config, backend)
+    return anew, contract
 
 
 def check_expectations(plan: Plan, settings: Settings) -> None:
