@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from attnspec.conformance.remote.signals import deaf
 from attnspec.conformance.running.keys import HOSTS, LEFT
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
@@ -66,6 +65,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if _is_isolated_worker(session.config):
         gc.freeze()
         gc.set_threshold(100_000)
+        from attnspec.conformance.remote.signals import deaf
+
         # Ctrl-C is for the controlling process: a KeyboardInterrupt here is the backend's own.
         signal.signal(signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else deaf)
 

@@ -78,11 +78,15 @@ class Hosts:
 
 def hosts(config: pytest.Config) -> Hosts:
     """The backends that this process judges."""
-    return config.stash.setdefault(HOSTS, Hosts())
+    found: Hosts = config.stash.setdefault(HOSTS, Hosts())
+    return found
 
 
 def _say(config: pytest.Config, line: str) -> None:
     """Print a line, though pytest keeps what tests print."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend()
     writer = config.get_terminal_writer()
     writer.line(f"\n{line}")
     writer.flush()

@@ -1,13 +1,10 @@
 """Where a pytest configuration holds what a run shares; every pytest run of every user imports this."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from attnspec.conformance.running.judged import Hosts
-
-HOSTS: "pytest.StashKey[Hosts]" = pytest.StashKey()
+HOSTS: "pytest.StashKey[Any]" = pytest.StashKey()
 """The backends that a process judges, each in a process of its own."""
 
 LEFT = "attnspec-left-behind"
