@@ -125,7 +125,7 @@ def test_scalars_of_numpy_stay_what_they_are() -> None:
 def test_a_subclass_comes_as_its_bytes() -> None:
     class Lying(np.ndarray):
         shape = property(lambda self: (7,))
-        dtype = property(lambda self: np.dtype("f8"))  # type: ignore[assignment]
+        dtype = property(lambda self: np.dtype("f8"))
         tobytes = __array__ = __eq__ = __getitem__ = lambda *_, **__: 1 / 0  # type: ignore[assignment]
 
     x = np.arange(4.0, dtype="f4").reshape(2, 2)
@@ -139,7 +139,7 @@ def test_records_of_the_specification_are_the_only_classes() -> None:
         count = len(getattr(record, "__dataclass_fields__", ())) or len(getattr(record, "_fields", ()))
         assert said(record(*range(count))) == record(*range(count))
 
-    class Other(tuple):
+    class Other(tuple[int, ...]):
         pass
 
     found = said(Other((1, 2)))
@@ -326,11 +326,12 @@ def test_what_the_backend_raises_is_raised_here(plain: RemoteBackend) -> None:
     one = plain.from_numpy(np.zeros((2, 3)), device="cpu")
     with pytest.raises(ValueError, match="sizes differ"):
         plain.dot_scores(one, plain.from_numpy(np.zeros((2, 4)), device="cpu"))
-    for wrong in (lambda: one["x"], lambda: one.reshape(7), lambda: one.swapaxes(0, 5)):
+    wrong: tuple[Callable[[], Any], ...] = (lambda: one["x"], lambda: one.reshape(7), lambda: one.swapaxes(0, 5))
+    for call in wrong:
         with pytest.raises(CANNOT):
-            wrong()
+            call()
     with pytest.raises(AttributeError):
-        _ = one[0].reshape(3)[0].nothing  # type: ignore[attr-defined]
+        _ = one[0].reshape(3)[0].nothing
     assert not hasattr(plain, "vjp")
     assert not hasattr(plain, "lstm")
 

@@ -254,7 +254,7 @@ def _sequence(base: type, name: str) -> type:
     return base if name == base.__name__ else type(type_name(name), (base,), {})
 
 
-def header(text: bytes | memoryview) -> Any:
+def header(text: bytes | bytearray | memoryview) -> Any:
     """The JSON of a frame."""
     try:
         return json.loads(bytes(text))
