@@ -3,10 +3,11 @@
 import gc
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attnspec.conformance.running.keys import HOSTS, LEFT
+from attnspec.conformance.running.keys import HERE, HOSTS, LEFT, SUITES_HERE
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
 
@@ -114,14 +115,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("attnspec_case", plan.cases, ids=[c.id for c in plan.cases])
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a worker says of suites that it has judged in its own process."""
+    found = getattr(node, "workeroutput", {}).get(SUITES_HERE, {})
+    node.config.stash.setdefault(HERE, {}).update(found)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say which suites were judged by the process that ran their backend, and who was left behind."""
-    if HOSTS not in config.stash:
-        return
-    for suite, reason in config.stash[HOSTS].here.items():
+    for suite, reason in config.stash.get(HERE, {}).items():
         terminalreporter.write_line(
             f"attnspec: {suite} was judged in this process, which its backend may have misled: {reason}"
         )
+    if HOSTS not in config.stash:
+        return
     left = config.stash[HOSTS].close()
     if left:
         terminalreporter.write_line(f"attnspec: left behind by backends, and ended: {', '.join(left)}")
@@ -137,6 +145,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         left = config.stash[HOSTS].close()
         if hasattr(config, "workeroutput"):
             config.workeroutput[LEFT] = left
+            config.workeroutput[SUITES_HERE] = config.stash.get(HERE, {})
     path, settings = config.getoption("--attn-json"), settings_of_options(config)
     if not path or settings.crumbs is not None or hasattr(config, "workerinput"):
         return

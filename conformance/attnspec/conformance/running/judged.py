@@ -19,14 +19,10 @@ from attnspec.conformance.running.settings import Settings
 
 
 class Hosts:
-    """The backends that this process judges, each in a process of its own, by name and device.
-
-    ``here`` says of suites whose backend is in this process why it is.
-    """
+    """The backends that this process judges, each in a process of its own, by name and device."""
 
     def __init__(self) -> None:
         self._guarded = False
-        self.here: dict[str, str] = {}
         self._loaded: dict[str, tuple[Any, Contract]] = {}
         self._backends: dict[tuple[str, str], RemoteBackend] = {}
         self._contracts: dict[tuple[str, str], Contract] = {}

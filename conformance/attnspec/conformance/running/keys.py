@@ -9,3 +9,9 @@ HOSTS: "pytest.StashKey[Any]" = pytest.StashKey()
 
 LEFT = "attnspec-left-behind"
 """What a worker of pytest-xdist hands to the process that controls it: the processes that backends left behind."""
+
+HERE: "pytest.StashKey[dict[str, str]]" = pytest.StashKey()
+"""The suites that are judged by the process that runs their backend, and why."""
+
+SUITES_HERE = "attnspec-judged-here"
+"""What a worker of pytest-xdist hands on of them."""

@@ -28,6 +28,7 @@ from attnspec.conformance.running.expectations import expectations, passing
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
 from attnspec.conformance.running.isolated import Isolated, diagnosis_of
 from attnspec.conformance.running.judged import hosts
+from attnspec.conformance.running.keys import HERE
 from attnspec.conformance.running.loading import contract_of
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
@@ -107,7 +108,7 @@ def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tu
         if described(said) != described(contract):
             raise BackendError("made anew, it declares something else")
     except BackendError as error:
-        hosts(config).here[suite.__name__] = str(error)
+        config.stash.setdefault(HERE, {})[suite.__name__] = str(error)
         return resolved(config, backend)
     return anew, contract
 
