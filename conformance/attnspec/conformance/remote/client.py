@@ -219,10 +219,10 @@ class Host:
 
     def _send(self, message: bytes) -> None:
         view = memoryview(message)
-        self._socket.settimeout(INTERVAL)
         watch = _Watch(self, self.clock)
         while view:
             try:
+                self._socket.settimeout(INTERVAL)
                 view = view[self._socket.send(view) :]
             except TimeoutError:
                 watch.look()
@@ -256,9 +256,9 @@ class Host:
         return said, buffer[middle:]
 
     def _fill(self, buffer: memoryview, count: int, least: int, watch: "_Watch") -> int:
-        self._socket.settimeout(INTERVAL)
         while count < least:
             try:
+                self._socket.settimeout(INTERVAL)
                 got = self._socket.recv_into(buffer[count:])
             except TimeoutError:
                 watch.look()

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs import layouts
+from attnspec.conformance.judging.foreign_calls import call_safely
 from attnspec.conformance.remote.objects import KEPT, Unconverted
 from attnspec.conformance.remote.processes import die_with_parent
 from attnspec.conformance.remote.raised import told
 from attnspec.conformance.remote.wire import LENGTHS, Writer
-from attnspec.conformance.running.description import describe
+from attnspec.conformance.running.description import describe, described, runs_on
 from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.loading import load
+from attnspec.conformance.running.loading import contract_of, load
 
 FUNCTIONS = ("broadcast_to", "empty")
 """The functions of a library that layouts need."""
@@ -209,7 +210,8 @@ def serve(channel: Channel, host: Host) -> None:
 
 def _stays_numpy(backend: Any, device: str) -> bool:
     """Whether the arrays of a backend are those of NumPy."""
-    return isinstance(backend.from_numpy(np.zeros(1, np.float32), device=device), np.ndarray)
+    found = call_safely(lambda: backend.from_numpy(np.zeros(1, np.float32), device=device))
+    return isinstance(found, np.ndarray)
 
 
 def main() -> None:
@@ -224,7 +226,9 @@ def main() -> None:
     channel, process = Channel(connection), os.getpid()
     try:
         backend = load(name)
-        said: dict[str, Any] = describe(backend, name, device)
+        contract = contract_of(backend, name)
+        # Where it declares another device, whoever asks says so in words of his own.
+        said = describe(backend, name, device) if runs_on(contract, device) else described(contract)
         said["optional"] = [x for x in OPTIONAL if getattr(backend, x, None) is not None]
         said["numpy"] = "from_numpy" not in said["optional"] or _stays_numpy(backend, device)
     except BackendError as error:

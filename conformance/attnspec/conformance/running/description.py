@@ -29,8 +29,7 @@ DECLARED = ("name", "operations", "limits", "semantics", "precision", "different
 def describe(backend: Any, name: str, device: str) -> dict[str, Any]:
     """The contract of a backend as plain JSON; :class:`BackendError` if it cannot be used on the device."""
     contract = contract_of(backend, name)
-    kind = device.partition(":")[0]
-    if kind not in contract.limits.devices:
+    if not runs_on(contract, device):
         raise BackendError(
             f"backend {name!r}: device: expected one of {', '.join(contract.limits.devices)}; got {device!r}"
         )
@@ -40,6 +39,11 @@ def describe(backend: Any, name: str, device: str) -> dict[str, Any]:
         if isinstance(moved, Raised):
             raise BackendError(f"backend {name!r}: from_numpy(…, device={device!r}) raised {moved.message}")
     return described(contract)
+
+
+def runs_on(contract: Contract, device: str) -> bool:
+    """Whether a backend declares this device."""
+    return device.partition(":")[0] in contract.limits.devices
 
 
 def described(contract: Contract) -> dict[str, Any]:

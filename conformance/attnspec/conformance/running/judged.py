@@ -12,6 +12,7 @@ from attnspec.conformance.remote.processes import adopt_orphans
 from attnspec.conformance.running.admission import admitted
 from attnspec.conformance.running.description import contract_from
 from attnspec.conformance.running.endings import guarded
+from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.keys import HOSTS
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.probe import IMPORT_SECONDS
@@ -26,6 +27,7 @@ class Hosts:
         self._loaded: dict[str, tuple[Any, Contract]] = {}
         self._backends: dict[tuple[str, str], RemoteBackend] = {}
         self._contracts: dict[tuple[str, str], Contract] = {}
+        self._errors: dict[tuple[str, str], BackendError] = {}
 
     def start(self, name: str, settings: Settings, path: tuple[str, ...] = ()) -> RemoteBackend:
         """Begin to import a backend, unless that has begun."""
@@ -44,11 +46,17 @@ class Hosts:
         """A backend that is imported, and its contract: in a worker what was admitted, which it has to declare too."""
         key = name, settings.device
         backend = self.start(name, settings, path)
+        if key in self._errors:
+            raise self._errors[key]
         if key not in self._contracts:
             known: Mapping[str, Any] | None = None
             if settings.crumbs is not None:
                 known = admitted(Path(settings.crumbs), IMPORT_SECONDS)
-            said = backend.introduce(IMPORT_SECONDS, known)
+            try:
+                said = backend.introduce(IMPORT_SECONDS, known)
+            except BackendError as error:
+                self._errors[key] = error
+                raise
             self._contracts[key] = contract_from(dict(said), name)
         return backend, self._contracts[key]
 
