@@ -19,7 +19,7 @@ from attnspec.conformance.judging.foreign_calls import call_safely
 from attnspec.conformance.remote.objects import KEPT, Unconverted
 from attnspec.conformance.remote.processes import die_with_parent
 from attnspec.conformance.remote.raised import told
-from attnspec.conformance.remote.wire import LENGTHS, Writer
+from attnspec.conformance.remote.wire import LENGTHS, Writer, is_small
 from attnspec.conformance.running.description import describe, described, runs_on
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.loading import contract_of, load
@@ -156,7 +156,7 @@ def written(writer: Writer, result: Any) -> Any:
 def read_on(writer: Writer, number: int, count: int) -> list[Any]:
     """What the arrays hold that were made after one, each with its number."""
     following = {n: KEPT.objects.get(n) for n in range(number + 2, number + 2 * count + 2, 2)}
-    return [[n, writer.seen(x)] for n, x in following.items() if hasattr(x, "shape")]
+    return [[n, writer.seen(x)] for n, x in following.items() if is_small(x)]
 
 
 def _itself(x: Any) -> Any:

@@ -27,6 +27,9 @@ LENGTHS = struct.Struct("<QQ")
 MAX_TEXT, MAX_BYTES = 1 << 26, 1 << 32
 """The most that either part may have."""
 
+EAGER = 1 << 18
+"""The most numbers of an array that are sent before they are asked for."""
+
 MAX_DEPTH = 64
 """Trees within trees."""
 
@@ -86,7 +89,8 @@ class Writer:
             return ["f" if callable(x) else "o", self.keep(x), type(x).__name__]
         shape = _shape(x)
         if shape is not None:
-            seen = None if self.read is None else self.seen(x)
+            # A large array may be mere space, of which nothing is ever touched: it is read when it is asked for.
+            seen = None if self.read is None or not is_small(x) else self.seen(x)
             return ["a", self.keep(x), shape, isinstance(x, np.ndarray), type(x).__name__, seen]
         if isinstance(x, dict) or (isinstance(x, Mapping) and depth == 0):
             return ["d", [[str(name), self.value(part, depth + 1)] for name, part in x.items()]]
@@ -116,6 +120,8 @@ class Writer:
         kind = dtype_text(x.dtype)
         if kind is None:
             return ["n", None, list(x.shape)]
+        if x.nbytes > MAX_BYTES:
+            raise MemoryError(f"{x.nbytes} bytes of one array; at most {MAX_BYTES} are read")
         if not x.size:
             return ["n", kind, list(x.shape), None, 0, 0, 0]
         low, high = np.lib.array_utils.byte_bounds(x)
@@ -140,6 +146,12 @@ class Writer:
             low = x.__array_interface__["data"][0] - first
             frame[start + place : start + place + length] = ctypes.string_at(low, length)
         return frame
+
+
+def is_small(x: Any) -> bool:
+    """Whether something has a shape, and not many numbers."""
+    shape = _shape(x)
+    return shape is not None and math.prod(shape) <= EAGER
 
 
 def _shape(x: Any) -> list[int] | None:
