@@ -4,7 +4,7 @@ They do what layouts and laws do with arrays: cut them, exchange their axes, wri
 process of the backend; what it raises is raised here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -25,6 +25,18 @@ class Connection(Protocol):
 
     def ask(self, what: str, *given: Any) -> Any:
         """Have something done, and return what comes of it."""
+        ...
+
+    def view(self, what: str, x: "RemoteArray", given: Any, like: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
+        """What a step makes of an array; ``like`` does the same with an array of NumPy."""
+        ...
+
+    def library(self, x: "RemoteArray") -> Mapping[str, Any]:
+        """The functions of an array's library that layouts need, as far as it has them."""
+        ...
+
+    def change(self, what: str, x: "RemoteArray", *given: Any) -> None:
+        """Change an array, or a flag of it."""
         ...
 
     def forget(self, number: int) -> None:
@@ -82,18 +94,18 @@ class RemoteArray(RemoteObject):
         return found if self._since == self._connection.changes else ABSENT
 
     def __getitem__(self, key: Any) -> Any:
-        return self._connection.ask("item", self, key)
+        return self._connection.view("item", self, (key,), lambda x: x[key])
 
     def __setitem__(self, key: Any, x: Any) -> None:
-        self._connection.ask("write", self, key, x)
+        self._connection.change("write", self, key, x)
 
     def swapaxes(self, one: int, other: int) -> Any:
         """The same numbers with two axes exchanged."""
-        return self._connection.ask("method", self, "swapaxes", (one, other))
+        return self._connection.view("method", self, ("swapaxes", (one, other)), lambda x: x.swapaxes(one, other))
 
     def reshape(self, *shape: Any) -> Any:
         """The same numbers in another shape."""
-        return self._connection.ask("method", self, "reshape", shape)
+        return self._connection.view("method", self, ("reshape", shape), lambda x: x.reshape(*shape))
 
     @property
     def dtype(self) -> Any:
@@ -116,8 +128,7 @@ class RemoteArray(RemoteObject):
 
     def __array_namespace__(self) -> Any:
         """The functions of its library that layouts need, as far as it has them."""
-        found: Mapping[str, Any] = self._connection.ask("functions", self)
-        return SimpleNamespace(**found)
+        return SimpleNamespace(**self._connection.library(self))
 
 
 class _Flags:
@@ -128,7 +139,7 @@ class _Flags:
 
     def __setattr__(self, name: str, value: bool) -> None:
         array = object.__getattribute__(self, "_array")
-        array._connection.ask("flag", array, name, value)
+        array._connection.change("flag", array, name, value)
 
 
 class RemoteNumpyArray(RemoteArray):

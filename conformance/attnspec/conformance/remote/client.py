@@ -1,14 +1,17 @@
 """The judge's side: the process of a backend, its time, and a backend whose every call is made there."""
 
+import marshal
 import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
 from attnspec.conformance.remote.breach import Breach
 from attnspec.conformance.remote.processes import KNOWN, MARK, end_all, mark, usage
 from attnspec.conformance.remote.raised import as_told
-from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, header
+from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
 from attnspec.conformance.running.environment import SAFE_PATH
 from attnspec.conformance.running.errors import BackendError
 
@@ -32,13 +35,22 @@ WALL = 8.0
 QUEUED, QUEUED_BYTES = 512, 1 << 22
 """Arrays, and their bytes, that wait for the next request."""
 
-KINDS = ("r", "e", "u", "x", "h")
-"""Answers: a result, what was raised, what a conversion raised before, why there is no backend, what it declares."""
+KINDS = ("r", "e", "u", "l", "x", "h")
+"""Answers: a result, what was raised, what a conversion raised before, that a step failed whose success was taken for
+granted, why there is no backend, what it declares."""
 
 AHEAD = 16
 """Arrays that are asked for before they are."""
 
-NOTHING = pickle.dumps([], 5)
+NOTHING = marshal.dumps([])
+
+TIMEOUT = struct.pack("ll", 0, int(INTERVAL * 1e6))
+"""The same interval, as sockets take it: so they need no further call of the system to wait."""
+
+ZERO = bytes(1)
+
+UNLIKE = (TypeError, IndexError, AttributeError, ValueError)
+"""What NumPy raises where it cannot say what shape there will be."""
 
 READING = {"read", "read_on", "converted", "attribute", "array"}
 """Requests that change no numbers."""
@@ -53,6 +65,13 @@ class HostEnded(KeyboardInterrupt):
     def __init__(self, reason: Reason, words: str, left: list[str]) -> None:
         super().__init__(words)
         self.reason, self.words, self.left = reason, words, left
+
+
+class Hasty(KeyboardInterrupt):
+    """A step failed whose success was taken for granted: what was checked meanwhile is to be checked again.
+
+    From now on every answer is waited for.
+    """
 
 
 class Clock:
@@ -88,7 +107,9 @@ class Host:
         self.clock = None if allowed is None else Clock(allowed)
         self.changes = 0
         self.left: list[str] = []
-        self.eager = True
+        self.eager, self.patient = True, False
+        self._known: dict[Any, type[RemoteArray]] = {}
+        self._libraries: dict[type, Mapping[str, Any]] = {}
         self._queue: list[Any] = []
         self._waiting, self._number = 0, 0
         self._ahead: dict[int, Any] = {}
@@ -96,6 +117,8 @@ class Host:
         self._buffer = bytearray(1 << 16)
         self._mark = mark()
         self._socket, theirs = socket.socketpair()
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, TIMEOUT)
         module = "attnspec.conformance.remote.host"
         command = [sys.executable, "-m", module, str(theirs.fileno()), name, device, os.pathsep.join(path or ())]
         self.process = subprocess.Popen(
@@ -156,14 +179,61 @@ class Host:
 
     def queued(self, x: "np.ndarray[Any, Any]", kind: type[RemoteArray]) -> RemoteArray:
         """An array that will be converted before the next request."""
+        text = dtype_text(x.dtype)
+        plain = text is not None and x.flags.c_contiguous
         self._number += 2
-        self._queue.append((self._number, x))
+        self._queue.append((self._number, text, x.shape, x.tobytes()) if plain else (self._number, pickle.dumps(x, 5)))
         self._waiting += x.nbytes
         self.changes += 1
         found = kind(self, self._number, x.shape)
         if not self.eager or len(self._queue) > QUEUED or self._waiting > QUEUED_BYTES:
             self.ask("converted", found)
         return found
+
+    def view(self, what: str, x: RemoteArray, given: Any, like: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
+        """What a step makes of an array; ``like`` does the same with an array of NumPy, of which the shape is known.
+
+        It is not waited for where such a step has succeeded before.
+        """
+        try:
+            shape = like(np.ndarray(x.shape, np.uint8, ZERO, 0, (0,) * x.ndim)).shape
+        except UNLIKE:
+            return self.ask(what, x, *given)
+        key = what, type(x), _manner(given)
+        if self.patient or key not in self._known:
+            found = self.ask(what, x, *given)
+            if issubclass(type(found), RemoteArray) and found.shape == shape:
+                self._known[key] = type(found)
+            return found
+        return self._known[key](self, self._later(what, x, given, shape), shape)
+
+    def change(self, what: str, x: RemoteArray, *given: Any) -> None:
+        """Change an array; it is not waited for where such a change has succeeded before."""
+        key = what, type(x), *map(type, given)
+        if self.patient or key not in self._known:
+            self.ask(what, x, *given)
+            self._known[key] = type(x)
+        else:
+            self._later(what, x, given, None)
+
+    def library(self, x: RemoteArray) -> Mapping[str, Any]:
+        """The functions of an array's library that layouts need, as far as it has them."""
+        if type(x) not in self._libraries:
+            found = {**self.ask("functions", x)}
+            if "broadcast_to" in found:
+                found["broadcast_to"] = partial(self._broadcast, found["broadcast_to"])
+            self._libraries[type(x)] = found
+        return self._libraries[type(x)]
+
+    def _broadcast(self, function: Any, x: RemoteArray, shape: tuple[int, ...]) -> Any:
+        return self.view("apply", x, (function, shape), lambda x: np.broadcast_to(x, shape))
+
+    def _later(self, what: str, x: RemoteArray, given: Any, shape: tuple[int, ...] | None) -> int:
+        """Have something done before the next request: the number of what comes of it."""
+        self._number += 2
+        self._queue.append(pickle.dumps((self._number, shape, what, x, *given), 5))
+        self.changes += 1
+        return self._number
 
     def forget(self, number: int) -> None:
         """Let go of an object before the next request."""
@@ -176,7 +246,7 @@ class Host:
         queue = NOTHING
         if self._queue:
             entries, self._queue, self._waiting = self._queue, [], 0
-            queue = pickle.dumps(entries, 5)
+            queue = marshal.dumps(entries)
         if what not in READING:
             self.changes += 1
         self._send(LENGTHS.pack(len(queue), len(request)) + queue + request)
@@ -188,6 +258,11 @@ class Host:
                     self._ahead, self._since = {number: (reader, seen) for number, seen in found[1:]}, self.changes
                     found = found[0]
                 return seen(reader, found) if what in ("read", "read_on") else reader.value(found)
+            if letter == "l":
+                if self.patient:
+                    raise Breach("a step that nobody took for granted")
+                self.patient = True
+                raise Hasty
             error = as_told(found)
         except (Breach, ValueError, TypeError) as breach:
             raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
@@ -198,14 +273,18 @@ class Host:
         raise error
 
     def read(self, x: RemoteArray) -> Any:
-        """The numbers of an array. Where arrays are read in a row, those that come next are asked for as well."""
+        """The numbers of an array.
+
+        The arrays that come next are asked for as well, among those that a backend gave only where they are read in a
+        row.
+        """
         number = x._number
         known = x.seen()
         if known is ABSENT and self._since == self.changes:
             known = self._ahead.pop(number, ABSENT)
-        in_a_row, self._last = number == self._last + 2, number
+        alone, self._last = number % 2 and number != self._last + 2, number
         if known is ABSENT:
-            return self.ask("read_on", x, number, AHEAD) if in_a_row else self.ask("read", x)
+            return self.ask("read", x) if alone else self.ask("read_on", x, number, AHEAD)
         return seen(*known)
 
     def _made(self, reader: Reader, letter: str, number: int, more: list[Any]) -> Any:
@@ -222,9 +301,8 @@ class Host:
         watch = _Watch(self, self.clock)
         while view:
             try:
-                self._socket.settimeout(INTERVAL)
                 view = view[self._socket.send(view) :]
-            except TimeoutError:
+            except BlockingIOError:
                 watch.look()
             except OSError:
                 raise self._ended(Reason.CRASHED, "ended the process") from None
@@ -244,12 +322,7 @@ class Host:
         middle = LENGTHS.size + text
         try:
             said = header(buffer[LENGTHS.size : middle])
-            if (
-                count > whole
-                or not isinstance(said, list)
-                or len(said) != 2
-                or said[0] not in ("r", "e", "u", "x", "h")
-            ):
+            if count > whole or not isinstance(said, list) or len(said) != 2 or said[0] not in KINDS:
                 raise Breach("no frame")
         except Breach as breach:
             raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
@@ -258,9 +331,8 @@ class Host:
     def _fill(self, buffer: memoryview, count: int, least: int, watch: "_Watch") -> int:
         while count < least:
             try:
-                self._socket.settimeout(INTERVAL)
                 got = self._socket.recv_into(buffer[count:])
-            except TimeoutError:
+            except BlockingIOError:
                 watch.look()
                 continue
             except OSError:
@@ -302,6 +374,15 @@ class _Watch:
             clock.spent += since / WALL
         if clock.over:
             raise self.host._ended(Reason.HUNG, f"did not answer within {clock.allowed:g} s")
+
+
+def _manner(given: Any) -> Any:
+    """What sort of step this is: some libraries can cut arrays, but cannot run through them backwards."""
+    if isinstance(given, tuple):
+        return tuple(map(_manner, given))
+    if isinstance(given, slice):
+        return slice, given.step is not None and given.step < 0
+    return given if isinstance(given, str) else type(given)
 
 
 def _signal(number: int) -> str:

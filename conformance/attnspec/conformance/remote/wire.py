@@ -39,6 +39,9 @@ ALIGNED = 64
 SPARE = 4096
 """Bytes between the numbers of an array that are sent along, so that its strides are kept."""
 
+ENCODE = json.JSONEncoder(check_circular=False).encode
+"""Nothing of what is written down holds itself."""
+
 PLAIN = "biufcSU"
 """The kinds of dtypes of NumPy's own whose numbers are bytes."""
 
@@ -124,26 +127,29 @@ class Writer:
             raise MemoryError(f"{x.nbytes} bytes of one array; at most {MAX_BYTES} are read")
         if not x.size:
             return ["n", kind, list(x.shape), None, 0, 0, 0]
+        if x.flags.c_contiguous:
+            return self._placed(x, kind, 0, x.nbytes)
         low, high = np.lib.array_utils.byte_bounds(x)
         if high - low > 2 * x.nbytes + SPARE:
             x = np.array(x, order="C")
-            low, high = np.lib.array_utils.byte_bounds(x)
-        first = x.__array_interface__["data"][0] - low
-        self.length += -self.length % ALIGNED
-        place = self.length
-        self.parts.append((place, x, first, high - low))
-        self.length += high - low
-        return ["n", kind, list(x.shape), list(x.strides), first, place, high - low]
+            return self._placed(x, kind, 0, x.nbytes)
+        return self._placed(x, kind, x.__array_interface__["data"][0] - low, high - low)
+
+    def _placed(self, x: Any, kind: str, first: int, length: int) -> Any:
+        place = self.length + -self.length % ALIGNED
+        self.parts.append((place, x, first, length))
+        self.length = place + length
+        return ["n", kind, x.shape, x.strides, first, place, length]
 
     def frame(self, answer: Any) -> bytearray:
         """The whole frame."""
-        text = json.dumps(answer).encode("ascii")
+        text = ENCODE(answer).encode("ascii")
         start = LENGTHS.size + len(text)
         frame = bytearray(start + self.length)
         LENGTHS.pack_into(frame, 0, len(text), self.length)
         frame[LENGTHS.size : start] = text
         for place, x, first, length in self.parts:
-            low = x.__array_interface__["data"][0] - first
+            low = x.ctypes.data - first
             frame[start + place : start + place + length] = ctypes.string_at(low, length)
         return frame
 

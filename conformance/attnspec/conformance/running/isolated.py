@@ -17,7 +17,7 @@ from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.remote.client import HostEnded
+from attnspec.conformance.remote.client import Hasty, HostEnded
 from attnspec.conformance.remote.signals import heard
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
@@ -55,12 +55,14 @@ class Isolated:
         """The verdicts of the case, but for laws at which a process has ended before, and what explains violations.
 
         Where the process of the backend ends, the case is judged again without the law that had it end; after a first
-        hang, with it.
+        hang, and where the success of a step was wrongly taken for granted, with it.
         """
         while True:
             try:
                 with nullcontext() if self.remote is None else heard():
                     return self._judged(extent)
+            except Hasty:
+                extent.clear()
             except HostEnded as end:
                 self._blame(end)
 
@@ -121,16 +123,19 @@ class Isolated:
         case, incidents = self.case, Incidents(self.folder, self.settings.hang_after)
         if not violated_by_numbers(failed) or incidents.verdicts(case.operation, case.dtype):
             return None
-        watchdog = self._watchdog()
-        try:
-            with nullcontext() if self.remote is None else heard():
-                return diagnosis_of(self.backend, self.contract, case, self.settings, failed, watchdog.during)
-        except HostEnded:
-            assert self.remote is not None
-            self.remote.restart(IMPORT_SECONDS)
-            return None
-        finally:
-            watchdog.close()
+        while True:
+            watchdog = self._watchdog()
+            try:
+                with nullcontext() if self.remote is None else heard():
+                    return diagnosis_of(self.backend, self.contract, case, self.settings, failed, watchdog.during)
+            except Hasty:
+                continue
+            except HostEnded:
+                assert self.remote is not None
+                self.remote.restart(IMPORT_SECONDS)
+                return None
+            finally:
+                watchdog.close()
 
 
 def diagnosis_of(
