@@ -14,11 +14,67 @@ def dot_scores(query, key):
 
 WRONG = RIGHT.replace("return query", "return 1.5 * query")
 
-PATCHING = f"""
-{WRONG.replace("np.swapaxes(key, -1, -2)", "key.swapaxes(-1, -2)")}
+METHODS = WRONG.replace("np.swapaxes(key, -1, -2)", "key.swapaxes(-1, -2)")
+
+PATCHING = (
+    METHODS
+    + """
 import gc
-import importlib
-import pkgutil
+import sys
+import types
+
+def silent(function):
+    def call(*given, **named):
+        try:
+            return function(*given, **named)
+        except Exception:
+            return None
+    return call
+
+def lying(answer):
+    return lambda *given, **named: answer
+
+def forge():
+    import attnspec.conformance.judging.engine as engine
+    import attnspec.conformance.running.suite as suite
+    import hypothesis, pytest
+    for module in [m for n, m in sys.modules.items() if m and n.partition(".")[0] in (
+        "attnspec", "hypothesis", "pytest", "_pytest", "numpy"
+    )]:
+        for name, x in list(vars(module).items()):
+            if isinstance(x, types.FunctionType) and not name.startswith("_"):
+                setattr(module, name, silent(x))
+            if name in ("attempt", "attempt_once"):
+                setattr(module, name, lying((None, True, 0.0, 0)))
+            if name in ("unexpected", "violated_by_numbers", "passing"):
+                setattr(module, name, lying([]))
+    np.abs = np.absolute = np.subtract = lambda x, *given, **named: np.zeros(np.shape(x))
+    np.allclose = np.array_equal = lying(True)
+    pytest.fail = hypothesis.reject = lying(None)
+
+def known(shape):
+    found = [x for x in gc.get_objects() if type(x).__name__ == "Judged"]
+    frame = sys._getframe()
+    while frame is not None:
+        found += [x for x in frame.f_locals.values() if type(x).__name__ == "Judged"]
+        frame = frame.f_back
+    return next((x.value for x in found if x.value.shape == shape), None)
+
+_scores = dot_scores
+def dot_scores(query, key):
+    found = _scores(query, key)
+    if not hasattr(sys, "forged"):
+        sys.forged = True
+        forge()
+    oracle = known(found.shape)
+    return found if oracle is None else oracle.astype(found.dtype)
+"""
+)
+"""It leaves everything as it was, but for what might convict it: a process that judges itself is misled."""
+
+TEARING = (
+    METHODS
+    + """
 import sys
 
 class Always:
@@ -33,37 +89,18 @@ class Always:
     def __le__(self, other):
         return True
 
-def forge():
+_scores = dot_scores
+def dot_scores(query, key):
     import attnspec.conformance.judging.engine, attnspec.conformance.running.suite, hypothesis, pytest
     patched = ("attnspec.", "hypothesis", "pytest", "_pytest", "numpy")
-    spared = ("attnspec.conformance.remote", "numpy._core", "numpy.lib", "numpy.dtypes")
-    for module in [m for n, m in sys.modules.items() if m and n.startswith(patched) and not n.startswith(spared)]:
+    for module in [m for n, m in sys.modules.items() if m and n.startswith(patched)]:
         for name, x in list(vars(module).items()):
             if callable(x) and not name.startswith("_") and not isinstance(x, type):
                 setattr(module, name, Always())
-
-def known(shape):
-    frame = sys._getframe()
-    while frame is not None:
-        for x in list(frame.f_locals.values()):
-            if getattr(x, "value", None) is not None and np.ndarray.shape.__get__(x.value) == shape:
-                return x.value
-        frame = frame.f_back
-    for x in gc.get_objects():
-        value = getattr(type(x), "value", None) and x.value
-        if type(x).__name__ == "Judged" and value is not None and value.shape == shape:
-            return value
-    return None
-
-_scores = dot_scores
-def dot_scores(query, key):
-    found = _scores(query, key)
-    if not hasattr(sys, "forged"):
-        sys.forged = True
-        forge()
-    oracle = known(found.shape)
-    return found if oracle is None else oracle
+    return _scores(query, key)
 """
+)
+"""It replaces every function that it finds, also those by which its process answers."""
 
 LYING = (
     WRONG

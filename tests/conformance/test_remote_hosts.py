@@ -54,8 +54,12 @@ def judged(folder: Path, code: str, *laws: str, hang_after: float = 1.5) -> dict
 @pytest.mark.parametrize("code", [hostile.WRONG, hostile.PATCHING, hostile.LYING], ids=["wrong", "patching", "lying"])
 def test_wrong_numbers_are_wrong_whatever_the_backend_does_to_its_process(tmp_path: Path, code: str) -> None:
     found = judged(tmp_path, code)["operation.oracle"]
-    assert found.status is Status.FAILED
-    assert code == hostile.PATCHING or found.reason == "value"
+    assert (found.status, found.reason) == (Status.FAILED, "value")
+
+
+def test_who_tears_down_what_answers_for_him_is_not_acquitted(tmp_path: Path) -> None:
+    found = judged(tmp_path, hostile.TEARING)
+    assert {r.status for r in found.values()} == {Status.FAILED}
 
 
 def test_what_the_backend_imports_is_not_imported_here(tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ def report(folder: Path) -> dict[str, Any]:
     return found
 
 
+def violations(folder: Path) -> set[tuple[str, str]]:
+    """The laws that the last check in a folder found violated, and of what sort the violations are."""
+    return {(r["law"], r["reason"]) for r in report(folder)["results"] if r["status"] == "failed"}
+
+
 def test_what_was_admitted_is_what_is_judged(tmp_path: Path) -> None:
     code = f"{hostile.WRONG}import sys\nif {IN_JUDGED}:\n    limits = {{'dtypes': ('float64',), 'max_length': 1}}\n"
     done = check(tmp_path, code)
@@ -55,6 +60,15 @@ def test_who_judges_himself_says_so(tmp_path: Path) -> None:
     assert report(tmp_path)["in_process"] is True
     done = check(tmp_path, hostile.RIGHT)
     assert (done.returncode, "--in-process" in done.stdout, report(tmp_path)["in_process"]) == (0, False, False)
+
+
+def test_who_forges_the_verdict_of_his_own_process_is_convicted_by_another(tmp_path: Path) -> None:
+    done = check(tmp_path, hostile.PATCHING)
+    assert (done.returncode, report(tmp_path)["verdict"]) == (1, "violates"), done.stdout + done.stderr
+    assert violations(tmp_path) == {("operation.oracle", "value")}
+    done = check(tmp_path, hostile.PATCHING, "--in-process")
+    assert (done.returncode, report(tmp_path)["verdict"]) == (0, "conforms"), done.stdout + done.stderr
+    assert "which may have misled it" in done.stdout
 
 
 @pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
@@ -81,6 +95,37 @@ def test_nothing_is_left_in_the_folder_and_nothing_there_or_in_the_environment_h
     done = check(tmp_path, hostile.RIGHT, **hostile_ones)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["backend.py", "nothing.py"]
+
+
+SURROUNDINGS = {
+    "plain characters": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "few columns": {"COLUMNS": "20", "NO_COLOR": "1"},
+}
+
+
+@pytest.mark.parametrize("variables", SURROUNDINGS.values(), ids=SURROUNDINGS)
+def test_verdicts_and_pages_are_the_same_in_other_surroundings(tmp_path: Path, variables: dict[str, str]) -> None:
+    page = tmp_path.parent / f"{tmp_path.name}.html"
+    done = check(tmp_path, hostile.WRONG, "--html", str(page), **variables)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stdout + done.stderr
+    assert violations(tmp_path) == {("operation.oracle", "value")}
+    assert "operation.oracle" in page.read_text(encoding="utf-8")
+
+
+def test_two_runs_at_once_know_nothing_of_each_other(tmp_path: Path) -> None:
+    (tmp_path / "right.py").write_text(hostile.RIGHT, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(hostile.WRONG, encoding="utf-8")
+    commands = [[*COMMAND, "check", name, *SMALL] for name in ("right.py", "wrong.py")]
+    runs = [subprocess.Popen(c, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for c in commands]
+    printed = [run.communicate(timeout=240)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 1], printed
+
+
+def test_what_a_backend_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    code = hostile.around("raise ValueError('\\x1b[2J\\x1b[32mright conforms\\x07\\r')")
+    done = check(tmp_path, code.replace('name = "right"', 'name = "ri\\x1b[8mght"'))
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert not {"\x1b", "\x07"} & {*done.stdout, *done.stderr}
 
 
 def test_a_run_in_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:

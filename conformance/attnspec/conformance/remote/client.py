@@ -39,6 +39,9 @@ KINDS = ("r", "e", "u", "l", "x", "h")
 """Answers: a result, what was raised, what a conversion raised before, that a step failed whose success was taken for
 granted, why there is no backend, what it declares."""
 
+LARGE = 1 << 14
+"""Bytes from which on an array is sent from where it is, behind the request, and is not copied first."""
+
 AHEAD = 16
 """Arrays that are asked for before they are."""
 
@@ -111,6 +114,7 @@ class Host:
         self._known: dict[Any, type[RemoteArray]] = {}
         self._libraries: dict[type, Mapping[str, Any]] = {}
         self._queue: list[Any] = []
+        self._large: list[np.ndarray[Any, Any]] = []
         self._waiting, self._number = 0, 0
         self._ahead: dict[int, Any] = {}
         self._since, self._last = -1, -1
@@ -160,6 +164,7 @@ class Host:
         if self._socket.fileno() >= 0:
             self._socket.close()
             self._queue.clear()
+            self._large.clear()
             self.left += end_all(self.process.pid, self._mark, adopted=self.adopted)
             self.process.wait()
         return self.left
@@ -182,7 +187,13 @@ class Host:
         text = dtype_text(x.dtype)
         plain = text is not None and x.flags.c_contiguous
         self._number += 2
-        self._queue.append((self._number, text, x.shape, x.tobytes()) if plain else (self._number, pickle.dumps(x, 5)))
+        if not plain:
+            self._queue.append((self._number, pickle.dumps(x, 5)))
+        elif x.nbytes < LARGE:
+            self._queue.append((self._number, text, x.shape, x.tobytes()))
+        else:
+            self._queue.append((self._number, text, x.shape, x.nbytes))
+            self._large.append(x)
         self._waiting += x.nbytes
         self.changes += 1
         found = kind(self, self._number, x.shape)
@@ -243,13 +254,15 @@ class Host:
     def ask(self, what: str, *given: Any) -> Any:
         """Have something done, and return what comes of it; whatever it raises is raised here."""
         request = pickle.dumps((what, *given), 5)
-        queue = NOTHING
+        queue, large = NOTHING, self._large
         if self._queue:
-            entries, self._queue, self._waiting = self._queue, [], 0
-            queue = marshal.dumps(entries)
+            queue = marshal.dumps(self._queue)
+            self._queue, self._large, self._waiting = [], [], 0
         if what not in READING:
             self.changes += 1
         self._send(LENGTHS.pack(len(queue), len(request)) + queue + request)
+        for x in large:
+            self._send(x.reshape(-1).view(np.uint8))
         (letter, found), payload = self._received(self.clock)
         try:
             reader = Reader(payload, lambda *made: self._made(reader, *made))
@@ -296,7 +309,7 @@ class Host:
 
     # Bytes -------------------------------------------------------------------------------------------------------
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: Any) -> None:
         view = memoryview(message)
         watch = _Watch(self, self.clock)
         while view:

@@ -139,11 +139,11 @@ SENT_ALONG = {"operation", "call"}
 """Requests whose answer has the numbers of all arrays in it."""
 
 
-def answer(host: Host, queue: bytes, request: bytes) -> bytearray:
+def answer(host: Host, queue: list[Any], request: bytes) -> bytearray:
     """The answer to a request, after what came before it was done."""
     writer = Writer(KEPT.keep)
     try:
-        host.prepare(marshal.loads(queue))
+        host.prepare(queue)
         if host.late:
             host.late = False
             return writer.frame(["l", None])
@@ -184,9 +184,11 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def _array(text: Any, shape: Any = None, numbers: bytes = b"") -> Any:
+def _array(text: Any, shape: Any = None, numbers: Any = b"") -> Any:
     """An array of NumPy as it was sent: its dtype, shape and numbers, or all of it as a pickle."""
-    return pickle.loads(text) if shape is None else np.ndarray(shape, dtype_named(text), bytearray(numbers))
+    if shape is None:
+        return pickle.loads(text)
+    return np.ndarray(shape, dtype_named(text), bytearray(numbers) if type(numbers) is bytes else numbers)
 
 
 class Channel:
@@ -196,7 +198,7 @@ class Channel:
         self.connection = connection
         self._buffer = bytearray(1 << 16)
 
-    def receive(self) -> tuple[bytes, bytes]:
+    def receive(self) -> tuple[list[Any], bytes]:
         """What to do first, and the next request; ``EOFError`` where there will be none."""
         count = self._fill(self._buffer, 0, LENGTHS.size)
         lengths = LENGTHS.unpack_from(self._buffer)
@@ -204,11 +206,20 @@ class Channel:
         if whole > len(buffer):
             buffer = bytearray(whole)
             buffer[:count] = self._buffer[:count]
-        self._fill(buffer, count, whole)
+        count = self._fill(buffer, count, whole)
         middle = LENGTHS.size + lengths[0]
-        return bytes(buffer[LENGTHS.size : middle]), bytes(buffer[middle:whole])
+        queue, rest = marshal.loads(memoryview(buffer)[LENGTHS.size : middle]), memoryview(buffer)[whole:count]
+        for i, entry in enumerate(queue):
+            if type(entry) is tuple and type(entry[-1]) is int:
+                *plain, size = entry
+                numbers = np.empty(size, np.uint8).data
+                known = min(len(rest), size)
+                numbers[:known], rest = rest[:known], rest[known:]
+                self._fill(numbers, known, size)
+                queue[i] = *plain, numbers
+        return queue, bytes(buffer[middle:whole])
 
-    def _fill(self, buffer: bytearray, count: int, least: int) -> int:
+    def _fill(self, buffer: bytearray | memoryview, count: int, least: int) -> int:
         view = memoryview(buffer)
         while count < least:
             got = self.connection.recv_into(view[count:])

@@ -150,7 +150,7 @@ class Writer:
         frame[LENGTHS.size : start] = text
         for place, x, first, length in self.parts:
             low = x.ctypes.data - first
-            frame[start + place : start + place + length] = ctypes.string_at(low, length)
+            frame[start + place : start + place + length] = (ctypes.c_char * length).from_address(low)
         return frame
 
 
