@@ -18,6 +18,7 @@ from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.breach import Breach
+from attnspec.conformance.remote.client import Hasty
 from attnspec.conformance.remote.raised import as_told, told
 from attnspec.conformance.remote.wire import LENGTHS, Reader, Writer, dtype_named, header, records
 from attnspec.conformance.running.description import contract_from, described
@@ -367,6 +368,41 @@ def to_numpy(box):
 def dot_scores(query, key):
     return Box(query.x @ np.swapaxes(key.x, -1, -2))
 """
+
+
+FICKLE = (
+    TENSORS
+    + """
+def part(box, key):
+    if box.x.shape[-1] == 5:
+        raise ValueError("not of five")
+    return Box(box.x[key])
+
+Box.__getitem__ = part
+"""
+)
+
+
+def test_a_step_whose_success_was_taken_for_granted_is_taken_again(tmp_path: Path) -> None:
+    remote, _ = started(tmp_path, FICKLE)
+    asked = [remote.from_numpy(np.ones((2, n)), device="cpu")[..., :2] for n in (3, 4, 5)]
+    assert [x.shape for x in asked] == [(2, 2)] * 3
+    with pytest.raises(Hasty):
+        remote.to_numpy(asked[0])
+    assert remote.to_numpy(asked[1]).tolist() == [[1, 1]] * 2
+    with pytest.raises(ValueError, match="not of five"):
+        remote.from_numpy(np.ones((2, 5)), device="cpu")[..., :2]
+    remote.close()
+
+
+@pytest.mark.parametrize("size", [1, 100, 300_000])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.bool_])
+def test_arrays_of_every_size_arrive(plain: RemoteBackend, size: int, dtype: Any) -> None:
+    x = np.random.default_rng(0).integers(0, 2, (3, size)).astype(dtype)
+    sent = [plain.from_numpy(y, device="cpu") for y in (x, x[1:], np.asfortranarray(x), x[:, ::-1])]
+    for moved, y in zip(sent, (x, x[1:], x, x[:, ::-1]), strict=True):
+        found = plain.to_numpy(moved)
+        assert (found.dtype, found.tobytes()) == (x.dtype, y.tobytes())
 
 
 def test_a_conversion_that_fails_is_blamed_as_one(tmp_path: Path) -> None:

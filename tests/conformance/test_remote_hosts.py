@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import client
 from attnspec.conformance.remote.backend import RemoteBackend
@@ -21,6 +22,7 @@ from attnspec.conformance.remote.client import Clock
 from attnspec.conformance.remote.processes import KNOWN, end_all, end_run, mark, processes, usage
 from attnspec.conformance.running.description import contract_from
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.suite import run_case
 
@@ -82,6 +84,34 @@ def test_what_is_no_answer_is_a_crash(tmp_path: Path, nonsense: bytes) -> None:
     code = hostile.RIGHT + hostile.ANSWERING.replace("{bytes}", repr(nonsense))
     found = judged(tmp_path, code)["operation.oracle"]
     assert (found.status, found.reason) == (Status.FAILED, "crashed")
+
+
+FICKLE = f"""
+{hostile.RIGHT.replace("return query @ np.swapaxes(key, -1, -2)", "return Box(query.x @ np.swapaxes(key.x, -1, -2))")}
+class Box:
+    def __init__(self, x):
+        self.x, self.shape, self.ndim = x, x.shape, x.ndim
+    def __getitem__(self, key):
+        if self.x.size > 40:
+            raise ValueError("too many")
+        return Box(self.x[key])
+
+def from_numpy(x, *, device):
+    return Box(x.copy())
+
+def to_numpy(box):
+    return box.x
+"""
+
+
+def test_steps_that_fail_now_and_then_change_no_verdict(tmp_path: Path) -> None:
+    found = judged(tmp_path, FICKLE, "operation.oracle", "storage.layouts", "storage.wide-layouts")
+    backend = load(str(tmp_path / "backend.py"))
+    case = Case("dot_scores", "float64", tuple(found))
+    own = judge(backend, contract_of(backend, "backend.py"), case, PROFILES["quick"])
+    assert [(r.law, r.status, r.message, r.examples) for r in own] == [
+        (r.law, r.status, r.message, r.examples) for r in found.values()
+    ]
 
 
 # Those who have bad luck ----------------------------------------------------------------------------------------------
