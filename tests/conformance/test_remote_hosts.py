@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ import pytest
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.remote import client
+from attnspec.conformance.remote import clock as clocks
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.remote.client import Clock
+from attnspec.conformance.remote.clock import Clock, Watch
 from attnspec.conformance.remote.processes import KNOWN, end_all, end_run, mark, processes, usage
 from attnspec.conformance.running.description import contract_from
 from attnspec.conformance.running.errors import BackendError
@@ -205,10 +205,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock, list[tuple[floa
     def watch(clock: Clock, seen: list[tuple[float, float, bool]]) -> bool:
         times = iter([0.0, *(t for t, _, _ in seen)])
         uses = iter([(used, wants) for _, used, wants in seen])
-        monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: next(times)))
-        monkeypatch.setattr(client, "usage", lambda pid: next(uses))
-        host: Any = SimpleNamespace(process=SimpleNamespace(pid=1), _ended=lambda *_: Hung())
-        look = client._Watch(host, clock).look
+        monkeypatch.setattr(clocks, "time", SimpleNamespace(monotonic=lambda: next(times)))
+        monkeypatch.setattr(clocks, "usage", lambda pid: next(uses))
+
+        def hung(words: str) -> NoReturn:
+            raise Hung(words)
+
+        look = Watch(1, clock, hung).look
         try:
             for _ in seen:
                 look()

@@ -8,11 +8,10 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,7 +19,8 @@ from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
 from attnspec.conformance.remote.breach import Breach
-from attnspec.conformance.remote.processes import KNOWN, MARK, end_all, mark, usage
+from attnspec.conformance.remote.clock import Clock, Deadline, Watch
+from attnspec.conformance.remote.processes import MARK, end_all, mark
 from attnspec.conformance.remote.raised import as_told
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
 from attnspec.conformance.running.environment import SAFE_PATH
@@ -28,9 +28,6 @@ from attnspec.conformance.running.errors import BackendError
 
 INTERVAL = 0.25
 """Seconds between two looks at a process that does not answer."""
-
-WALL = 8.0
-"""How many times as long as allowed a check may take where its process wants a processor and gets none."""
 
 QUEUED, QUEUED_BYTES = 512, 1 << 22
 """Arrays, and their bytes, that wait for the next request."""
@@ -77,26 +74,6 @@ class Hasty(KeyboardInterrupt):
     """
 
 
-class Clock:
-    """The time that a backend has used for one check.
-
-    It is the processor's, and what its processes let pass without wanting one: a busy machine accuses nobody.
-    """
-
-    def __init__(self, allowed: float) -> None:
-        self.allowed = allowed
-        self.spent = self.passed = 0.0
-
-    def reset(self) -> None:
-        """Begin a check."""
-        self.spent = self.passed = 0.0
-
-    @property
-    def over(self) -> bool:
-        """Whether the check has taken too long."""
-        return self.spent >= self.allowed or self.passed >= WALL * self.allowed
-
-
 class Host:
     """The process of a backend, and what was sent to it and not answered yet.
 
@@ -141,7 +118,7 @@ class Host:
     def introduced(self, seconds: float) -> Mapping[str, Any]:
         """What the backend declares; :class:`BackendError` if it cannot be used."""
         try:
-            said = self._received(_Deadline(seconds))
+            said = self._received(Deadline(seconds))
         except HostEnded as end:
             if end.reason is Reason.HUNG:
                 raise BackendError(
@@ -179,6 +156,12 @@ class Host:
                 how = f"with status {status}" if status >= 0 else f"by {_signal(-status)}"
                 words = f"ended the process {how}"
         return HostEnded(reason, words, self.close())
+
+    def _watch(self, clock: Clock | None) -> Watch:
+        return Watch(self.process.pid, clock, self._hung)
+
+    def _hung(self, words: str) -> NoReturn:
+        raise self._ended(Reason.HUNG, words)
 
     # Requests ----------------------------------------------------------------------------------------------------
 
@@ -311,7 +294,7 @@ class Host:
 
     def _send(self, message: Any) -> None:
         view = memoryview(message)
-        watch = _Watch(self, self.clock)
+        watch = self._watch(self.clock)
         while view:
             try:
                 view = view[self._socket.send(view) :]
@@ -320,9 +303,9 @@ class Host:
             except OSError:
                 raise self._ended(Reason.CRASHED, "ended the process") from None
 
-    def _received(self, clock: "Clock | _Deadline | None") -> tuple[Any, Any]:
+    def _received(self, clock: Clock | None) -> tuple[Any, Any]:
         """The JSON and the bytes of an answer."""
-        watch = _Watch(self, clock)
+        watch = self._watch(clock)
         count = self._fill(memoryview(self._buffer), 0, LENGTHS.size, watch)
         text, bytes_ = LENGTHS.unpack_from(self._buffer)
         if text > MAX_TEXT or bytes_ > MAX_BYTES:
@@ -341,7 +324,7 @@ class Host:
             raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
         return said, buffer[middle:]
 
-    def _fill(self, buffer: memoryview, count: int, least: int, watch: "_Watch") -> int:
+    def _fill(self, buffer: memoryview, count: int, least: int, watch: Watch) -> int:
         while count < least:
             try:
                 got = self._socket.recv_into(buffer[count:])
@@ -354,39 +337,6 @@ class Host:
                 raise self._ended(Reason.CRASHED, "ended the process")
             count += got
         return count
-
-
-class _Deadline(Clock):
-    """A time by the wall alone."""
-
-    @property
-    def over(self) -> bool:
-        return self.passed >= self.allowed
-
-
-class _Watch:
-    """Looks now and then whether the process of a backend still has time."""
-
-    def __init__(self, host: Host, clock: Clock | None) -> None:
-        self.host, self.clock = host, clock
-        self._at, self._used = time.monotonic(), None if clock is None else -1.0
-
-    def look(self) -> None:
-        """Count the time since the last look; :class:`HostEnded` if there is none left."""
-        clock, now = self.clock, time.monotonic()
-        if clock is None:
-            return
-        since, self._at = now - self._at, now
-        clock.passed += since
-        if KNOWN:
-            used, wants = usage(self.host.process.pid)
-            gained = since if self._used is None or self._used < 0 else used - self._used
-            self._used = used
-            clock.spent += min(gained, since) if wants else since
-        else:
-            clock.spent += since / WALL
-        if clock.over:
-            raise self.host._ended(Reason.HUNG, f"did not answer within {clock.allowed:g} s")
 
 
 def _manner(given: Any) -> Any:
