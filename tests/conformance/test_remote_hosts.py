@@ -92,9 +92,13 @@ class Box:
     def __init__(self, x):
         self.x, self.shape, self.ndim = x, x.shape, x.ndim
     def __getitem__(self, key):
-        if self.x.size > 40:
+        if self.x.size > 400:
             raise ValueError("too many")
         return Box(self.x[key])
+    def swapaxes(self, one, other):
+        if self.shape[-1] > 16:
+            raise ValueError("too long")
+        return Box(self.x.swapaxes(one, other))
 
 def from_numpy(x, *, device):
     return Box(x.copy())

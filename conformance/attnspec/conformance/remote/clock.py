@@ -35,6 +35,7 @@ class Deadline(Clock):
 
     @property
     def over(self) -> bool:
+        """Whether the time is up."""
         return self.passed >= self.allowed
 
 
