@@ -253,7 +253,11 @@ class Host:
                 if what == "read_on":
                     self._ahead, self._since = {number: (reader, seen) for number, seen in found[1:]}, self.changes
                     found = found[0]
-                return seen(reader, found) if what in ("read", "read_on") else reader.value(found)
+                if what not in ("read", "read_on"):
+                    return reader.value(found)
+                letter, found = found
+                if letter == "v":
+                    return reader.value(found)
             if letter == "l":
                 if self.patient:
                     raise Breach("a step that nobody took for granted")
