@@ -48,8 +48,9 @@ class Probe:
     def _read(self) -> None:
         """Keep the end of what is printed, however much that is."""
         assert self.process.stdout is not None
-        while part := os.read(self.process.stdout.fileno(), KEPT_BYTES):
-            self._printed = (self._printed + part)[-KEPT_BYTES:]
+        with self.process.stdout as printed:
+            while part := os.read(printed.fileno(), KEPT_BYTES):
+                self._printed = (self._printed + part)[-KEPT_BYTES:]
 
     def close(self) -> None:
         """End the import if it is still under way, and whoever it has left behind."""
