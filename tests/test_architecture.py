@@ -94,7 +94,7 @@ def loaded_by(module: str) -> set[str]:
 def test_the_pytest_plugin_is_light() -> None:
     loaded = loaded_by("attnspec.conformance.plugin")
     assert not loaded & {"numpy", "hypothesis", "jaxtyping", "torch", "rich", "typer"}
-    light = {"", ".plugin", ".running", ".running.settings"}
+    light = {"", ".plugin", ".running", ".running.keys", ".running.settings"}
     assert {n for n in loaded if n.startswith("attnspec.")} == {f"attnspec.conformance{module}" for module in light}
 
 
@@ -306,7 +306,7 @@ HALLS = {
     "conformance/attnspec/conformance": {
         *("__main__.py", "cli.py", "plugin.py", "test_conformance.py"),
         *("diagnosis", "harness", "inputs", "judging", "laws", "matrix", "mutants"),
-        *("rediscovered", "reporting", "running", "variants"),
+        *("rediscovered", "remote", "reporting", "running", "variants"),
     },
 }
 """What stands where there are no chapters: backends, entry points, rooms."""

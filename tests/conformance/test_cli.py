@@ -358,7 +358,7 @@ def test_sigterm_is_like_ctrl_c(tmp_path: Path) -> None:
 def test_a_lost_case_says_why(tmp_path: Path) -> None:
     code = RIGHT + "class Odd(np.ndarray):\n    shape = property(lambda self: 1 / 0)\n"
     code += "_scores = dot_scores\ndef dot_scores(query, key):\n    return _scores(query, key).view(Odd)\n"
-    status, report = checked(tmp_path, code, "--law", "operation.oracle")
+    status, report = checked(tmp_path, code, "--law", "operation.oracle", "--in-process")
     assert status == 1
     lost = [r["message"] for r in report["results"] if r["status"] == "lost"]
     assert lost == ["ZeroDivisionError: division by zero"] * 2

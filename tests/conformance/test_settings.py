@@ -30,6 +30,7 @@ CHOSEN = Settings(
     laws=("operation.oracle",),
     dtypes=("float32",),
     expect="known.txt",
+    in_process=True,
     hang_after=2.5,
     fail_fast=True,
     only="only.txt",

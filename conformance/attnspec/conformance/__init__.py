@@ -9,14 +9,15 @@ if TYPE_CHECKING:
     from attnspec.conformance.harness.judge import judge
     from attnspec.conformance.harness.suggesting import suggest_inputs
     from attnspec.conformance.judging.replaying import replay
+    from attnspec.conformance.running.calling import call
     from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.loading import call, load
+    from attnspec.conformance.running.loading import load
     from attnspec.conformance.running.suite import ConformanceSuite
 
 _HOMES = {
     "BackendError": "running.errors",
     "ConformanceSuite": "running.suite",
-    "call": "running.loading",
+    "call": "running.calling",
     "judge": "harness.judge",
     "load": "running.loading",
     "replay": "judging.replaying",

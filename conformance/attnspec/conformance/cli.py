@@ -115,6 +115,7 @@ def check(
     hang_after: Annotated[float, typer.Option(help=HELP["hang_after"])] = Settings.hang_after,
     expect: Annotated[str | None, typer.Option(help=HELP["expect"])] = Settings.expect,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help=HELP["fail_fast"])] = Settings.fail_fast,
+    in_process: Annotated[bool, typer.Option("--in-process", help=HELP["in_process"])] = Settings.in_process,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
@@ -123,7 +124,7 @@ def check(
     from attnspec.conformance.running.probe import Probe
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
-    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, hang_after, fail_fast)
+    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, in_process, hang_after, fail_fast)
     _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")

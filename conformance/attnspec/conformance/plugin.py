@@ -3,9 +3,11 @@
 import gc
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from attnspec.conformance.running.keys import HERE, HOSTS, LEFT, SUITES_HERE
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
 
@@ -34,13 +36,19 @@ def pytest_configure(config: pytest.Config) -> None:
         for flag in ("--attn-json", *(o.flag for o in OPTIONS if o.repeatable)):
             if config.getoption(flag):
                 raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME too; a suite has attributes")
-    elif not hasattr(config, "workerinput"):
+        return
+    settings = settings_of_options(config)
+    if _is_isolated_worker(config) and not settings.in_process:
+        from attnspec.conformance.running.judged import hosts
+
+        # It is imported while this process makes its own imports.
+        hosts(config).start(config.getoption("--attn-backend"), settings)
+    if not hasattr(config, "workerinput"):
         from attnspec.conformance.running.verdicts import VERDICTS, Collector, Verdicts
         from attnspec.conformance.running.watchdog import CrashHandler
 
         config.stash[VERDICTS] = Verdicts()
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
-        settings = settings_of_options(config)
         if settings.crumbs is not None:
             config.pluginmanager.register(CrashHandler(Path(settings.crumbs), settings.hang_after))
 
@@ -58,12 +66,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if _is_isolated_worker(session.config):
         gc.freeze()
         gc.set_threshold(100_000)
+        from attnspec.conformance.remote.signals import deaf
+
         # Ctrl-C is for the controlling process: a KeyboardInterrupt here is the backend's own.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else deaf)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Spare a worker of ``attnspec check`` the last garbage collection, which takes half a second."""
+    """End the processes of backends where a run was broken off.
+
+    A worker of ``attnspec check`` is spared the last garbage collection, which takes half a second.
+    """
+    if HOSTS in config.stash:
+        config.stash[HOSTS].close()
     if _is_isolated_worker(config):
         gc.freeze()
 
@@ -73,19 +88,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "attnspec_case" not in metafunc.fixturenames:
         return
     from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.suite import check_expectations, plan_for, settings_of_suite
+    from attnspec.conformance.running.planning import Plan
+    from attnspec.conformance.running.suite import (
+        backend_of,
+        backend_of_suite,
+        check_expectations,
+        settings_of_suite,
+    )
 
     name = metafunc.config.getoption("--attn-backend")
     try:
         if metafunc.cls is not None:
             if name is not None:
                 raise pytest.UsageError(f"--attn-backend: {metafunc.cls.__name__} names its own backend; got {name!r}")
-            backend, settings = metafunc.cls.backend, settings_of_suite(metafunc.cls)
+            settings, contract = settings_of_suite(metafunc.cls), backend_of_suite(metafunc.config, metafunc.cls)[1]
         elif name is None:
             raise pytest.UsageError("expected --attn-backend=NAME to say whom to judge; got none")
         else:
-            backend, settings = name, settings_of_options(metafunc.config)
-        plan = plan_for(backend, settings)
+            settings = settings_of_options(metafunc.config)
+            contract = backend_of(metafunc.config, name, settings)[1]
+        plan = Plan.of(contract, settings)
         if settings.crumbs is None:
             check_expectations(plan, settings)
     except BackendError as error:
@@ -93,19 +115,48 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("attnspec_case", plan.cases, ids=[c.id for c in plan.cases])
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a worker says of suites that it has judged in its own process."""
+    found = getattr(node, "workeroutput", {}).get(SUITES_HERE, {})
+    node.config.stash.setdefault(HERE, {}).update(found)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which suites were judged by the process that ran their backend, and who was left behind."""
+    for suite, reason in config.stash.get(HERE, {}).items():
+        terminalreporter.write_line(
+            f"attnspec: {suite} was judged in this process, which its backend may have misled: {reason}"
+        )
+    if HOSTS not in config.stash:
+        return
+    left = config.stash[HOSTS].close()
+    if left:
+        terminalreporter.write_line(f"attnspec: left behind by backends, and ended: {', '.join(left)}")
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report as JSON, if it was asked for; ``attnspec check`` writes its own."""
+    """End the processes of backends, and write the report as JSON if it was asked for.
+
+    ``attnspec check`` writes its own.
+    """
     config = session.config
+    if HOSTS in config.stash:
+        left = config.stash[HOSTS].close()
+        if hasattr(config, "workeroutput"):
+            config.workeroutput[LEFT] = left
+            config.workeroutput[SUITES_HERE] = config.stash.get(HERE, {})
     path, settings = config.getoption("--attn-json"), settings_of_options(config)
     if not path or settings.crumbs is not None or hasattr(config, "workerinput"):
         return
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.suite import plan_for
+    from attnspec.conformance.running.planning import Plan
+    from attnspec.conformance.running.suite import backend_of
     from attnspec.conformance.running.verdicts import VERDICTS
 
     try:
-        plan = plan_for(config.getoption("--attn-backend"), settings)
+        plan = Plan.of(backend_of(config, config.getoption("--attn-backend"), settings)[1], settings)
     except BackendError:
         # There is nothing to report, as the collection of tests has said.
         return

@@ -6,12 +6,13 @@ import pytest
 
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.plugin import settings_of_options
-from attnspec.conformance.running.suite import resolved, run_case
+from attnspec.conformance.running.suite import backend_of, run_case
 
 
 def test_conforms(
     attnspec_case: Case, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
 ) -> None:
     """All laws of one operation at one dtype."""
-    backend, contract = resolved(pytestconfig.getoption("--attn-backend"))
-    run_case(backend, contract, attnspec_case, settings_of_options(pytestconfig), record_property)
+    settings = settings_of_options(pytestconfig)
+    backend, contract = backend_of(pytestconfig, pytestconfig.getoption("--attn-backend"), settings)
+    run_case(backend, contract, attnspec_case, settings, record_property)

@@ -178,11 +178,11 @@ def main() -> None:
     origin, device, path = sys.argv[1:4]
     answer = Path(path)
     try:
-        found: dict[str, Any] = {"description": describe(origin, device), "offers": None}
+        backend = load(origin)
+        found: dict[str, Any] = {"description": describe(backend, origin, device), "offers": None}
     except BackendError as error:
         answer.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
         os._exit(0)
-    backend = load(origin)
     found["hang_after"] = float(getattr(backend, "hang_after", Settings.hang_after))
     found["plain"] = callable(getattr(backend, "plain", None))
     answer.write_text(json.dumps(found), encoding="utf-8")

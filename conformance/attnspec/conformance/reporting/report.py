@@ -52,7 +52,8 @@ class Report:
     """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called.
 
     ``declaration`` is what was observed and is not declared.
-    ``diagnoses`` explain violations, at most one those of an operation at a dtype.
+    ``diagnoses`` explain violations, at most one those of an operation at a dtype. ``left`` names the processes that
+    the backend has left behind.
     """
 
     contract: Contract
@@ -62,6 +63,7 @@ class Report:
     tried: Mapping[str, Extent] = field(default_factory=dict)
     declaration: Declaration = field(default_factory=Declaration)
     diagnoses: tuple[Diagnosis, ...] = ()
+    left: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -71,7 +73,8 @@ class Report:
         results = (*planned_results(plan, verdicts, broken_off), *missing_results(plan.contract, settings))
         observed = declaration(plan.contract, results, verdicts.explanations)
         diagnoses = tuple(verdicts.diagnoses[c.id] for c in plan.cases if c.id in verdicts.diagnoses)
-        return cls(plan.contract, settings, results, seconds, tried_by(plan, verdicts), observed, diagnoses)
+        tried, left = tried_by(plan, verdicts), tuple(verdicts.left)
+        return cls(plan.contract, settings, results, seconds, tried, observed, diagnoses, left)
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -205,6 +208,8 @@ class Report:
             "profile": settings.profile,
             "seed": settings.seed,
             "device": settings.device,
+            "in_process": settings.in_process,
+            "left_behind": list(self.left),
             "hang_after": settings.hang_after,
             "expect": settings.expect,
             "unmet": self.unmet,

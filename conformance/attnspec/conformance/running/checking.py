@@ -4,12 +4,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from attnspec.conformance.judging.results import INTERRUPTED
-from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH, environment
+from attnspec.conformance.remote.processes import RUN, end_run, mark
+from attnspec.conformance.running.admission import admit
+from attnspec.conformance.running.description import described
+from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE_PATH, environment
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
@@ -32,8 +36,8 @@ class Run:
 class Gate:
     """A pytest plugin: no test starts before there is a plan. The workers start meanwhile, since that takes long."""
 
-    def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay) -> None:
-        self.make_plan, self.display = make_plan, display
+    def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay, folder: Path) -> None:
+        self.make_plan, self.display, self.folder = make_plan, display, folder
         self.plan: Plan | None = None
         self.error: BackendError | None = None
         self.verdicts: Verdicts | None = None
@@ -44,8 +48,10 @@ class Gate:
         self.verdicts = session.config.stash[VERDICTS]
         try:
             self.plan = self.make_plan()
+            admit(self.folder, described(self.plan.contract))
         except BackendError as error:
             self.error = error
+            admit(self.folder, {"error": str(error)})
             raise pytest.exit.Exception("nothing to judge") from error
         self.display.expect(len(self.plan.cases))
         return (yield)
@@ -59,13 +65,16 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
     """
     display, startup = ProgressDisplay(console, expectations(settings.expect)), StartupMonitor()
     first = FirstViolation(settings)
-    gate = Gate(make_plan, display)
-    variables = {**SAFE_PATH, **ONE_THREAD, "PYTEST_ADDOPTS": None}
-    with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(variables), display.bar:
+    word = mark()
+    with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(_variables(folder, word)), display.bar:
+        gate = Gate(make_plan, display, Path(folder))
         junit = Path(folder, "junit.xml")
         arguments = pytest_arguments(backend, settings, Path(folder), workers, junit)
-        status = pytest.main(arguments, plugins=[display, gate, startup, *([first] if settings.fail_fast else [])])
+        status = pytest.main(
+            arguments, plugins=[display, gate, startup, Interruption(), *([first] if settings.fail_fast else [])]
+        )
         xml = junit.read_text(encoding="utf-8") if junit.exists() else None
+        left = end_run(word)
     if gate.error is not None:
         raise gate.error
     if gate.plan is None or gate.verdicts is None or (startup.trouble is not None and not display.done):
@@ -75,8 +84,33 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
     if startup.trouble is not None:
         for case in gate.plan.cases:
             gate.verdicts.causes.setdefault(case.id, startup.trouble)
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        gate.verdicts.left += [title for title in left if title not in gate.verdicts.left]
     interrupted = status == pytest.ExitCode.INTERRUPTED and startup.trouble is None
     return Run(gate.plan, gate.verdicts, xml, STOPPED if first.seen else INTERRUPTED if interrupted else None)
+
+
+class Interruption:
+    """A pytest plugin: after Ctrl-C workers are not waited for."""
+
+    def __init__(self) -> None:
+        self._workers: Any = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Remember who ends the workers."""
+        self._workers = node.nodemanager
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """End them at once."""
+        if self._workers is not None:
+            self._workers.EXIT_TIMEOUT = 0
+
+
+def _variables(folder: str, word: str) -> dict[str, str | None]:
+    """The environment of the workers: nobody else tells them anything, and they leave nothing but in this folder."""
+    kept = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis")), RUN: word}
+    return {**SAFE_PATH, **ONE_THREAD, **OF_PYTEST, **kept}
 
 
 def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, junit: Path) -> list[str]:

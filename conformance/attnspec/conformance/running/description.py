@@ -22,13 +22,14 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.precision import DeclaredPrecision
 from attnspec.spec.contract.semantics import DeclaredSemantics, Semantics
 
+DECLARED = ("name", "operations", "limits", "semantics", "precision", "differentiable", "notes")
+"""What a backend declares, as it is written down."""
 
-def describe(name: str, device: str) -> dict[str, Any]:
+
+def describe(backend: Any, name: str, device: str) -> dict[str, Any]:
     """The contract of a backend as plain JSON; :class:`BackendError` if it cannot be used on the device."""
-    backend = load(name)
     contract = contract_of(backend, name)
-    kind = device.partition(":")[0]
-    if kind not in contract.limits.devices:
+    if not runs_on(contract, device):
         raise BackendError(
             f"backend {name!r}: device: expected one of {', '.join(contract.limits.devices)}; got {device!r}"
         )
@@ -37,6 +38,16 @@ def describe(name: str, device: str) -> dict[str, Any]:
         moved = call_safely(lambda: convert(np.zeros(1, np.float32), device=device))
         if isinstance(moved, Raised):
             raise BackendError(f"backend {name!r}: from_numpy(…, device={device!r}) raised {moved.message}")
+    return described(contract)
+
+
+def runs_on(contract: Contract, device: str) -> bool:
+    """Whether a backend declares this device."""
+    return device.partition(":")[0] in contract.limits.devices
+
+
+def described(contract: Contract) -> dict[str, Any]:
+    """A contract as plain JSON."""
     return {
         "name": contract.name,
         "operations": list(contract.operations),
@@ -75,7 +86,7 @@ def main() -> None:
     """Describe the backend named on the command line."""
     name, device, path = sys.argv[1:4]
     try:
-        answer = describe(name, device)
+        answer = describe(load(name), name, device)
     except BackendError as error:
         answer = {"error": str(error)}
     Path(path).write_text(json.dumps(answer), encoding="utf-8")

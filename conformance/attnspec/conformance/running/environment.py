@@ -24,6 +24,10 @@ Backends there are found all the same, after everything else.
 """
 
 
+OF_PYTEST = dict.fromkeys(("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DEBUG", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"))
+"""What the user's own runs of pytest may be told, and ours are not."""
+
+
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set these variables, or unset those that are None, for processes started meanwhile; restore them afterwards."""

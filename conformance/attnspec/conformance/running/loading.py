@@ -11,12 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
-from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.running.errors import BackendError
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -142,14 +138,3 @@ def contract_of(backend: Any, origin: str) -> Contract:
         return Contract.of(backend, origin)
     except (ValueError, TypeError) as error:
         raise BackendError(f"backend {origin!r}: {error}") from error
-
-
-def call(backend: Any, operation: str, *, device: str = "cpu", **arguments: Any) -> Any:
-    """Call an operation of a backend with NumPy arrays; the result is a NumPy array."""
-    contract = contract_of(backend, getattr(backend, "name", "?"))
-    described = OPERATIONS[operation]
-    given = Arguments(described, arguments)
-    floats = [x.dtype.name for _, x in given.floats if isinstance(x, np.ndarray)]
-    subject = Subject(backend, contract, described, floats[0] if floats else "float64", device)
-    found = subject.unfolded(subject.invoke(subject.converted(given)))
-    return next(iter(found.values())) if len(found) == 1 else subject.like_result(found, given, convert=False)

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.common import data_dtype
+from attnspec.conformance.remote.processes import MARK, end_all, mark
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
@@ -67,13 +69,19 @@ def _examine(
     question.write_text(json.dumps(asked), encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.running.post_mortem", str(question), str(answer)]
     limit = IMPORT_SECONDS + SECONDS + settings.hang_after
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            process.wait(limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    word = mark()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, MARK: word},
+    )
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(limit)
+    end_all(process.pid, word)
+    process.wait()
     found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
     return found
 

@@ -8,14 +8,19 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
+from attnspec.conformance.remote.processes import MARK, end_all, mark
 from attnspec.conformance.running.environment import SAFE_PATH
 from attnspec.conformance.running.errors import BackendError
 
 IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
 """Seconds that the import of a backend may take, here and in the workers."""
+
+KEPT_BYTES = 1 << 14
+"""What is kept of what a backend prints while it is imported."""
 
 
 class Probe:
@@ -23,20 +28,35 @@ class Probe:
 
     def __init__(self, backend: str, device: str) -> None:
         self.backend = backend
+        self.left: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="attnspec-probe-")
-        self._answer, self._printed = (Path(self._folder.name, name) for name in ("answer.json", "printed.txt"))
+        self._answer, self._mark = Path(self._folder.name, "answer.json"), mark()
         module = "attnspec.conformance.running.description"
         command = [sys.executable, "-m", module, backend, device, str(self._answer)]
-        with self._printed.open("wb") as printed:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env={**os.environ, **SAFE_PATH}
-            )
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **SAFE_PATH, MARK: self._mark},
+        )
+        self._printed = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Keep the end of what is printed, however much that is."""
+        assert self.process.stdout is not None
+        with self.process.stdout as printed:
+            while part := os.read(printed.fileno(), KEPT_BYTES):
+                self._printed = (self._printed + part)[-KEPT_BYTES:]
 
     def close(self) -> None:
-        """End the import if it is still under way."""
-        if self.process.poll() is None:
-            self.process.kill()
+        """End the import if it is still under way, and whoever it has left behind."""
+        self.left += end_all(self.process.pid, self._mark)
         self.process.wait()
+        self._reader.join(1.0)
         self._folder.cleanup()
 
     def description(self) -> dict[str, Any]:
@@ -48,7 +68,8 @@ class Probe:
                 f"backend {self.backend!r}: expected its import to end within {IMPORT_SECONDS:g} s; it did not"
             ) from None
         if not self._answer.exists():
-            printed = self._printed.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            self._reader.join(1.0)
+            printed = self._printed.decode("utf-8", errors="replace").strip().splitlines()
             last = printed[-1] if printed else "nothing was printed"
             raise BackendError(f"backend {self.backend!r}: its import ended the process with status {status}: {last}")
         answer: dict[str, Any] = json.loads(self._answer.read_text(encoding="utf-8"))

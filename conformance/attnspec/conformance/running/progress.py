@@ -1,6 +1,5 @@
 """The workers as the command line sees them: whether they start, and how far they have come."""
 
-import _thread
 import signal
 import threading
 import time
@@ -84,7 +83,7 @@ class StartupMonitor:
 
     def _too_late(self) -> None:
         self.trouble = f"worker processes did not import the backend within {IMPORT_SECONDS:g} s"
-        _thread.interrupt_main(WAKE)
+        signal.raise_signal(WAKE)
 
 
 class ProgressDisplay:

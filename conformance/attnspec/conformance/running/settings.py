@@ -29,6 +29,9 @@ class Settings:
     expect: str | None = _setting(
         None, "FILE", "known failures, a line each: operation, law and dtype; one that passes fails the run"
     )
+    in_process: bool = _setting(
+        False, "", "judge in the process that runs the backend, which may mislead it: to debug", option="in-process"
+    )
     hang_after: float = _setting(
         20.0, "S", "seconds that one check may take before it counts as hung", option="hang-after", isolated=True
     )

@@ -6,35 +6,33 @@ A third party writes, in a test file of its own::
         backend = MyBackend()
 """
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
 
-from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
-from attnspec.conformance.diagnosis.watching import Watch, unwatched
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, Mark, judge
+from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import UNJUDGED, Result, Status
-from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.results import Result
+from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.reporting.messages import failure_message
+from attnspec.conformance.running.description import described
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations, passing
-from attnspec.conformance.running.explanation import explained
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
-from attnspec.conformance.running.loading import contract_of, load
+from attnspec.conformance.running.isolated import Isolated, diagnosis_of
+from attnspec.conformance.running.judged import hosts
+from attnspec.conformance.running.keys import HERE
+from attnspec.conformance.running.loading import contract_of
 from attnspec.conformance.running.planning import Plan
-from attnspec.conformance.running.post_mortem import examined
-from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record, record_diagnosis
-from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
-from attnspec.spec.contract.operation import OPERATIONS
 
 
 class ConformanceSuite:
@@ -48,10 +46,13 @@ class ConformanceSuite:
     laws: ClassVar[Sequence[str]] = Settings.laws
     dtypes: ClassVar[Sequence[str]] = Settings.dtypes
     expect: ClassVar[str | None] = Settings.expect
+    in_process: ClassVar[bool] = Settings.in_process
 
-    def test_conforms(self, attnspec_case: Case, record_property: Callable[[str, object], None]) -> None:
+    def test_conforms(
+        self, attnspec_case: Case, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
+    ) -> None:
         """All laws of one operation at one dtype."""
-        backend, contract = resolved(type(self).backend)
+        backend, contract = backend_of_suite(pytestconfig, type(self))
         run_case(backend, contract, attnspec_case, settings_of_suite(type(self)), record_property)
 
 
@@ -67,19 +68,14 @@ def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
     return Settings(**chosen)
 
 
-_loaded: dict[str, tuple[Any, Contract]] = {}
-
-
-def resolved(backend: Any) -> tuple[Any, Contract]:
-    """A backend, loaded if it was named, and its contract; named ones are loaded once."""
+def resolved(config: pytest.Config, backend: Any) -> tuple[Any, Contract]:
+    """A backend in this process, loaded if it was named, and its contract; a backend that ends it is no success."""
     if backend is None:
         raise pytest.UsageError("ConformanceSuite: expected a class attribute `backend`; got None")
+    hosts(config).guard(config)
     if not isinstance(backend, str):
         return backend, contract_of(backend, _importable_name(backend))
-    if backend not in _loaded:
-        found = load(backend)
-        _loaded[backend] = (found, contract_of(found, backend))
-    return _loaded[backend]
+    return hosts(config).loaded(backend)
 
 
 def _importable_name(backend: Any) -> str:
@@ -88,9 +84,33 @@ def _importable_name(backend: Any) -> str:
     return f"{kind.__module__}:{kind.__qualname__}" if kind.__module__ != "builtins" else str(backend.__name__)
 
 
-def plan_for(backend: Any, settings: Settings) -> Plan:
-    """The plan for a backend or the name of one; :class:`BackendError` if there is nothing to judge."""
-    return Plan.of(resolved(backend)[1], settings)
+def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple[Any, Contract]:
+    """What a run judges, by its name, and its contract; :class:`BackendError` if it cannot be used.
+
+    It is in a process of its own, unless the settings say otherwise.
+    """
+    return resolved(config, backend) if settings.in_process else hosts(config).ready(backend, settings)
+
+
+def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tuple[Any, Contract]:
+    """What a suite judges, in a process of its own as far as it can be made there anew, and its contract."""
+    settings, backend = settings_of_suite(suite), suite.backend
+    if settings.in_process or backend is None:
+        return resolved(config, backend)
+    if isinstance(backend, str):
+        return hosts(config).ready(backend, settings)
+    name = backend.__name__ if isinstance(backend, ModuleType) else f"{suite.__module__}:{suite.__qualname__}.backend"
+    contract = contract_of(backend, _importable_name(backend))
+    try:
+        if "<" in name:
+            raise BackendError("its class is inside of a function")
+        anew, said = hosts(config).ready(name, settings, tuple(sys.path))
+        if described(said) != described(contract):
+            raise BackendError("made anew, it declares something else")
+    except BackendError as error:
+        config.stash.setdefault(HERE, {})[suite.__name__] = str(error)
+        return resolved(config, backend)
+    return anew, contract
 
 
 def check_expectations(plan: Plan, settings: Settings) -> None:
@@ -116,11 +136,11 @@ def run_case(
     extent: Extent = {}
     explanation: dict[str, Any] = {}
     judging = partial(judge, backend, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device)
-    if settings.crumbs is None:
+    isolated = isolation(judging, backend, contract, case, settings)
+    if isolated is None:
         here = partial(judging, contract, extent=extent)
         results = judged_until_violation(here, case, settings) if settings.fail_fast else here(case)
     else:
-        isolated = _Isolated(judging, backend, contract, case, settings)
         results, explanation = isolated.judged(extent)
     # Whatever becomes of the diagnosis, the verdicts are known.
     record(results, record_property, extent, explanation)
@@ -130,7 +150,8 @@ def run_case(
     ]
     failed = unexpected(results, lines)
     if failed:
-        diagnosis = _diagnosis(backend, contract, case, settings, failed)
+        diagnose = isolated.diagnosis if isolated else partial(diagnosis_of, backend, contract, case, settings)
+        diagnosis = diagnose(failed)
         if diagnosis is not None:
             record_diagnosis(diagnosis, record_property)
         messages.append(failure_message(failed, diagnosis))
@@ -138,78 +159,12 @@ def run_case(
         pytest.fail("\n".join(messages), pytrace=False)
 
 
-def _diagnosis(
-    backend: Any, contract: Contract, case: Case, settings: Settings, failed: Sequence[Result]
-) -> Diagnosis | None:
-    """The known defect that explains the violations of a case; None where a worker has died at it."""
-    if not violated_by_numbers(failed):
-        return None
-    # It loads all mutants, which no run needs that finds nothing wrong.
-    from attnspec.conformance.diagnosis.entry import diagnosis_of_case
-
-    def found(watch: Watch) -> Diagnosis | None:
-        profile = PROFILES[settings.profile]
-        return diagnosis_of_case(
-            backend, contract, case, profile, failed, seed=settings.seed, device=settings.device, watch=watch
-        )
-
-    if settings.crumbs is None:
-        return found(unwatched)
-    folder = Path(settings.crumbs)
-    if Incidents(folder, settings.hang_after).verdicts(case.operation, case.dtype):
-        return None
-    watchdog = Watchdog(folder, case.id, settings.hang_after)
-    try:
-        return found(watchdog.during)
-    finally:
-        watchdog.close()
-
-
-@dataclass(frozen=True)
-class _Isolated:
-    """A case in a worker process, under a watchdog."""
-
-    judging: Callable[..., list[Result]]
-    backend: Any
-    contract: Contract
-    case: Case
-    settings: Settings
-
-    def judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
-        """The verdicts of the case, but for laws at which a worker has died before, and what explains violations."""
-        case, contract, settings = self.case, self.contract, self.settings
-        folder = Path(settings.crumbs or "")
-        incidents = Incidents(folder, settings.hang_after)
-        recorded = incidents.verdicts(case.operation, case.dtype)
-        reason = incidents.given_up(case.operation)
-        if reason is not None:
-            recorded = examined(incidents, contract.origin, case, settings)
-            message = f"{UNJUDGED}the operation was stopped after it had {reason} {STOP_AFTER} times"
-            return [
-                recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
-                for law in case.laws
-            ], {}
-        watchdog = Watchdog(folder, case.id, settings.hang_after)
-        judging = partial(self.judging, mark=watchdog)
-        try:
-            here = partial(judging, contract, extent=extent)
-            if settings.fail_fast:
-                results = judged_until_violation(here, case, settings, recorded)
-            else:
-                results = here(case, skip=recorded)
-            explanation = self._explanation(judging, results, watchdog)
-        finally:
-            watchdog.close()
-        if recorded:
-            recorded = examined(incidents, contract.origin, case, settings)
-        return [recorded.get(r.law, r) for r in results], explanation
-
-    def _explanation(self, judging: Callable[..., list[Result]], results: list[Result], mark: Mark) -> dict[str, Any]:
-        """What only has to be declared; nothing in runs that are to end soon."""
-        settings, case = self.settings, self.case
-        failed = unexpected(results, expectations(settings.expect))
-        if not failed or settings.fail_fast or settings.only is not None:
-            return {}
-        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, settings.device)
-        under = partial(judging, stop_at_first=True)
-        return explained(under, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
+def isolation(
+    judging: Callable[..., list[Result]], backend: Any, contract: Contract, case: Case, settings: Settings
+) -> Isolated | None:
+    """What judges a case whose backend may end its process; None where that is also the one that judges."""
+    if settings.crumbs is not None:
+        return Isolated(judging, backend, contract, case, settings, Path(settings.crumbs))
+    if type(backend) is RemoteBackend:
+        return Isolated(judging, backend, contract, case, settings, backend.folder, explains=False)
+    return None

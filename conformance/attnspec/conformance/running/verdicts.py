@@ -10,6 +10,7 @@ from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import Result
+from attnspec.conformance.running.keys import LEFT
 
 PROPERTY = "attnspec"
 """The property of a test that holds its verdicts, as JSON; pytest-xdist hands it on from a worker."""
@@ -60,7 +61,7 @@ def case_of(nodeid: str) -> str:
 class Verdicts:
     """The verdicts of a run so far, the extent of its calls, what explains violations, and diagnoses, by case.
 
-    Of a case without verdicts, the reason.
+    Of a case without verdicts, the reason. ``left`` are the processes that the backend has left behind.
     """
 
     results: dict[str, list[Result]] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Verdicts:
     extents: dict[str, Extent] = field(default_factory=dict)
     explanations: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
 
 
 VERDICTS = pytest.StashKey[Verdicts]()
@@ -79,6 +81,11 @@ class Collector:
 
     def __init__(self, verdicts: Verdicts) -> None:
         self.verdicts = verdicts
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Keep what a worker says of processes that the backend has left behind."""
+        self.verdicts.left += getattr(node, "workeroutput", {}).get(LEFT, ())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the verdicts of a case, or the last line that says why it has none."""

@@ -12,7 +12,7 @@ import mmap
 import os
 import pickle
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -74,11 +74,12 @@ def example_path(folder: Path, case: str, law: str = "") -> Path:
 class Watchdog:
     """In a worker: called with a law and its input before every check, it leaves a breadcrumb and restarts the timer.
 
-    A check that takes longer than ``hang_after`` seconds ends the process, at the latest after a tenth more.
+    A check that takes longer than ``hang_after`` seconds ends the process, at the latest after a tenth more. Where the
+    backend has a process of its own there is no timer: ``began`` is called instead, and who waits for it keeps time.
     """
 
-    def __init__(self, folder: Path, case: str, hang_after: float) -> None:
-        self.hang_after = hang_after
+    def __init__(self, folder: Path, case: str, hang_after: float, began: Callable[[], None] | None = None) -> None:
+        self.hang_after, self.began = hang_after, began
         path = breadcrumb_path(folder, case)
         path.write_bytes(bytes(SIZE))
         self._example = example_path(folder, case)
@@ -95,7 +96,9 @@ class Watchdog:
         now = time.time()
         written = Breadcrumb(law, self._text, now).encoded()
         self._map[: len(written)] = written
-        if not 0 <= now - self._timed < LENIENCE * self.hang_after:
+        if self.began is not None:
+            self.began()
+        elif not 0 <= now - self._timed < LENIENCE * self.hang_after:
             self._timed = now
             faulthandler.dump_traceback_later((1 + LENIENCE) * self.hang_after, exit=True, file=self._silent)
 
@@ -106,15 +109,19 @@ class Watchdog:
         try:
             yield
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            self._stop()
             self._timed = -inf
 
     def close(self) -> None:
         """Stop the timer."""
-        faulthandler.cancel_dump_traceback_later()
+        self._stop()
         self._map.close()
         self._file.close()
         self._silent.close()
+
+    def _stop(self) -> None:
+        if self.began is None:
+            faulthandler.cancel_dump_traceback_later()
 
 
 class Incidents:
@@ -123,31 +130,35 @@ class Incidents:
     def __init__(self, folder: Path, hang_after: float) -> None:
         self.folder, self.hang_after = folder, hang_after
 
-    def tried_again(self, operation: str, dtype: str) -> bool:
+    def tried_again(self, operation: str, dtype: str, *, hung: bool | None = None) -> bool:
         """Whether a case may be run again as if nothing had happened: at the first hang of a law, as of a busy machine.
 
-        It is taken down, so that the second one counts.
+        It is taken down, so that the second one counts. ``hung`` says whether it was a hang, where that is known.
         """
         crumb, path = Breadcrumb.read(self._crumb(operation, dtype)), self.folder / f"{operation}-{dtype}.doubts"
         doubted = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if crumb is None or not self._hung(crumb) or crumb.law in doubted:
+        if crumb is None or not (self._hung(crumb) if hung is None else hung) or crumb.law in doubted:
             return False
         path.write_text("\n".join([*doubted, crumb.law]), encoding="utf-8")
         self._crumb(operation, dtype).write_bytes(bytes(SIZE))
         return True
 
-    def record(self, operation: str, dtype: str) -> Result | None:
-        """Record the law at which the worker of a case died, and return its verdict.
+    def record(
+        self, operation: str, dtype: str, *, hung: bool | None = None, left: Sequence[str] = ()
+    ) -> Result | None:
+        """Record the law at which the worker of a case died, or the process of its backend, and return its verdict.
 
+        ``hung`` says whether it was a hang, where that is known, and ``left`` names processes that were left behind.
         None if no law can be blamed: the worker died before its first check, or at a law that is recorded already.
         """
         case = f"{operation}-{dtype}"
         crumb, recorded = Breadcrumb.read(self._crumb(operation, dtype)), self.verdicts(operation, dtype)
         if crumb is None or crumb.law in recorded:
             return None
-        hung = self._hung(crumb)
+        hung = self._hung(crumb) if hung is None else hung
         what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
         message = f"the backend {what} at the input {crumb.input}"
+        message += f"; left behind, and ended: {', '.join(left)}" if left else ""
         reason = Reason.HUNG if hung else Reason.CRASHED
         result = Result(operation, crumb.law, dtype, Status.FAILED, reason, message)
         self._verdicts_path(case).write_text(

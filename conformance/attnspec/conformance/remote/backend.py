@@ -1,0 +1,96 @@
+"""A backend whose every call is made by a process of its own, which is started again when it has ended."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.remote.arrays import RemoteArray, RemoteNumpyArray
+from attnspec.conformance.remote.client import Host
+from attnspec.conformance.running.description import DECLARED
+from attnspec.conformance.running.errors import BackendError
+
+CONVERSIONS = {"from_numpy", "to_numpy"}
+
+
+class RemoteBackend:
+    """For subjects and laws it is a backend like any other; what judges never imports it.
+
+    Its process begins to import the backend at once. ``hang_after`` are the seconds of a check, ``path`` folders where
+    modules are looked for as well, and ``adopted`` says that this process has no children but those of backends.
+    """
+
+    def __init__(
+        self, origin: str, device: str, *, hang_after: float, path: Sequence[str] = (), adopted: bool = False
+    ) -> None:
+        self.origin, self.device = origin, device
+        self.left: list[str] = []
+        self._folder: TemporaryDirectory[str] | None = None
+        self._how: dict[str, Any] = {"allowed": hang_after, "path": [*path], "adopted": adopted}
+        self._declared: Mapping[str, Any] | None = None
+        self._functions: set[str] = set()
+        self._kind, self._to_numpy = RemoteArray, False
+        self.host = Host(origin, device, **self._how)
+
+    def introduce(self, seconds: float, admitted: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """What it declares, once it is imported; :class:`BackendError` if that is not what was admitted."""
+        said = self.host.introduced(seconds)
+        declared = {name: said.get(name) for name in DECLARED}
+        known = self._declared if admitted is None else {name: admitted.get(name) for name in DECLARED}
+        for name, value in declared.items():
+            if known is not None and value != known[name]:
+                self.close()
+                raise BackendError(
+                    f"backend {self.origin!r}: declares other {name} in the process that is judged than when it was "
+                    f"admitted: expected {known[name]!r}; got {value!r}"
+                )
+        self._declared = declared
+        self._functions = {str(x) for names in (said["operations"], said["optional"]) for x in names} - CONVERSIONS
+        self._kind = RemoteNumpyArray if said["numpy"] is True else RemoteArray
+        self._to_numpy = "to_numpy" in said["optional"]
+        return declared
+
+    @property
+    def folder(self) -> Path:
+        """A folder for what is to be remembered of its processes, as long as it is not closed."""
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="attnspec-")
+        return Path(self._folder.name)
+
+    def restart(self, seconds: float) -> None:
+        """Another process in place of one that has ended; it has to declare the same."""
+        self._end()
+        self.host = Host(self.origin, self.device, **self._how)
+        self.introduce(seconds)
+
+    def close(self) -> None:
+        """End the process, and whoever it has left behind."""
+        self._end()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _end(self) -> None:
+        self.left += [title for title in self.host.close() if title not in self.left]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._functions:
+            raise AttributeError(f"backend {self.origin!r} has no {name}")
+
+        def call(*given: Any, **named: Any) -> Any:
+            return self.host.ask("operation", name, given, named)
+
+        self.__dict__[name] = call
+        return call
+
+    def from_numpy(self, x: "np.ndarray[Any, Any]", *, device: str) -> RemoteArray:
+        """An array of the backend on its device, as soon as something is asked of it."""
+        return self.host.queued(x, self._kind)
+
+    def to_numpy(self, x: Any) -> Any:
+        """The numbers of an array of the backend; what its conversion raises is raised here."""
+        if issubclass(type(x), RemoteArray):
+            return self.host.read(x)
+        return self.host.ask("read", x) if self._to_numpy else x

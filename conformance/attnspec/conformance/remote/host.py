@@ -1,0 +1,286 @@
+"""The process of a backend: it imports it, calls it when it is asked to, and answers with bytes.
+
+``python -m attnspec.conformance.remote.host SOCKET NAME DEVICE`` answers requests on the file descriptor SOCKET until
+that is closed. It imports no reference and no law: nothing in it knows a result.
+"""
+
+import gc
+import marshal
+import os
+import pickle
+import signal
+import socket
+import sys
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs import layouts
+from attnspec.conformance.judging.foreign_calls import call_safely
+from attnspec.conformance.remote.objects import KEPT, Unconverted
+from attnspec.conformance.remote.processes import die_with_parent
+from attnspec.conformance.remote.raised import told
+from attnspec.conformance.remote.wire import LENGTHS, Writer, dtype_named, is_small
+from attnspec.conformance.running.description import describe, described, runs_on
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.loading import contract_of, load
+
+FUNCTIONS = ("broadcast_to", "empty")
+"""The functions of a library that layouts need."""
+
+OPTIONAL = ("from_numpy", "to_numpy", "vjp", "pullback", "modes")
+"""What a backend may have beside operations and conversions."""
+
+TIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
+"""What is held back while the backend is not called: its handlers are its own affair."""
+
+
+class Host:
+    """Answers requests about one backend."""
+
+    def __init__(self, backend: Any, device: str) -> None:
+        self.backend, self.device, self.late = backend, device, False
+        self.from_numpy, self.to_numpy = (getattr(backend, name, None) for name in ("from_numpy", "to_numpy"))
+
+    # What is done without an answer ------------------------------------------------------------------------------
+
+    def prepare(self, queue: list[Any]) -> None:
+        """Let go of objects, convert arrays and take steps, in this order.
+
+        ``late`` is set where a step fails, or gives an array of another shape than was taken for granted.
+        """
+        objects = KEPT.objects
+        for entry in queue:
+            if type(entry) is int:
+                objects.pop(entry, None)
+            elif type(entry) is bytes:
+                self._step(entry)
+            else:
+                number, *plain = entry
+                objects[number] = self._converted(_array(*plain))
+
+    def _step(self, entry: bytes) -> None:
+        try:
+            number, shape, what, *given = pickle.loads(entry)
+            KEPT.objects[number] = found = getattr(self, what)(*given)
+            self.late = self.late or (shape is not None and tuple(found.shape) != shape)
+        except BaseException:  # noqa: BLE001 - a backend's code may raise anything
+            self.late = True
+
+    def _converted(self, x: Any) -> Any:
+        if self.from_numpy is None:
+            return x
+        try:
+            return self.from_numpy(x, device=self.device)
+        except BaseException as error:  # noqa: BLE001 - a backend's code may raise anything
+            return Unconverted(error)
+
+    # Requests ----------------------------------------------------------------------------------------------------
+
+    def operation(self, name: str, given: Any, named: Any) -> Any:
+        """Call a function of the backend."""
+        return getattr(self.backend, name)(*given, **named)
+
+    def call(self, function: Any, given: Any, named: Any) -> Any:
+        """Call a function that the backend has returned."""
+        return function(*given, **named)
+
+    def apply(self, x: Any, function: Any, shape: tuple[int, ...]) -> Any:
+        """Call a function that gives an array another shape."""
+        return function(x, shape)
+
+    def enter(self, context: Any) -> Any:
+        """Enter a context of the backend."""
+        return context.__enter__()
+
+    def exit(self, context: Any, raised: bool) -> bool:
+        """Leave it."""
+        error = RuntimeError("raised within the context") if raised else None
+        return bool(context.__exit__(error and type(error), error, None))
+
+    def item(self, x: Any, key: Any) -> Any:
+        """A part of an array."""
+        return x[key]
+
+    def write(self, x: Any, key: Any, value: Any) -> None:
+        """Write to an array."""
+        x[key] = value
+
+    def method(self, x: Any, name: str, given: Any) -> Any:
+        """Call a method of an array."""
+        return getattr(x, name)(*given)
+
+    def attribute(self, x: Any, name: str) -> Any:
+        """An attribute of an array."""
+        return Whole(getattr(x, name))
+
+    def functions(self, x: Any) -> Any:
+        """The functions of an array's library."""
+        module = layouts._namespace(x)
+        return {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
+
+    def converted(self, x: Any) -> bool:
+        """Whether an array has been converted: it has, if nothing was raised before this."""
+        return True
+
+    def flag(self, x: Any, name: str, value: bool) -> None:
+        """Set a flag of an array of NumPy."""
+        setattr(x.flags, name, value)
+
+
+class Whole:
+    """What stays where it is, whatever it is: a dtype, a device."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+SENT_ALONG = {"operation", "call"}
+"""Requests whose answer has the numbers of all arrays in it."""
+
+
+def answer(host: Host, queue: list[Any], request: bytes) -> bytearray:
+    """The answer to a request, after what came before it was done."""
+    writer = Writer(KEPT.keep)
+    try:
+        host.prepare(queue)
+        if host.late:
+            host.late = False
+            return writer.frame(["l", None])
+        what, *given = pickle.loads(request)
+        if what in SENT_ALONG:
+            writer.read = host.to_numpy or _itself
+        if what == "read":
+            writer.read = host.to_numpy
+            found = writer.seen(*given)
+        elif what == "read_on":
+            writer.read = host.to_numpy
+            found = [writer.seen(given[0]), *read_on(writer, *given[1:])]
+        elif what == "array":
+            found = writer.array(np.asarray(*given))
+        else:
+            found = written(writer, getattr(host, what)(*given))
+        return writer.frame(["r", found])
+    except Unconverted as error:
+        return Writer(KEPT.keep).frame(["u", told(error.error)])
+    except BaseException as error:  # noqa: BLE001 - a backend's code may raise anything
+        return Writer(KEPT.keep).frame(["e", told(error)])
+
+
+def written(writer: Writer, result: Any) -> Any:
+    """What a request gave, written down."""
+    if type(result) is Whole:
+        return ["o", KEPT.keep(result.x), type(result.x).__name__]
+    return writer.value(result)
+
+
+def read_on(writer: Writer, number: int, count: int) -> list[Any]:
+    """What the arrays hold that were made after one, each with its number."""
+    following = {n: KEPT.objects.get(n) for n in range(number + 2, number + 2 * count + 2, 2)}
+    return [[n, writer.seen(x)] for n, x in following.items() if is_small(x)]
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def _array(text: Any, shape: Any = None, numbers: Any = b"") -> Any:
+    """An array of NumPy as it was sent: its dtype, shape and numbers, or all of it as a pickle."""
+    if shape is None:
+        return pickle.loads(text)
+    return np.ndarray(shape, dtype_named(text), bytearray(numbers) if type(numbers) is bytes else numbers)
+
+
+class Channel:
+    """Requests and answers on a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._buffer = bytearray(1 << 16)
+
+    def receive(self) -> tuple[list[Any], bytes]:
+        """What to do first, and the next request; ``EOFError`` where there will be none."""
+        count = self._fill(self._buffer, 0, LENGTHS.size)
+        lengths = LENGTHS.unpack_from(self._buffer)
+        whole, buffer = LENGTHS.size + sum(lengths), self._buffer
+        if whole > len(buffer):
+            buffer = bytearray(whole)
+            buffer[:count] = self._buffer[:count]
+        count = self._fill(buffer, count, whole)
+        middle = LENGTHS.size + lengths[0]
+        queue, rest = marshal.loads(memoryview(buffer)[LENGTHS.size : middle]), memoryview(buffer)[whole:count]
+        for i, entry in enumerate(queue):
+            if type(entry) is tuple and type(entry[-1]) is int:
+                *plain, size = entry
+                numbers = np.empty(size, np.uint8).data
+                known = min(len(rest), size)
+                numbers[:known], rest = rest[:known], rest[known:]
+                self._fill(numbers, known, size)
+                queue[i] = *plain, numbers
+        return queue, bytes(buffer[middle:whole])
+
+    def _fill(self, buffer: bytearray | memoryview, count: int, least: int) -> int:
+        view = memoryview(buffer)
+        while count < least:
+            got = self.connection.recv_into(view[count:])
+            if not got:
+                raise EOFError
+            count += got
+        return count
+
+    def send(self, frame: bytearray) -> None:
+        """Send an answer."""
+        self.connection.sendall(frame)
+
+
+def serve(channel: Channel, host: Host) -> None:
+    """Answer requests until there are no more."""
+    while True:
+        queue, request = channel.receive()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TIMERS)
+        try:
+            frame = answer(host, queue, request)
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, TIMERS)
+        channel.send(frame)
+
+
+def _stays_numpy(backend: Any, device: str) -> bool:
+    """Whether the arrays of a backend are those of NumPy."""
+    found = call_safely(lambda: backend.from_numpy(np.zeros(1, np.float32), device=device))
+    return isinstance(found, np.ndarray)
+
+
+def main() -> None:
+    """Answer requests on the socket that the command line names."""
+    number, name, device, path = sys.argv[1:5]
+    die_with_parent()
+    sys.path += [folder for folder in path.split(os.pathsep) if folder and folder not in sys.path]
+    connection = socket.socket(fileno=int(number))
+    connection.set_inheritable(False)
+    # A copy of this process has nothing to say.
+    os.register_at_fork(after_in_child=connection.close)
+    channel, process = Channel(connection), os.getpid()
+    try:
+        backend = load(name)
+        contract = contract_of(backend, name)
+        # Where it declares another device, whoever asks says so in words of his own.
+        said = describe(backend, name, device) if runs_on(contract, device) else described(contract)
+        said["optional"] = [x for x in OPTIONAL if getattr(backend, x, None) is not None]
+        said["numpy"] = "from_numpy" not in said["optional"] or _stays_numpy(backend, device)
+    except BackendError as error:
+        channel.send(Writer(KEPT.keep).frame(["x", str(error)]))
+        os._exit(0)
+    if os.getpid() != process:
+        os._exit(0)
+    gc.freeze()
+    gc.set_threshold(100_000)
+    try:
+        channel.send(Writer(KEPT.keep).frame(["h", said]))
+        serve(channel, Host(backend, device))
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Processes as the system knows them: what a group has used, who is left behind, and how all of them end."""
+
+import ctypes
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from attnspec.conformance.judging.foreign_calls import printable
+
+PROC = Path("/proc")
+
+KNOWN = PROC.joinpath("self", "stat").exists()
+"""Whether the system says what its processes do."""
+
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+MARK = "ATTNSPEC_PROCESS"
+"""The variable that all have in their environment whom a backend's process has started."""
+
+RUN = "ATTNSPEC_RUN"
+"""The variable that all have in their environment whom a run has started."""
+
+SUBREAPER, DEATH_SIGNAL = 36, 1
+"""What Linux calls ``PR_SET_CHILD_SUBREAPER`` and ``PR_SET_PDEATHSIG``."""
+
+ROUNDS, PAUSE = 40, 0.05
+"""How often it is looked whether anybody is left, and seconds in between."""
+
+
+def mark() -> str:
+    """A mark that no other process has."""
+    return secrets.token_hex(8)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whoever loses his own among the descendants of this process, where that is possible."""
+    _prctl(SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, where that is possible."""
+    _prctl(DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class Process(NamedTuple):
+    """A process: its number, its name, what it does (R runs or waits for a processor, S sleeps), and its seconds."""
+
+    number: int
+    name: str
+    state: str
+    parent: int
+    group: int
+    session: int
+    seconds: float
+
+    @property
+    def title(self) -> str:
+        """How a message names it."""
+        return f"{printable(self.name)} (process {self.number})"
+
+
+def processes() -> Iterator[Process]:
+    """All processes, as far as the system names them."""
+    for folder in PROC.iterdir() if KNOWN else ():
+        if folder.name.isdigit() and (found := process(int(folder.name))) is not None:
+            yield found
+
+
+def process(number: int) -> Process | None:
+    """One process; None if there is none of this number."""
+    return _read(PROC / str(number) / "stat")
+
+
+def _read(path: Path) -> Process | None:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    before, _, after = text.rpartition(")")
+    number, _, name = before.partition(" (")
+    state, parent, group, session, *rest = after.split()
+    return Process(
+        int(number), name, state, int(parent), int(group), int(session), (int(rest[7]) + int(rest[8])) / TICKS
+    )
+
+
+def usage(leader: int) -> tuple[float, bool]:
+    """The seconds of processor time of a process and its group, and whether any of its threads wants more."""
+    seconds, wants = 0.0, False
+    for one in processes():
+        if leader in (one.number, one.group, one.session):
+            seconds += one.seconds
+            wants = wants or any(t.state in "RD" for t in _threads(one.number))
+    return seconds, wants
+
+
+def _threads(number: int) -> Iterator[Process]:
+    try:
+        paths = [*(PROC / str(number) / "task").iterdir()]
+    except OSError:
+        return
+    yield from (found for path in paths if (found := _read(path / "stat")) is not None)
+
+
+def end_all(leader: int, word: str, *, adopted: bool = False) -> list[str]:
+    """End a group, and all that bear its mark; the titles of all but its first process, which its starter waits for.
+
+    With ``adopted`` this process has no other children: those that it has were left behind too.
+    """
+    own, marked = os.getpid(), f"{MARK}={word}".encode()
+
+    def is_left(one: Process) -> bool:
+        inside = leader in (one.group, one.session) or (adopted and one.parent == own)
+        return one.number != leader and (inside or marked in _environment(one.number))
+
+    # Its group is ended as a whole: one that goes on copying itself would be faster than a look at each.
+    found = {one.number: one.title for one in _found(is_left)}
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    return [*(found | _end(is_left)).values()]
+
+
+def end_run(word: str) -> list[str]:
+    """End all that a run has started and left behind; their titles."""
+    marked = f"{RUN}={word}".encode()
+    return [*_end(lambda one: marked in _environment(one.number)).values()]
+
+
+def _found(is_left: Callable[[Process], bool]) -> list[Process]:
+    """The processes of a kind, the dead and this one apart."""
+    return [x for x in processes() if x.number != os.getpid() and x.state not in "ZX" and is_left(x)]
+
+
+def _end(is_left: Callable[[Process], bool]) -> dict[int, str]:
+    """End processes until there are none left: their titles by number."""
+    found: dict[int, str] = {}
+    for _ in range(ROUNDS):
+        left = _found(is_left)
+        for one in left:
+            found[one.number] = one.title
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(one.number, signal.SIGKILL)
+            if one.parent == os.getpid():
+                with suppress(ChildProcessError):
+                    os.waitpid(one.number, 0)
+        if not left:
+            break
+        time.sleep(PAUSE)
+    return found
+
+
+def _environment(number: int) -> list[bytes]:
+    try:
+        return (PROC / str(number) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

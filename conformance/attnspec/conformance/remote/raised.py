@@ -1,0 +1,87 @@
+"""Exceptions of another process: their class by name, their message, and the lines that raised them."""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any
+
+from attnspec.conformance.remote.breach import Breach, type_name
+
+MAX_FRAMES, MAX_LENGTH = 24, 10_000
+"""Calls that are told, from the one that raised outwards, and characters of a message."""
+
+OWN = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends a process, or a generator, and must not end that of the judge."""
+
+
+def told(error: BaseException) -> list[Any]:
+    """An exception as plain JSON."""
+    kind = type(error)
+    base = next((c for c in type.mro(kind) if c.__module__ == "builtins" and not issubclass(c, OWN)), BaseException)
+    try:
+        text = str(error)[:MAX_LENGTH]
+    except BaseException:  # noqa: BLE001 - an exception of a backend may do anything
+        text = None
+    frames = [(f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__)][-MAX_FRAMES:]
+    places = [[code.co_filename, line, code.co_name] for code, line in frames]
+    return [kind.__name__, base.__name__, text, places]
+
+
+def as_told(given: Any) -> BaseException:
+    """An exception to raise, of a class with the same name and, as far as that is harmless, the same base."""
+    name, base, text, places = given
+    if not isinstance(text, str | None) or not isinstance(places, list) or len(places) > MAX_FRAMES:
+        raise Breach("an exception that is none")
+    error: BaseException = _class(type_name(name), type_name(base))(text)
+    return error.with_traceback(_traceback(places))
+
+
+@cache
+def _class(name: str, base: str) -> type[BaseException]:
+    """The class of exceptions that are told under this name."""
+    found = getattr(sys.modules["builtins"], base, BaseException)
+    usable = isinstance(found, type) and issubclass(found, BaseException)
+    if not usable or issubclass(found, (*OWN, BaseExceptionGroup)):
+        found = BaseException
+    # Some take arguments of their own, which nobody knows here.
+    new = {"__new__": lambda kind, text: found.__new__(kind)}
+    return type(name, (found,), {"__init__": _remember, "__str__": _text, **new})
+
+
+def _remember(self: Any, text: str | None) -> None:
+    self.text = text
+
+
+def _text(self: Any) -> str:
+    if self.text is None:
+        raise ValueError("its message cannot be read")
+    return str(self.text)
+
+
+def _traceback(places: list[Any]) -> TracebackType | None:
+    """A traceback that names these places, of which none is known here."""
+    found: TracebackType | None = None
+    for file, line, name in reversed([*_checked(places)]):
+        found = TracebackType(found, _frame(file, name), 0, line)
+    return found
+
+
+def _checked(places: list[Any]) -> Iterator[tuple[str, int, str]]:
+    for file, line, name in places:
+        if not (isinstance(file, str) and isinstance(name, str) and type(line) is int and 0 < line < 1 << 30):
+            raise Breach("a place that is none")
+        yield file.replace("\0", "?")[:1000], line, name[:200]
+
+
+def _here() -> FrameType:
+    return sys._getframe()
+
+
+@cache
+def _frame(file: str, name: str) -> FrameType:
+    """A frame of a function of this name in this file."""
+    code: CodeType = _here.__code__.replace(co_filename=file, co_name=name, co_firstlineno=1)
+    frame: FrameType = FunctionType(code, {"sys": sys})()
+    return frame

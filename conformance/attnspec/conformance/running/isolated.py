@@ -1,0 +1,158 @@
+"""A case under a watchdog: what ends the process of the backend, or hangs, fails one law, and the others are judged."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
+from attnspec.conformance.diagnosis.watching import Watch, unwatched
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, Mark
+from attnspec.conformance.judging.extent import Extent
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.client import Hasty, HostEnded
+from attnspec.conformance.remote.signals import heard
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.expectations import expectations
+from attnspec.conformance.running.explanation import explained
+from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
+from attnspec.conformance.running.post_mortem import examined
+from attnspec.conformance.running.probe import IMPORT_SECONDS
+from attnspec.conformance.running.refusals import refusals
+from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
+from attnspec.spec.contract.operation import OPERATIONS
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """A case in a worker process, or of a backend with a process of its own, under a watchdog.
+
+    With ``explains`` it is looked for what only has to be declared.
+    """
+
+    judging: Callable[..., list[Result]]
+    backend: Any
+    contract: Contract
+    case: Case
+    settings: Settings
+    folder: Path
+    explains: bool = True
+
+    @property
+    def remote(self) -> RemoteBackend | None:
+        """The backend, if it has a process of its own."""
+        return self.backend if type(self.backend) is RemoteBackend else None
+
+    def judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
+        """The verdicts of the case, but for laws at which a process has ended before, and what explains violations.
+
+        Where the process of the backend ends, the case is judged again without the law that had it end; after a first
+        hang, and where the success of a step was wrongly taken for granted, with it.
+        """
+        while True:
+            try:
+                with nullcontext() if self.remote is None else heard():
+                    return self._judged(extent)
+            except Hasty:
+                extent.clear()
+            except HostEnded as end:
+                self._blame(end)
+
+    def _blame(self, end: HostEnded) -> None:
+        """Record what was checked when the process of the backend ended, and start another one."""
+        incidents, case = Incidents(self.folder, self.settings.hang_after), self.case
+        hung = end.reason is Reason.HUNG
+        again = hung and incidents.tried_again(case.operation, case.dtype, hung=hung)
+        if not again and incidents.record(case.operation, case.dtype, hung=hung, left=end.left) is None:
+            raise BackendError(f"backend {self.contract.origin!r}: {end.words}, and no law can be blamed") from end
+        assert self.remote is not None
+        self.remote.restart(IMPORT_SECONDS)
+
+    def _watchdog(self) -> Watchdog:
+        remote = self.remote
+        began = None if remote is None else remote.host.begin
+        return Watchdog(self.folder, self.case.id, self.settings.hang_after, began)
+
+    def _judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
+        case, contract, settings = self.case, self.contract, self.settings
+        incidents = Incidents(self.folder, settings.hang_after)
+        recorded = incidents.verdicts(case.operation, case.dtype)
+        reason = incidents.given_up(case.operation)
+        if reason is not None:
+            recorded = examined(incidents, contract.origin, case, settings)
+            message = f"{UNJUDGED}the operation was stopped after it had {reason} {STOP_AFTER} times"
+            return [
+                recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
+                for law in case.laws
+            ], {}
+        watchdog = self._watchdog()
+        judging = partial(self.judging, mark=watchdog)
+        try:
+            here = partial(judging, contract, extent=extent)
+            if settings.fail_fast:
+                results = judged_until_violation(here, case, settings, recorded)
+            else:
+                results = here(case, skip=recorded)
+            explanation = self._explanation(judging, results, watchdog)
+        finally:
+            watchdog.close()
+        if recorded:
+            recorded = examined(incidents, contract.origin, case, settings)
+        return [recorded.get(r.law, r) for r in results], explanation
+
+    def _explanation(self, judging: Callable[..., list[Result]], results: list[Result], mark: Mark) -> dict[str, Any]:
+        """What only has to be declared; nothing in runs that are to end soon."""
+        settings, case = self.settings, self.case
+        failed = unexpected(results, expectations(settings.expect))
+        if not failed or not self.explains or settings.fail_fast or settings.only is not None:
+            return {}
+        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, settings.device)
+        under = partial(judging, stop_at_first=True)
+        return explained(under, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
+
+    def diagnosis(self, failed: Sequence[Result]) -> Diagnosis | None:
+        """The known defect that explains violations; None where a process has ended at the case, or ends now."""
+        case, incidents = self.case, Incidents(self.folder, self.settings.hang_after)
+        if not violated_by_numbers(failed) or incidents.verdicts(case.operation, case.dtype):
+            return None
+        while True:
+            watchdog = self._watchdog()
+            try:
+                with nullcontext() if self.remote is None else heard():
+                    return diagnosis_of(self.backend, self.contract, case, self.settings, failed, watchdog.during)
+            except Hasty:
+                continue
+            except HostEnded:
+                assert self.remote is not None
+                self.remote.restart(IMPORT_SECONDS)
+                return None
+            finally:
+                watchdog.close()
+
+
+def diagnosis_of(
+    backend: Any,
+    contract: Contract,
+    case: Case,
+    settings: Settings,
+    failed: Sequence[Result],
+    watch: Watch = unwatched,
+) -> Diagnosis | None:
+    """The known defect that explains the violations of a case."""
+    if not violated_by_numbers(failed):
+        return None
+    # It loads all mutants, which no run needs that finds nothing wrong.
+    from attnspec.conformance.diagnosis.entry import diagnosis_of_case
+
+    profile = PROFILES[settings.profile]
+    return diagnosis_of_case(
+        backend, contract, case, profile, failed, seed=settings.seed, device=settings.device, watch=watch
+    )

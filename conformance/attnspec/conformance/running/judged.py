@@ -1,0 +1,96 @@
+"""The backend that a run of pytest judges: in a process of its own, or in this one to debug it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.processes import adopt_orphans
+from attnspec.conformance.running.admission import admitted
+from attnspec.conformance.running.description import contract_from
+from attnspec.conformance.running.endings import guarded
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.keys import HOSTS
+from attnspec.conformance.running.loading import contract_of, load
+from attnspec.conformance.running.probe import IMPORT_SECONDS
+from attnspec.conformance.running.settings import Settings
+
+
+class Hosts:
+    """The backends that this process judges, each in a process of its own, by name and device."""
+
+    def __init__(self) -> None:
+        self._guarded = False
+        self._loaded: dict[str, tuple[Any, Contract]] = {}
+        self._backends: dict[tuple[str, str], RemoteBackend] = {}
+        self._contracts: dict[tuple[str, str], Contract] = {}
+        self._errors: dict[tuple[str, str], BackendError] = {}
+
+    def start(self, name: str, settings: Settings, path: tuple[str, ...] = ()) -> RemoteBackend:
+        """Begin to import a backend, unless that has begun."""
+        key = name, settings.device
+        if key not in self._backends:
+            # A worker of ours has no children but these; a user's pytest may have others.
+            ours = settings.crumbs is not None
+            if ours:
+                adopt_orphans()
+            self._backends[key] = RemoteBackend(
+                name, settings.device, hang_after=settings.hang_after, path=path, adopted=ours
+            )
+        return self._backends[key]
+
+    def ready(self, name: str, settings: Settings, path: tuple[str, ...] = ()) -> tuple[RemoteBackend, Contract]:
+        """A backend that is imported, and its contract: in a worker what was admitted, which it has to declare too."""
+        key = name, settings.device
+        backend = self.start(name, settings, path)
+        if key in self._errors:
+            raise self._errors[key]
+        if key not in self._contracts:
+            known: Mapping[str, Any] | None = None
+            if settings.crumbs is not None:
+                known = admitted(Path(settings.crumbs), IMPORT_SECONDS)
+            try:
+                said = backend.introduce(IMPORT_SECONDS, known)
+            except BackendError as error:
+                self._errors[key] = error
+                raise
+            self._contracts[key] = contract_from(dict(said), name)
+        return backend, self._contracts[key]
+
+    def loaded(self, name: str) -> tuple[Any, Contract]:
+        """A backend in this process, and its contract; it is loaded once."""
+        if name not in self._loaded:
+            found = load(name)
+            self._loaded[name] = (found, contract_of(found, name))
+        return self._loaded[name]
+
+    def guard(self, config: pytest.Config) -> None:
+        """Have a backend that ends this process end it with a status that is not 0, until the run has ended."""
+        if not self._guarded and not hasattr(config, "workerinput"):
+            self._guarded = True
+            config.add_cleanup(guarded(lambda line: _say(config, line)))
+
+    def close(self) -> list[str]:
+        """End all of them; who was left behind."""
+        for backend in self._backends.values():
+            backend.close()
+        return [title for backend in self._backends.values() for title in backend.left]
+
+
+def hosts(config: pytest.Config) -> Hosts:
+    """The backends that this process judges."""
+    found: Hosts = config.stash.setdefault(HOSTS, Hosts())
+    return found
+
+
+def _say(config: pytest.Config, line: str) -> None:
+    """Print a line, though pytest keeps what tests print."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend()
+    writer = config.get_terminal_writer()
+    writer.line(f"\n{line}")
+    writer.flush()

@@ -1,0 +1,275 @@
+"""Whole runs of backends with processes of their own: where SIGINT is ignored, in a hostile environment, broken off."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnspec.conformance.remote.processes import KNOWN, processes
+
+from . import hostile
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are others here")
+
+COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance.cli"]
+SMALL = ("--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
+
+IN_JUDGED = "'attnspec.conformance.remote.host' in sys.orig_argv"
+"""What a backend asks to know that it is no longer read, but judged."""
+
+
+def check(folder: Path, code: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Check a backend of this code in a folder, with a report beside it."""
+    backend = folder / "backend.py"
+    backend.write_text(code, encoding="utf-8")
+    report = folder.parent / f"{folder.name}.json"
+    command = [*COMMAND, "check", str(backend), *SMALL, *options, "--json", str(report)]
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """The report of the last check in a folder."""
+    found: dict[str, Any] = json.loads((folder.parent / f"{folder.name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def violations(folder: Path) -> set[tuple[str, str]]:
+    """The laws that the last check in a folder found violated, and of what sort the violations are."""
+    return {(r["law"], r["reason"]) for r in report(folder)["results"] if r["status"] == "failed"}
+
+
+def test_what_was_admitted_is_what_is_judged(tmp_path: Path) -> None:
+    code = f"{hostile.WRONG}import sys\nif {IN_JUDGED}:\n    limits = {{'dtypes': ('float64',), 'max_length': 1}}\n"
+    done = check(tmp_path, code)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stdout + done.stderr
+    assert "declares other limits in the process that is judged than when it was admitted" in done.stderr
+
+
+def test_who_judges_himself_says_so(tmp_path: Path) -> None:
+    done = check(tmp_path, hostile.RIGHT, "--in-process")
+    assert done.returncode == 0
+    assert "judged by the process that ran the backend (--in-process), which may have misled it" in done.stdout
+    assert report(tmp_path)["in_process"] is True
+    done = check(tmp_path, hostile.RIGHT)
+    assert (done.returncode, "--in-process" in done.stdout, report(tmp_path)["in_process"]) == (0, False, False)
+
+
+def test_who_forges_the_verdict_of_his_own_process_is_convicted_by_another(tmp_path: Path) -> None:
+    done = check(tmp_path, hostile.PATCHING)
+    assert (done.returncode, report(tmp_path)["verdict"]) == (1, "violates"), done.stdout + done.stderr
+    assert violations(tmp_path) == {("operation.oracle", "value")}
+    done = check(tmp_path, hostile.PATCHING, "--in-process")
+    assert (done.returncode, report(tmp_path)["verdict"]) == (0, "conforms"), done.stdout + done.stderr
+    assert "which may have misled it" in done.stdout
+
+
+@pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
+def test_who_is_left_behind_is_in_the_report(tmp_path: Path) -> None:
+    leaving = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True, env={})"
+    once = f"if not hasattr(np, 'left'): np.left = True; {leaving}"
+    done = check(tmp_path, hostile.around(_block(once)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (title,) = report(tmp_path)["left_behind"]
+    assert f"left behind by the backend, and ended: {title}" in done.stdout
+    number = int(title.removeprefix("sleep (process ").rstrip(")"))
+    assert not [p for p in processes() if p.number == number and p.state != "Z"]
+
+
+def _block(line: str) -> str:
+    """A condition and what follows from it, on lines of their own."""
+    head, _, body = line.partition(": ")
+    return f"{head}:\n        " + "\n        ".join(body.split("; "))
+
+
+def test_nothing_is_left_in_the_folder_and_nothing_there_or_in_the_environment_has_a_say(tmp_path: Path) -> None:
+    (tmp_path / "nothing.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    hostile_ones = {"PYTEST_PLUGINS": "nothing", "PYTEST_ADDOPTS": "--nonsense", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = check(tmp_path, hostile.RIGHT, **hostile_ones)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["backend.py", "nothing.py"]
+
+
+SURROUNDINGS = {
+    "plain characters": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "few columns": {"COLUMNS": "20", "NO_COLOR": "1"},
+}
+
+
+@pytest.mark.parametrize("variables", SURROUNDINGS.values(), ids=SURROUNDINGS)
+def test_verdicts_and_pages_are_the_same_in_other_surroundings(tmp_path: Path, variables: dict[str, str]) -> None:
+    page = tmp_path.parent / f"{tmp_path.name}.html"
+    done = check(tmp_path, hostile.WRONG, "--html", str(page), **variables)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stdout + done.stderr
+    assert violations(tmp_path) == {("operation.oracle", "value")}
+    assert "operation.oracle" in page.read_text(encoding="utf-8")
+
+
+def test_two_runs_at_once_know_nothing_of_each_other(tmp_path: Path) -> None:
+    (tmp_path / "right.py").write_text(hostile.RIGHT, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(hostile.WRONG, encoding="utf-8")
+    commands = [[*COMMAND, "check", name, *SMALL] for name in ("right.py", "wrong.py")]
+    runs = [subprocess.Popen(c, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for c in commands]
+    printed = [run.communicate(timeout=240)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 1], printed
+
+
+def test_what_a_backend_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    code = hostile.around("raise ValueError('\\x1b[2J\\x1b[32mright conforms\\x07\\r')")
+    done = check(tmp_path, code.replace('name = "right"', 'name = "ri\\x1b[8mght"'))
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert not {"\x1b", "\x07"} & {*done.stdout, *done.stderr}
+
+
+def test_a_run_in_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    (folder / "backend.py").write_text(hostile.RIGHT, encoding="utf-8")
+    folder.chmod(0o555)
+    command = [*COMMAND, "check", "backend.py", *SMALL]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    folder.chmod(0o755)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [p.name for p in folder.iterdir() if p.name != "__pycache__"] == ["backend.py"]
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["as ever", "with SIGINT ignored"])
+@pytest.mark.parametrize("end", ["waits", "exits"])
+def test_a_run_comes_to_its_end(tmp_path: Path, end: str, ignored: bool) -> None:
+    (tmp_path / "backend.py").write_text(hostile.around(hostile.ENDING[end][0]), encoding="utf-8")
+    program = f"""
+import signal, subprocess, sys
+if {ignored}:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.exit(subprocess.run(sys.argv[1:]).returncode)
+"""
+    command = [sys.executable, "-c", program, *COMMAND, "check", "backend.py", *SMALL, "--hang-after", "1.5"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert hostile.ENDING[end][2] in done.stdout
+
+
+def test_an_import_that_does_not_end_ends_where_sigint_is_ignored(tmp_path: Path) -> None:
+    waiting = hostile.WAITING.replace("\n", "; ")
+    (tmp_path / "backend.py").write_text(f"import sys\n{hostile.RIGHT}if {IN_JUDGED}:\n    {waiting}\n")
+    program = (
+        "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", program, *COMMAND, "check", "backend.py", *SMALL]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "ATTNSPEC_IMPORT_SECONDS": "6"}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "did not import the backend within 6 s" in done.stderr or "expected its import to end" in done.stderr
+
+
+@pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
+def test_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
+    slow = "import pathlib, time; pathlib.Path('called').touch(); time.sleep(600)"
+    (tmp_path / "backend.py").write_text(hostile.around(slow), encoding="utf-8")
+    # Whoever runs these tests may ignore SIGINT.
+    heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", heard, *COMMAND, "check", "backend.py"]
+    command += [*SMALL, "--json", "r.json", "--hang-after", "600"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "called").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        start = time.monotonic()
+        os.killpg(run.pid, signal.SIGINT)
+        _, printed = run.communicate(timeout=60)
+    assert time.monotonic() - start < 30
+    assert run.returncode == 2, printed
+    document = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert document["verdict"] == "unusable"
+    assert {(r["reason"], r["message"]) for r in document["results"] if r["status"] == "lost"} == {
+        ("interrupted", "interrupted")
+    }
+    hosts = [p for p in processes() if str(tmp_path).encode() in _command(p.number)]
+    assert hosts == []
+
+
+def _command(number: int) -> bytes:
+    try:
+        return Path("/proc", str(number), "cmdline").read_bytes() + os.readlink(f"/proc/{number}/cwd").encode()
+    except OSError:
+        return b""
+
+
+# pytest ---------------------------------------------------------------------------------------------------------------
+
+SUITE = """
+from attnspec.conformance import ConformanceSuite
+
+
+class Mine:
+    name = "mine"
+    limits = {{"dtypes": ("float64",)}}
+
+    def dot_scores(self, query, key):
+        {before}
+        return query @ key.swapaxes(-1, -2)
+
+
+def made():
+    class TestMade(ConformanceSuite):
+        backend = Mine()
+        laws = ("operation.oracle",)
+
+    return TestMade
+
+
+class TestMine(ConformanceSuite):
+    backend = Mine()
+    laws = ("operation.oracle",)
+
+
+{more}
+"""
+
+JUDGED_HERE = (
+    "TestMade was judged in this process, which its backend may have misled: its class is inside of a function"
+)
+
+
+def suite_run(folder: Path, before: str, more: str = "") -> subprocess.CompletedProcess[str]:
+    """A test file of somebody else, run by pytest."""
+    (folder / "test_mine.py").write_text(SUITE.format(before=before, more=more), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_suite_judges_in_a_process_of_its_own(tmp_path: Path) -> None:
+    done = suite_run(tmp_path, "assert 'pytest' not in sys.argv[0]", "import sys\n")
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+    assert "judged in this process" not in done.stdout
+
+
+def test_a_suite_whose_backend_exits_is_not_green(tmp_path: Path) -> None:
+    done = suite_run(tmp_path, "import os; os._exit(0)", "def test_after():\n    assert True\n")
+    assert done.returncode == 1, done.stdout
+    assert "the backend ended the process with status 0" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout
+
+
+def test_a_suite_that_cannot_be_made_anew_is_judged_here_and_says_so(tmp_path: Path) -> None:
+    done = suite_run(tmp_path, "pass", "TestMine = TestMade = made()\n")
+    assert done.returncode == 0, done.stdout
+    assert JUDGED_HERE in done.stdout
+
+
+def test_a_process_that_its_backend_ends_is_not_green(tmp_path: Path) -> None:
+    done = suite_run(tmp_path, "import os; os._exit(0)", "TestMine = TestMade = made()\n")
+    assert done.returncode == 1
+    assert "attnspec: the backend has ended this process with status 0" in done.stdout
