@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from attnspec.conformance.remote.processes import KNOWN, processes
+from attnspec.conformance.running.loading import ships
 
 from . import hostile
 
@@ -56,10 +57,20 @@ def test_what_was_admitted_is_what_is_judged(tmp_path: Path) -> None:
 def test_who_judges_himself_says_so(tmp_path: Path) -> None:
     done = check(tmp_path, hostile.RIGHT, "--in-process")
     assert done.returncode == 0
-    assert "judged by the process that ran the backend (--in-process), which may have misled it" in done.stdout
+    assert "judged by the process that ran the backend, which may have misled it" in done.stdout
     assert report(tmp_path)["in_process"] is True
     done = check(tmp_path, hostile.RIGHT)
-    assert (done.returncode, "--in-process" in done.stdout, report(tmp_path)["in_process"]) == (0, False, False)
+    assert (done.returncode, "judged by the process" in done.stdout, report(tmp_path)["in_process"]) == (
+        0,
+        False,
+        False,
+    )
+
+
+def test_the_backends_that_attnspec_registers_need_no_other_process() -> None:
+    assert ships("pytorch")
+    assert not ships("mine.py")
+    assert not ships("attnspec.backends.pytorch")
 
 
 def test_who_forges_the_verdict_of_his_own_process_is_convicted_by_another(tmp_path: Path) -> None:

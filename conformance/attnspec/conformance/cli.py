@@ -43,6 +43,10 @@ PAGE = 132
 
 EXITS = "Exit status: 0 conforms, 1 violates or a known failure is none, 2 the call or the backend cannot be used."
 WORKERS = "worker processes; one for each core if not given"
+IN_PROCESS = (
+    "judge in the process that runs the backend, which may mislead it, or in another one; if neither is given, in "
+    "another one, but for attnspec's own backends"
+)
 
 
 def _unusable(message: str) -> NoReturn:
@@ -115,16 +119,18 @@ def check(
     hang_after: Annotated[float, typer.Option(help=HELP["hang_after"])] = Settings.hang_after,
     expect: Annotated[str | None, typer.Option(help=HELP["expect"])] = Settings.expect,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help=HELP["fail_fast"])] = Settings.fail_fast,
-    in_process: Annotated[bool, typer.Option("--in-process", help=HELP["in_process"])] = Settings.in_process,
+    in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=IN_PROCESS)] = None,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
     """Judge a backend."""
+    from attnspec.conformance.running.loading import ships
     from attnspec.conformance.running.probe import Probe
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
-    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, in_process, hang_after, fail_fast)
+    here = ships(backend) if in_process is None else in_process
+    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, here, hang_after, fail_fast)
     _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")

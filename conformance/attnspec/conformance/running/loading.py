@@ -24,6 +24,11 @@ def registered() -> dict[str, str]:
     return {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
 
 
+def ships(name: str) -> bool:
+    """Whether a backend is registered by attnspec itself, so that nobody else's code runs in its process."""
+    return any(e.name == name and e.dist is not None and e.dist.name == "attnspec" for e in entry_points(group=GROUP))
+
+
 def load(name: str) -> Any:
     """The backend of that name: registered, ``package.module[:attribute]``, or ``path/to/file.py[:attribute]``.
 
