@@ -51,7 +51,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Judge the backend that is named (``attnspec check``'s arguments), or ``pytorch`` and ``torch-native`` isolated."""
+    """Judge the backend that is named (``attnspec check``'s arguments), or isolated ``pytorch``, ``torch-native``."""
     install_project(session, extras="cpu")
     for arguments in [session.posargs] if session.posargs else [[b, "--isolated"] for b in BACKENDS]:
         session.run("attnspec", "check", *arguments)

@@ -174,6 +174,23 @@ def test_a_case_has_its_verdicts_whatever_becomes_of_the_diagnosis(monkeypatch: 
     assert [r["status"] for r in found["attnspec"]] == ["failed"]
 
 
+def test_a_defect_is_named_beside_a_choice_that_is_not_declared(tmp_path: Path) -> None:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False) -> Any:
+        scores = query @ np.swapaxes(key, -1, -2) / query.dtype.type(query.shape[-1])
+        allowed = np.tri(*scores.shape[-2:]).astype(bool) if causal else np.ones(scores.shape[-2:], bool)
+        scores = np.where(allowed if mask is None else allowed & mask, scores, scores.dtype.type(-1e30))
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        return (weights / weights.sum(-1, keepdims=True)) @ value
+
+    backend = SimpleNamespace(name="mine", scaled_dot_product_attention=attention, limits={"dtypes": ("float32",)})
+    contract = Contract.of(backend)
+    case = replace(cases(contract)[0], laws=("operation.oracle", "semantics.fully_masked"))
+    found: dict[str, Any] = {}
+    with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
+        suite.run_case(backend, contract, case, Settings(crumbs=str(tmp_path)), found.__setitem__)
+    assert found["attnspec-diagnosis"]["same"] == ["attention scaled by d"]
+
+
 def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
     diagnosis = Diagnosis("softmax", "float32", "The scores are multiplied by 2.", ("scale",))
     properties: list[tuple[str, object]] = []

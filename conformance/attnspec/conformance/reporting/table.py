@@ -94,7 +94,7 @@ def _row(results: Sequence[Result], not_judged: bool) -> list[str]:
 def remarks(report: Report) -> Iterator[str]:
     """Limits, notes, what was not judged, and what differs from the normative choices."""
     if report.settings.in_process:
-        yield "[yellow]judged by the process that ran the backend[/], which may have misled it; --isolated takes another"
+        yield "[yellow]judged by the process that ran the backend[/], which may have misled it: see --isolated"
     if report.left:
         yield f"[yellow]left behind by the backend, and ended:[/] {escape(', '.join(report.left))}"
     yield _limits(report)

@@ -4,7 +4,7 @@ Nothing is guessed. A change of the declaration counts where the laws that faile
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,11 +135,29 @@ def _semantics(search: Search) -> None:
         chosen = {q: choice for q, word in seen.items() if (choice := _choice(q, word)) and q not in known}
         if not chosen:
             return
-        operation, declared = search.case.operation, search.contract.semantics
-        own = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
-        changed = replace(search.contract, semantics=replace(declared, per_operation=own))
+        changed = choosing(search.contract, search.case.operation, chosen)
         if not search.take("semantics", {**known, **chosen}, changed, search.judged(changed, search.left)):
             return
+
+
+def choosing(contract: Contract, operation: str, chosen: Mapping[str, Any]) -> Contract:
+    """A contract that declares these choices, too, for an operation."""
+    declared = contract.semantics
+    own = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
+    return replace(contract, semantics=replace(declared, per_operation=own))
+
+
+def unexplained(
+    contract: Contract, case: Case, failed: Sequence[Result], explanation: Mapping[str, Any]
+) -> tuple[Contract, Sequence[Result]]:
+    """What is left to diagnose: the violations that no declaration explains, under the choices that were observed.
+
+    Where a declaration explains all of them, all are left, under the present one.
+    """
+    left = [r for r in failed if r.law not in explanation.get("laws", ())]
+    if not explanation or not left:
+        return contract, failed
+    return choosing(contract, case.operation, explanation["semantics"]), left
 
 
 def _choice(question: str, observed: str) -> Any:

@@ -8,6 +8,7 @@ A third party writes, in a test file of its own::
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ from attnspec.conformance.reporting.messages import failure_message
 from attnspec.conformance.running.description import described
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations, passing
+from attnspec.conformance.running.explanation import unexplained
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
 from attnspec.conformance.running.isolated import Isolated, diagnosis_of
 from attnspec.conformance.running.judged import hosts
@@ -150,8 +152,11 @@ def run_case(
     ]
     failed = unexpected(results, lines)
     if failed:
-        diagnose = isolated.diagnosis if isolated else partial(diagnosis_of, backend, contract, case, settings)
-        diagnosis = diagnose(failed)
+        chosen, left = unexplained(contract, case, failed, explanation)
+        if isolated is None:
+            diagnosis = diagnosis_of(backend, chosen, case, settings, left)
+        else:
+            diagnosis = replace(isolated, contract=chosen).diagnosis(left)
         if diagnosis is not None:
             record_diagnosis(diagnosis, record_property)
         messages.append(failure_message(failed, diagnosis))
