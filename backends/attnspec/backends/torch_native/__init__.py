@@ -19,7 +19,10 @@ _EAGER = {"bfloat16": "eager-bfloat16", "float16": "eager-float16"}
 
 
 class TorchNative(Attention, Transformer, Recurrent):
-    """PyTorch as it is: what a mask hides propagates if it is not finite, and a GRU is reset after the product."""
+    """PyTorch as it is: what a mask hides propagates if it is not finite, and a GRU is reset after the product.
+
+    The kernel that it takes on the CPU hides NaN in queries of few keys.
+    """
 
     name = "torch-native"
     limits = Limits(
@@ -28,7 +31,7 @@ class TorchNative(Attention, Transformer, Recurrent):
         divided_heads=True,
         dtypes_by_operation=dict.fromkeys(("layer_norm", "encoder_layer", "decoder_layer"), ("float64", "float32")),
     )
-    semantics = Semantics(masked_nonfinite="propagates", gru_reset="after")
+    semantics = Semantics(masked_nonfinite="propagates", nan_queries="hidden", gru_reset="after")
     precision = {  # noqa: RUF012 - a declaration
         "*": {},
         **dict.fromkeys(CHECKS, _EAGER),

@@ -108,9 +108,10 @@ class Heads(Row):
 
 
 _MASKED = Semantics(masked_nonfinite="propagates", fully_masked="nan")
+_HIDING = Semantics(masked_nonfinite="propagates", nan_queries="hidden")
 _FILLED = replace(_MASKED, no_keys="nan")
 
-slow_path = Heads("slow", weights=False, semantics=Semantics(masked_nonfinite="propagates"))
+slow_path = Heads("slow", weights=False, semantics=_HIDING)
 slow_path_with_weights = Heads("slow", weights=True, semantics=_MASKED)
 fast_path = Heads("fast", weights=False, semantics=_FILLED)
 fast_path_with_weights = Heads("fast", weights=True, semantics=_FILLED)

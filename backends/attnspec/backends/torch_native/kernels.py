@@ -68,13 +68,13 @@ class Kernel(Attention):
     parts = (batch_of, as_heads, both)
     imports = "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
 
-    def __init__(self, kernel: SDPBackend) -> None:
+    def __init__(self, kernel: SDPBackend, semantics: Semantics = semantics) -> None:
         self.name = f"SDPBackend.{kernel.name}"
-        self.calls = {"scaled_dot_product_attention": partial(forced, kernel)}
+        self.calls, self.semantics = {"scaled_dot_product_attention": partial(forced, kernel)}, semantics
 
 
 math = Kernel(SDPBackend.MATH)
-flash = Kernel(SDPBackend.FLASH_ATTENTION)
+flash = Kernel(SDPBackend.FLASH_ATTENTION, Semantics(masked_nonfinite="propagates", nan_queries="hidden"))
 efficient = Kernel(SDPBackend.EFFICIENT_ATTENTION)
 cudnn = Kernel(SDPBackend.CUDNN_ATTENTION)
 overrideable = Kernel(SDPBackend.OVERRIDEABLE)

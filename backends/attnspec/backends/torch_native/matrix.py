@@ -1,8 +1,4 @@
-"""The rows of PyTorch's matrix, in order: each names a backend.
-
-``enable_gqa`` and ``torch.nn.attention.varlen`` become rows here with the operations ``grouped_query_attention`` and
-``variable_length_attention``.
-"""
+"""The rows of PyTorch's matrix, in order: each names a backend."""
 
 from attnspec.backends.bases.torch import devices as devices
 
@@ -19,6 +15,8 @@ ROWS = (
     f"{_HERE}.kernels:overrideable",
     f"{_HERE}.flex:eager",
     f"{_HERE}.flex:compiled_row",
+    f"{_HERE}.grouped:grouped_row",
+    f"{_HERE}.grouped:packed_row",
     f"{_HERE}.heads:slow_path",
     f"{_HERE}.heads:slow_path_with_weights",
     f"{_HERE}.heads:fast_path",
