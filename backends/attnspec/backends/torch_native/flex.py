@@ -6,6 +6,7 @@ what is 0 or 1, and every kind of mask, is compiled anew, so that few are judged
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
@@ -62,9 +63,14 @@ def attended_compiled(
     return flexible(compiled(), query, key, value, mask, causal)
 
 
+LEARNED = None if "cuda" in devices() else ()
+"""The operations that have gradients: on the CPU flex_attention has none."""
+
+
 class Flex(Attention):
     """flex_attention in one of its two ways."""
 
+    limits = Limits(dtypes=DTYPES, devices=devices(), gradients=LEARNED)
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
     notes = {"empty": "flex_attention raises where there are no queries or no batch: the row does not call it there"}  # noqa: RUF012 - a declaration
     parts: tuple[Callable[..., Any], ...] = (batch_of, as_heads, both)
@@ -84,7 +90,7 @@ class Compiled(Flex):
     """Compiled; the limits are those of time."""
 
     name = "flex_attention, compiled"
-    limits = Limits(dtypes=DTYPES, devices=devices(), head_sizes=(16,), multiple_of=16, max_length=64, max_batch_dims=1)
+    limits = replace(Flex.limits, head_sizes=(16,), multiple_of=16, max_length=64, max_batch_dims=1)
     hang_after = 300.0
     parts = (batch_of, as_heads, both, flexible, compiled)
     calls = {"scaled_dot_product_attention": attended_compiled}  # noqa: RUF012 - a declaration
