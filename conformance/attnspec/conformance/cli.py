@@ -43,10 +43,7 @@ PAGE = 132
 
 EXITS = "Exit status: 0 conforms, 1 violates or a known failure is none, 2 the call or the backend cannot be used."
 WORKERS = "worker processes; one for each core if not given"
-IN_PROCESS = (
-    "judge in the process that runs the backend, which may mislead it, or in another one; if neither is given, in "
-    "another one, but for attnspec's own backends"
-)
+IN_PROCESS = f"{HELP['in_process']}; or in another one, as all but attnspec's own backends are by default"
 
 
 def _unusable(message: str) -> NoReturn:
