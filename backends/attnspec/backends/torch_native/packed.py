@@ -9,7 +9,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.rows import Row
+from attnspec.backends.torch_native.rows import DTYPES, Row
 from attnspec.spec import Limits
 
 _check = Check("variable_length_attention")
@@ -34,7 +34,7 @@ class Packed(Row):
     """Flash attention of sequences one behind the other."""
 
     name = "varlen_attn"
-    limits = Limits(dtypes=("bfloat16", "float16"), devices=devices(), max_batch_dims=0, features=("causal", "scale"))
+    limits = Limits(dtypes=DTYPES, devices=devices(), max_batch_dims=0, features=("causal", "scale"))
     imports = "from itertools import pairwise\n\nfrom torch.nn.attention.varlen import varlen_attn\n"
     calls = {"variable_length_attention": packed}  # noqa: RUF012 - a declaration
 

@@ -106,8 +106,14 @@ class Maker:
         contract = p.contract
         assert contract is not None
         laws = () if group.gradients else tuple(i for i, law in LAWS.items() if not law.gradients)
+        # Rows call a library and do nothing else: none of them would mislead its own process.
         settings = replace(
-            self.settings, operations=group.operations, dtypes=group.dtypes, laws=laws, hang_after=p.hang_after
+            self.settings,
+            operations=group.operations,
+            dtypes=group.dtypes,
+            laws=laws,
+            hang_after=p.hang_after,
+            in_process=True,
         )
         cases = len(group.operations) * len(group.dtypes)
         done = run(
