@@ -77,7 +77,7 @@ def fast(
 
 
 class Heads(Row):
-    """One path, with what it gives where nothing is attended to."""
+    """One path, with what it gives where nothing is attended to; the fast one has no gradients."""
 
     limits = Limits(dtypes=DTYPES, devices=devices(), divided_heads=True)
     parts = (batch_of, flat, unattended, hidden_from)
@@ -87,6 +87,8 @@ class Heads(Row):
         self.call = partial({"slow": slow, "fast": fast}[path], weights)
         self.calls = {"multi_head_attention": self.call}
         self.semantics = semantics
+        if path == "fast":
+            self.limits = replace(self.limits, gradients=())
 
     def multi_head_attention(
         self,
