@@ -186,7 +186,7 @@ def embed(tokens: Int[Tensor, "*batch n"], table: Float[Tensor, "vocabulary d"])
     """
     _embed(tokens, table)
     refuse_outside("embed", "tokens", tokens, table.shape[0] - 1)
-    if torch.is_grad_enabled() and table.requires_grad:
+    if recorded(table):
         return rows(tokens, widened(table)).to(table.dtype)
     return rows(tokens, table)
 

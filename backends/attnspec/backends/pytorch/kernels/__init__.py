@@ -292,8 +292,8 @@ def merge_attention(
     with_keys = scores != -torch.inf
     weights, logarithms = softmax_and_logarithms(scores, with_keys)
     output = pooled(weights, widened(outputs), with_keys).squeeze(-2)
-    found = (output, logarithms.squeeze(-1).expand(shape[:-1]).clone())
-    return found[0].to(outputs.dtype), found[1].to(outputs.dtype)
+    logarithms = logarithms.squeeze(-1).expand(shape[:-1]).clone()
+    return output.to(outputs.dtype), logarithms.to(outputs.dtype)
 
 
 # Positions and masks --------------------------------------------------------------------------------------------------

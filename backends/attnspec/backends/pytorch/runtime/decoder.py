@@ -7,6 +7,7 @@ from torch.nn import functional
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, batched_product, finite, widened
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.tables import rows
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import AttentionDecoderParameters
@@ -30,8 +31,7 @@ class Decoder:
         self.parameters = p = mapped(parameters, lambda _, x: widened(x)) if half else parameters
         self.mask, source = mask, widened(annotations)
         by_kernel = steps >= MANY_STEPS and source.shape[:-1].numel() * p.w_v.shape[0] >= LARGE
-        if by_kernel and torch.is_grad_enabled():
-            by_kernel = not any(x.requires_grad for x in (source, *flatten(p).values()))
+        by_kernel = by_kernel and not recorded(source, *flatten(p).values())
         if mask is not None and not by_kernel:
             some = mask.any(-1, keepdim=True)
             readable = source.is_cpu and not intercepted()

@@ -9,6 +9,7 @@ from torch import Tensor
 from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.recording import recorded
 
 NAME = "scaled_dot_product_attention"
 
@@ -43,9 +44,7 @@ class Call(NamedTuple):
 
     def differentiates(self) -> bool:
         """Whether autograd records this call."""
-        return torch.is_grad_enabled() and (
-            self.query.requires_grad or self.key.requires_grad or self.value.requires_grad
-        )
+        return recorded(self.query, self.key, self.value)
 
 
 def four_dimensional(
