@@ -18,6 +18,7 @@ KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "
 KEPT |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}
 KEPT |= {"split_heads", "merge_heads", "learned_positions"}
 KEPT |= {"patchify", "interpolate"}
+KEPT |= {"merge_attention", "rotary_embedding", "dropout"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 
 
@@ -31,6 +32,9 @@ def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
         if not isinstance(node, Leaf) or node.kind is Kind.BOOL:
             return None
         core = [number_of(d.factors, {s: SIZES.get(short(s), 4) for s in d.sizes}) or 0 for d in node.core]
+        counted = OPERATIONS[operation].cumulative.get(node.path)
+        if counted is not None:  # from 0 to the number of positions
+            return torch.arange(core[-1]) * SIZES[counted] // (core[-1] - 1)
         if node.kind is Kind.INT:
             return torch.randint(4, (2, *core), generator=generator)
         return torch.randn(2, *core, generator=generator)[... if node.batched else 0].to(dtype)
