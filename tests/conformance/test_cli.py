@@ -445,9 +445,9 @@ UNUSABLE = {
     ("check", "backend.py", "--workers", "0"): "--workers: expected at least 1; got 0",
     ("check", "backend.py", "--hang-after", "nan"): "--hang-after: expected more than 0 and at most 86,400 seconds",
     ("check", "backend.py", "--hang-after", "1e12"): "--hang-after: expected more than 0 and at most 86,400 seconds",
-    ("check", "workers.py"): "nothing was judged: 3 worker processes ended while they imported the backend",
-    ("check", "fails.py"): "nothing was judged: ",
-    ("check", "waits.py"): "nothing was judged: worker processes did not import the backend within 6 s",
+    ("check", "workers.py", "--in-process"): "nothing was judged: 3 worker processes ended while they imported the backend",
+    ("check", "fails.py", "--in-process"): "nothing was judged: ",
+    ("check", "waits.py", "--in-process"): "nothing was judged: worker processes did not import the backend within 6 s",
     ("check", "backend.py", "--json", "no/such/folder.json"): "--json: expected a file that can be written",
     ("spec", "--html", "no/such/folder.html"): "--html: expected a file that can be written; got 'no/such/folder.html'",
     ("spec", "--html", "one", "--markdown", "./one"): "--html: expected another file than that of --markdown",
@@ -490,7 +490,7 @@ def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tupl
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT is ignored by a shell of POSIX")
 def test_the_wait_for_workers_ends_where_sigint_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(f"import sys, time\nif 'execnet' in sys.modules:\n    time.sleep(600)\n{RIGHT}")
-    command = f'trap "" INT; exec "{sys.executable}" -P -m attnspec.conformance.cli check waits.py'
+    command = f'trap "" INT; exec "{sys.executable}" -P -m attnspec.conformance.cli check waits.py --in-process'
     done = subprocess.run(
         ["sh", "-c", command], cwd=tmp_path, env={**os.environ, "ATTNSPEC_IMPORT_SECONDS": "6"}, capture_output=True,
         text=True, timeout=120, check=False,

@@ -71,9 +71,9 @@ def at_once(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def by_pytorch(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
-    """The output of PyTorch's kernel, with NaN in the rows of queries that have one."""
+    """The output of PyTorch's kernel, with NaN in the rows of queries that have one, where sizes may be read."""
     output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)
-    if key.shape[-2] >= FEW_KEYS or not query.shape[-1]:
+    if intercepted() or key.shape[-2] >= FEW_KEYS or not query.shape[-1]:
         return output
     return output.add(query.detach().amax(-1, keepdim=True), alpha=0)
 
