@@ -445,7 +445,7 @@ UNUSABLE = {
     ("check", "backend.py", "--workers", "0"): "--workers: expected at least 1; got 0",
     ("check", "backend.py", "--hang-after", "nan"): "--hang-after: expected more than 0 and at most 86,400 seconds",
     ("check", "backend.py", "--hang-after", "1e12"): "--hang-after: expected more than 0 and at most 86,400 seconds",
-    ("check", "workers.py", "--in-process"): "nothing was judged: 3 worker processes ended while they imported the backend",
+    ("check", "workers.py", "--in-process"): "nothing was judged: 3 worker processes ended while they imported",
     ("check", "fails.py", "--in-process"): "nothing was judged: ",
     ("check", "waits.py", "--in-process"): "nothing was judged: worker processes did not import the backend within 6 s",
     ("check", "backend.py", "--json", "no/such/folder.json"): "--json: expected a file that can be written",

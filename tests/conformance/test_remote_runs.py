@@ -167,6 +167,20 @@ sys.exit(subprocess.run(sys.argv[1:]).returncode)
     assert hostile.ENDING[end][2] in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero, in <module> (backend.py:3)"),
+        ("__import__('os')._exit(9)", "its import ended the process with status 9"),
+    ],
+)
+def test_an_import_that_fails_once_judged_is_said_in_one_line(tmp_path: Path, statement: str, reason: str) -> None:
+    done = check(tmp_path, f"import sys\nif {IN_JUDGED}:\n    {statement}\n{hostile.RIGHT}")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.rstrip().endswith(f": {reason}")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_an_import_that_does_not_end_ends_where_sigint_is_ignored(tmp_path: Path) -> None:
     waiting = hostile.WAITING.replace("\n", "; ")
     (tmp_path / "backend.py").write_text(f"import sys\n{hostile.RIGHT}if {IN_JUDGED}:\n    {waiting}\n")

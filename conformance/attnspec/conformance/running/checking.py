@@ -78,9 +78,8 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
     if gate.error is not None:
         raise gate.error
     if gate.plan is None or gate.verdicts is None or (startup.trouble is not None and not display.done):
-        raise BackendError(
-            f"backend {backend!r}: nothing was judged: {startup.trouble or f'pytest ended with {status}'}"
-        )
+        reason = (startup.trouble or f"pytest ended with {status}").removeprefix(f"backend {backend!r}: ")
+        raise BackendError(f"backend {backend!r}: nothing was judged: {reason}")
     if startup.trouble is not None:
         for case in gate.plan.cases:
             gate.verdicts.causes.setdefault(case.id, startup.trouble)

@@ -75,7 +75,9 @@ class StartupMonitor:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Remember why a worker found no tests."""
         if report.failed:
-            self.trouble = self.trouble or report.longreprtext.strip().splitlines()[-1]
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = str(crash.message if crash else report.longreprtext.strip().splitlines()[-1])
+            self.trouble = self.trouble or reason.removeprefix("pytest.UsageError: ")
 
     def _stop(self) -> None:
         if self._clock is not None:
