@@ -148,6 +148,11 @@ TRAINING = (
         ),
     ),
     Flaw(
+        "what is written after a recorded call of one kind alone",
+        ("arguments of causal calls kept by reference for the backward pass",),
+        quick=False,
+    ),
+    Flaw(
         "several records of the same shapes, and a call between",
         (
             "keys of the last record of these shapes",

@@ -48,6 +48,13 @@ def restricted_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | Non
     return _shared(subject, arguments, "restricted", lambda rng: restricted(subject, broad(subject, rng), rng))
 
 
+def causal_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
+    """A causal call without a mask, with wide vectors; None where there is none, or none with a mask beside it."""
+    if not causal_in(subject) or not masks_of(subject):
+        return None
+    return _shared(subject, arguments, "causal", lambda rng: broad(subject, rng).under_causal())
+
+
 def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
     """A call of few queries with more keys than a tile has, with wide vectors; None where there are no such calls.
 
@@ -104,12 +111,13 @@ def restricted(subject: Subject, given: Arguments, rng: np.random.Generator, *, 
     """The same call with a mask of every kind of keys and, unless not wanted, the causal flag, where it takes these.
 
     Every query may attend to the first key, by a causal mask too, and none to the second. By its mask alone the first
-    query may attend to the last key, which a causal mask forbids.
+    query may attend to the last key, which a causal mask forbids. The last of three queries has a third key in any
+    case: weights of single keys are 1 whatever the scores, which would have gradients of 0.
     """
     for keys in masks_of(subject):
         allowed = rng.random(mask_shape(given, keys)) < 0.6
+        allowed[..., :1] = allowed[..., 2:3] = allowed[..., -1:] = True
         allowed[..., 1:2] = False
-        allowed[..., :1] = allowed[..., -1:] = True
         given = given.with_mask(allowed, keys)
     return given.under_causal() if causal and causal_in(subject) else given
 

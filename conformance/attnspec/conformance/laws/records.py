@@ -11,7 +11,7 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import normal_like
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.lessons import Lesson, overwritten, restricted_lesson_of
+from attnspec.conformance.laws.lessons import Lesson, causal_lesson_of, overwritten, restricted_lesson_of
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.training import backward, learning, recorded_call
 from attnspec.spec.contract.axes import Role
@@ -48,18 +48,27 @@ def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator
 @checks(law.LATER_WRITES, once=True, at_leading=True)
 def later_writes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Record a call anew for each array, and fill it with ones: of weights some, and every result."""
-    lessons = learning(subject, arguments)
-    if not lessons:
-        return False
-    restricted = restricted_lesson_of(subject, arguments)
-    lesson = lessons[0][1] if restricted is None else restricted
-    weights = {leaf.path for leaf, _ in lesson.arguments.floats if subject.operation.role(leaf) & Role.WEIGHT}
-    spared = set(rng.permutation(sorted(weights))[FEW:])
-    tried = [_written(subject, lesson, path) for path in lesson.arguments.arrays if path not in spared]
-    mode = _unrecorded(subject)
-    if mode is not None:
-        tried += [_written(subject, lesson, leaf.path, mode) for leaf in subject.operation.outputs]
+    tried = []
+    for lesson in _to_write_to(subject, arguments):
+        weights = {leaf.path for leaf, _ in lesson.arguments.floats if subject.operation.role(leaf) & Role.WEIGHT}
+        spared = set(rng.permutation(sorted(weights))[FEW:])
+        tried += [_written(subject, lesson, path) for path in lesson.arguments.arrays if path not in spared]
+        mode = _unrecorded(subject)
+        if mode is not None:
+            tried += [_written(subject, lesson, leaf.path, mode) for leaf in subject.operation.outputs]
     return any(tried)
+
+
+def _to_write_to(subject: Subject, arguments: Arguments) -> list[Lesson]:
+    """A call under masks, where there are any; in longer profiles, of what only weighs keys, each of the others too."""
+    lessons = [lesson for _, lesson in learning(subject, arguments)]
+    restricted = restricted_lesson_of(subject, arguments)
+    if not lessons or restricted is None:
+        return lessons[:1]
+    if not subject.effort.dear or not subject.operation.only_weighs_keys:
+        return [restricted]
+    causal = causal_lesson_of(subject, arguments)
+    return lessons if causal is None else [*lessons, causal]
 
 
 def _unrecorded(subject: Subject) -> Mode | None:

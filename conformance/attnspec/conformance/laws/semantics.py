@@ -32,10 +32,17 @@ SIZES: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
 )
 """Batch, queries, keys and features: the kernel, and with it the choice, may depend on rank and size."""
 
+FEW_ARRAYS = 12
+"""Operations of more arrays, such as layers and models, are made of others, each of which is asked at every size."""
+
 
 def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
-    """Unmasked inputs of these sizes; of the first two alone, where there is no time for all at every dtype."""
-    for batch, queries, keys, features in SIZES if subject.effort.dear or subject.leading else SIZES[:2]:
+    """Unmasked inputs of these sizes; of the first two alone, where there is no time for all of them.
+
+    In short profiles all are for operations of few arrays, at the leading dtype.
+    """
+    every = subject.effort.dear or (subject.leading and len(subject.operation.leaves) <= FEW_ARRAYS)
+    for batch, queries, keys, features in SIZES if every else SIZES[:2]:
         small = len(batch) <= subject.limits.max_batch_dims
         yield sample(subject, rng, batch if small else (), queries=queries, keys=keys, heads=2, features=features)
 

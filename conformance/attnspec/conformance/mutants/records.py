@@ -38,6 +38,12 @@ def arguments_by_reference(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
     """Gradients are those of what the arguments hold by then."""
+    return _by_reference(correct, operation, arguments, wanted)
+
+
+def _by_reference(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
     result, _ = Library.pullback(correct, operation, arguments, wanted)
     kept = _kept(arguments, lambda x: not is_float(x))
     return result, lambda cotangent: _wanted(correct.vjp(operation, kept, cotangent), wanted)
@@ -45,6 +51,23 @@ def arguments_by_reference(
 
 def _wanted(found: Mapping[str, Numbers], wanted: Collection[str]) -> dict[str, Numbers]:
     return {path: found[path] for path in wanted}
+
+
+@mutant(
+    "arguments of causal calls kept by reference for the backward pass",
+    replaces="pullback",
+    operations=(ScaledDotProductAttention,),
+    breaks=("training.later-writes",),
+    source=SAVED,
+    profile="full",
+)
+def arguments_of_causal_calls_by_reference(
+    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+) -> tuple[Any, Backward]:
+    """A kernel of its own for causal calls without a mask, beside one that copies."""
+    if not arguments.get("causal") or arguments.get("mask") is not None:
+        return Library.pullback(correct, operation, arguments, wanted)
+    return _by_reference(correct, operation, arguments, wanted)
 
 
 @mutant(

@@ -25,7 +25,7 @@ def _part(mask: Numbers, part: slice) -> Numbers:
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., part]
 
 
-class _Blocks(Formulas):
+class Blocks(Formulas):
     """Attention over blocks of keys with a running maximum and a running sum."""
 
     block = 16
@@ -57,7 +57,7 @@ class _Blocks(Formulas):
 
 
 @variant("online softmax in blocks of 16", operations=(ScaledDotProductAttention, AdditiveAttention))
-class Online(_Blocks):
+class Online(Blocks):
     """Flash attention."""
 
 
@@ -67,7 +67,7 @@ class Online(_Blocks):
     dtypes=("bfloat16",),
     differentiable=False,
 )
-class OnlineBrain(_Blocks):
+class OnlineBrain(Blocks):
     """Exponentials are rounded to bfloat16 before they multiply values, their sum is not."""
 
     block = 64
@@ -83,7 +83,7 @@ class OnlineBrain(_Blocks):
     dtypes=("float64",),
     differentiable=False,
 )
-class OneByOne(_Blocks):
+class OneByOne(Blocks):
     """Blocks of a single key."""
 
     block = 1

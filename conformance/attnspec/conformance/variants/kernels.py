@@ -1,0 +1,158 @@
+"""Other ways to the attention that people run."""
+
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.variants.registry import variant
+from attnspec.conformance.variants.softmaxes import Blocks
+from attnspec.spec.kernels import (
+    Dropout,
+    GroupedQueryAttention,
+    LatentAttention,
+    MergeAttention,
+    PagedAttention,
+    RotaryEmbedding,
+    VariableLengthAttention,
+)
+
+BINARY = float(np.log2(np.e))
+"""log₂ e."""
+
+
+@variant(
+    "shared heads, packed and paged, in blocks of 16 keys",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+)
+class GroupedBlocks(Blocks):
+    """Flash attention; a sink is one more key."""
+
+    def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
+        """Blocks have no weights of their own."""
+        return None, self.attend(scores, values, attendable, False)
+
+
+@variant("caps from exp(−2|x|)", operations=(GroupedQueryAttention, VariableLengthAttention), differentiable=False)
+class Caps(Formulas):
+    """tanh x = sign(x) (1 − e^(−2|x|)) / (1 + e^(−2|x|))."""
+
+    def capped(self, scores: Numbers, softcap: Any) -> Numbers:
+        """With a numerator that does not cancel."""
+        if softcap is None:
+            return scores
+        cap = scores.dtype.type(softcap)
+        twice = -2 * np.abs(scores / cap)
+        return np.copysign(-np.expm1(twice) / (1 + np.exp(twice)) * cap, scores)
+
+
+@variant("sinks in the denominator", operations=(GroupedQueryAttention,), differentiable=False)
+class Denominators(Formulas):
+    """Σ exp(s − M) v / (Σ exp(s − M) + exp(b − M)), where M is the largest score or the sink."""
+
+    def with_sink(
+        self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """Divided after pooling."""
+        masked, sink = self.excluded(scores, attendable), sinks[:, None, None]
+        highest = np.maximum(np.max(masked, axis=-1, keepdims=True, initial=-np.inf), sink)
+        weights = self.exponential(masked - highest)
+        total = self.total(weights) + self.exponential(sink - highest)
+        return weights / total, self.pooled(weights, values, attendable) / total
+
+
+@variant(
+    "logarithms of base two",
+    operations=(GroupedQueryAttention, PagedAttention, MergeAttention),
+    differentiable=False,
+)
+class Binary(Formulas):
+    """(M log₂ e + log₂ Σ exp(s − M)) ln 2."""
+
+    def log_sum_exp(self, scores: Numbers) -> Numbers:
+        """As kernels have it that keep their scores times log₂ e."""
+        shift = self.shift(scores)
+        total = self.total(self.exponential(scores - shift))
+        two = shift * scores.dtype.type(BINARY) + np.log2(total)
+        return (two * scores.dtype.type(np.log(2)))[..., 0]
+
+
+@variant("latent vectors absorbed", operations=(LatentAttention,))
+class Absorbed(Formulas):
+    """(Q W_K) Cᵀ for Q (C W_Kᵀ)ᵀ, and (A C) W_Vᵀ for A (C W_Vᵀ)."""
+
+    def latent_attention(
+        self,
+        query: Numbers,
+        query_rope: Numbers,
+        latent: Numbers,
+        key_rope: Numbers,
+        w_k: Numbers,
+        w_v: Numbers,
+        *,
+        mask: Numbers = None,
+        causal: bool = False,
+        scale: Any = None,
+    ) -> Numbers:
+        """Keys and values of the heads are never computed."""
+        rows, everyone = latent[..., None, :, :], None if mask is None else mask[..., None, :, :]
+        absorbed = self.dot_scores(self.product(query, w_k), rows)
+        products = absorbed + self.dot_scores(query_rope, key_rope[..., None, :, :])
+        scores = self.scaled_by(products, query.shape[-1] + query_rope.shape[-1], scale)
+        return self.project(self.attend(scores, rows, everyone, causal), w_v)
+
+
+@variant("parts merged one after another", operations=(MergeAttention,), differentiable=False)
+class OneAfterAnother(Formulas):
+    """o ← o exp(ℓ − ℓ′) + oₚ exp(ℓₚ − ℓ′), where ℓ′ = log(exp ℓ + exp ℓₚ)."""
+
+    def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
+        """A part without keys leaves everything as it is."""
+        parts = outputs.shape[-2]
+        shape = np.broadcast_shapes(outputs.shape[:-2], log_sum_exps.shape[:-1])
+        whole = np.zeros((*shape, outputs.shape[-1]), outputs.dtype)
+        logarithm = np.full(shape, -np.inf, log_sum_exps.dtype)
+        for part in range(parts):
+            other = log_sum_exps[..., part]
+            both = np.logaddexp(logarithm, other)
+            safe = np.where(both == -np.inf, both.dtype.type(0), both)
+            new = np.where((other == -np.inf)[..., None], outputs.dtype.type(0), outputs[..., part, :])
+            whole = whole * np.exp(logarithm - safe)[..., None] + new * np.exp(other - safe)[..., None]
+            logarithm = both
+        return whole, logarithm
+
+
+@variant(
+    "rotary angles in single precision",
+    operations=(RotaryEmbedding,),
+    dtypes=("float32", "bfloat16", "float16"),
+    differentiable=False,
+)
+class SingleAngles(Formulas):
+    """Frequencies are kept in float32, as in the libraries of models."""
+
+    def angles(self, positions: Numbers, d: int, theta: float) -> Numbers:
+        """Rounded after each step."""
+        exponents = np.arange(0, d, 2, dtype=np.float32) / np.float32(d)
+        return positions.astype(np.float32)[..., None] * (np.float32(1) / np.float32(theta) ** exponents)
+
+
+@variant("rotary in the complex plane", operations=(RotaryEmbedding,), differentiable=False)
+class Complex(Formulas):
+    """(a + ib)(cos tθ + i sin tθ)."""
+
+    def turned(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
+        """One complex product."""
+        number = (value_of(first) + 1j * value_of(second)) * (cosine + 1j * sine)
+        return number.real.astype(first.dtype), number.imag.astype(first.dtype)
+
+
+@variant("dropout by a reciprocal", operations=(Dropout,))
+class Reciprocal(Formulas):
+    """y/(1 − p) as a product."""
+
+    def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
+        """The reciprocal is rounded first."""
+        larger = weights * (weights.dtype.type(1) / weights.dtype.type(1 - rate))
+        return larger if keep is None else np.where(keep, larger, larger.dtype.type(0))
