@@ -105,22 +105,23 @@ class Absorbed(Formulas):
 
 @variant("parts merged one after another", operations=(MergeAttention,), differentiable=False)
 class OneAfterAnother(Formulas):
-    """o ← o exp(ℓ − ℓ′) + oₚ exp(ℓₚ − ℓ′), where ℓ′ = log(exp ℓ + exp ℓₚ)."""
+    """A running maximum, a running sum and what it weighs."""
 
     def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-        """A part without keys leaves everything as it is."""
-        parts = outputs.shape[-2]
-        shape = np.broadcast_shapes(outputs.shape[:-2], log_sum_exps.shape[:-1])
-        whole = np.zeros((*shape, outputs.shape[-1]), outputs.dtype)
-        logarithm = np.full(shape, -np.inf, log_sum_exps.dtype)
-        for part in range(parts):
+        """Parts without keys leave everything as it is."""
+        zero, shape = outputs.dtype.type(0), np.broadcast_shapes(outputs.shape[:-2], log_sum_exps.shape[:-1])
+        summed, total = np.zeros((*shape, outputs.shape[-1]), outputs.dtype), np.zeros(shape, outputs.dtype)
+        highest = np.full(shape, -np.inf, outputs.dtype)
+        for part in range(outputs.shape[-2]):
             other = log_sum_exps[..., part]
-            both = np.logaddexp(logarithm, other)
-            safe = np.where(both == -np.inf, both.dtype.type(0), both)
-            new = np.where((other == -np.inf)[..., None], outputs.dtype.type(0), outputs[..., part, :])
-            whole = whole * np.exp(logarithm - safe)[..., None] + new * np.exp(other - safe)[..., None]
-            logarithm = both
-        return whole, logarithm
+            above = np.maximum(highest, other)
+            safe = np.where(above == -np.inf, zero, above)
+            kept, weight = self.exponential(highest - safe), self.exponential(other - safe)
+            new = np.where((other == -np.inf)[..., None], zero, outputs[..., part, :])
+            summed, total = summed * kept[..., None] + new * weight[..., None], total * kept + weight
+            highest = above
+        safe = np.where(total == 0, total.dtype.type(1), total)
+        return summed / safe[..., None], np.where(total == 0, -np.inf, highest + np.log(safe)).astype(outputs.dtype)
 
 
 @variant(
