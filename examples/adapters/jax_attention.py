@@ -21,7 +21,7 @@ class JaxAttention(JaxBackend):
         causal: bool = False,
     ) -> jax.Array:
         """Attention with all dimensions of the batch as one."""
-        *batch, n, m = *query.shape[:-1], key.shape[-2]
+        batch, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
         query, key, value = (x.reshape(-1, *x.shape[-2:])[:, :, None] for x in (query, key, value))
         if mask is not None:
             mask = jnp.broadcast_to(mask, (*batch, n, m)).reshape(-1, 1, n, m)

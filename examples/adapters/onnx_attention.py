@@ -34,7 +34,7 @@ class Attention(NumPyBackend):
         self, query: NDArray, key: NDArray, value: NDArray, *, mask: NDArray | None = None, causal: bool = False
     ) -> NDArray:
         """Attention with all dimensions of the batch as one."""
-        *batch, n, m = *query.shape[:-1], key.shape[-2]
+        batch, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
         given = zip("QKV", (query, key, value), strict=True)
         inputs = {name: x.reshape(prod(x.shape[:-2]), 1, *x.shape[-2:]) for name, x in given}
         if mask is not None:

@@ -34,6 +34,7 @@ class TorchMHA(TorchBackend):
         hidden = None if mask is None else ~mask.expand(*mask.shape[:-2], query.shape[-2], key.shape[-2])
         if hidden is not None and hidden.ndim > 2:
             hidden = hidden.repeat_interleave(heads, 0)
+        found: Tensor
         found, _ = torch.func.functional_call(
             module, weights, (query, key, value), {"attn_mask": hidden, "need_weights": False}
         )
