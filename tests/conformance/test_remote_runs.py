@@ -67,6 +67,16 @@ def test_who_judges_himself_says_so(tmp_path: Path) -> None:
     )
 
 
+def test_what_it_prints_is_shown_where_it_is_debugged_and_nowhere_else(tmp_path: Path) -> None:
+    printing = hostile.around("print('printed by ' + name)")
+    here = check(tmp_path, printing, "--in-process")
+    assert here.returncode == 0, here.stdout + here.stderr
+    assert "printed by right\n" in here.stderr
+    assert "printed by right" not in here.stdout
+    elsewhere = check(tmp_path, printing)
+    assert "printed by right" not in elsewhere.stdout + elsewhere.stderr
+
+
 def test_the_backends_that_attnspec_registers_need_no_other_process() -> None:
     assert ships("pytorch")
     assert not ships("mine.py")

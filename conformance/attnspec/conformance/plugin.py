@@ -1,6 +1,7 @@
 """The pytest plugin. It is loaded in every run of every user's pytest, and imports nothing heavy until it is used."""
 
 import gc
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         # It is imported while this process makes its own imports.
         hosts(config).start(config.getoption("--attn-backend"), settings)
+    elif _is_isolated_worker(config) and config.getoption("capture") == "no":
+        # pytest-xdist has its workers print to nowhere.
+        os.dup2(2, 1)
     if not hasattr(config, "workerinput"):
         from attnspec.conformance.running.verdicts import VERDICTS, Collector, Verdicts
         from attnspec.conformance.running.watchdog import CrashHandler

@@ -17,6 +17,7 @@ from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
+from attnspec.conformance.running.loading import ships
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
 from attnspec.conformance.running.settings import Settings
@@ -133,4 +134,6 @@ def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: in
         f"--attn-backend={backend}",
         *replace(settings, crumbs=str(folder)).arguments(),
         f"--junitxml={junit}",
+        # What a backend prints is shown to whoever debugs it, at once and however much it is: pytest would keep it all.
+        *(["--capture=no"] if settings.in_process and not ships(backend) else []),
     ]
