@@ -135,14 +135,14 @@ def check(
     signal.signal(signal.SIGTERM, _interrupt)
     probe = Probe(backend, device)
     try:
-        report, xml = _judge(probe, settings, _processes(workers))
+        report, xml = _judge(probe, settings, _processes(workers), shown=in_process is True)
     finally:
         probe.close()
     write_report(report, xml, _console(), files)
     raise typer.Exit(report.exit_status)
 
 
-def _judge(probe: "Probe", settings: Settings, workers: int) -> tuple["Report", str | None]:
+def _judge(probe: "Probe", settings: Settings, workers: int, *, shown: bool = False) -> tuple["Report", str | None]:
     """The report of a run, and what JUnit XML there is of it."""
     started = time.monotonic()
     from attnspec.conformance.reporting.report import Report
@@ -165,6 +165,7 @@ def _judge(probe: "Probe", settings: Settings, workers: int) -> tuple["Report", 
             workers=max(1, min(workers, cases)),
             console=_console(stderr=True),
             make_plan=make_plan,
+            shown=shown,
         )
     except BackendError as error:
         _unusable(str(error))

@@ -17,7 +17,6 @@ from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
-from attnspec.conformance.running.loading import ships
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
 from attnspec.conformance.running.settings import Settings
@@ -58,10 +57,19 @@ class Gate:
         return (yield)
 
 
-def run(backend: str, settings: Settings, *, workers: int, console: Console, make_plan: Callable[[], Plan]) -> Run:
+def run(
+    backend: str,
+    settings: Settings,
+    *,
+    workers: int,
+    console: Console,
+    make_plan: Callable[[], Plan],
+    shown: bool = False,
+) -> Run:
     """Judge a backend in worker processes.
 
-    ``make_plan`` is called while the workers start. Raises :class:`BackendError` if it does, or if the workers cannot
+    ``make_plan`` is called while the workers start. What the backend prints is ``shown`` at once, of which pytest would
+    keep all, or to nobody. Raises :class:`BackendError` if it does, or if the workers cannot
     work.
     """
     display, startup = ProgressDisplay(console, expectations(settings.expect)), StartupMonitor()
@@ -70,7 +78,7 @@ def run(backend: str, settings: Settings, *, workers: int, console: Console, mak
     with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(_variables(folder, word)), display.bar:
         gate = Gate(make_plan, display, Path(folder))
         junit = Path(folder, "junit.xml")
-        arguments = pytest_arguments(backend, settings, Path(folder), workers, junit)
+        arguments = pytest_arguments(backend, settings, Path(folder), workers, junit, shown=shown)
         status = pytest.main(
             arguments, plugins=[display, gate, startup, Interruption(), *([first] if settings.fail_fast else [])]
         )
@@ -113,7 +121,9 @@ def _variables(folder: str, word: str) -> dict[str, str | None]:
     return {**SAFE_PATH, **ONE_THREAD, **OF_PYTEST, **kept}
 
 
-def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, junit: Path) -> list[str]:
+def pytest_arguments(
+    backend: str, settings: Settings, folder: Path, workers: int, junit: Path, *, shown: bool = False
+) -> list[str]:
     """The call of pytest; nothing in the current folder or in the user's configuration has a say in it."""
     ini = folder / "pytest.ini"
     ini.write_text("[pytest]\n", encoding="utf-8")
@@ -134,6 +144,5 @@ def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: in
         f"--attn-backend={backend}",
         *replace(settings, crumbs=str(folder)).arguments(),
         f"--junitxml={junit}",
-        # What a backend prints is shown to whoever debugs it, at once and however much it is: pytest would keep it all.
-        *(["--capture=no"] if settings.in_process and not ships(backend) else []),
+        *(["--capture=no"] if shown else []),
     ]
