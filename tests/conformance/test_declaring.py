@@ -173,6 +173,25 @@ def test_what_is_refused_is_described_by_limits(
     assert refusals(subject, lambda law, example: None) == expected
 
 
+def test_batches_whose_shapes_do_not_fit_are_not_broadcast() -> None:
+    def call(query: Numbers, key: Numbers) -> Any:
+        flat = [x.reshape(int(np.prod(query.shape[:-2])), *x.shape[-2:]) for x in (query, key)]
+        return reference.dot_scores(*flat).reshape(*query.shape[:-1], key.shape[-2])
+
+    backend = SimpleNamespace(name="mine", dot_scores=call)
+    subject = Subject(backend, Contract.of(backend), OPERATIONS["dot_scores"], "float64", "cpu")
+    assert refusals(subject, lambda law, example: None) == Refusals(taken=True, limits={"broadcasting": False})
+
+
+def test_shapes_that_do_not_fit_without_broadcasting_are_no_limit() -> None:
+    def breaks(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
+        if key.ndim > 2:
+            raise ValueError("cannot reshape array of size 6 into shape (2,2)")
+        return attention(query, key, value, **more)
+
+    assert explanation((FORMULA,), breaks) == Explanation()
+
+
 def test_heads_that_divide_the_width_are_observed() -> None:
     def call(query: Numbers, key: Numbers, value: Numbers, w_q: Numbers, *weights: Numbers) -> Any:
         heads, part, width = w_q.shape

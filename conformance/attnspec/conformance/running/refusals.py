@@ -45,8 +45,11 @@ _UNSUPPORTED = re.compile(
 )
 
 _EMPTY = re.compile(
-    r"\b(zero[- ]size|non-?zero|non-?empty|empty|zero|positive)\b|\bat least \d|(>|>=|greater than) ?\d", re.IGNORECASE
+    r"\b(zero[- ]size|non-?zero|non-?empty|empty|zero|positive|0 elements|size 0)\b"
+    r"|\bat least \d|(>|>=|greater than) ?\d",
+    re.IGNORECASE,
 )
+_MISMATCHED = re.compile(r"\b(shapes?|sizes?|dimensions?|broadcast\w*|reshape|expand\w*)\b", re.IGNORECASE)
 _SCATTERED = re.compile(r"contiguous|\bstrides?\b|\bview size\b", re.IGNORECASE)
 
 SMALL = (1, 2, 3, 5, 8, 16)
@@ -66,9 +69,19 @@ def says_lacking(message: str) -> bool:
     return says_unsupported(message) or "unexpected keyword argument" in message
 
 
+def says_mismatched(message: str) -> bool:
+    """Whether what a backend raised says that its input is not supported, or that shapes do not fit each other."""
+    return says_lacking(message) or bool(_MISMATCHED.search(message))
+
+
+def says_small(message: str) -> bool:
+    """Whether what a backend raised says that its input is not supported, or empty, or too small."""
+    return says_lacking(message) or bool(_EMPTY.search(message))
+
+
 def says_refused(message: str) -> bool:
-    """The same, or that the input is empty or too small, or lies in memory as it should not."""
-    return says_lacking(message) or bool(_EMPTY.search(message) or _SCATTERED.search(message))
+    """Any of these, or that the input lies in memory as it should not."""
+    return says_mismatched(message) or says_small(message) or bool(_SCATTERED.search(message))
 
 
 @dataclass(frozen=True)
@@ -159,11 +172,11 @@ class _Probes:
         limits, result = self.subject.limits, {}
         if limits.multiple_of == 1:
             sizes = [n for n in (0, *SMALL) if limits.min_length <= n <= (limits.max_length or n)]
-            least = _least({n: self.refused(n, features, says=says_refused) for n in sizes})
+            least = _least({n: self.refused(n, features, says=says_small) for n in sizes})
             result["min_length"] = 0 if least == 1 and self._only_without_keys() else least
         if limits.max_batch_dims:
             sizes = [b for b in (0, *SMALL) if limits.min_batch <= b]
-            result["min_batch"] = _least({b: self.refused(length, features, (b,), says_refused) for b in sizes})
+            result["min_batch"] = _least({b: self.refused(length, features, (b,), says_small) for b in sizes})
         return {name: size for name, size in result.items() if size}
 
     def _only_without_keys(self) -> bool:
@@ -175,7 +188,7 @@ class _Probes:
             sample(subject, np.random.default_rng(0), (), queries=n, keys=m, features=features)
             for n, m in ((0, length), (length, 0))
         ]
-        return [_refused(subject, given, says_refused) for given in calls] == [False, True]
+        return [_refused(subject, given, says_small) for given in calls] == [False, True]
 
     def layouts(self) -> dict[str, Any]:
         """Whether only contiguous arrays are taken: one whose axes are exchanged in memory is refused."""
@@ -304,13 +317,13 @@ def _others(subject: Subject, mark: Mark) -> dict[str, Any]:
 
 
 def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
-    """Inputs of many kinds, and whether they are refused."""
+    """Inputs of many kinds, and whether they are refused; without numbers, what cannot be done may be taken."""
     seed = stable_seed("refusals", subject.operation.name, subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=ROWS, work=WORK):
         arguments = example.arguments(subject.operation, data_dtype(subject))
-        if subject.in_domain(arguments):
+        if all(x.size for x in arguments.arrays.values()) and subject.in_domain(arguments):
             mark(FORMULA, example)
-            refused = _refused(subject, arguments, says_lacking)
+            refused = _refused(subject, arguments, says_mismatched if _broadcasts(arguments) else says_lacking)
             if refused is not None:
                 yield arguments, refused
 
