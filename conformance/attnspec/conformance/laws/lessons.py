@@ -52,7 +52,7 @@ def causal_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
     """A causal call without a mask, with wide vectors; None where there is none, or none with a mask beside it."""
     if not causal_in(subject) or not masks_of(subject):
         return None
-    return _shared(subject, arguments, "causal", lambda rng: broad(subject, rng).under_causal())
+    return _shared(subject, arguments, "in order", lambda rng: broad(subject, rng).under_causal())
 
 
 def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:

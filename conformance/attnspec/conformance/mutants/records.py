@@ -65,7 +65,9 @@ def arguments_of_causal_calls_by_reference(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
     """A kernel of its own for causal calls without a mask, beside one that copies."""
-    if not arguments.get("causal") or arguments.get("mask") is not None:
+    o = OPERATIONS[operation]
+    masked = any(arguments.get(leaf.path) is not None for leaf in o.masks.values())
+    if masked or not arguments.get(o.flag or ""):
         return Library.pullback(correct, operation, arguments, wanted)
     return _by_reference(correct, operation, arguments, wanted)
 
