@@ -1,5 +1,7 @@
 """A first adapter to ``jax.nn.dot_product_attention``."""
 
+from math import prod
+
 import jax
 import jax.numpy as jnp
 
@@ -21,9 +23,14 @@ class JaxAttention(JaxBackend):
         causal: bool = False,
     ) -> jax.Array:
         """Attention with all dimensions of the batch as one."""
-        batch, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
-        query, key, value = (x.reshape(-1, *x.shape[-2:])[:, :, None] for x in (query, key, value))
+        n, m = query.shape[-2], key.shape[-2]
+        masks = [] if mask is None else [mask]
+        batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value, *masks)))
+        query, key, value = (
+            jnp.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(prod(batch), 1, *x.shape[-2:]).swapaxes(1, 2)
+            for x in (query, key, value)
+        )
         if mask is not None:
-            mask = jnp.broadcast_to(mask, (*batch, n, m)).reshape(-1, 1, n, m)
+            mask = jnp.broadcast_to(mask, (*batch, n, m)).reshape(prod(batch), 1, n, m)
         found: jax.Array = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
         return found.reshape(*batch, n, value.shape[-1])

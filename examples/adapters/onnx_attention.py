@@ -34,11 +34,15 @@ class Attention(NumPyBackend):
         self, query: NDArray, key: NDArray, value: NDArray, *, mask: NDArray | None = None, causal: bool = False
     ) -> NDArray:
         """Attention with all dimensions of the batch as one."""
-        batch, n, m = query.shape[:-2], query.shape[-2], key.shape[-2]
-        given = zip("QKV", (query, key, value), strict=True)
-        inputs = {name: x.reshape(prod(x.shape[:-2]), 1, *x.shape[-2:]) for name, x in given}
+        given = {"Q": query, "K": key, "V": value}
+        n, m = query.shape[-2], key.shape[-2]
+        batch = np.broadcast_shapes(*(x.shape[:-2] for x in (*given.values(), *([] if mask is None else [mask]))))
         if mask is not None:
-            inputs["attn_mask"] = np.broadcast_to(mask, (*batch, n, m)).reshape(prod(batch), 1, n, m)
+            given["attn_mask"] = np.broadcast_to(mask, (*mask.shape[:-2], n, m))
+        inputs = {
+            name: np.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(prod(batch), 1, *x.shape[-2:])
+            for name, x in given.items()
+        }
         return self.evaluate(model(inputs, query.dtype, causal), inputs).reshape(*batch, n, value.shape[-1])
 
 
