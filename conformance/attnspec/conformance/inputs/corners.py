@@ -44,8 +44,8 @@ BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 TILE = 128
 """The largest tile of common kernels, in queries or keys."""
 
-FEW_STEPS = 3
-"""No bound on work leaves fewer time steps."""
+FEW, FEW_STEPS, SEVERAL = 2, 3, 8
+"""No bound on work leaves fewer heads, layers and places of a grid; time steps; features and positions."""
 
 STEP = 2.0**7
 """The multiply-adds that a time step costs at least, for every array: those are small, and computed with one by one."""
@@ -268,8 +268,7 @@ def tamed(
     and one at random is lowered only when nothing else can be.
     """
     sizes = dict(sizes)
-    few = {name: FEW_STEPS for name in sizes if stepwise(name, operation)}
-    least = {name: 2 if operation.axis(name) & Axis.GRID else few.get(name, 8) for name in sizes}
+    least = {name: _least_level(name, operation) for name in sizes}
     large = [name for name, size in sizes.items() if size > least[name]]
     last = rng.choice(large) if large else ""
     while multiply_adds(divided(sizes, operation, limits), batch, operation) > work:
@@ -284,6 +283,14 @@ def tamed(
         name = rng.choice([n for n in names if n != last] or names)
         sizes[name] = max(lower[name])
     return sizes
+
+
+@lru_cache(maxsize=4096)
+def _least_level(size: str, operation: Operation) -> int:
+    """The level that no bound on work lowers a size below."""
+    if stepwise(size, operation):
+        return FEW_STEPS
+    return FEW if operation.axis(size) & Axis.GRID or size in _repeating_sizes(operation) else SEVERAL
 
 
 @lru_cache(maxsize=1024)
@@ -316,6 +323,8 @@ def _grids(operation: Operation) -> tuple[tuple[Dim, ...], ...]:
 def _grid_work(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
     """The multiply-adds of a linear map at every place of the largest grid; 0 for operations without grids."""
     grids = _grids(operation)
-    elements = max((prod(number_of(d.factors, sizes) or 1 for d in core) for core in grids), default=0)
+    if not grids:
+        return 0.0
+    elements = max(prod(number_of(d.factors, sizes) or 1 for d in core) for core in grids)
     widths = [size for name, size in sizes.items() if operation.axis(schematic(name)) & (Axis.WIDTH | Axis.HIDDEN)]
-    return float(elements) * max(widths, default=1) * prod(batch) if grids else 0.0
+    return float(elements) * max(widths, default=1) * prod(batch)

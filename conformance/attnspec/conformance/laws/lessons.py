@@ -38,7 +38,7 @@ def lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
 
     None where a gradient comes close to what the dtype cannot hold.
     """
-    return _shared(subject, arguments, "plain", lambda rng: sample(subject, rng, (2,), queries=3, keys=5))
+    return _shared(subject, arguments, "plain", lambda rng: sample(subject, rng, (2,), queries=3, keys=5, heads=2))
 
 
 def restricted_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:

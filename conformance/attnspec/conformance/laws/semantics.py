@@ -32,19 +32,26 @@ SIZES: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
 )
 """Batch, queries, keys and features: the kernel, and with it the choice, may depend on rank and size."""
 
+NARROW_GRID = 8
+"""The most features beside a grid, and the most places on each of its sides."""
+
 FEW_ARRAYS = 12
 """Operations of more arrays, such as layers and models, are made of others, each of which is asked at every size."""
 
 
 def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
-    """Unmasked inputs of these sizes; of the first two alone, where there is no time for all of them.
+    """Unmasked inputs of these sizes; of the first ones alone, where there is no time for all of them.
 
-    In short profiles all are for operations of few arrays, at the leading dtype.
+    In short profiles all are for operations of few arrays at the leading dtype, one is for those of many at others. An
+    image has as many numbers as its places, features and the places of a patch multiplied: grids are narrow.
     """
-    every = subject.effort.dear or (subject.leading and len(subject.operation.leaves) <= FEW_ARRAYS)
-    for batch, queries, keys, features in SIZES if every else SIZES[:2]:
-        small = len(batch) <= subject.limits.max_batch_dims
-        yield sample(subject, rng, batch if small else (), queries=queries, keys=keys, heads=2, features=features)
+    few, leading = len(subject.operation.leaves) <= FEW_ARRAYS, subject.leading
+    count = len(SIZES) if subject.effort.dear or (few and leading) else 2 if few or leading else 1
+    most = NARROW_GRID if subject.operation.sizes_of(Axis.GRID) else None
+    for batch, queries, keys, features in SIZES[:count]:
+        batch = batch if len(batch) <= subject.limits.max_batch_dims else ()
+        narrow = features if most is None else min(features, most)
+        yield sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=narrow)
 
 
 def probes(question: str) -> Callable[[Probe], Probe]:
