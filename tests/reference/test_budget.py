@@ -392,3 +392,33 @@ def test_operands_of_eight_bits_are_rounded_in_steps() -> None:
     error = np.abs(stored[0] @ stored[1].T - query @ key.T)
     assert (error <= found.budget).all()
     assert (error > 0.2 * found.budget).any()
+
+
+def in_blocks(x: np.ndarray, dtype: Any) -> Any:
+    """Rows of 32 numbers in 8 bits, with a power of 2 as scale by the rule of the MX formats."""
+    finfo: Any = ml_dtypes.finfo
+    largest = float(finfo(dtype).max)
+    scale = 2.0 ** (np.floor(np.log2(np.abs(x).max(-1, keepdims=True))) - np.floor(np.log2(largest)))
+    return np.clip(x / scale, -largest, largest).astype(dtype).astype(np.float64) * scale
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_scaled_operands_of_eight_bits_are_rounded_in_steps_of_the_largest(dtype: Any) -> None:
+    p = CLASSES["mxfp8-float32"]
+    rng = np.random.default_rng(0)
+    # of any magnitude, and within a row down to what is less than a step
+    query, key = (rng.standard_normal((64, 32)) * 2.0 ** rng.integers(-20, 20, (64, 32)) for _ in range(2))
+    found = judged(REFERENCE["dot_scores"], {"query": query, "key": key}, p)
+    error = np.abs(in_blocks(query, dtype) @ in_blocks(key, dtype).T - query @ key.T)
+    assert (error <= found.budget).all()
+    assert (error > 0.05 * found.budget).any()
+
+
+def test_values_are_rounded_that_wrong_weights_have_come_to() -> None:
+    p = CLASSES["mxfp8-float32"]
+    arguments = {"query": np.full((1, 8), 40.0), "key": np.array([[3.0], [3.2]]) * np.ones(8)}
+    arguments["value"] = np.array([[-0.286], [0.001]])
+    oracle = judged(REFERENCE["scaled_dot_product_attention"], arguments, p)
+    assert abs(oracle.value[0, 0] - 0.001) < 1e-6
+    # The scores may be so wrong that the other key has all the weight, and its value is rounded by an eighth.
+    assert abs(-0.286 * 9 / 8 - oracle.value[0, 0]) <= oracle.budget[0, 0] < 0.4

@@ -30,6 +30,11 @@ class Comparisons:
         """Whether results that should be the same may differ within their budgets."""
         return False
 
+    @property
+    def shares_scales(self) -> bool:
+        """Whether numbers are stored with scales that depend on others, so that a change of these shows everywhere."""
+        return False
+
     def matches(
         self,
         got: Numbers,
@@ -106,13 +111,15 @@ class Comparisons:
     ) -> None:
         """Two results are equal bit for bit, or within the sum of both budgets where the backend declares that.
 
+        So they are where other numbers were changed that a scale may depend on.
+
         Numbers below the smallest normal one are not compared: flushing them to zero is allowed. ``budget`` is asked
         for only if bits differ.
         """
         different = (got != expected) & ~((got != got) & (expected != expected))
         if not different.any():
             return
-        if self.within_budget:
+        if self.within_budget or self.shares_scales:
             self.matches(got, expected.astype(np.float64), 2 * budget(), arguments, what)
             return
         # An infinite budget marks what a declared choice leaves open.

@@ -372,6 +372,11 @@ class Subject(Comparisons):
         """Whether the backend declares that the same call may give other bits."""
         return self.semantics.repeatability == "within-budget"
 
+    @property
+    def shares_scales(self) -> bool:
+        """Whether the declared class stores operands with scales."""
+        return self.precision.scaled > 0
+
     def all_match(
         self,
         got: Results,

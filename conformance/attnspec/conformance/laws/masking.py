@@ -63,7 +63,11 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
     before, after = (_first(subject.results(x), i + 1, rows, subject, given) for x in (given, changed))
 
     def budget(path: str) -> Numbers:
-        return _first(subject.budgets(given), i + 1, rows, subject, given)[path]
+        concerned = (given, changed) if subject.shares_scales else (given,)
+        found: Numbers = np.maximum.reduce(
+            [_first(subject.budgets(x), i + 1, rows, subject, x)[path] for x in concerned]
+        )
+        return found
 
     for path, x in before.items():
         what = f"after a change behind position {i}, the {path}"

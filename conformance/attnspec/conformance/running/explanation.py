@@ -26,8 +26,11 @@ LEAST_USED = 2.0**-5
 Errors far below those that a class allows are no sign of the class.
 """
 
+EIGHT_BITS = 2.0**-4
+"""The least unit roundoff of operands of 8 bits."""
+
 ENDED = {Reason.CRASHED, Reason.HUNG}
-EXPLAINING = [modifier for modifier in MODIFIERS if modifier != "truncating"]
+EXPLAINING = [modifier for modifier in MODIFIERS if modifier not in ("truncating", "short-sums")]
 """The modifiers that explain numbers."""
 
 OF_NUMBERS = {Reason.VALUE, Reason.DECLARED}
@@ -212,7 +215,7 @@ def wider_classes(declared: str, dtype: str) -> list[str]:
     Those of 8 bits are left out, under which most elements are not judged, and truncation, which allows errors of one
     sign: they would explain wrong numbers too.
     """
-    base = [name for name, p in CLASSES.items() if p.dtype == dtype and not name.startswith("e4m3")]
+    base = [name for name, p in CLASSES.items() if p.dtype == dtype and p.inputs < EIGHT_BITS]
     least, wider = _allowed(declared), dict[tuple[float, ...], str]()
     for name in (*base, *(f"{name}+{modifier}" for modifier in EXPLAINING for name in base)):
         allowed = _allowed(name)

@@ -261,19 +261,21 @@ def _single(x: Any) -> Any:
     return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
 
 
-@variant(
-    "operands of 8 bits, declared",
-    operations=(ScaledDotProductAttention,),
-    dtypes=("bfloat16",),
-    precision={"bfloat16": "e4m3-bfloat16"},
-    differentiable=False,
-)
-class EightBits(Formulas):
-    """Queries, keys, values and weights enter their products in 8 bits, as on tensor cores, with float32 sums."""
+def _largest_of(kind: Any) -> float:
+    finfo: Any = ml_dtypes.finfo
+    return float(finfo(kind).max)
 
+
+def in_format(x: Numbers, kind: Any) -> Numbers:
+    """Numbers rounded to a format of 8 bits and back; what does not fit becomes its largest number."""
+    largest = _largest_of(kind)
+    return np.asarray(np.clip(x, -largest, largest).astype(kind).astype(x.dtype))
+
+
+class _EightBits(Formulas):
     def stored(self, x: Numbers) -> Numbers:
         """Numbers rounded to the format and back; what does not fit becomes its largest number."""
-        return np.asarray(np.clip(x, -448.0, 448.0).astype(ml_dtypes.float8_e4m3fn).astype(x.dtype))
+        return in_format(x, ml_dtypes.float8_e4m3fn)
 
     def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
         """Queries and keys as stored."""
@@ -282,3 +284,98 @@ class EightBits(Formulas):
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
         """Weights and values as stored."""
         return Formulas.attention_pooling(self, self.stored(weights), self.stored(value))
+
+
+@variant(
+    "operands of 8 bits, declared",
+    operations=(ScaledDotProductAttention,),
+    dtypes=("bfloat16",),
+    precision={"bfloat16": "e4m3-bfloat16"},
+    differentiable=False,
+)
+class EightBits(_EightBits):
+    """Queries, keys, values and weights enter their products in 8 bits, as on tensor cores, with float32 sums."""
+
+
+class _Blocks(Formulas):
+    """Operands in 8 bits with a scale, a normal power of 2, for every 32 numbers that are summed: the MX formats."""
+
+    kind: Any
+    block = 32
+
+    @property
+    def most(self) -> float:
+        """The largest number of the format."""
+        return _largest_of(self.kind)
+
+    def scales(self, largest: Numbers) -> Numbers:
+        """The power of 2 of the largest number, for the power of 2 of the largest number of the format."""
+        return np.exp2(np.floor(np.log2(largest)) - np.floor(np.log2(self.most)))
+
+    def stored(self, x: Numbers) -> Numbers:
+        """Numbers rounded to the format and back, in blocks of the last axis."""
+        length = x.shape[-1]
+        room = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % self.block)])
+        blocks = room.reshape(*room.shape[:-1], room.shape[-1] // self.block, self.block)
+        size = np.where(np.isfinite(blocks), np.abs(blocks), 0).max(-1, keepdims=True, initial=0.0)
+        scales = np.maximum(self.scales(np.where(size > 0, size, 1)), 2.0**-126).astype(x.dtype)
+        return (in_format(blocks / scales, self.kind) * scales).reshape(room.shape)[..., :length]
+
+    def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
+        """Queries and keys as stored."""
+        return Formulas.dot_scores(self, self.stored(query), self.stored(key))
+
+    def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
+        """Weights and values as stored, in blocks of keys; what nobody attends to has no part in a scale."""
+        attended = (weights != 0).any(-2)[..., None]
+        values = self.stored(np.where(attended, value, 0).swapaxes(-1, -2)).swapaxes(-1, -2)
+        return Formulas.attention_pooling(self, self.stored(weights), values)
+
+
+@variant(
+    "operands in blocks of 8 bits with a scale, declared",
+    operations=(ScaledDotProductAttention,),
+    dtypes=("bfloat16",),
+    precision={"bfloat16": "mxfp8-bfloat16"},
+    differentiable=False,
+)
+class Blocks(_Blocks):
+    """MXFP8 with 3 bits of mantissa; numbers above the largest of the format are cut off."""
+
+    kind = ml_dtypes.float8_e4m3fn
+
+
+@variant(
+    "operands in blocks of 8 bits with a scale that is rounded up, declared",
+    operations=(ScaledDotProductAttention,),
+    dtypes=("float32",),
+    precision={"float32": "mxfp8-float32"},
+    differentiable=False,
+)
+class RoundedUp(_Blocks):
+    """MXFP8 with 2 bits of mantissa, and scales so large that nothing is cut off."""
+
+    kind = ml_dtypes.float8_e5m2
+
+    def scales(self, largest: Numbers) -> Numbers:
+        """The least power of 2 by which the largest number fits."""
+        return np.exp2(np.ceil(np.log2(largest / self.most)))
+
+
+@variant(
+    "sums of 14 bits of operands of 8 bits, declared",
+    operations=(ScaledDotProductAttention,),
+    dtypes=("bfloat16",),
+    precision={"bfloat16": "e4m3-bfloat16+short-sums"},
+    differentiable=False,
+)
+class ShortSums(_EightBits):
+    """Products are summed one after the other, and each partial sum is cut off after 14 bits, as on tensor cores."""
+
+    def product(self, a: Numbers, b: Numbers) -> Numbers:
+        """Partial sums, each cut off."""
+        total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), a.dtype)
+        for i in range(a.shape[-1]):
+            mantissa, exponent = np.frexp(total + a[..., :, i, None] * b[..., i, None, :])
+            total = np.ldexp(np.trunc(mantissa * 2**14) / 2**14, exponent).astype(a.dtype)
+        return total

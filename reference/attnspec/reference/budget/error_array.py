@@ -291,6 +291,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     def operand_step(self) -> float:
         """Half the smallest step in which this array is stored to enter a product, however small its numbers are."""
         p = self.precision
+        if p.scaled and self.weights is None:
+            return p.scaled * float(np.max(self.magnitude, where=np.isfinite(self.magnitude), initial=0.0))
         return p.inputs_smallest if self.given else p.weights_smallest if p.operand else 0.0
 
     # NumPy's protocols -------------------------------------------------------------------------------------------

@@ -164,7 +164,9 @@ class Rigorous(Approximate):
         weighting = np.minimum(np.sqrt(total * spread), np.where(np.isfinite(farthest), farthest, 0))
         keys, u = a.shape[-1], p.accumulation
         counted = np.where(reachable, np.abs(v), 0)
-        mass = alpha @ (counted + b.error)
+        # What is rounded are the values that the weights have come to, which may be larger than those at α.
+        moved = np.minimum(factor @ counted, counted.max(-2, keepdims=True, initial=0.0))
+        mass = alpha @ (counted + b.error) + moved
         roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
         sums = counted.sum(-2, keepdims=True)
         self._note_peak(sums)

@@ -24,6 +24,7 @@ class Precision:
     ``accumulation``. bias: relative error that has the same sign everywhere (truncation). one_pass: variances by
     E[x²] − E[x]². smallest: the smallest normal number of the accumulation; weights_smallest, output_smallest: half
     the smallest step of weights and output. inputs_smallest: the same of given operands (0: the formats are one).
+    scaled: the same of all operands but weights, relative to the largest of their array (0: stored without a scale).
     largest: the largest number that an intermediate may reach, and an operand that is stored in another format.
     """
 
@@ -41,6 +42,7 @@ class Precision:
     weights_smallest: float = _TINY_SINGLE
     output_smallest: float = _TINY_SINGLE
     inputs_smallest: float = 0.0
+    scaled: float = 0.0
     largest: float = 2.0**127
 
 
@@ -54,6 +56,16 @@ def _eight_bits(given: Precision) -> Precision:
     """All operands and the weights are stored in 8 bits, 4 of exponent and 3 of mantissa, as they are."""
     u, step = 2.0**-4, 2.0**-10
     return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, inputs_smallest=step, largest=448.0)
+
+
+def _scaled_eight_bits(given: Precision) -> Precision:
+    """The same with a scale for each block, or for more, and with 4 or 5 bits of exponent.
+
+    Where a scale is the power of 2 of the largest number, what is above the largest of the format is cut off: an eighth
+    of it, as much as 2 bits of mantissa round.
+    """
+    u, step = 2.0**-3, 2.0**-18
+    return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, scaled=step)
 
 
 _MIXED_BRAIN = _mixed("bfloat16", _BRAIN, _TINY_SINGLE, 2.0**127)
@@ -80,6 +92,9 @@ CLASSES: Mapping[str, Precision] = {
     "e4m3-float32": _eight_bits(Precision("float32", _SINGLE)),
     "e4m3-bfloat16": _eight_bits(_MIXED_BRAIN),
     "e4m3-float16": _eight_bits(_MIXED_HALF),
+    "mxfp8-float32": _scaled_eight_bits(Precision("float32", _SINGLE)),
+    "mxfp8-bfloat16": _scaled_eight_bits(_MIXED_BRAIN),
+    "mxfp8-float16": _scaled_eight_bits(_MIXED_HALF),
 }
 
 MODIFIERS: Mapping[str, Callable[[Precision], Precision]] = {
@@ -88,6 +103,7 @@ MODIFIERS: Mapping[str, Callable[[Precision], Precision]] = {
     ),
     "fast-tanh": lambda p: replace(p, tanh=2.0**-11),
     "one-pass-variance": lambda p: replace(p, one_pass=True),
+    "short-sums": lambda p: replace(p, accumulation=max(p.accumulation, 2.0**-13)),
 }
 
 DEFAULTS: Mapping[str, str] = {
