@@ -1,7 +1,6 @@
 """Runs that end at the first violation, and failures of a report that are judged again."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.judging.results import Status
+from attnspec.conformance.remote.processes import process
 from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.running.settings import Settings
@@ -109,8 +109,8 @@ def test_other_workers_are_not_waited_for(tmp_path: Path) -> None:
     statuses = {r["operation"]: r["status"] for r in report["results"] if r["status"] != "not-provided"}
     assert statuses == {"dot_scores": "failed", "softmax": "lost"}
     (slow,) = (int(path.stem) for path in tmp_path.glob("*.slow"))
-    with pytest.raises(ProcessLookupError):
-        os.kill(slow, 0)
+    left = process(slow)
+    assert left is None or left.state in "ZX"  # who has adopted it may not have asked for its status yet
 
 
 # Judged again --------------------------------------------------------------------------------------------------------
