@@ -23,7 +23,7 @@ LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 25
 """Numbers of queries, keys and tokens under a filter: multiples of the tile sizes of kernels, and numbers just below
 and above them."""
 
-STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33, 65)
+STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33)
 """Numbers of time steps: each follows from the one before it, so that a long sequence shows what a short one does."""
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)

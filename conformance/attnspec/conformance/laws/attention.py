@@ -26,6 +26,7 @@ from attnspec.conformance.laws.ensembles import (
     along,
     batches,
     by_element,
+    ensemble,
     ensembles,
     exact,
     judgeable,
@@ -173,7 +174,7 @@ def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Genera
     """A filter in the direction of the derivative with respect to the logarithm of the scale."""
     if not judgeable(subject):
         return False
-    for words, given in ensembles(subject, rng):
+    for words, given in ensembles(subject, arguments):
         error = by_element(subject.call(given)) - by_element(exact(subject, given))
         along(subject, given, error, scale_direction(subject, given), f"the scale of the scores{words}")
     return True
@@ -207,7 +208,7 @@ def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Gene
     """The direction is the mean of both products; the oracle is not asked."""
     if not judgeable(subject):
         return False
-    given = batches(subject, rng, subject.effort.ensemble)
+    given = ensemble(subject, arguments)
     found = subject.vjp(given, subject.cotangents(given, rng))
     one, two = (
         (by_element(given.array(path)) * by_element(found[path])).sum(-1, keepdims=True)
@@ -222,7 +223,7 @@ def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Gene
     """The direction is the sum that a Σ α dα = c·o would leave which is forgotten; the oracle is not asked."""
     if not judgeable(subject):
         return False
-    given = batches(subject, rng, subject.effort.ensemble)
+    given = ensemble(subject, arguments)
     cotangents = subject.cotangents(given, rng)
     query, key = _query_and_key(given)
     total = wide(subject.vjp(given, cotangents)[key]).sum(-2)

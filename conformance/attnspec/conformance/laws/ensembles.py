@@ -7,6 +7,7 @@ however they are distributed (Hoeffding's inequality for their signs): 3·10⁻�
 """
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import sample, wide
+from attnspec.conformance.laws.lessons import rng_of
 from attnspec.reference.budget import WIDTH, oracle_dtype
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.shapes import results
@@ -41,6 +43,8 @@ MORE_OF_SQUARES = 16
 GROUPS = 16
 """Calls over which the elements of a gradient are spread that a batch shares."""
 
+Inputs = TypeVar("Inputs")
+
 
 def judgeable(subject: Subject) -> bool:
     """Whether batch elements err independently: not where the class rounds given weights, which all of them share."""
@@ -56,10 +60,25 @@ def batches(
     return sample(subject, rng, (count,), queries=queries, keys=keys, features=features, heads=2)
 
 
-def ensembles(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+def shared(arguments: Arguments, name: str, make: Callable[[np.random.Generator], Inputs]) -> Inputs:
+    """Inputs that several laws judge: made once for a template, from its numbers, so that laws share their results."""
+    if name not in arguments.memo:
+        arguments.memo[name] = make(rng_of(arguments))
+    return cast(Inputs, arguments.memo[name])
+
+
+def ensemble(subject: Subject, arguments: Arguments) -> Arguments:
+    """Normal inputs of as many batch elements as the profile affords, shared by the laws of a template."""
+    return shared(arguments, "ensemble", lambda rng: batches(subject, rng, subject.effort.ensemble))
+
+
+def ensembles(subject: Subject, arguments: Arguments) -> list[tuple[str, Arguments]]:
     """Inputs for a filter, with words for them; where there is time, masked, causal, long and wide ones too."""
+    return shared(arguments, "ensembles", lambda rng: list(_ensembles(subject, ensemble(subject, arguments), rng)))
+
+
+def _ensembles(subject: Subject, plain: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
     count, operation = subject.effort.ensemble, subject.operation
-    plain = batches(subject, rng, count)
     yield "", plain
     if not subject.effort.dear or not (operation.pooled or operation.linear):
         return
@@ -115,7 +134,13 @@ def _after_tile(x: Numbers) -> Numbers:
 
 
 def exact(subject: Subject, arguments: Arguments) -> Numbers:
-    """The leading result of the reference in the precision of the oracle, without budgets."""
+    """The leading result of the reference in the precision of the oracle, without budgets, computed once."""
+    if "exact" not in arguments.memo:
+        arguments.memo["exact"] = _exact(subject, arguments)
+    return cast(Numbers, arguments.memo["exact"])
+
+
+def _exact(subject: Subject, arguments: Arguments) -> Numbers:
     dtype = oracle_dtype(subject.precision.dtype)
     given = subject.aligned(arguments)
     given = given.replaced({leaf.path: x.astype(dtype) for leaf, x in given.floats})

@@ -18,7 +18,7 @@ from attnspec.conformance.laws.common import (
     smallest_normal,
     wide,
 )
-from attnspec.conformance.laws.ensembles import along, batches, by_element, ensembles, exact, judgeable
+from attnspec.conformance.laws.ensembles import along, by_element, ensemble, ensembles, exact, judgeable
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import pooling as law
@@ -139,7 +139,7 @@ def ensemble_gain(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """A filter in the direction of the result itself."""
     if not judgeable(subject):
         return False
-    for words, given in ensembles(subject, rng):
+    for words, given in ensembles(subject, arguments):
         expected = exact(subject, given)
         error = by_element(subject.call(given)) - by_element(expected)
         along(subject, given, error, by_element(expected), f"the gain{words}")
@@ -151,7 +151,7 @@ def gradient_of_linear(subject: Subject, arguments: Arguments, rng: np.random.Ge
     """Random cotangents; the product of the result with them is the direction, and the oracle is not asked."""
     if not judgeable(subject):
         return False
-    given = batches(subject, rng, subject.effort.ensemble)
+    given = ensemble(subject, arguments)
     leading = subject.operation.leading.path
     cotangent = subject.cotangents(given, rng)[leading]
     found, result = subject.vjp(given, {leading: cotangent}), subject.call(given)

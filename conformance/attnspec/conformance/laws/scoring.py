@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     additive_in,
@@ -269,7 +269,9 @@ def translation_invariance(subject: Subject, arguments: Arguments, rng: np.rando
 def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The signs of all scores, and the scores of queries against themselves."""
     query, key = query_and_key(subject)
-    same = arguments.replaced({key: arguments[query]})
+    # Pairs of all queries may be far more than those with keys, of which the profile affords so many.
+    few = arguments.along(subject.operation.asking or "", keep(arguments.keys_count or 0))
+    same = few.replaced({key: few[query]})
     for given in (arguments, same):
         got = subject.call(given)
         subject.holds(

@@ -35,7 +35,7 @@ def ensemble_keys(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """A filter along each of some keys: the first and the last ones, those at borders of tiles, and one of zeros."""
     if not judgeable(subject):
         return False
-    for words, given in _inputs(subject, rng):
+    for words, given in _inputs(subject, arguments, rng):
         expected = exact(subject, given)
         result = by_element(expected)
         error = by_element(subject.call(given)) - result
@@ -61,9 +61,9 @@ def along_key(subject: Subject, arguments: Arguments, rows: tuple[Numbers, Numbe
     along(subject, arguments, error, direction, what, steepness=1 + slope)
 
 
-def _inputs(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+def _inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
     """Inputs with words for them: keys of a tile and more, a tile with masked keys behind it, thousands of keys."""
-    given = beyond_a_tile(subject, rng)
+    given = beyond_a_tile(subject, arguments)
     keys = given.keys_count or 0
     yield f" of {keys}", given
     if keys > TILE:

@@ -20,6 +20,7 @@ from attnspec.conformance.laws.ensembles import (
     by_element,
     exact,
     judgeable,
+    shared,
 )
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import WIDTH
@@ -41,9 +42,16 @@ MOST = 9.0
 """What a batch element counts at most, (error/σ)²."""
 
 
-def beyond_a_tile(subject: Subject, rng: np.random.Generator) -> Arguments:
+def beyond_a_tile(subject: Subject, arguments: Arguments) -> Arguments:
     """Batch elements with more keys than a tile; in self-attention, where these are also queries, as few as will do."""
-    return batches(subject, rng, LEAST_ITSELF if subject.operation.attends_to_itself else FEW, keys=BEYOND)
+    count = LEAST_ITSELF if subject.operation.attends_to_itself else FEW
+    return shared(arguments, "beyond a tile", lambda rng: batches(subject, rng, count, keys=BEYOND))
+
+
+def _spread(subject: Subject, arguments: Arguments) -> tuple[tuple[str, Arguments], ...]:
+    """Batch elements with few keys, and with more than a tile, with words for them."""
+    many = shared(arguments, "many elements", lambda rng: batches(subject, rng, MANY))
+    return ("", many), (f" with {BEYOND} keys", beyond_a_tile(subject, arguments))
 
 
 def relative_errors(subject: Subject, arguments: Arguments) -> Numbers:
@@ -58,7 +66,7 @@ def ensemble_spread(subject: Subject, arguments: Arguments, rng: np.random.Gener
     """The root mean square of error/σ, with few keys and with more than a tile."""
     if not judgeable(subject):
         return False
-    for words, given in (("", batches(subject, rng, MANY)), (f" with {BEYOND} keys", beyond_a_tile(subject, rng))):
+    for words, given in _spread(subject, arguments):
         no_wider(subject, given, relative_errors(subject, given), f"the root mean square of error/σ{words}")
     return True
 
@@ -93,7 +101,7 @@ def gradient_spread(subject: Subject, arguments: Arguments, rng: np.random.Gener
     if not judgeable(subject) or subject.dtype not in NARROW:
         return False
     both = subject.operation.asking is not None and not subject.operation.attends_to_itself
-    for given in (beyond_a_tile(subject, rng), *([_many_queries(subject, rng)] if both else [])):
+    for given in (beyond_a_tile(subject, arguments), *([_many_queries(subject, rng)] if both else [])):
         cotangents = subject.cotangents(given, rng)
         found = subject.vjp(given, cotangents)
         words = f"with {given.queries or 1} queries and {given.keys_count} keys"
@@ -131,7 +139,7 @@ def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """
     if not judgeable(subject):
         return False
-    for words, given in (("", batches(subject, rng, MANY)), (f" with {BEYOND} keys", beyond_a_tile(subject, rng))):
+    for words, given in _spread(subject, arguments):
         if not _odd(subject, given):
             return False
         errors = relative_errors(subject, given)
