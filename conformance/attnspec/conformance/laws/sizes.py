@@ -23,8 +23,8 @@ from attnspec.spec.laws import sizes as law
 MANY = ((7,), (2, 6))
 """Batches of more elements than the corner cases have, and of more along one dimension."""
 
-CROWDS = ((65535,), (65536,), (33,))
-"""As many elements as a grid of CUDA may have along its last dimensions, and one more."""
+CROWDS = ((65536,), (65535,), (33,))
+"""One element more than a grid of CUDA may have along its last dimensions, as many, and a few: of models the first."""
 
 FEATURES = (192, 256, 96, 160)
 HEAD_SIZES = (*(size for size in range(8, TILE + 8, 8) if size not in FEATURES), 100, 101, 224)
@@ -205,7 +205,8 @@ def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     others = _after_others(subject, rng, long) if subject.leading else long
     calls = [*others, *_featured(subject, rng, (WIDEST,)), *_latent(subject, rng)]
     if subject.leading and any(leaf.batched for leaf in subject.operation.leaves):
-        crowds = [*CROWDS, *([(3, MANY_HEADS)] if law.compares(subject.operation) else [])]
+        crowds = [*(CROWDS[:1] if subject.operation.counts else CROWDS)]
+        crowds += [(3, MANY_HEADS)] if law.compares(subject.operation) else []
         calls += [(f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in crowds]
     return _tried(subject, iter(calls), rng)
 

@@ -297,20 +297,15 @@ class EightBits(_EightBits):
     """Queries, keys, values and weights enter their products in 8 bits, as on tensor cores, with float32 sums."""
 
 
-class _Blocks(Formulas):
+class _Blocks(_EightBits):
     """Operands in 8 bits with a scale, a normal power of 2, for every 32 numbers that are summed: the MX formats."""
 
     kind: Any
     block = 32
 
-    @property
-    def most(self) -> float:
-        """The largest number of the format."""
-        return _largest_of(self.kind)
-
     def scales(self, largest: Numbers) -> Numbers:
         """The power of 2 of the largest number, for the power of 2 of the largest number of the format."""
-        return np.exp2(np.floor(np.log2(largest)) - np.floor(np.log2(self.most)))
+        return np.exp2(np.floor(np.log2(largest)) - np.floor(np.log2(_largest_of(self.kind))))
 
     def stored(self, x: Numbers) -> Numbers:
         """Numbers rounded to the format and back, in blocks of the last axis."""
@@ -320,10 +315,6 @@ class _Blocks(Formulas):
         size = np.where(np.isfinite(blocks), np.abs(blocks), 0).max(-1, keepdims=True, initial=0.0)
         scales = np.maximum(self.scales(np.where(size > 0, size, 1)), 2.0**-126).astype(x.dtype)
         return (in_format(blocks / scales, self.kind) * scales).reshape(room.shape)[..., :length]
-
-    def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """Queries and keys as stored."""
-        return Formulas.dot_scores(self, self.stored(query), self.stored(key))
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
         """Weights and values as stored, in blocks of keys; what nobody attends to has no part in a scale."""
@@ -359,7 +350,7 @@ class RoundedUp(_Blocks):
 
     def scales(self, largest: Numbers) -> Numbers:
         """The least power of 2 by which the largest number fits."""
-        return np.exp2(np.ceil(np.log2(largest / self.most)))
+        return np.exp2(np.ceil(np.log2(largest / _largest_of(self.kind))))
 
 
 @variant(
