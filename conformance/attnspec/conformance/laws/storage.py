@@ -1,6 +1,7 @@
 """Checks of the laws of where arrays lie in memory, and of what is kept from one call to the next."""
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -70,20 +71,26 @@ def alike(subject: Subject, inputs: dict[str, Any], arguments: Arguments, what: 
 
 
 def laid_out(subject: Subject, arguments: Arguments, ways: Sequence[Layout]) -> bool:
-    """Call with every array laid out in its way, in turn; False for arrays that cannot be."""
+    """Call with every array laid out in its way, in turn, contiguous where it cannot be; False if none can."""
     demand_layouts(subject.limits)
-    turns = iter(range(1 << 30))
+    turns = cycle(ways)
+    found: list[Layout] = []
 
     def placed(_: str, x: Any) -> Any:
         if not isinstance(x, np.ndarray) or not x.ndim:
             return subject.convert(x)
-        return ways[next(turns) % len(ways)](x, subject.convert)
+        way = next(turns)
+        try:
+            moved = way(x, subject.convert)
+        except CANNOT:
+            return subject.convert(x)
+        found.append(way)
+        return moved
 
-    try:
-        inputs = {name: mapped(x, placed) for name, x in arguments.passed.items()}
-    except CANNOT:
+    inputs = {name: mapped(x, placed) for name, x in arguments.passed.items()}
+    if not found:
         return False
-    named = dict.fromkeys(way.__name__.replace("_", " ") for way in ways)
+    named = dict.fromkeys(way.__name__.replace("_", " ") for way in found)
     what = f"of inputs laid out as {', '.join(named)},"
     alike(subject, inputs, arguments, what)
     return True
