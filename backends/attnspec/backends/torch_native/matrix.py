@@ -15,6 +15,8 @@ ROWS = (
     f"{_HERE}.kernels:overrideable",
     f"{_HERE}.flex:eager",
     f"{_HERE}.flex:compiled_row",
+    f"{_HERE}.grouped:grouped_row",
+    f"{_HERE}.packed:packed_row",
     f"{_HERE}.heads:slow_path",
     f"{_HERE}.heads:slow_path_with_weights",
     f"{_HERE}.heads:fast_path",
