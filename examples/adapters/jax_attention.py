@@ -1,5 +1,6 @@
 """A first adapter to ``jax.nn.dot_product_attention``."""
 
+from functools import partial
 from math import prod
 
 import jax
@@ -13,6 +14,7 @@ class JaxAttention(JaxBackend):
 
     name = "jax-attention"
 
+    @partial(jax.jit, static_argnames=("self", "causal"))
     def scaled_dot_product_attention(
         self,
         query: jax.Array,

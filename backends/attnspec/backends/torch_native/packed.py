@@ -10,7 +10,7 @@ from torch.nn.attention.varlen import varlen_attn
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
 from attnspec.backends.torch_native.rows import DTYPES, Row
-from attnspec.spec import Limits
+from attnspec.spec import Limits, Semantics
 
 _check = Check("variable_length_attention")
 
@@ -35,6 +35,7 @@ class Packed(Row):
 
     name = "varlen_attn"
     limits = Limits(dtypes=DTYPES, devices=devices(), max_batch_dims=0, features=("causal", "scale"))
+    semantics = Semantics(causal_alignment="bottom-right")
     imports = "from itertools import pairwise\n\nfrom torch.nn.attention.varlen import varlen_attn\n"
     calls = {"variable_length_attention": packed}  # noqa: RUF012 - a declaration
 
