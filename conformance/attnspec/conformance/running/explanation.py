@@ -26,12 +26,13 @@ LEAST_USED = 2.0**-5
 Errors far below those that a class allows are no sign of the class.
 """
 
+ENDED = {Reason.CRASHED, Reason.HUNG}
+
 EIGHT_BITS = 2.0**-4
 """The least unit roundoff of operands of 8 bits."""
 
-ENDED = {Reason.CRASHED, Reason.HUNG}
 EXPLAINING = [modifier for modifier in MODIFIERS if modifier not in ("truncating", "short-sums")]
-"""The modifiers that explain numbers."""
+"""The modifiers that explain numbers: without truncation, as in :func:`wider_classes`, and what only 8 bits have."""
 
 OF_NUMBERS = {Reason.VALUE, Reason.DECLARED}
 """The reasons of violations that numbers outside of their budgets may have."""
