@@ -299,7 +299,7 @@ OFFERED = {
     "kernels:overrideable": False, "flex:eager": True, "heads:slow_path": True, "heads:slow_path_with_weights": True,
     "heads:fast_path": True, "heads:fast_path_with_weights": True, "layers:slow_encoder": True,
     "layers:fast_encoder": True, "layers:decoder": True, "networks:rnn": True, "networks:gru": True,
-    "networks:lstm": True, "grouped:grouped_row": True, "packed:packed_row": True,
+    "networks:lstm": True, "grouped:grouped_row": True, "packed:packed_row": False,
 }  # fmt: skip
 """Whether PyTorch's CPU build answers a call; what has to be compiled first is judged by the matrix alone."""
 
