@@ -95,7 +95,8 @@ def test_who_forges_the_verdict_of_his_own_process_is_convicted_by_another(tmp_p
 @pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
 def test_who_is_left_behind_is_in_the_report(tmp_path: Path) -> None:
     leaving = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True, env={})"
-    once = f"if not hasattr(np, 'left'): np.left = True; {leaving}"
+    # A process with so much memory takes its time to end, and whom it started has no new parent before that.
+    once = f"if not hasattr(np, 'left'): np.left = bytearray(300_000_000); {leaving}"
     done = check(tmp_path, hostile.around(_block(once)))
     assert done.returncode == 0, done.stdout + done.stderr
     (title,) = report(tmp_path)["left_behind"]

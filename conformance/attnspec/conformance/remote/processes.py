@@ -128,7 +128,18 @@ def end_all(leader: int, word: str, *, adopted: bool = False) -> list[str]:
     found = {one.number: one.title for one in _found(is_left)}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+    # Only when it has ended are those whom it started adopted.
+    _await_end(leader)
     return [*(found | _end(is_left)).values()]
+
+
+def _await_end(number: int) -> None:
+    """Wait a while for a process that was killed; until its parent waits for it, it is dead in the list."""
+    for _ in range(ROUNDS):
+        one = process(number)
+        if one is None or one.state in "ZX":
+            break
+        time.sleep(PAUSE)
 
 
 def end_run(word: str) -> list[str]:
