@@ -1,6 +1,5 @@
 """Base of backends that compute with NumPy arrays. There are no gradients."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,20 +18,22 @@ def strided_copy(array: NDArray) -> NDArray:
     """A writable copy with the same strides, gaps and repetitions included; negative strides become positive."""
     itemsize = array.dtype.itemsize
     if array.flags.c_contiguous:
-        copy = _aligned(np.empty, array.nbytes, array.dtype).reshape(array.shape)
+        copy = _aligned(array.nbytes, array.dtype).reshape(array.shape)
     elif any(stride % itemsize for stride in array.strides):
         return array.copy()
     else:
         strides = tuple(map(abs, array.strides))
         last = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
-        copy = as_strided(_aligned(np.zeros, last + itemsize, array.dtype), array.shape, strides)
+        room = _aligned(last + itemsize, array.dtype)
+        room.fill(0)
+        copy = as_strided(room, array.shape, strides)
     copy[...] = array
     return copy
 
 
-def _aligned(make: Callable[..., NDArray], size: int, dtype: np.dtype[Any]) -> NDArray:
-    """That many bytes of memory, made by this function."""
-    room = make(size + ALIGNMENT, np.uint8)
+def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray:
+    """That many bytes, whatever they hold."""
+    room = np.empty(size + ALIGNMENT, np.uint8)
     start = -room.__array_interface__["data"][0] % ALIGNMENT
     return room[start : start + size].view(dtype)
 

@@ -2,13 +2,13 @@
 
 from math import prod
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
+from attnspec.backends.torch_native.kernels import both
 from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of
 from attnspec.spec import Limits, Semantics
 
@@ -24,8 +24,7 @@ def grouped(
     batch = batch_of(*(x[..., 0] for x in (query, key, value)), mask)
     q, k, v = (x.expand(*batch, *x.shape[-3:]).reshape(prod(batch), *x.shape[-3:]) for x in (query, key, value))
     if mask is not None:
-        later = torch.ones(n, m, dtype=torch.bool, device=query.device).tril() if causal else True
-        mask = (mask & later).expand(*batch, n, m).reshape(prod(batch), 1, n, m)
+        mask = both(mask, causal, n, m, query).expand(*batch, n, m).reshape(prod(batch), 1, n, m)
     found = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=True
     )
@@ -39,7 +38,7 @@ class Grouped(Row):
     limits = Limits(dtypes=DTYPES, devices=devices(), features=("scale",))
     semantics = Semantics(masked_nonfinite="propagates", nan_queries="hidden")
     calls = {"grouped_query_attention": grouped}  # noqa: RUF012 - a declaration
-    parts = (batch_of,)
+    parts = (batch_of, both)
 
     def grouped_query_attention(
         self,

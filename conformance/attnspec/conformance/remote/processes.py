@@ -69,6 +69,11 @@ class Process(NamedTuple):
         """How a message names it."""
         return f"{printable(self.name)} (process {self.number})"
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is dead, and in the list only until its parent waits for it."""
+        return self.state in "ZX"
+
 
 def processes() -> Iterator[Process]:
     """All processes, as far as the system names them."""
@@ -128,16 +133,16 @@ def end_all(leader: int, word: str, *, adopted: bool = False) -> list[str]:
     found = {one.number: one.title for one in _found(is_left)}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    # Only when it has ended are those whom it started adopted.
+    # Whom it started has a new parent, this process, only when it has ended.
     _await_end(leader)
     return [*(found | _end(is_left)).values()]
 
 
 def _await_end(number: int) -> None:
-    """Wait a while for a process that was killed; until its parent waits for it, it is dead in the list."""
+    """Wait a while until a process that was killed has ended."""
     for _ in range(ROUNDS):
         one = process(number)
-        if one is None or one.state in "ZX":
+        if one is None or one.ended:
             break
         time.sleep(PAUSE)
 
@@ -150,7 +155,7 @@ def end_run(word: str) -> list[str]:
 
 def _found(is_left: Callable[[Process], bool]) -> list[Process]:
     """The processes of a kind, the dead and this one apart."""
-    return [x for x in processes() if x.number != os.getpid() and x.state not in "ZX" and is_left(x)]
+    return [x for x in processes() if x.number != os.getpid() and not x.ended and is_left(x)]
 
 
 def _end(is_left: Callable[[Process], bool]) -> dict[int, str]:
