@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, branches, desc
 Numbers = np.ndarray[Any, Any]
 Change = Callable[[Numbers, int], Numbers]
 EVERY = ~Role(0)
+X = TypeVar("X")
 
 
 class Arguments(Mapping[str, Any]):
@@ -43,6 +44,12 @@ class Arguments(Mapping[str, Any]):
         copy._flat = {**self._flat, **changes}
         copy.memo = {}
         return copy
+
+    def once(self, what: str, make: Callable[[], X]) -> X:
+        """What a function makes of these arguments, made once under this name."""
+        if what not in self.memo:
+            self.memo[what] = make()
+        return cast(X, self.memo[what])
 
     def __getitem__(self, path: str) -> Any:
         return self._flat[path]

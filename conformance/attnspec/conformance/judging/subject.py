@@ -149,9 +149,7 @@ class Subject(Comparisons):
 
     def results(self, arguments: Arguments) -> Results:
         """All arrays of the result, computed once for the same arguments. What the backend raises is a violation."""
-        if "results" not in arguments.memo:
-            arguments.memo["results"] = self.call_anew(arguments)
-        return self.shaped(cast(Results, arguments.memo["results"]), arguments)
+        return self.shaped(arguments.once("results", lambda: self.call_anew(arguments)), arguments)
 
     def shaped(self, found: Results, arguments: Arguments) -> Results:
         """The arrays of a result; one of another shape than the Protocol's is a violation."""
@@ -263,9 +261,7 @@ class Subject(Comparisons):
         Where the backend declares another choice than the normative one, elements that this choice leaves unspecified
         are NaN in the oracle and are not compared; a causal mask is aligned as declared.
         """
-        if self._memo not in arguments.memo:
-            arguments.memo[self._memo] = self._as_declared(arguments)
-        return cast("dict[str, Judged]", arguments.memo[self._memo])
+        return arguments.once(self._memo, lambda: self._as_declared(arguments))
 
     @property
     def _memo(self) -> str:
@@ -278,9 +274,8 @@ class Subject(Comparisons):
     def budgets(self, arguments: Arguments) -> Results:
         """The budget of every element without the oracle: for doubles it is computed in double, which is faster."""
         if self._memo not in arguments.memo and self.dtype == "float64" and not self.sampled:
-            if "budgets" not in arguments.memo:
-                arguments.memo["budgets"] = _budgets(self._as_declared(arguments, np.dtype(np.float64)))
-            return cast(Results, arguments.memo["budgets"])
+            double = np.dtype(np.float64)
+            return arguments.once("budgets", lambda: _budgets(self._as_declared(arguments, double)))
         return _budgets(self.oracles(arguments))
 
     def budget(self, arguments: Arguments) -> Numbers:

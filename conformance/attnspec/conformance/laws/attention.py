@@ -27,7 +27,7 @@ from attnspec.conformance.laws.ensembles import (
     batches,
     by_element,
     ensemble,
-    ensembles,
+    ensembles_of_scores,
     exact,
     judgeable,
     rescaled,
@@ -174,7 +174,7 @@ def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Genera
     """A filter in the direction of the derivative with respect to the logarithm of the scale."""
     if not judgeable(subject):
         return False
-    for words, given in ensembles(subject, arguments):
+    for words, given in ensembles_of_scores(subject, arguments):
         error = by_element(subject.call(given)) - by_element(exact(subject, given))
         along(subject, given, error, scale_direction(subject, given), f"the scale of the scores{words}")
     return True

@@ -7,7 +7,7 @@ however they are distributed (Hoeffding's inequality for their signs): 3·10⁻�
 """
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,8 +31,11 @@ LEAST, LEAST_ITSELF = 192, 128
 """Batch elements at least: no error, however large, is more than √B standard errors, and less where elements differ.
 Those of self-attention differ little, since each has as many rows as keys."""
 
-FEW = 32
+FEW = 64
 """Batch elements from which it is told how large scores should be."""
+
+SCORES = tuple(2.0**i for i in range(-4, 3))
+"""Factors by which scores are multiplied, of which the clearest is used."""
 
 STEP = 2.0**-12
 """The relative step of the scale by which the derivative of a result is taken."""
@@ -62,9 +65,7 @@ def batches(
 
 def shared(arguments: Arguments, name: str, make: Callable[[np.random.Generator], Inputs]) -> Inputs:
     """Inputs that several laws judge: made once for a template, from its numbers, so that laws share their results."""
-    if name not in arguments.memo:
-        arguments.memo[name] = make(rng_of(arguments))
-    return cast(Inputs, arguments.memo[name])
+    return arguments.once(name, lambda: make(rng_of(arguments)))
 
 
 def ensemble(subject: Subject, arguments: Arguments) -> Arguments:
@@ -96,17 +97,27 @@ def _ensembles(subject: Subject, plain: Arguments, rng: np.random.Generator) -> 
     least, part = (LEAST_ITSELF, 16) if itself else (LEAST, 2 if narrow else 4)
     long = batches(subject, rng, max(count // part, least), keys=TILE + 32)
     if (long.keys_count or 0) > TILE:
-        # The keys of other tiles are weighed, and their values are 0. Beside scores of a quarter no key outweighs the
-        # others, so that what is wrong with those of one tile is much the same in every element of the batch.
-        valued = [leaf for leaf in operation.attended if leaf.path in operation.linear]
-        cut = long.replaced({leaf.path: _after_tile(long.array(leaf.path)) for leaf in valued})
-        even = rescaled(cut, 0.25)
-        yield f" in keys from {TILE} on", even.replaced({leaf.path: subject.exact(x) for leaf, x in even.floats})
+        # The keys of other tiles are weighed, and their values are 0.
+        valued = [leaf.path for leaf in operation.attended if leaf.path in operation.linear]
+        cut = long.replaced({path: _after_tile(long.array(path)) for path in valued})
+        yield f" in keys from {TILE} on", _clearest(subject, cut)
     if operation.sharpened and subject.dtype != "float64":
         part = 8 if narrow and not itself else 16
         if _squared(subject) and not narrow:
             part //= MORE_OF_SQUARES
-        yield f" of {TILE + 8} features", _clearest(subject, rng, count // part, features=TILE + 8)
+        yield f" of {TILE + 8} features", _clearest(subject, batches(subject, rng, count // part, features=TILE + 8))
+
+
+def ensembles_of_scores(subject: Subject, arguments: Arguments) -> list[tuple[str, Arguments]]:
+    """The inputs of a filter for the scale; where there is time, with scores of the clearest size for normal ones."""
+
+    def found(rng: np.random.Generator) -> list[tuple[str, Arguments]]:
+        (words, plain), *others = ensembles(subject, arguments)
+        if subject.effort.dear and subject.operation.sharpened:
+            plain = _clearest(subject, batches(subject, rng, subject.effort.ensemble))
+        return [(words, plain), *others]
+
+    return shared(arguments, "ensembles of scores", found)
 
 
 def _squared(subject: Subject) -> bool:
@@ -114,17 +125,40 @@ def _squared(subject: Subject) -> bool:
     return all(exponent < 1 for exponent in subject.operation.sharpened.values())
 
 
-def _clearest(subject: Subject, rng: np.random.Generator, count: int, **sizes: int) -> Arguments:
-    """Batch elements of these sizes, with scores divided by 1, 4 or 16: the result that depends on their scale most.
+def _clearest(subject: Subject, given: Arguments) -> Arguments:
+    """Batch elements with scores of the size at which an error of their scale shows most clearly.
 
-    Scores that grow with the features make weights of almost 1, whose roundings all have the same sign. A few elements
-    tell which is best.
+    Weights of almost 1 hardly depend on the scale, equal ones depend on it less than they are rounded. A few elements
+    tell which size is best.
     """
-    given = batches(subject, rng, count, **sizes)
-    few = batches(subject, rng, min(count, FEW), **sizes)
-    spread = [float((scale_direction(subject, rescaled(few, 4.0**-i)) ** 2).sum()) for i in range(3)]
-    best = rescaled(given, 4.0 ** -int(np.argmax(spread)))
-    return best.replaced({leaf.path: subject.exact(x) for leaf, x in best.floats})
+    if not subject.operation.sharpened:
+        return given
+    few = given.replaced({leaf.path: x[:FEW] for leaf, x in given.batched})
+    best = min(SCORES, key=lambda factor: _haze(subject, _of_scores(subject, few, factor)))
+    return _of_scores(subject, given, best)
+
+
+def _of_scores(subject: Subject, arguments: Arguments, factor: float) -> Arguments:
+    """Arguments whose scores are multiplied by a factor, as numbers of the dtype."""
+    changed = rescaled(arguments, factor)
+    return changed.replaced({leaf.path: subject.exact(x) for leaf, x in changed.floats})
+
+
+def _haze(subject: Subject, arguments: Arguments) -> float:
+    """How uncertain an estimate of the scale would be, up to a factor, if every error were as large as its budget.
+
+    An estimate that hangs on few elements of the batch, as where one key outweighs the others in most of them, is the
+    more uncertain: it counts as an estimate from these.
+    """
+    direction = scale_direction(subject, arguments)
+    told = wide((direction**2).sum(-1))
+    information = float(told.sum())
+    if information == 0.0:
+        return np.inf
+    errors = wide(by_element(subject.budget(arguments)) * direction)
+    few = np.sqrt(float((told**2).sum())) / information
+    haze = float(np.sqrt((errors**2).sum())) / information * few
+    return haze if np.isfinite(haze) else np.inf
 
 
 def _after_tile(x: Numbers) -> Numbers:
@@ -135,9 +169,7 @@ def _after_tile(x: Numbers) -> Numbers:
 
 def exact(subject: Subject, arguments: Arguments) -> Numbers:
     """The leading result of the reference in the precision of the oracle, without budgets, computed once."""
-    if "exact" not in arguments.memo:
-        arguments.memo["exact"] = _exact(subject, arguments)
-    return cast(Numbers, arguments.memo["exact"])
+    return arguments.once("exact", lambda: _exact(subject, arguments))
 
 
 def _exact(subject: Subject, arguments: Arguments) -> Numbers:

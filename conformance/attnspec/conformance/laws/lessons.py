@@ -79,14 +79,14 @@ def lessons_of(subject: Subject, arguments: Arguments) -> Iterator[tuple[str, Le
 def _shared(
     subject: Subject, arguments: Arguments, name: str, make: Callable[[np.random.Generator], Arguments]
 ) -> Lesson | None:
-    place = f"training {name} {subject.sampled}"
-    if place not in arguments.memo:
+    def lesson() -> Lesson | None:
         rng = rng_of(arguments)
         given = make(rng)
         cotangents = {path: _alike(x) for path, x in subject.cotangents(given, rng).items()}
         expected = subject.gradients(given, cotangents)
-        arguments.memo[place] = Lesson(given, cotangents, expected) if fits(subject, expected) else None
-    return cast("Lesson | None", arguments.memo[place])
+        return Lesson(given, cotangents, expected) if fits(subject, expected) else None
+
+    return arguments.once(f"training {name} {subject.sampled}", lesson)
 
 
 def broad(subject: Subject, rng: np.random.Generator, *, queries: int = 3, keys: int = 5) -> Arguments:

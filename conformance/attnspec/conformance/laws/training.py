@@ -81,15 +81,16 @@ class _Trial(NamedTuple):
 
 def _trials(subject: Subject, arguments: Arguments) -> list[tuple[str, Lesson, _Trial]]:
     """Shared calls that were recorded for subsets of arguments, with words for them."""
-    place = f"trials {subject.sampled}"
-    if place not in arguments.memo:
+
+    def trials() -> list[tuple[str, Lesson, _Trial]]:
         rng = rng_of(arguments)
-        arguments.memo[place] = [
+        return [
             (words, lesson, _trial(subject, lesson, wanted))
             for words, lesson in learning(subject, arguments)
             for wanted in _subsets(lesson, words, rng)
         ]
-    return cast("list[tuple[str, Lesson, _Trial]]", arguments.memo[place])
+
+    return arguments.once(f"trials {subject.sampled}", trials)
 
 
 def _trial(subject: Subject, lesson: Lesson, wanted: tuple[str, ...]) -> _Trial:
