@@ -10,7 +10,7 @@ from attnspec.backends.bases.jax import JaxBackend
 
 
 class JaxAttention(JaxBackend):
-    """One head: JAX takes (batch, n, heads, d)."""
+    """One head, and zeros where features are missing: JAX takes (batch, n, heads, d) with one d for all."""
 
     name = "jax-attention"
 
@@ -25,14 +25,17 @@ class JaxAttention(JaxBackend):
         causal: bool = False,
     ) -> jax.Array:
         """Attention with all dimensions of the batch as one."""
-        n, m = query.shape[-2], key.shape[-2]
+        n, m, d, d_v = query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1]
         masks = [] if mask is None else [mask]
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value, *masks)))
         query, key, value = (
-            jnp.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(prod(batch), 1, *x.shape[-2:]).swapaxes(1, 2)
+            jnp.pad(
+                jnp.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(prod(batch), x.shape[-2], 1, x.shape[-1]),
+                [(0, 0)] * 3 + [(0, max(d, d_v) - x.shape[-1])],
+            )
             for x in (query, key, value)
         )
         if mask is not None:
             mask = jnp.broadcast_to(mask, (*batch, n, m)).reshape(prod(batch), 1, n, m)
-        found: jax.Array = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
-        return found.reshape(*batch, n, value.shape[-1])
+        found: jax.Array = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal, scale=d**-0.5)
+        return found[..., :d_v].reshape(*batch, n, d_v)
