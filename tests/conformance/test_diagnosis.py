@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.diagnosis import entry
+from attnspec.conformance.diagnosis.choices import SEEN
 from attnspec.conformance.diagnosis.entry import diagnosis_of_case, diagnosis_of_result
 from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.inputs.arguments import Arguments
@@ -34,7 +35,8 @@ from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Collector, Verdicts, record, record_diagnosis
 from attnspec.reference import REFERENCE
-from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
 
 from .mistaken import MISTAKEN, RIGHT
 
@@ -54,6 +56,7 @@ NAMED = (
     "strides ignored",
     "NaN under the mask leaks",
     "queries of 128 features",
+    "pairs of halves, undeclared",
 )
 """Mutants of results, gradients, places in memory, numbers that are not finite, and sizes."""
 
@@ -214,6 +217,12 @@ def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
     assert 0 <= text.index(line) < text.index("operation.oracle is violated by softmax")
     page = as_html(report)
     assert "<strong>The scores are multiplied by 2.</strong> <span>softmax (float32)</span>" in page
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.name)
+def test_every_choice_of_a_formula_can_be_read_in_a_sentence(operation: Operation) -> None:
+    asked = {(question, choice) for question in asked_by_formula(operation) for choice in QUESTIONS[question].choices}
+    assert asked <= SEEN.keys()
 
 
 def test_every_mutant_can_be_read_in_a_sentence() -> None:

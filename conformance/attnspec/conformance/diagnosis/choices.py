@@ -23,6 +23,8 @@ SEEN = {
     ("no_keys", "nan"): "Without keys the result is NaN",
     ("gru_reset", "before"): "The reset gate multiplies the state before the recurrent product",
     ("gru_reset", "after"): "The reset gate multiplies the recurrent product",
+    ("rotary_pairs", "interleaved"): "Features 2i and 2i + 1 are turned together",
+    ("rotary_pairs", "halves"): "Features i and i + d/2 are turned together",
 }
 """What is seen of a choice; the other choices change no numbers of finite inputs, or are errors."""
 
