@@ -1,17 +1,22 @@
-"""The chapter `kernels` in plain PyTorch. Protocols: ``attnspec.spec.kernels``. Fast kernels are below.
+"""The chapter `kernels`. Protocols: ``attnspec.spec.kernels``. Fast kernels are below.
 
-Scores are in memory as a whole, for heads in their groups: (*batch, heads_k, group, n, m).
+Attention is computed by the kernels for CPUs where they serve a call (`dot.groups`), else by the `formula`.
 """
+
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.kernels.dot.exact_exclusion import nonfinite_terms
-from attnspec.backends.pytorch.runtime.accumulation import finite, widened
+from attnspec.backends.pytorch.kernels import formula
+from attnspec.backends.pytorch.kernels.dot import groups
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.visible import Visible, near, places, visible, within
+from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
-from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.ranges import refuse_falling, refuse_outside
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import (
@@ -52,8 +57,6 @@ _window = Check("sliding_window_mask")
 _documents = Check("document_mask")
 _dropout = Check("dropout")
 
-Window = tuple[int | None, int | None] | None
-
 
 # Attention in groups of heads -----------------------------------------------------------------------------------------
 
@@ -77,109 +80,20 @@ def grouped_query_attention(
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """softmax(QKᵀ)V with all options, keys and values shared by the heads of a group without copies."""
     shape = _grouped(query, key, value, mask, scale, window, softcap, bias, slopes, sinks, key_lengths, causal=causal)
-    n, m = query.shape[-2], key.shape[-2]
-    refuse_outside("grouped_query_attention", "key_lengths", key_lengths, m)
-    allowed = joined(mask, causal_triangle(n, m, query.device) if causal else None)
-    allowed = joined(allowed, None if window is None else near(n, m, window, query.device))
-    if key_lengths is not None:
-        allowed = joined(allowed, torch.arange(m, device=query.device) < key_lengths[..., None, None])
-    return attention_in_groups(
-        query, key, value, allowed, shape, scale=scale, softcap=softcap, bias=bias, slopes=slopes, sinks=sinks
-    )
+    refuse_outside("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
+    seen = visible(mask, causal, window, key_lengths)
+    return _attention(query, key, value, shape, seen, Scoring(scale, softcap, bias, slopes), sinks)
 
 
-def attention_in_groups(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    allowed: Tensor | None,
-    shape: tuple[int, ...],
-    *,
-    scale: float | None,
-    softcap: float | None,
-    bias: Tensor | None = None,
-    slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Output of this shape, and logarithms, under a mask (*batch, n, m) that joins all conditions."""
-    dtype, heads_k, (n, d), m = query.dtype, key.shape[-3], query.shape[-2:], key.shape[-2]
-    allowed = None if allowed is None else allowed[..., None, None, :, :].expand(*allowed.shape[:-2], 1, 1, n, m)
-    values = widened(value).unsqueeze(-3)
-    scores = dot_products(in_groups(widened(query), heads_k), widened(key).unsqueeze(-3), allowed)
-    scores = scores * (d**-0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + in_groups(widened(bias), heads_k)
-    if slopes is not None:
-        distance = (torch.arange(n, device=query.device)[:, None] - torch.arange(m, device=query.device)).abs()
-        scores = scores - widened(slopes).view(heads_k, -1, 1, 1) * distance.to(scores.dtype)
-    if sinks is not None:
-        column = widened(sinks).view(heads_k, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat((scores, column), -1)
-        values = torch.nn.functional.pad(values, (0, 0, 0, 1))
-        allowed = None if allowed is None else torch.nn.functional.pad(allowed, (0, 1), value=True)
-    weights, logarithms = softmax_and_logarithms(scores, allowed)
-    output = pooled(weights, values, allowed).to(dtype)
-    return output.reshape(shape), logarithms.to(dtype).expand(output.shape[:-1]).reshape(shape[:-1])
-
-
-def joined(mask: Tensor | None, more: Tensor | None) -> Tensor | None:
-    """Both conditions; None allows everything."""
-    return more if mask is None else mask if more is None else mask & more
-
-
-def near(n: int, m: int, window: Window, device: torch.device | str | None) -> Tensor:
-    """Booleans (n, m): key j is within the window around query i."""
-    return within(torch.arange(m, device=device) - torch.arange(n, device=device)[:, None], window)
-
-
-def within(behind: Tensor, window: Window) -> Tensor:
-    """Where a key that is so far behind its query is within a window."""
-    left, right = (None, None) if window is None else window
-    found = torch.ones_like(behind, dtype=torch.bool) if left is None else behind >= -left
-    return found if right is None else found & (behind <= right)
-
-
-def in_groups(x: Tensor, heads_k: int) -> Tensor:
-    """x (*batch, heads, n, d) as (*batch, heads_k, group, n, d); heads of size 1 as (*batch, 1, 1, n, d)."""
-    return (
-        x.unsqueeze(-3)
-        if x.shape[-3] == 1
-        else x.reshape(*x.shape[:-3], heads_k, x.shape[-3] // heads_k, *x.shape[-2:])
-    )
-
-
-def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
-    """QKᵀ, of which NaN and infinities at pairs that are not allowed reach no gradient."""
-    if allowed is None or (not intercepted() and query.is_cpu and finite(query) and finite(key)):
-        return query @ key.mT
-    query = query.masked_fill(~allowed.any(-1, keepdim=True), 0)
-    usable = key.isfinite().all(-1)
-    scores = query @ key.masked_fill(~usable.unsqueeze(-1), 0).mT
-    with torch.no_grad():
-        raw = query @ key.mT
-    return torch.where(usable.unsqueeze(-2), scores, raw)
-
-
-def softmax_and_logarithms(scores: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights of the allowed keys and log Σ exp of every row: 0 and −∞ without any, with gradients 0."""
-    if not scores.shape[-1]:
-        return scores, scores.new_full(scores.shape[:-1], -torch.inf)
-    if allowed is None:
-        return torch.softmax(scores, -1), torch.logsumexp(scores, -1)
-    some = allowed.any(-1, keepdim=True)
-    filled = torch.where(allowed, scores, torch.where(some, -torch.inf, 0.0).to(scores.dtype))
-    weights = torch.softmax(filled, -1).masked_fill(~allowed, 0.0)
-    return weights, torch.logsumexp(filled, -1).masked_fill(~some.squeeze(-1), -torch.inf)
-
-
-def pooled(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-    """Σ αv, in which values that are not allowed are left out whatever they are."""
-    if allowed is None or (not intercepted() and value.is_cpu and finite(value)):
-        return weights @ value
-    kept = weights @ value.masked_fill(~value.isfinite(), 0)
-    return kept + nonfinite_terms(weights.detach(), value.detach(), allowed)
+def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], seen: Visible, scoring: Scoring,
+               sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output of this shape and logarithms, by the kernels that serve the call, or by the formula."""
+    found = groups.attend(query, key, value, seen, scoring)
+    if found is None:
+        allowed = seen.allowed(query.shape[-2], key.shape[-2], query.device)
+        found = formula.attention(query, key, value, allowed, scoring)
+    output, logarithms = found if sinks is None else formula.with_sinks(*found, sinks)
+    return output.to(query.dtype).reshape(shape), logarithms.to(query.dtype).reshape(shape[:-1])
 
 
 # Sequences in one tensor, and in pages --------------------------------------------------------------------------------
@@ -204,18 +118,28 @@ def variable_length_attention(
     n, m = query.shape[-2], key.shape[-2]
     refuse_falling("variable_length_attention", "query_ends", query_ends, n)
     refuse_falling("variable_length_attention", "key_ends", key_ends, m)
-    (of_query, at_query), (of_key, at_key) = places(query_ends, n), places(key_ends, m)
-    behind = at_key - at_query[:, None]
-    allowed = (of_query[:, None] == of_key) & within(behind, window)
-    allowed = allowed & (behind <= 0) if causal else allowed
-    return attention_in_groups(query, key, value, allowed, shape, scale=scale, softcap=softcap)
+    scoring = Scoring(scale, softcap)
+    if groups.path_for(query, key, value, Visible(), scoring) == "plain":
+        (of_query, at_query), (of_key, at_key) = places(query_ends, n), places(key_ends, m)
+        behind = at_key - at_query[:, None]
+        allowed = (of_query[:, None] == of_key) & within(behind, window)
+        allowed = allowed & (behind <= 0) if causal else allowed
+        return _attention(query, key, value, shape, Visible(allowed), scoring)
+    seen = visible(None, causal, window)
+    parts = [
+        _attention(own, key[..., keys, :], value[..., keys, :], (*shape[:-2], own.shape[-2], shape[-1]), seen, scoring)
+        for own, keys in _sequences(query, query_ends, key_ends)
+    ]
+    outputs, logarithms = zip(*parts, strict=True)
+    return torch.cat(outputs, -2), torch.cat(logarithms, -1)
 
 
-def places(ends: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The sequence of each of so many packed positions, and the position in it."""
-    every = torch.arange(count, device=ends.device)
-    sequence = torch.bucketize(every, ends[1:-1].contiguous().to(every.dtype), right=True)
-    return sequence, every - ends[sequence]
+def _sequences(query: Tensor, query_ends: Tensor, key_ends: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """The queries of each packed sequence that has some, and where its keys are."""
+    ends, of_keys = query_ends.tolist(), key_ends.tolist()
+    for start, end, first, last in zip(ends[:-1], ends[1:], of_keys[:-1], of_keys[1:], strict=True):
+        if start < end:
+            yield query[..., start:end, :], slice(first, last)
 
 
 @implements(PagedAttention[Tensor])
@@ -237,13 +161,13 @@ def paged_attention(
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
     refuse_outside("paged_attention", "block_table", block_table, key_pages.shape[0] - 1)
     refuse_outside("paged_attention", "key_lengths", key_lengths, m)
-    lengths = key_lengths[..., None, None]
-    keys = torch.arange(m, device=query.device)
-    behind = keys - (lengths - n + torch.arange(n, device=query.device)[:, None])
-    allowed = (keys < lengths) & within(behind, window)
-    allowed = allowed & (behind <= 0) if causal else allowed
+    seen, scoring = visible(None, causal, window, key_lengths, key_lengths - n), Scoring(scale, softcap)
+    found = groups.attend_in_pages(query, key_pages, value_pages, block_table, seen, scoring)
+    if found is not None:
+        output, logarithms = (x.to(query.dtype) for x in found)
+        return output.reshape(shape), logarithms.reshape(shape[:-1])
     key, value = (pages[block_table.long()].movedim(-4, -3).flatten(-3, -2) for pages in (key_pages, value_pages))
-    return attention_in_groups(query, key, value, allowed, shape, scale=scale, softcap=softcap)
+    return _attention(query, key, value, shape, seen, scoring)
 
 
 # Latent keys, and parts -----------------------------------------------------------------------------------------------
@@ -266,19 +190,32 @@ def latent_attention(
     """The absorbed form where fewer queries than keys are projected, else the plain one."""
     shape = _latent(query, query_rope, latent, key_rope, w_k, w_v, mask, scale, causal=causal)
     n, m, dtype = query.shape[-2], latent.shape[-2], query.dtype
-    allowed = joined(mask, causal_triangle(n, m, query.device) if causal else None)
-    allowed = None if allowed is None else allowed.unsqueeze(-3).expand(*allowed.shape[:-2], 1, n, m)
+    seen = visible(mask, causal, None)
     query, query_rope, rows, rotated, w_k, w_v = map(
         widened, (query, query_rope, latent.unsqueeze(-3), key_rope.unsqueeze(-3), w_k, w_v)
     )
     scale = (query.shape[-1] + query_rope.shape[-1]) ** -0.5 if scale is None else scale
     absorbed = n < m
     queries, keys = (query @ w_k, rows) if absorbed else (query, rows @ w_k.mT)
-    scores = dot_products(queries, keys, allowed) + dot_products(query_rope, rotated, allowed)
-    weights, _ = softmax_and_logarithms(scale * scores, allowed)
-    if absorbed:
-        return (pooled(weights, rows, allowed) @ w_v.mT).to(dtype).reshape(shape)
-    return pooled(weights, rows @ w_v.mT, allowed).to(dtype).reshape(shape)
+    values = rows if absorbed else rows @ w_v.mT
+    found = None
+    if not intercepted():
+        found = groups.attend(_beside(queries, query_rope), _beside(keys, rotated), values, seen, Scoring(scale))
+    if found is None:
+        allowed = seen.allowed(n, m, query.device)
+        allowed = None if allowed is None else allowed.unsqueeze(-3).expand(*allowed.shape[:-2], 1, n, m)
+        scores = formula.dot_products(queries, keys, allowed) + formula.dot_products(query_rope, rotated, allowed)
+        weights, _ = formula.softmax_and_logarithms(scale * scores, allowed)
+        output = formula.pooled(weights, values, allowed)
+    else:
+        output = found[0]
+    return (output @ w_v.mT if absorbed else output).to(dtype).reshape(shape)
+
+
+def _beside(x: Tensor, y: Tensor) -> Tensor:
+    """The features of both."""
+    rows = broadcast(x.shape[:-1], y.shape[:-1])
+    return torch.cat((x.expand(*rows, x.shape[-1]), y.expand(*rows, y.shape[-1])), -1)
 
 
 @implements(MergeAttention[Tensor])
@@ -290,8 +227,8 @@ def merge_attention(
     shape = _merge(outputs, log_sum_exps)
     scores = widened(log_sum_exps).unsqueeze(-2)
     with_keys = scores != -torch.inf
-    weights, logarithms = softmax_and_logarithms(scores, with_keys)
-    output = pooled(weights, widened(outputs), with_keys).squeeze(-2)
+    weights, logarithms = formula.softmax_and_logarithms(scores, with_keys)
+    output = formula.pooled(weights, widened(outputs), with_keys).squeeze(-2)
     logarithms = logarithms.squeeze(-1).expand(shape[:-1]).clone()
     return output.to(outputs.dtype), logarithms.to(outputs.dtype)
 

@@ -1,11 +1,20 @@
 """Arguments that the forward and the backward kernel share: strided operands, padded sizes, scratch memory."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Kind, Real, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.arguments import (
+    Arguments,
+    Flag,
+    Kind,
+    OptionalIntegers,
+    OptionalReals,
+    Real,
+    Reals,
+    Size,
+)
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, Pointer, RealPointer, Value
 
@@ -13,6 +22,9 @@ from .tiles import width
 
 KEYS = 64
 """Keys in a block."""
+
+FAR = 2**30
+"""How far a window without an end reaches: beyond every key, and within 32 bits."""
 
 AnyPointer = TypeVar("AnyPointer", bound=Pointer)
 
@@ -50,6 +62,18 @@ class StridedReals(Kind[Tensor, Strided[RealPointer]]):
         return Strided(RealPointer(base), *strides)
 
 
+class OptionalStridedReals(Kind[Tensor | None, Strided[RealPointer]]):
+    """Reals (b, h, rows, columns), with contiguous rows, or None."""
+
+    words = 4
+    read = StridedReals.read
+
+    @staticmethod
+    def to_words(given: Tensor | None) -> tuple[int, int, int, int]:
+        """Zeros for None."""
+        return (0, 0, 0, 0) if given is None else _strided(given)
+
+
 class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
     """Booleans (b, h, rows, columns), with contiguous rows, or None."""
 
@@ -67,22 +91,53 @@ class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
         return Strided(BytePointer(base), *strides)
 
 
+class Options(NamedTuple):
+    """What a call may have beside operands, a mask and a scale.
+
+    Query i sees the keys from i − ``left`` + offset to i + ``right`` + offset, of which the first ``lengths`` (b) are
+    there; ``offsets`` (b) are 0 if None. Scores are capped by ``softcap`` after the scale; then the ``slopes`` (h)
+    times the distance |i − j| are taken away, and the ``bias`` (b|1, h|1, n|1, m) is added.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    lengths: Tensor | None = None
+    offsets: Tensor | None = None
+    softcap: float | None = None
+    slopes: Tensor | None = None
+    bias: Tensor | None = None
+
+
 class Operands(Arguments):
     """A call of attention with its output, and with the two numbers for each query that the backward pass needs.
 
+    ``group`` heads of queries share a head of keys. ``left`` and ``right`` are `FAR` without an end. What is added to
+    scores or caps them comes before the scale: ``cap`` is the cap over the scale, and ``slopes`` are over it too.
     ``log2_scale`` is the scale of the scores, times log₂ e. ``maximum`` (b, h, n) is the largest score of a row before
     the scale, ``reciprocal`` (b, h, n) is 1/Σ exp(score − maximum); both are 0 where no key is attendable.
     """
 
     query_blocks: Size
     heads: Size
+    group: Size
     n: Size
     m: Size
     d: Size
     d_v: Size
     d_padded: Size
     v_padded: Size
-    causal: Flag
+    banded: Flag
+    left: Size
+    right: Size
+    lengths: OptionalIntegers
+    offsets: OptionalIntegers
+    adjusts: Flag
+    capped: Flag
+    cap: Real
+    over_cap: Real
+    slopes: OptionalReals
+    bias: OptionalStridedReals
+    over_scale: Real
     log2_scale: Real
     query: StridedReals
     key: StridedReals

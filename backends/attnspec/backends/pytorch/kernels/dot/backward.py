@@ -19,15 +19,16 @@ from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Va
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
 from .arguments import KEYS, Operands, StridedReals, backward_scratch
-from .forward import KeyBlock, QueryBlock, Rows, pool, store_rows, store_tile, values_of
+from .forward import KeyBlock, QueryBlock, Rows, of_batch, pool, store_rows, store_tile, values_of
 from .tiles import TILE_ROWS, TILE_VECTORS, add_product, add_tile_product, define_transpose, width, zeros
 
 
 class Backward(Arguments):
-    """Arguments of `backward_kernel`; ``tasks`` are ``ranges`` of ``range`` keys, of all heads.
+    """Arguments of `backward_kernel`; ``tasks`` are ``ranges`` of ``range`` keys, of all heads of keys.
 
-    ``query_gradient`` (ranges, b, h, n, d) is written, ``key_gradient`` (b, h, m_padded, d_padded) and
-    ``value_gradient`` (b, h, m_padded, v_padded) are added to; None for what is not needed.
+    ``gradient`` is that of the output, ``row_gradient`` (b, h, n) that of the rows' log Σ exp, None for zeros.
+    ``query_gradient`` (ranges, b, h, n, d) is written, ``key_gradient`` (b, heads_k, m_padded, d_padded) and
+    ``value_gradient`` (b, heads_k, m_padded, v_padded) are added to; None for what is not needed.
     """
 
     tasks: Size
@@ -38,6 +39,7 @@ class Backward(Arguments):
     m_padded: Size
     scale: Real
     gradient: StridedReals
+    row_gradient: OptionalReals
     query_gradient: OptionalReals
     key_gradient: OptionalReals
     value_gradient: OptionalReals
@@ -69,9 +71,9 @@ def _copy(k: Kernel, task: QueryBlock, rows: Rows, padded: Value, target: RealPo
             k.store(k.load_lanes(inside, row, column), target, i * padded + column)
 
 
-def _dot_rows(k: Kernel, task: QueryBlock, gradient: RealPointer, target: RealPointer) -> None:
-    """For each query the sum of gradient*output."""
-    o = task.operands
+def _dot_rows(k: Kernel[Backward], task: QueryBlock, gradient: RealPointer, target: RealPointer) -> None:
+    """For each query the sum of gradient*output, less the gradient of log Σ exp."""
+    o, of_rows = task.operands, k.argument.row_gradient
     base = task.head_of(o.output)
     with k.loop(0, k.integer(task.lanes)) as i:
         total = Variable(k, k.full(0.0))
@@ -79,13 +81,17 @@ def _dot_rows(k: Kernel, task: QueryBlock, gradient: RealPointer, target: RealPo
         with k.loop(0, o.d_v, k.lanes) as c:
             output = k.load_lanes(k.lanes_below(o.d_v - c), row, c)
             total.set(k.fma(k.load(gradient, i * o.v_padded + c), output, total.get()))
-        k.store_first(k.sum(total.get()), target, i)
+        total.set(k.sum(total.get()))
+        with k.when(of_rows.is_given()):
+            total.set(total.get() - k.broadcast(of_rows, task.entry * o.n + task.row_of(i)))
+        k.store_first(total.get(), target, i)
 
 
 def _add_outer(k: Kernel[Backward], block: KeyBlock, weights: RealPointer, rows: RealPointer, columns: Value,
                target: RealPointer) -> None:  # fmt: skip
     """target[key] += the sum over queries of weights[key, query]*rows[query]."""
-    lanes, first_row = width(k.bits), block.queries.entry * k.argument.m_padded
+    lanes = width(k.bits)
+    first_row = block.queries.entry // block.queries.operands.group * k.argument.m_padded
     with k.loop(block.low, block.high, TILE_ROWS) as key, k.loop(0, columns, lanes) as column:
         own = weights + (key - block.first) * lanes
         at = [(first_row + key + r) * columns + column for r in range(TILE_ROWS)]
@@ -137,12 +143,17 @@ def _score_gradients(k: Kernel[Backward], block: KeyBlock, s: Scratch, keys: Rea
         with k.loop(0, k.integer(TILE_ROWS)) as r:
             for c in range(TILE_VECTORS):
                 place = at + r * lanes + c * k.lanes
-                exponential = exp2(k, (k.load(s.weights, place) - maximum[c]) * log2_scale)
+                score, slope = Variable(k, k.load(s.weights, place)), Variable(k, scale)
+                with k.when(o.adjusts.is_nonzero()):
+                    adjusted, factor = block.adjusted(score.get(), key + r, c)
+                    score.set(adjusted)
+                    slope.set(factor * scale)
+                exponential = exp2(k, (score.get() - maximum[c]) * log2_scale)
                 weight = Variable(k, exponential * reciprocal[c])
                 with k.when(k.negation(all_attendable)):
                     weight.set(k.select(block.attendable(key + r, c), weight.get(), k.full(0.0)))
                 p = weight.get()
-                gradient = p * (k.load(s.score_gradients, place) - k.load(s.deltas, c * k.lanes)) * scale
+                gradient = p * (k.load(s.score_gradients, place) - k.load(s.deltas, c * k.lanes)) * slope.get()
                 k.store(p, s.weights, place)
                 k.store(k.select(p.compare("==", 0.0), p, gradient), s.score_gradients, place)
 
@@ -166,12 +177,16 @@ def backward_kernel(bits: int) -> Kernel[Backward]:
     define_transpose(k)
     g, o, lanes = k.argument, k.argument.operands, width(bits)
     with k.tasks(g.tasks) as number:
-        entry, range_ = number // g.ranges, number % g.ranges
+        key_entry, range_ = number // g.ranges, number % g.ranges
         s = Scratch(*k.parts(g.scratch.of(k.thread), backward_scratch(bits, o.d_padded, o.v_padded)))
         start = range_ * g.range
         end = k.minimum(start + g.range, o.m)
-        earliest = k.select(o.causal.is_nonzero(), start // lanes * lanes, k.integer(0))
-        with k.loop(earliest, o.n, lanes) as first:
+        batch = key_entry * o.group // o.heads
+        offset = of_batch(k, o.offsets, batch, k.integer(0))
+        earliest = k.maximum(k.integer(0), start - o.right - offset) // lanes * lanes
+        latest = k.minimum(o.n, end + o.left - offset)
+        with k.loop(0, o.group) as member, k.loop(earliest, latest, lanes) as first:
+            entry = key_entry * o.group + member
             task = QueryBlock(k, o, entry, first)
             _prepare(k, task, s)
             rows = [(k.lanes_below(task.rows - c * k.lanes), c * k.lanes) for c in range(TILE_VECTORS)]
@@ -179,8 +194,8 @@ def backward_kernel(bits: int) -> Kernel[Backward]:
                 [k.load_lanes(inside, numbers, entry * o.n + first + c) for inside, c in rows]
                 for numbers in (o.maximum, o.reciprocal)
             )
-            keys, values = task.head_of(o.key), task.head_of(o.value)
-            with k.loop(start, k.minimum(end, task.stop), KEYS) as first_key:
+            keys, values = task.key_head_of(o.key), task.key_head_of(o.value)
+            with k.loop(k.maximum(start, task.start), k.minimum(end, task.stop), KEYS) as first_key:
                 block = KeyBlock(task, first_key, s.mask_bits)
                 with k.when(block.any()):
                     _score_gradients(k, block, s, keys, values, maximum, reciprocal)
@@ -188,6 +203,6 @@ def backward_kernel(bits: int) -> Kernel[Backward]:
                         pool(k, block, keys, o.key.row, o.d, s.score_gradients - first_key * lanes, s.totals)
                     _add_to_keys(k, block, s)
             with k.when(g.query_gradient.is_given()):
-                row = (range_ * (g.tasks // g.ranges) + entry) * o.n
+                row = (range_ * (g.tasks // g.ranges) * o.group + entry) * o.n
                 store_rows(k, task, s.totals, o.d, g.query_gradient + row * o.d, o.d)
     return k

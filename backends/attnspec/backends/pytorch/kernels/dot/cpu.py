@@ -17,7 +17,7 @@ from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
-from .arguments import KEYS, Operands, backward_scratch, forward_scratch, padded
+from .arguments import FAR, KEYS, Operands, Options, backward_scratch, forward_scratch, padded
 from .backward import Backward, backward_kernel
 from .forward import Forward, forward_kernel
 from .tiles import TILE_ROWS, width
@@ -74,7 +74,7 @@ class DotAttention(torch.autograd.Function):
         return *found, None, None, None
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows(x: Tensor) -> Tensor:
     """x with contiguous rows, in the dtype of the kernels."""
     return _contiguous_rows(widened(x))
 
@@ -83,14 +83,24 @@ def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def operands_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
+NOTHING, CAUSAL = Options(), Options(right=0)
+
+
+def operands_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options, scale: float,
               output: Tensor, maximum: Tensor, reciprocal: Tensor) -> Operands:  # fmt: skip
     """What both kernels take; all tensors have contiguous rows."""
-    (_, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
+    (_, h, n, d), (heads_k, m, d_v), bits = query.shape, value.shape[-3:], query.element_size() * 8
+    left, right, lengths, offsets, softcap, slopes, bias = options
+    cap = 1.0 if softcap is None else softcap / scale
+    adjusts = any(x is not None for x in (softcap, slopes, bias))
     return Operands(
-        query_blocks=-(-n // width(bits)), heads=h, n=n, m=m, d=d, d_v=d_v,
+        query_blocks=-(-n // width(bits)), heads=h, group=h // heads_k, n=n, m=m, d=d, d_v=d_v,
         d_padded=padded(d, bits), v_padded=padded(d_v, bits),
-        causal=causal, log2_scale=scale * log2(e), query=query, key=key, value=value, mask=mask,
+        banded=left is not None or right is not None, left=FAR if left is None else min(left, FAR),
+        right=FAR if right is None else min(right, FAR), lengths=lengths, offsets=offsets,
+        adjusts=adjusts, capped=softcap is not None, cap=cap, over_cap=1 / cap,
+        slopes=slopes, bias=bias, over_scale=1 / scale,
+        log2_scale=scale * log2(e), query=query, key=key, value=value, mask=mask,
         output=output, maximum=maximum, reciprocal=reciprocal,
     )  # fmt: skip
 
@@ -98,14 +108,14 @@ def operands_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
 def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool,
              scale: float) -> tuple[Tensor, Tensor, Tensor, bool]:  # fmt: skip
     """Output in the dtype of the kernels, row maxima, reciprocals of the row sums, and whether the output has a NaN."""
-    query, key, value = _rows(query), _rows(key), _rows(value)
+    query, key, value = rows(query), rows(key), rows(value)
     mask = None if mask is None else _contiguous_rows(mask)
     (b, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
     # the heads of a query next to each other, so that they are joined without a copy
     output = query.new_empty(b, n, h, d_v).transpose(1, 2)
     maximum, reciprocal = query.new_empty(2, b, h, n)
     nan = array("q", [0])
-    operands = operands_of(query, key, value, mask, causal, scale, output, maximum, reciprocal)
+    operands = operands_of(query, key, value, mask, CAUSAL if causal else NOTHING, scale, output, maximum, reciprocal)
     tasks = b * h * -(-n // width(bits))
     threads = thread_count(tasks, b * h * n * m * (d + d_v) / 2)
     scratch = query.new_empty(threads, sum(forward_scratch(bits, padded(d, bits), padded(d_v, bits))))
@@ -117,11 +127,12 @@ def _backward(call: Call, gradient: Tensor, pooled: Tensor, maximum: Tensor, rec
               wanted: tuple[bool, bool, bool]) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of the operands that need them, in their dtypes."""
     # hooks on saved tensors may have changed their strides
-    query, key, value, gradient, pooled = (_rows(x) for x in (*call[:3], gradient, pooled))
+    query, key, value, gradient, pooled = (rows(x) for x in (*call[:3], gradient, pooled))
     maximum, reciprocal = maximum.contiguous(), reciprocal.contiguous()
     mask = None if call.mask is None else _contiguous_rows(call.mask)
     (b, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
-    operands = operands_of(query, key, value, mask, call.causal, call.scale, pooled, maximum, reciprocal)
+    options = CAUSAL if call.causal else NOTHING
+    operands = operands_of(query, key, value, mask, options, call.scale, pooled, maximum, reciprocal)
     d_padded, v_padded, m_padded = padded(d, bits), padded(d_v, bits), -(-m // TILE_ROWS) * TILE_ROWS
     threads = thread_count(b * h * -(-m // KEYS), b * h * n * m * (3 * d + 2 * d_v) / 2)
     keys = key_range(b * h, m, threads)
@@ -138,7 +149,8 @@ def _backward(call: Call, gradient: Tensor, pooled: Tensor, maximum: Tensor, rec
     scratch = query.new_empty(threads, sum(backward_scratch(bits, d_padded, v_padded)))
     arguments = Backward(
         tasks=b * h * ranges, operands=operands, scratch=scratch, range=keys, ranges=ranges, m_padded=m_padded,
-        scale=call.scale, gradient=gradient, query_gradient=by_query, key_gradient=by_key, value_gradient=by_value,
+        scale=call.scale, gradient=gradient, row_gradient=None,
+        query_gradient=by_query, key_gradient=by_key, value_gradient=by_value,
     )  # fmt: skip
     run(backward_kernel(bits), threads, arguments)
     return (

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Result, Scratch, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.memory import Index
-from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
-from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
+from attnspec.backends.pytorch.kernels.llvm.values import IntPointer, RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, tanh
 
 from .arguments import KEYS, Operands, Strided, forward_scratch
 from .tiles import (
@@ -38,8 +38,19 @@ class Forward(Arguments):
     nan: Result
 
 
+def of_batch(k: Kernel, numbers: IntPointer, batch: Value, otherwise: Value) -> Value:
+    """The number of a batch element, or another where none are given."""
+    found = Variable(k, otherwise)
+    with k.when(numbers.is_given()):
+        found.set(k.load_int(numbers, batch))
+    return found.get()
+
+
 class QueryBlock:
-    """One block of query rows of one head."""
+    """One block of query rows of one head.
+
+    Its first query sees the keys from `earliest` to `latest`, the others each one more, of which `length` exist.
+    """
 
     def __init__(self, k: Kernel, operands: Operands, entry: Value, first: Value) -> None:
         o = operands
@@ -47,13 +58,21 @@ class QueryBlock:
         self.batch, self.head = entry // o.heads, entry % o.heads
         self.lanes = width(k.bits)
         self.rows = k.minimum(o.n - first, k.integer(self.lanes))
-        self.stop = k.select(o.causal.is_nonzero(), k.minimum(o.m, first + self.lanes), o.m)
+        self.length = of_batch(k, o.lengths, self.batch, o.m)
+        aligned = first + of_batch(k, o.offsets, self.batch, k.integer(0))
+        self.earliest, self.latest = aligned - o.left, aligned + o.right
+        self.start = k.maximum(k.integer(0), self.earliest) // KEYS * KEYS
+        self.stop = k.minimum(self.length, self.latest + self.lanes)
         self.masked = o.mask.base.is_given()
         self.in_one_vector = self.rows.compare("<=", k.lanes)
 
     def head_of(self, operand: Strided[RealPointer]) -> RealPointer:
         """Address of the first row of the block's head."""
         return operand.of_head(self.batch, self.head)
+
+    def key_head_of(self, operand: Strided[RealPointer]) -> RealPointer:
+        """Address of the first row of the head of keys or values that the block's head shares."""
+        return operand.of_head(self.batch, self.head // self.operands.group)
 
     def row_of(self, lane: Index) -> Value:
         """Number of the query in a lane; beyond the last, the last."""
@@ -89,7 +108,8 @@ class KeyBlock:
     def __init__(self, queries: QueryBlock, first: Value, mask_bits: RealPointer) -> None:
         k, mask = queries.k, queries.operands.mask
         self.queries, self.first, self.mask_bits = queries, first, mask_bits
-        self._low, self._high = Variable(k, first), Variable(k, k.minimum(queries.stop, first + KEYS))
+        self._low = Variable(k, k.maximum(first, queries.earliest // TILE_ROWS * TILE_ROWS))
+        self._high = Variable(k, k.minimum(queries.stop, first + KEYS))
         with k.when(queries.masked):
             some = Variable(k, k.integer(0))
             rows = mask.of_head(queries.batch, queries.head)
@@ -98,7 +118,7 @@ class KeyBlock:
                 k.store_words(bits, mask_bits, lane, queries.lanes)
                 some.set(some.get() | bits)
             whole = k.lowest_bit(some.get()) // TILE_ROWS * TILE_ROWS
-            self._low.set(first + whole)
+            self._low.set(k.maximum(self._low.get(), first + whole))
             self._high.set(k.minimum(self._high.get(), first + k.bit_length(some.get())))
         self.low, self.high = self._low.get(), self._high.get()
 
@@ -113,23 +133,43 @@ class KeyBlock:
         return [(base + number * step, 0) for number in numbers]
 
     def all_attendable(self, key: Value) -> Value:
-        """Whether every pair of the tile is attendable."""
-        o = self.queries.operands
-        visible = o.causal.is_zero() | (key + (TILE_ROWS - 1)).compare("<=", self.queries.first)
-        return visible & o.mask.base.is_null()
+        """Whether every pair of the tile is attendable, and its score as it is."""
+        queries, o, last = self.queries, self.queries.operands, key + (TILE_ROWS - 1)
+        near = last.compare("<=", queries.latest) & key.compare(">=", queries.earliest + (queries.lanes - 1))
+        exist = o.lengths.is_null() | last.compare("<", queries.length)
+        return near & exist & o.mask.base.is_null() & o.adjusts.is_zero()
 
     def attendable(self, key: Value, c: int) -> Value:
         """Booleans for one key and the c-th vector of queries: attendable, and a key below `high`."""
         k, queries = self.queries.k, self.queries
         here = k.select(key.compare("<", self.high), k.integer(k.lanes), k.integer(0))
         found = Variable(k, k.lanes_below(here))
-        with k.when(queries.operands.causal.is_nonzero()):
-            found.set(found.get() & k.lanes_from(key - queries.first - c * k.lanes))
+        with k.when(queries.operands.banded.is_nonzero()):
+            before, behind = key - queries.latest - c * k.lanes, key - queries.earliest - c * k.lanes
+            found.set(found.get() & k.lanes_from(before) & k.lanes_below(behind + 1))
         with k.when(queries.masked):
             bit = key - self.first
             word = bit // k.bits * queries.lanes + c * k.lanes
             found.set(found.get() & k.lanes_with_bit(self.mask_bits, word, bit % k.bits))
         return found.get()
+
+    def adjusted(self, score: Value, key: Value, c: int) -> tuple[Value, Value]:
+        """Scores of one key and the c-th vector of queries, capped, with distance and bias; and d(capped)/d(score)."""
+        k, queries, o = self.queries.k, self.queries, self.queries.operands
+        found, slope = Variable(k, score), Variable(k, k.full(1.0))
+        with k.when(o.capped.is_nonzero()):
+            t = tanh(k, score * o.over_cap.load())
+            found.set(t * o.cap.load())
+            slope.set(k.fma(k.full(0.0) - t, t, k.full(1.0)))
+        with k.when(o.slopes.is_given()):
+            distance = k.magnitude(k.reals_from(queries.first + c * k.lanes - key))
+            found.set(k.fma(k.full(0.0) - k.broadcast(o.slopes, queries.head), distance, found.get()))
+        with k.when(o.bias.base.is_given()):
+            column = k.minimum(key, o.m - 1)
+            places = [queries.row_of(c * k.lanes + lane) * o.bias.row + column for lane in range(k.lanes)]
+            own = k.gather(queries.head_of(o.bias), [k.constant(place, key) for place in places])
+            found.set(k.fma(own, o.over_scale.load(), found.get()))
+        return found.get(), slope.get()
 
 
 def store_tile(k: Kernel, values: list[list[Value]], base: RealPointer, offset: Value, stride: int) -> None:
@@ -163,10 +203,9 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
         scale, lowest = o.log2_scale.load(), k.full(float("-inf"))
         maximum = [Variable(k, lowest) for _ in columns]
         total = [Variable(k, k.full(0.0)) for _ in columns]
-        every = k.lanes_below(k.select(task.masked, k.integer(0), k.integer(k.lanes)))
-        attends = [Variable(k, every) for _ in columns]
-        keys, values = task.head_of(o.key), task.head_of(o.value)
-        with k.loop(0, task.stop, KEYS) as first:
+        attends = [Variable(k, k.lanes_below(k.integer(0))) for _ in columns]
+        keys, values = task.key_head_of(o.key), task.key_head_of(o.value)
+        with k.loop(task.start, task.stop, KEYS) as first:
             block = KeyBlock(task, first, mask_bits)
             with k.when(block.any()):
                 largest = [Variable(k, x.get()) for x in maximum]
@@ -177,6 +216,8 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
                     scores, at = values_of(sums), (key - first) * lanes
                     store_tile(k, scores, weights, at, lanes)
                     with k.when(block.all_attendable(key)) as otherwise:
+                        for c in columns:
+                            attends[c].set(k.lanes_below(k.integer(k.lanes)))
                         for row in scores:
                             for c in columns:
                                 largest[c].set(k.maximum(row[c], largest[c].get()))
@@ -185,9 +226,12 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
                             place = at + r * lanes + c * k.lanes
                             attendable = block.attendable(key + r, c)
                             attends[c].set(attends[c].get() | attendable)
-                            score = k.select(attendable, k.load(weights, place), lowest)
-                            largest[c].set(k.maximum(score, largest[c].get()))
-                            k.store(score, weights, place)
+                            score = Variable(k, k.load(weights, place))
+                            with k.when(o.adjusts.is_nonzero()):
+                                score.set(block.adjusted(score.get(), key + r, c)[0])
+                            score.set(k.select(attendable, score.get(), lowest))
+                            largest[c].set(k.maximum(score.get(), largest[c].get()))
+                            k.store(score.get(), weights, place)
                 shift = []
                 shrink = []
                 for c in columns:

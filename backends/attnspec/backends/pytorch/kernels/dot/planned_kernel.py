@@ -11,7 +11,14 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot.arguments import KEYS, Operands, backward_scratch, forward_scratch, padded
 from attnspec.backends.pytorch.kernels.dot.backward import Backward, backward_kernel
 from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
-from attnspec.backends.pytorch.kernels.dot.cpu import ONCE, gradients_by_pytorch, key_range, operands_of
+from attnspec.backends.pytorch.kernels.dot.cpu import (
+    CAUSAL,
+    NOTHING,
+    ONCE,
+    gradients_by_pytorch,
+    key_range,
+    operands_of,
+)
 from attnspec.backends.pytorch.kernels.dot.forward import Forward, forward_kernel
 from attnspec.backends.pytorch.kernels.dot.tiles import TILE_ROWS, width
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
@@ -73,7 +80,8 @@ def plan(call: Call, given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, 
         return None
     (b, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
     output, numbers = query.new_empty(b, h, n, d_v), query.new_empty(b, h, n)
-    operands = operands_of(query, key, value, own_mask, causal, scale, output, numbers, numbers)
+    options = CAUSAL if causal else NOTHING
+    operands = operands_of(query, key, value, own_mask, options, scale, output, numbers, numbers)
     tasks = b * h * -(-n // width(bits))
     threads = thread_count(tasks, b * h * n * m * (d + d_v) / 2)
     scratch = sum(forward_scratch(bits, padded(d, bits), padded(d_v, bits)))
@@ -100,7 +108,8 @@ def _backward_plan(
     scratch = sum(backward_scratch(bits, d_padded, v_padded))
     arguments = Backward(
         tasks=b * h * ranges, operands=operands, scratch=gradient.new_empty(1, scratch), range=keys, ranges=ranges,
-        m_padded=m_padded, scale=scale, gradient=gradient, query_gradient=None, key_gradient=None, value_gradient=None,
+        m_padded=m_padded, scale=scale, gradient=gradient, row_gradient=None,
+        query_gradient=None, key_gradient=None, value_gradient=None,
     )  # fmt: skip
     words = _template(arguments)
     # a task writes no rows of queries that attend to none of its keys

@@ -45,11 +45,24 @@ class Arithmetic(Builder):
         """0, 1, ... in the lanes, 32-bit integers."""
         return Value(self, ir.Constant(ir.VectorType(INT32, self.lanes), list(range(self.lanes))))
 
+    def reals_from(self, first: Value) -> Value:
+        """first, first + 1, ... in the lanes, as reals; `first` within 32 bits."""
+        b = self.builder
+        numbers = b.add(self.splat(b.trunc(first.ssa, INT32)), self.lane_numbers().ssa)
+        return Value(self, b.sitofp(numbers, self.vector))
+
     def lanes_below(self, count: Value) -> Value:
         """Booleans: lane number < count."""
         b = self.builder
         count32 = b.trunc(self.minimum(count, self.integer(self.lanes)).ssa, INT32)
         return Value(self, b.icmp_signed("<", self.lane_numbers().ssa, self.splat(count32)))
+
+    def lanes_of_segments_below(self, count: Value, segment: int) -> Value:
+        """Booleans: lane number within a segment of so many lanes < count."""
+        b = self.builder
+        count32 = b.trunc(self.minimum(count, self.integer(segment)).ssa, INT32)
+        numbers = ir.Constant(ir.VectorType(INT32, self.lanes), [i % segment for i in range(self.lanes)])
+        return Value(self, b.icmp_signed("<", numbers, self.splat(count32)))
 
     def lanes_from(self, count: Value) -> Value:
         """Booleans: lane number >= count."""
@@ -76,6 +89,16 @@ class Arithmetic(Builder):
     def max(self, value: Value) -> Value:
         """The largest lane, in every lane."""
         return self._fold(value, self.maximum)
+
+    def of_segments(self, value: Value, segment: int, combine: Callable[[Value, Value], Value]) -> Value:
+        """All lanes of each segment of so many, a power of two, combined, in every lane of the segment."""
+        step = segment // 2
+        while step:
+            order = ir.Constant(ir.VectorType(INT32, self.lanes), [i ^ step for i in range(self.lanes)])
+            undefined = ir.Constant(self.vector, ir.Undefined)
+            value = combine(value, Value(self, self.builder.shuffle_vector(value.ssa, undefined, order)))
+            step //= 2
+        return value
 
     # bits of an integer
     def lowest_bit(self, bits: Value) -> Value:

@@ -29,6 +29,19 @@ class Memory(Arithmetic):
         """Consecutive reals from an element on."""
         return Value(self, self.builder.load(base.at(element), typ=self.vector, align=self.size))
 
+    def load_stored(self, base: BytePointer, byte: Index, stored: str) -> Value:
+        """Consecutive reals from a byte on: ``real``, or ``bfloat16`` or ``float16``, which are widened."""
+        b, place = self.builder, base.at(byte)
+        if stored == "real":
+            return Value(self, b.load(place, typ=self.vector, align=self.size))
+        if stored == "float16":
+            return Value(
+                self, b.fpext(b.load(place, typ=ir.VectorType(ir.HalfType(), self.lanes), align=2), self.vector)
+            )
+        words = b.load(place, typ=ir.VectorType(ir.IntType(16), self.lanes), align=2)
+        wide = b.shl(b.zext(words, self.word), ir.Constant(self.word, [16] * self.lanes))
+        return Value(self, b.bitcast(wide, self.vector))
+
     def store(self, value: Value, base: RealPointer, element: Index) -> None:
         """Store all lanes from an element on."""
         self.builder.store(value.ssa, base.at(element), align=self.size)
@@ -62,7 +75,7 @@ class Memory(Arithmetic):
         arguments = [value.ssa, base.at(element), INT32(self.size), inside.ssa]
         self.intrinsic(f"llvm.masked.store.{self.suffix}.p0", signature, arguments)
 
-    def prefetch(self, base: RealPointer, element: Index) -> None:
+    def prefetch(self, base: RealPointer | BytePointer, element: Index) -> None:
         """Ask for the cache line of an element that will be read or written soon."""
         signature = ir.FunctionType(ir.VoidType(), [POINTER, INT32, INT32, INT32])
         self.intrinsic("llvm.prefetch.p0", signature, [base.at(element), INT32(0), INT32(3), INT32(1)])

@@ -51,6 +51,25 @@ def exp2(k: Arithmetic, x: Value) -> Value:
     return series * Value(k, b.bitcast(b.shl(b.bitcast(rounded.ssa, k.word), shift), k.vector))
 
 
+def tanh(k: Arithmetic, x: Value) -> Value:
+    """tanh(x) to some units in the last place, also for small x; NaN for NaN."""
+    mantissa, bias, degree = (23, 127, 7) if k.bits == 32 else (52, 1023, 13)
+    magic = 1.5 * 2.0**mantissa + bias
+    # exp(−2|x|) − 1 = 2**whole·(exp(rest) − 1) + (2**whole − 1), of which the first bracket is a series without 1
+    exponent = k.maximum(k.full(-bias), k.magnitude(x) * (-2.0 / math.log(2.0)))
+    rounded = exponent + magic
+    rest = exponent - (rounded - magic)
+    series, *others = (k.full(math.log(2.0) ** i / math.factorial(i)) for i in reversed(range(1, degree + 1)))
+    for coefficient in others:
+        series = k.fma(series, rest, coefficient)
+    b = k.builder
+    shift = ir.Constant(k.word, [mantissa] * k.lanes)
+    power = Value(k, b.bitcast(b.shl(b.bitcast(rounded.ssa, k.word), shift), k.vector))
+    less = k.fma(power, series * rest, power - 1.0)
+    found = less / (k.full(-2.0) - less)
+    return k.select(x.compare("<", 0.0), k.full(0.0) - found, found)
+
+
 def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:
     """Lane r of result c is lane c of row r, for as many rows as lanes."""
     vectors, step = [row.ssa for row in rows], 1

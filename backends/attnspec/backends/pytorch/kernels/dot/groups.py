@@ -1,0 +1,344 @@
+"""Attention in groups of heads on the CPU by the compiled kernels, with log Σ exp, forward and backward.
+
+``step`` reads the keys of one query once, as they are stored (`dot.step`). ``llvm`` are the kernels of scaled
+dot-product attention, which share keys among heads without copies and skip what windows and lengths leave out.
+``plain`` are PyTorch's operations (`formula`), with scores in memory: in ``torch.compile``, ``torch.func`` and modes,
+in forward mode, without llvmlite, where it costs less, for gradients of biases and slopes, for empty operands, and
+where something is not finite. Second derivatives are those of ``plain``.
+"""
+
+from array import array
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels import formula
+from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
+from attnspec.backends.pytorch.kernels.costs import cost_of, microseconds
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.visible import Visible
+from attnspec.backends.pytorch.runtime.accumulation import finite, widened
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.recording import recorded
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+
+SCALES = 2.0**-40, 2.0**40
+"""Smallest and largest scale that the kernels take, and cap over scale: numbers over it stay far from the limits."""
+
+PLAIN = 60.0
+"""Microseconds that the operations of ``plain`` take more than PyTorch's fused kernel, of which the costs are known."""
+
+FEW = 16
+"""Heads of a group up to which a step reads the keys for each; beyond, they are the queries of one head."""
+
+EVERYTHING, AS_IT_IS = Visible(), Scoring()
+
+
+def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERYTHING,
+             scoring: Scoring = AS_IT_IS) -> str:  # fmt: skip
+    """``step``, ``llvm`` or ``plain``, for query (*batch, heads, n, d), key and value (*batch, heads_k, m, d)."""
+    if intercepted() or not (HAS_LLVMLITE and _served(query, key, value, visible, scoring)):
+        return "plain"
+    wish = forced()
+    if wish not in (None, "llvm"):
+        return "plain"
+    if _is_step(query, key, value, visible, scoring):
+        return "step"
+    from attnspec.backends.pytorch.kernels.dot.routes import work
+
+    (heads, n, d), (heads_k, m, d_v) = query.shape[-3:], value.shape[-3:]
+    entries = query.shape[:-3].numel() * heads
+    if n == 1 and _joins(visible, scoring):
+        entries, n = entries // heads * heads_k, heads // heads_k
+    tracked = recorded(query, key, value)
+    by_llvm, by_pytorch = (
+        microseconds(
+            cost_of("dot", path, query.dtype, tracked), *work(path, entries, n, m, d, d_v, widened(query[:0]).dtype)
+        )
+        for path in ("llvm", "pytorch")
+    )
+    return "llvm" if wish == "llvm" or by_llvm <= by_pytorch + PLAIN else "plain"
+
+
+def _served(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:
+    others = [x for x in (*visible, scoring.bias, scoring.slopes) if isinstance(x, Tensor)]
+    d = query.shape[-1]
+    scale = d**-0.5 if scoring.scale is None and d else scoring.scale or 0.0
+    cap = 1.0 if scoring.softcap is None else scoring.softcap
+    return (
+        query.dtype in LLVM_DTYPES
+        and query.dtype == key.dtype == value.dtype
+        and torch._C._get_flash_sdp_enabled()  # on the CPU too
+        and query.numel() > 0
+        and key.numel() > 0
+        and value.numel() > 0
+        and SCALES[0] <= scale <= SCALES[1]
+        and SCALES[0] <= cap <= SCALES[1]
+        and not (scoring.bias is not None and recorded(scoring.bias))
+        and not (scoring.slopes is not None and recorded(scoring.slopes))
+        and all(map(addressable, (query, key, value, *others)))
+    )
+
+
+def _is_step(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:
+    """Whether there is one query, and nothing but scale, lengths and a window."""
+    from attnspec.backends.pytorch.kernels.dot import step
+
+    alone = all(x is None for x in (scoring.softcap, scoring.bias, scoring.slopes, visible.mask))
+    few = query.shape[-3] // key.shape[-3] < FEW
+    return query.shape[-2] == 1 and alone and few and not recorded(query, key, value) and step.reads(key, value)
+
+
+def _joins(visible: Visible, scoring: Scoring) -> bool:
+    """Whether the heads of a group may be the queries of one head, where each has one query."""
+    return visible.left is None and scoring.bias is None and scoring.slopes is None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
+           scoring: Scoring) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """Output and log Σ exp in the dtype of sums; None where ``plain`` computes them.
+
+    query (*batch, heads, n, d), key (*batch, heads_k, m, d), value (*batch, heads_k, m, d_v); batches broadcast.
+    """
+    path = path_for(query, key, value, visible, scoring)
+    if path == "plain":
+        return None
+    batch = _batch(query, key, value, visible, scoring)
+    query, key, value = _four(query, batch), _four(key, batch), _four(value, batch)
+    (b, heads, n, d), (heads_k, m, d_v) = query.shape, value.shape[-3:]
+    lengths, offsets = _of_batch(visible.lengths, batch), _of_batch(visible.offsets, batch)
+    scale = d**-0.5 if scoring.scale is None else scoring.scale
+    if path == "step":
+        from attnspec.backends.pytorch.kernels.dot import step
+
+        start, stop = step.bounds(b, m, visible._replace(lengths=lengths, offsets=offsets))
+        output, logarithms = step.attend(query, key, value, scale, start, stop)
+        if bool(logarithms.isnan().any()):
+            return None
+    else:
+        mask = None if visible.mask is None else _mask(visible.mask, batch, m)
+        right = visible.right
+        joins = n == 1 and heads > heads_k and _joins(visible, scoring)
+        if joins:
+            if right is not None:
+                lengths, right = _stops(b, m, right, lengths, offsets), None
+            query = query.view(b, heads_k, heads // heads_k, d) if query.is_contiguous() else query.reshape(
+                b, heads_k, heads // heads_k, d)  # fmt: skip
+        bias = None if scoring.bias is None else _bias(widened(scoring.bias.detach()), batch, m)
+        slopes = None if scoring.slopes is None else widened(scoring.slopes.detach()) / scale
+        call = GroupedCall(scale, visible.left, right, scoring.softcap)
+        tensors = mask, lengths, offsets, slopes, bias
+        if recorded(query, key, value):
+            output, logarithms, nan = GroupedAttention.apply(query, key, value, call, *tensors)  # type: ignore[no-untyped-call]
+            excludes = any(x is not None for x in visible)
+            nan = nan or (excludes and not (finite(key) and finite(value)))
+        else:
+            output, logarithms, _, nan = _forward(query, key, value, call, *tensors)
+        if nan:
+            return None
+        if joins:
+            output, logarithms = output.reshape(b, heads, 1, d_v), logarithms.reshape(b, heads, 1)
+    return output.reshape(*batch, heads, n, d_v), logarithms.reshape(*batch, heads, n)
+
+
+def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table: Tensor, visible: Visible,
+                    scoring: Scoring) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """The same for one query a head and keys in pages (pages, heads_k, page, d), whose numbers a table holds.
+
+    ``table`` (*batch, blocks).
+    """
+    if path_for(query, key_pages, value_pages, visible, scoring) != "step" or not (
+        addressable(table) and table.shape[-1]
+    ):
+        return None
+    from attnspec.backends.pytorch.kernels.dot import step
+
+    assert visible.lengths is not None
+    batch = broadcast(query.shape[:-3], table.shape[:-1], visible.lengths.shape)
+    query, b = _four(query, batch), batch.numel()
+    table = table.expand(*batch, table.shape[-1]).reshape(b, -1).to(torch.int64).contiguous()
+    lengths, offsets = _of_batch(visible.lengths, batch), _of_batch(visible.offsets, batch)
+    start, stop = step.bounds(b, 0, visible._replace(lengths=lengths, offsets=offsets))
+    scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+    output, logarithms = step.attend(query, key_pages, value_pages, scale, start, stop, table)
+    if bool(logarithms.isnan().any()):
+        return None
+    return output.reshape(*batch, *output.shape[1:]), logarithms.reshape(*batch, *logarithms.shape[1:])
+
+
+# Operands with one dimension for the batch
+
+
+def _batch(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> torch.Size:
+    shapes = [x.shape[:-3] for x in (query, key, value)]
+    if visible.mask is not None:
+        shapes.append(visible.mask.shape[:-2])
+    shapes += [x.shape for x in (visible.lengths, visible.offsets) if x is not None]
+    if scoring.bias is not None:
+        shapes.append(scoring.bias.shape[:-3])
+    first = shapes[0]
+    return first if all(x == first for x in shapes) else broadcast(*shapes)
+
+
+def _four(x: Tensor, batch: torch.Size) -> Tensor:
+    """x (*#batch, heads, rows, columns) with one dimension for the batch."""
+    if len(batch) != 1 or x.shape[:-3] != batch:
+        x = x.expand(*batch, *x.shape[-3:]).reshape(batch.numel(), *x.shape[-3:])
+    return x
+
+
+def _of_batch(numbers: Tensor | None, batch: torch.Size) -> Tensor | None:
+    return None if numbers is None else numbers.expand(batch).reshape(-1).to(torch.int64).contiguous()
+
+
+def _mask(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
+    """(*#batch, #n, #m) as (b|1, 1, #n, m) with contiguous rows."""
+    return _bias(mask.unsqueeze(-3), batch, m)
+
+
+def _bias(x: Tensor, batch: torch.Size, m: int) -> Tensor:
+    """(*#batch, #heads, #n, #m) as (b|1, #heads, #n, m) with contiguous rows."""
+    x = x.expand(*x.shape[:-1], m)
+    alone = x.shape[:-3].numel() == 1
+    x = x.reshape(1, *x.shape[-3:]) if alone else _four(x, batch)
+    return x if x.stride(-1) == 1 or m == 1 else x.contiguous()
+
+
+def _stops(b: int, m: int, right: int, lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
+    """How many keys the first query sees that has no end on the left."""
+    stops = torch.full((b,), right + 1) if offsets is None else offsets + (right + 1)
+    return stops.clamp(max=m) if lengths is None else torch.minimum(stops, lengths)
+
+
+# The kernels
+
+
+class GroupedCall(NamedTuple):
+    """What of a call is no tensor."""
+
+    scale: float
+    left: int | None
+    right: int | None
+    softcap: float | None
+
+
+Tensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+class GroupedAttention(torch.autograd.Function):
+    """Output and log Σ exp in the dtype of sums, and whether a NaN is in the output."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: GroupedCall, *tensors: Tensor | None
+                ) -> tuple[Tensor, Tensor, bool]:  # fmt: skip
+        """``tensors`` are mask, lengths, offsets, slopes over the scale, and bias."""
+        output, logarithms, numbers, nan = _forward(query, key, value, call, *tensors)
+        ctx.save_for_backward(query, key, value, output, numbers, *tensors)
+        ctx.call = call
+        return output, logarithms, nan
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, of_logarithms: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        """Gradients of query, key and value."""
+        query, key, value, output, numbers, *tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        gradient, of_logarithms = gradient.resolve_neg(), of_logarithms.resolve_neg()
+        operands = gradient, of_logarithms, query, key, value, output, numbers
+        if torch.is_grad_enabled() or intercepted() or not all(map(addressable, operands)):
+            found = _by_formula(ctx.call, (query, key, value), tensors, (gradient, of_logarithms), wanted)
+        else:
+            found = _backward(ctx.call, operands, tensors, wanted)
+        return *found, None, None, None, None, None, None
+
+
+def _by_formula(call: GroupedCall, operands: tuple[Tensor, Tensor, Tensor], tensors: list[Tensor | None],
+                gradients: tuple[Tensor, Tensor], wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients of ``plain``, which can be differentiated again."""
+    mask, lengths, offsets, slopes, bias = tensors
+    query, key, _ = operands
+    (n, _), m = query.shape[-2:], key.shape[-2]
+    mask = None if mask is None else mask.squeeze(1)
+    slopes = None if slopes is None else slopes * call.scale
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        allowed = Visible(mask, call.left, call.right, lengths, offsets).allowed(n, m, query.device)
+        scoring = Scoring(call.scale, call.softcap, bias, slopes)
+        if not again:
+            operands = tuple(x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True))  # type: ignore[assignment]
+        results = formula.attention(*operands, allowed, scoring)
+        asked = [x for x, w in zip(operands, wanted, strict=True) if w]
+        found = iter(torch.autograd.grad(results, asked, gradients, create_graph=again, allow_unused=True))
+    return tuple(next(found) if w else None for w in wanted)
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, call: GroupedCall, *tensors: Tensor | None
+             ) -> tuple[Tensor, Tensor, Tensor, bool]:  # fmt: skip
+    """Output and log Σ exp, maxima and reciprocals of the rows (2, b, heads, n), and whether the output has a NaN."""
+    from attnspec.backends.pytorch.kernels.dot import cpu
+    from attnspec.backends.pytorch.kernels.dot.arguments import Options, forward_scratch, padded
+    from attnspec.backends.pytorch.kernels.dot.forward import Forward, forward_kernel
+    from attnspec.backends.pytorch.kernels.dot.tiles import width
+    from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+
+    mask, lengths, offsets, slopes, bias = tensors
+    query, key, value = cpu.rows(query), cpu.rows(key), cpu.rows(value)
+    (b, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
+    output, numbers = query.new_empty(b, h, n, d_v), query.new_empty(2, b, h, n)
+    options = Options(call.left, call.right, lengths, offsets, call.softcap, slopes, bias)
+    operands = cpu.operands_of(query, key, value, mask, options, call.scale, output, numbers[0], numbers[1])
+    nan, tasks = array("q", [0]), b * h * -(-n // width(bits))
+    threads = thread_count(tasks, b * h * n * m * (d + d_v) / 2)
+    scratch = query.new_empty(threads, sum(forward_scratch(bits, padded(d, bits), padded(d_v, bits))))
+    run(forward_kernel(bits), threads, Forward(tasks=tasks, operands=operands, scratch=scratch, nan=nan))
+    return output, logarithms_of(numbers, call.scale), numbers, nan[0] != 0
+
+
+def logarithms_of(numbers: Tensor, scale: float) -> Tensor:
+    """log Σ exp of rows whose largest score before the scale, and 1/Σ exp(score − maximum), these numbers are."""
+    maximum, reciprocal = numbers.unbind()
+    found = torch.add(reciprocal.log().neg_(), maximum, alpha=scale)
+    return found.masked_fill_(reciprocal == 0, -torch.inf)
+
+
+def _backward(call: GroupedCall, operands: tuple[Tensor, ...], tensors: list[Tensor | None],
+              wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of the operands that need them, in their dtypes."""
+    from attnspec.backends.pytorch.kernels.dot import cpu
+    from attnspec.backends.pytorch.kernels.dot.arguments import KEYS, Options, backward_scratch, padded
+    from attnspec.backends.pytorch.kernels.dot.backward import Backward, backward_kernel
+    from attnspec.backends.pytorch.kernels.dot.tiles import TILE_ROWS
+    from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+
+    mask, lengths, offsets, slopes, bias = tensors
+    dtype = operands[2].dtype
+    gradient, query, key, value, output = (cpu.rows(operands[i]) for i in (0, 2, 3, 4, 5))
+    of_rows, numbers = operands[1].contiguous(), operands[6].contiguous()
+    (b, h, n, d), (heads_k, m, d_v), bits = query.shape, value.shape[-3:], query.element_size() * 8
+    options = Options(call.left, call.right, lengths, offsets, call.softcap, slopes, bias)
+    own = cpu.operands_of(query, key, value, mask, options, call.scale, output, numbers[0], numbers[1])
+    d_padded, v_padded, m_padded = padded(d, bits), padded(d_v, bits), -(-m // TILE_ROWS) * TILE_ROWS
+    threads = thread_count(b * heads_k * -(-m // KEYS), b * h * n * m * (3 * d + 2 * d_v) / 2)
+    keys = cpu.key_range(b * heads_k, m, threads)
+    ranges = -(-m // keys)
+    by_query = by_key = by_value = None
+    if wanted[0]:
+        # a task writes no rows of queries that attend to none of its keys
+        bounded = call.left is not None or offsets is not None or (call.right is not None and ranges > 1)
+        by_query = (query.new_zeros if bounded else query.new_empty)(ranges, b, h, n, d)
+    if wanted[1]:
+        by_key = query.new_zeros(b, heads_k, m_padded, d_padded)
+    if wanted[2]:
+        by_value = query.new_zeros(b, heads_k, m_padded, v_padded)
+    arguments = Backward(
+        tasks=b * heads_k * ranges, operands=own, range=keys, ranges=ranges, m_padded=m_padded, scale=call.scale,
+        scratch=query.new_empty(threads, sum(backward_scratch(bits, d_padded, v_padded))), gradient=gradient,
+        row_gradient=of_rows, query_gradient=by_query, key_gradient=by_key, value_gradient=by_value,
+    )  # fmt: skip
+    run(backward_kernel(bits), threads, arguments)
+    return (
+        None if by_query is None else (by_query[0] if ranges == 1 else by_query.sum(0)).to(dtype),
+        None if by_key is None else by_key[:, :, :m, :d].to(dtype),
+        None if by_value is None else by_value[:, :, :m, :d_v].to(dtype),
+    )

@@ -1,0 +1,277 @@
+"""One query in each head against many keys: a step of decoding, bound by reading keys and values.
+
+Keys and values are read once for all heads of a group, where they lie and as they are stored: in half dtypes they are
+half as many bytes. They may lie in pages. A task is one head of keys. Keys come in blocks; scores of up to four heads
+are sums over lanes, at the end with a query and a key in each; values are added up with a column in each lane.
+"""
+
+from math import e, log2
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import (
+    Arguments,
+    Integers,
+    Kind,
+    OptionalIntegers,
+    Real,
+    Reals,
+    Scratch,
+    Size,
+)
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.memory import Memory
+from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, transposed
+from attnspec.backends.pytorch.kernels.visible import Visible
+from attnspec.backends.pytorch.runtime.accumulation import widened
+
+from .arguments import Strided
+
+BLOCK = 16
+"""Keys in a block: a whole register of scores, and few enough that all is at hand that was asked for ahead."""
+
+COLUMNS = (8, 4, 1)
+"""Vectors of columns of the output that are summed at once."""
+
+TOGETHER = 2
+"""Heads of which they are."""
+
+STORED = {torch.float32: "real", torch.float64: "real", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class StridedBytes(Kind[Tensor, Strided[BytePointer]]):
+    """Numbers (entries, heads, rows, columns) of any dtype, with contiguous rows; strides in bytes."""
+
+    words = 4
+
+    @staticmethod
+    def to_words(given: Tensor) -> tuple[int, int, int, int]:
+        """Address and strides."""
+        first, second, third, size = *given.stride()[:3], given.element_size()
+        return given.data_ptr(), first * size, second * size, third * size
+
+    @staticmethod
+    def read(k: Memory, words: IntPointer, first: int) -> Strided[BytePointer]:
+        """Address and strides."""
+        base, *strides = (k.load_int(words, first + i) for i in range(4))
+        return Strided(BytePointer(base), *strides)
+
+
+class Step(Arguments):
+    """Arguments of `step_kernel`; ``tasks`` are heads of keys of all batch elements.
+
+    query (b, heads, d) and output (b, heads, d_v) are contiguous; ``maximum`` and ``reciprocal`` (b, heads) are as in
+    `Operands`. Keys ``start`` (b) to ``stop`` (b) are attended to. They lie in pages of ``page`` keys, the entries of
+    ``key`` and ``value``, whose numbers ``table`` (b, ``pages``) holds; without a table a batch element is one page.
+    """
+
+    tasks: Size
+    heads_k: Size
+    group: Size
+    d: Size
+    d_v: Size
+    page: Size
+    pages: Size
+    log2_scale: Real
+    table: OptionalIntegers
+    start: Integers
+    stop: Integers
+    query: Reals
+    key: StridedBytes
+    value: StridedBytes
+    output: Reals
+    maximum: Reals
+    reciprocal: Reals
+    scratch: Scratch
+
+
+class KeyRows:
+    """Some keys and values of one page, from the addresses of the first on; and where the keys after them begin.
+
+    Rows are read one after another, each from its first column to its last. With every key its value is asked for, and
+    with every value the key that comes a block later: so both are read at nearly the rate of a single row of numbers.
+    """
+
+    def __init__(self, k: Kernel[Step], stored: str, key: BytePointer, value: BytePointer, next_key: BytePointer,
+                 count: Value) -> None:  # fmt: skip
+        self.k, self.stored, self.key, self.value, self.next_key, self.count = k, stored, key, value, next_key, count
+        self.bytes = k.size if stored == "real" else 2
+
+    def scores(self, queries: list[RealPointer], first: Value, partial: RealPointer) -> Value:
+        """Scores of some queries with some keys from one on, those of a query next to each other.
+
+        Keys beyond the last count as the last. ``partial`` holds a vector for each score.
+        """
+        k, g = self.k, self.k.argument
+        segment = k.lanes // len(queries)
+        with k.loop(0, k.integer(segment)) as r:
+            row = self.key + k.minimum(first + r, self.count - 1) * g.key.row
+            ahead = self.value + k.minimum(first + r, self.count - 1) * g.value.row
+            sums = [Variable(k, k.full(0.0)) for _ in queries]
+            with k.loop(0, g.d, k.lanes) as column:
+                key = k.load_stored(row, column * self.bytes, self.stored)
+                k.prefetch(ahead, column * self.bytes)
+                for query, total in zip(queries, sums, strict=True):
+                    total.set(k.fma(key, k.load(query, column), total.get()))
+            for i, total in enumerate(sums):
+                k.store(total.get(), partial, (r + i * segment) * k.lanes)
+        parts = transposed(k, [k.load(partial, i * k.lanes) for i in range(k.lanes)])
+        while len(parts) > 1:
+            parts = [x + y for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def pool(self, weights: RealPointer, shrink: RealPointer, outputs: list[RealPointer], segment: int) -> None:
+        """output = shrink*output + the sum over keys of weight*value, for some outputs."""
+        k, g = self.k, self.k.argument
+        begin = k.integer(0)
+        for vectors in COLUMNS:
+            wide = vectors * k.lanes
+            end = begin + (g.d_v - begin) // wide * wide
+            with k.loop(begin, end, wide) as column:
+                places = [column + c * k.lanes for c in range(vectors)]
+                sums = [
+                    [Variable(k, k.load(output, place) * k.broadcast(shrink, i * segment)) for place in places]
+                    for i, output in enumerate(outputs)
+                ]
+                with k.loop(0, self.count) as key:
+                    row = self.value + key * g.value.row
+                    own = [k.load_stored(row, place * self.bytes, self.stored) for place in places]
+                    for place in places:
+                        k.prefetch(self.next_key + key * g.key.row, place * self.bytes)
+                    at = key // segment * k.lanes + key % segment
+                    for i, totals in enumerate(sums):
+                        weight = k.broadcast(weights, at + i * segment)
+                        for value, total in zip(own, totals, strict=True):
+                            total.set(k.fma(weight, value, total.get()))
+                for output, totals in zip(outputs, sums, strict=True):
+                    for place, total in zip(places, totals, strict=True):
+                        k.store(total.get(), output, place)
+            begin = end
+
+
+def step_scratch(lanes: int, group: Extent, d_v: Extent, members: int) -> tuple[Extent | int, ...]:
+    """Reals of a thread: weights, parts of scores, factors; for each head of the group maxima, totals, the output."""
+    heads = group + members
+    return BLOCK * members, lanes * lanes, lanes, heads * lanes, heads * lanes, heads * d_v
+
+
+@compiled
+def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
+    """Output, row maximum and reciprocal of the row sum, so many heads at once, of keys and values stored so."""
+    k = Kernel("dot_step", Step, bits)
+    g, lowest, zero, segment = k.argument, k.full(float("-inf")), k.full(0.0), k.lanes // members
+    with k.tasks(g.tasks) as entry:
+        batch, head_k = entry // g.heads_k, entry % g.heads_k
+        sizes = step_scratch(k.lanes, g.group, g.d_v, members)
+        weights, partial, factors, maxima, totals, pooled = k.parts(g.scratch.of(k.thread), sizes)
+        first_head, scale = entry * g.group, g.log2_scale.load()
+        with k.loop(0, (g.group + members) * g.d_v, k.lanes) as i:
+            k.store(zero, pooled, i)
+        with k.loop(0, (g.group + members) * k.lanes, k.lanes) as i:
+            k.store(lowest, maxima, i)
+            k.store(zero, totals, i)
+        start, stop = k.load_int(g.start, batch), k.load_int(g.stop, batch)
+        end = (stop + g.page - 1) // g.page
+        with k.loop(start // g.page, end) as page:
+            numbers = Variable(k, batch), Variable(k, batch)
+            with k.when(g.table.is_given()):
+                for number, at in zip(numbers, (page, k.minimum(page + 1, end - 1)), strict=True):
+                    number.set(k.load_int(g.table, batch * g.pages + at))
+            own, following = (number.get() for number in numbers)
+            keys, values, next_page = (
+                x.of_head(y, head_k) for x, y in ((g.key, own), (g.value, own), (g.key, following))
+            )
+            before = page * g.page
+            last = k.minimum(stop - before, g.page)
+            with k.loop(k.maximum(start - before, k.integer(0)), last, BLOCK) as first:
+                count = k.minimum(last - first, k.integer(BLOCK))
+                later = keys + (first + BLOCK) * g.key.row
+                next_key = k.select((first + BLOCK).compare("<", last), later.address, next_page.address)
+                key, value = keys + first * g.key.row, values + first * g.value.row
+                rows = KeyRows(k, stored, key, value, BytePointer(next_key), count)
+                with k.loop(0, g.group, members) as member:
+                    heads = [k.minimum(member + i, g.group - 1) + first_head for i in range(members)]
+                    queries = [g.query + head * g.d for head in heads]
+                    largest = Variable(k, lowest)
+                    with k.loop(0, count, segment) as at:
+                        scores = rows.scores(queries, at, partial)
+                        scores = k.select(k.lanes_of_segments_below(count - at, segment), scores, lowest)
+                        k.store(scores, weights, at * members)
+                        largest.set(k.maximum(scores, largest.get()))
+                    place = member * k.lanes
+                    old, total = k.load(maxima, place), Variable(k, zero)
+                    new = k.maximum(k.of_segments(largest.get(), segment, k.maximum), old)
+                    shift = k.select(new.compare("==", lowest), zero, new)
+                    with k.loop(0, count, segment) as at:
+                        weight = exp2(k, (k.load(weights, at * members) - shift) * scale)
+                        k.store(weight, weights, at * members)
+                        total.add(weight)
+                    shrink = exp2(k, (old - shift) * scale)
+                    k.store(new, maxima, place)
+                    k.store(k.fma(k.load(totals, place), shrink, total.get()), totals, place)
+                    k.store(shrink, factors, 0)
+                    outputs = [pooled + (member + i) * g.d_v for i in range(members)]
+                    for some in range(0, members, TOGETHER):
+                        lane = some * segment
+                        rows.pool(weights + lane, factors + lane, outputs[some : some + TOGETHER], segment)
+        with k.loop(0, g.group) as member:
+            place, own_lane = member // members * members * k.lanes, member % members * segment
+            sums = k.of_segments(k.load(totals, place), segment, lambda x, y: x + y)
+            none = sums.compare("==", zero)
+            k.store(k.select(none, zero, k.full(1.0) / sums), factors, 0)
+            reciprocal = k.broadcast(factors, own_lane)
+            k.store_first(reciprocal, g.reciprocal, first_head + member)
+            k.store(k.select(none, zero, k.load(maxima, place)), factors, 0)
+            k.store_first(k.broadcast(factors, own_lane), g.maximum, first_head + member)
+            row, target = pooled + member * g.d_v, g.output + (first_head + member) * g.d_v
+            with k.loop(0, g.d_v, k.lanes) as column:
+                k.store(k.load(row, column) * reciprocal, target, column)
+    return k
+
+
+def reads(key: Tensor, value: Tensor) -> bool:
+    """Whether the kernel takes keys and values (…, rows, columns) of these strides: rows of whole registers."""
+    lanes = register_bytes() // widened(key[:0]).element_size()
+    return all(x.shape[-1] % lanes == 0 and x.stride(-1) == 1 for x in (key, value))
+
+
+def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
+    """The first key (b) that the only query sees, and the one behind the last; lengths and offsets are (b) or None."""
+    _, left, right, lengths, offsets = visible
+    start, stop = torch.zeros(b, dtype=torch.int64), torch.full((b,), m) if lengths is None else lengths
+    aligned = start if offsets is None else offsets
+    if left is not None:
+        start = (aligned - left).clamp(min=0)
+    if right is not None:
+        stop = torch.minimum(stop, aligned + (right + 1))
+    return start, torch.maximum(stop, start)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, start: Tensor, stop: Tensor,
+           table: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output (b, heads, 1, d_v) and log Σ exp (b, heads, 1) in the dtype of sums, of query (b, heads, 1, d).
+
+    key (b, heads_k, m, d) and value (b, heads_k, m, d_v), or pages (pages, heads_k, page, d) that a table (b, blocks)
+    numbers; start and stop (b) are contiguous 64-bit integers.
+    """
+    from attnspec.backends.pytorch.kernels.dot.groups import logarithms_of
+
+    (b, heads, _, d), (heads_k, page, d_v) = query.shape, value.shape[1:]
+    stored, wide = STORED[key.dtype], widened(query).contiguous()
+    output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
+    group, lanes = heads // heads_k, register_bytes() // wide.element_size()
+    tasks, members = b * heads_k, 1 if group == 1 else 2 if group == 2 else 4
+    blocks = 1 if table is None else table.shape[-1]
+    threads = thread_count(tasks, b * heads * page * blocks * (d + d_v) / 2)
+    arguments = Step(
+        tasks=tasks, heads_k=heads_k, group=group, d=d, d_v=d_v, page=page, pages=blocks,
+        log2_scale=scale * log2(e), table=table, start=start, stop=stop, query=wide, key=key, value=value,
+        output=output, maximum=numbers[0], reciprocal=numbers[1],
+        scratch=wide.new_empty(threads, sum(step_scratch(lanes, group, d_v, members))),
+    )  # fmt: skip
+    run(step_kernel(wide.element_size() * 8, stored, members), threads, arguments)
+    return output, logarithms_of(numbers, scale)

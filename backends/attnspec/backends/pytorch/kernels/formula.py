@@ -1,0 +1,89 @@
+"""Attention in groups of heads by PyTorch's operations, with scores in memory: (*batch, heads_k, group, n, m)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.dot.exact_exclusion import nonfinite_terms
+from attnspec.backends.pytorch.runtime.accumulation import finite, widened
+from attnspec.backends.pytorch.runtime.transforms import intercepted
+
+
+class Scoring(NamedTuple):
+    """How scores come from products: scale (1/√d if None), then cap, distance |i − j| times slopes, and bias."""
+
+    scale: float | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
+              scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n), in the dtype of sums, not expanded.
+
+    ``allowed`` (*#batch, #n, #m) joins all conditions.
+    """
+    heads_k, (n, d), m = key.shape[-3], query.shape[-2:], key.shape[-2]
+    allowed = None if allowed is None else allowed[..., None, None, :, :].expand(*allowed.shape[:-2], 1, 1, n, m)
+    values = widened(value).unsqueeze(-3)
+    scores = dot_products(in_groups(widened(query), heads_k), widened(key).unsqueeze(-3), allowed)
+    scores = scores * (d**-0.5 if scoring.scale is None else scoring.scale)
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    if scoring.bias is not None:
+        scores = scores + in_groups(widened(scoring.bias), heads_k)
+    if scoring.slopes is not None:
+        distance = (torch.arange(n, device=query.device)[:, None] - torch.arange(m, device=query.device)).abs()
+        scores = scores - widened(scoring.slopes).view(heads_k, -1, 1, 1) * distance.to(scores.dtype)
+    weights, logarithms = softmax_and_logarithms(scores, allowed)
+    output = pooled(weights, values, allowed)
+    return output.flatten(-4, -3), logarithms.expand(output.shape[:-1]).flatten(-3, -2)
+
+
+def with_sinks(output: Tensor, logarithms: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention with one more key in every row, of these scores (heads) and with zero values."""
+    sunk = torch.logaddexp(logarithms, widened(sinks).unsqueeze(-1))
+    return output * (logarithms - sunk).exp().unsqueeze(-1), sunk
+
+
+def in_groups(x: Tensor, heads_k: int) -> Tensor:
+    """x (*batch, heads, n, d) as (*batch, heads_k, group, n, d); heads of size 1 as (*batch, 1, 1, n, d)."""
+    return (
+        x.unsqueeze(-3)
+        if x.shape[-3] == 1
+        else x.reshape(*x.shape[:-3], heads_k, x.shape[-3] // heads_k, *x.shape[-2:])
+    )
+
+
+def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
+    """QKᵀ, of which NaN and infinities at pairs that are not allowed reach no gradient."""
+    if allowed is None or (not intercepted() and query.is_cpu and finite(query) and finite(key)):
+        return query @ key.mT
+    query = query.masked_fill(~allowed.any(-1, keepdim=True), 0)
+    usable = key.isfinite().all(-1)
+    scores = query @ key.masked_fill(~usable.unsqueeze(-1), 0).mT
+    with torch.no_grad():
+        raw = query @ key.mT
+    return torch.where(usable.unsqueeze(-2), scores, raw)
+
+
+def softmax_and_logarithms(scores: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights of the allowed keys and log Σ exp of every row: 0 and −∞ without any, with gradients 0."""
+    if not scores.shape[-1]:
+        return scores, scores.new_full(scores.shape[:-1], -torch.inf)
+    if allowed is None:
+        return torch.softmax(scores, -1), torch.logsumexp(scores, -1)
+    some = allowed.any(-1, keepdim=True)
+    filled = torch.where(allowed, scores, torch.where(some, -torch.inf, 0.0).to(scores.dtype))
+    weights = torch.softmax(filled, -1).masked_fill(~allowed, 0.0)
+    return weights, torch.logsumexp(filled, -1).masked_fill(~some.squeeze(-1), -torch.inf)
+
+
+def pooled(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+    """Σ αv, in which values that are not allowed are left out whatever they are."""
+    if allowed is None or (not intercepted() and value.is_cpu and finite(value)):
+        return weights @ value
+    kept = weights @ value.masked_fill(~value.isfinite(), 0)
+    return kept + nonfinite_terms(weights.detach(), value.detach(), allowed)
