@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.case import FORWARD, OURS, WITH_BACKWARD
 from benchmarks.growth import MIN_SIZE, Growth, growths
-from benchmarks.results import Measurement, Run, brief, fastest_other, speedup, threads_suffix
+from benchmarks.results import Measurement, Run, brief, ceiling_share, fastest_other, speedup, threads_suffix
 from benchmarks.suites.scaled_dot_product import F_SDPA
 
 Group = Sequence[Measurement]
@@ -18,7 +18,7 @@ class Floor:
     what: str
     suite: str
     applies: Callable[[Measurement], bool]
-    number: Callable[[Group], float | None]
+    number: Callable[[Run, Group], float | None]
     least: float
 
 
@@ -26,28 +26,33 @@ def _one_thread(case: Measurement, mode: str, *sizes: int) -> bool:
     return case.threads == 1 and case.mode == mode and case.size in sizes
 
 
-def _peak_below(mebibytes: float) -> Callable[[Group], float | None]:
-    def number(group: Group) -> float | None:
+def _peak_below(mebibytes: float) -> Callable[[Run, Group], float | None]:
+    def number(_: Run, group: Group) -> float | None:
         peaks = [m.peak_bytes for m in group if m.subject == OURS and m.peak_bytes is not None]
         return mebibytes * 2**20 / max(peaks[0], 1) if peaks else None
 
     return number
 
 
-def _speedup_over(subject: str) -> Callable[[Group], float | None]:
-    return lambda group: speedup(group, OURS, subject)
+def _speedup_over(subject: str) -> Callable[[Run, Group], float | None]:
+    return lambda _, group: speedup(group, OURS, subject)
 
 
-def _speedup_over_fastest(group: Group) -> float | None:
+def _speedup_over_fastest(_: Run, group: Group) -> float | None:
     best = fastest_other(group, OURS)
     return None if best is None else speedup(group, OURS, best.subject)
+
+
+def _share_of_ceiling(run: Run, group: Group) -> float | None:
+    own = next((m for m in group if m.subject == OURS), None)
+    return None if own is None else ceiling_share(run, own)
 
 
 SMALL_SECONDS = 100e-6
 """The best rival's time below which we may take longer by a constant."""
 
 
-def _margin(group: Group) -> float | None:
+def _margin(_: Run, group: Group) -> float | None:
     """How often the time that is allowed holds ours: the best rival's with 5%, below ``SMALL_SECONDS`` with a constant.
 
     The constant is 5 µs, 10 µs for additive attention, and 15 µs for either with gradients.
@@ -74,6 +79,11 @@ FLOORS = (
     # The gates of an LSTM are arrays of their own, which every call joins: what that takes is little beside many steps.
     Floor("times torch.nn", "layers", lambda c: c.case != "LSTM" or c.size >= 1024, _speedup_over("torch.nn"), 0.95),
     Floor("the best rival's time, with what is allowed, over ours", "never_slower", lambda c: True, _margin, 1.0),
+    Floor("times PyTorch's best", "groups", lambda c: not c.case.startswith("step"), _speedup_over_fastest, 0.97),
+    Floor("window of 256, times F.sdpa", "groups", lambda c: c.case == "window" and c.size == 4096,
+          _speedup_over(F_SDPA), 5),
+    Floor("step, part of the rate of reading", "groups", lambda c: c.case.startswith("step") and c.size == 4096,
+          _share_of_ceiling, 0.8),
     Floor("times PyTorch's best", "sdpa", lambda c: 64 <= c.size <= 4096, _speedup_over_fastest, 0.97),
     Floor(
         "boolean causal mask, times F.sdpa", "sdpa", lambda c: c.case == "boolean causal" and c.size == 2048,
@@ -127,7 +137,7 @@ def _additive_growths(run: Run) -> list[Growth]:
 
 def _applicable(run: Run) -> list[tuple[Group, Floor, float | None]]:
     return [
-        (group, floor, floor.number(group))
+        (group, floor, floor.number(run, group))
         for group in run.groups()
         for floor in FLOORS
         if group[0].suite == floor.suite and floor.applies(group[0])

@@ -6,6 +6,7 @@ from benchmarks.case import Case
 from benchmarks.suites import (
     additive,
     decoders,
+    groups,
     layers,
     multihead,
     never_slower,
@@ -21,6 +22,7 @@ SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
     "additive": additive.cases,
     "step": step.cases,
     "sdpa": scaled_dot_product.cases,
+    groups.SUITE: groups.cases,
     "multihead": multihead.cases,
     "layers": layers.cases,
     "recurrent": recurrent.cases,

@@ -241,8 +241,8 @@ def interrupting(device: str, quick: bool) -> NoReturn:
         (["--threads", "9999"], f"--threads: expected at most {usable_cores()}, the cores that this process may use; "),
         (
             ["--suite", "no"],
-            "--suite: expected one of additive, step, sdpa, multihead, layers, recurrent, decoders, vision, scorers, "
-            "never_slower; got 'no'",
+            "--suite: expected one of additive, step, sdpa, groups, multihead, layers, recurrent, decoders, vision, "
+            "scorers, never_slower; got 'no'",
         ),
         (["--sizes", "big"], "--sizes: expected positive integers separated by commas; got 'big'"),
         (["--device", "tpu"], "--device: expected cpu or cuda; got 'tpu'"),

@@ -18,6 +18,7 @@ from attnspec.backends.pytorch.attention import *
 from attnspec.backends.pytorch.complexity import *
 from attnspec.backends.pytorch.kernels import *
 from attnspec.backends.pytorch.kernels import additive as additive
+from attnspec.backends.pytorch.kernels.dot import groups as groups
 from attnspec.backends.pytorch.kernels.dot import sdpa as sdpa
 from attnspec.backends.pytorch.masking import *
 from attnspec.backends.pytorch.multihead import *
@@ -56,6 +57,9 @@ notes = {
     "scaled dot-product attention": "cpu: "
     + ("llvm or pytorch" if additive.HAS_LLVMLITE else "pytorch")
     + "; sdpa.path_for names the kernel that a call takes",
+    "attention in groups of heads": "cpu: "
+    + ("step, llvm or plain" if additive.HAS_LLVMLITE else "plain")
+    + "; groups.path_for names the path that a call takes",
     "torch": torch.__version__,
     **{package: _version(package) for package in ("triton", "llvmlite")},
 }

@@ -24,11 +24,11 @@ from .tiles import TILE_ROWS, TILE_VECTORS, add_product, add_tile_product, defin
 
 
 class Backward(Arguments):
-    """Arguments of `backward_kernel`; ``tasks`` are ``ranges`` of ``range`` keys, of all heads of keys.
+    """Arguments of `backward_kernel`; ``tasks`` are ``ranges`` of ``range`` keys, of all heads.
 
     ``gradient`` is that of the output, ``row_gradient`` (b, h, n) that of the rows' log Σ exp, None for zeros.
-    ``query_gradient`` (ranges, b, h, n, d) is written, ``key_gradient`` (b, heads_k, m_padded, d_padded) and
-    ``value_gradient`` (b, heads_k, m_padded, v_padded) are added to; None for what is not needed.
+    ``query_gradient`` (ranges, b, h, n, d) is written, ``key_gradient`` (b, h, m_padded, d_padded) and
+    ``value_gradient`` (b, h, m_padded, v_padded), of each head alone, are added to; None for what is not needed.
     """
 
     tasks: Size
@@ -90,8 +90,7 @@ def _dot_rows(k: Kernel[Backward], task: QueryBlock, gradient: RealPointer, targ
 def _add_outer(k: Kernel[Backward], block: KeyBlock, weights: RealPointer, rows: RealPointer, columns: Value,
                target: RealPointer) -> None:  # fmt: skip
     """target[key] += the sum over queries of weights[key, query]*rows[query]."""
-    lanes = width(k.bits)
-    first_row = block.queries.entry // block.queries.operands.group * k.argument.m_padded
+    lanes, first_row = width(k.bits), block.queries.entry * k.argument.m_padded
     with k.loop(block.low, block.high, TILE_ROWS) as key, k.loop(0, columns, lanes) as column:
         own = weights + (key - block.first) * lanes
         at = [(first_row + key + r) * columns + column for r in range(TILE_ROWS)]
@@ -177,16 +176,14 @@ def backward_kernel(bits: int) -> Kernel[Backward]:
     define_transpose(k)
     g, o, lanes = k.argument, k.argument.operands, width(bits)
     with k.tasks(g.tasks) as number:
-        key_entry, range_ = number // g.ranges, number % g.ranges
+        entry, range_ = number // g.ranges, number % g.ranges
         s = Scratch(*k.parts(g.scratch.of(k.thread), backward_scratch(bits, o.d_padded, o.v_padded)))
         start = range_ * g.range
         end = k.minimum(start + g.range, o.m)
-        batch = key_entry * o.group // o.heads
-        offset = of_batch(k, o.offsets, batch, k.integer(0))
+        offset = of_batch(k, o.offsets, entry // o.heads, k.integer(0))
         earliest = k.maximum(k.integer(0), start - o.right - offset) // lanes * lanes
         latest = k.minimum(o.n, end + o.left - offset)
-        with k.loop(0, o.group) as member, k.loop(earliest, latest, lanes) as first:
-            entry = key_entry * o.group + member
+        with k.loop(earliest, latest, lanes) as first:
             task = QueryBlock(k, o, entry, first)
             _prepare(k, task, s)
             rows = [(k.lanes_below(task.rows - c * k.lanes), c * k.lanes) for c in range(TILE_VECTORS)]
@@ -203,6 +200,6 @@ def backward_kernel(bits: int) -> Kernel[Backward]:
                         pool(k, block, keys, o.key.row, o.d, s.score_gradients - first_key * lanes, s.totals)
                     _add_to_keys(k, block, s)
             with k.when(g.query_gradient.is_given()):
-                row = (range_ * (g.tasks // g.ranges) * o.group + entry) * o.n
+                row = (range_ * (g.tasks // g.ranges) + entry) * o.n
                 store_rows(k, task, s.totals, o.d, g.query_gradient + row * o.d, o.d)
     return k

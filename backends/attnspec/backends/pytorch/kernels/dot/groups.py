@@ -319,8 +319,8 @@ def _backward(call: GroupedCall, operands: tuple[Tensor, ...], tensors: list[Ten
     options = Options(call.left, call.right, lengths, offsets, call.softcap, slopes, bias)
     own = cpu.operands_of(query, key, value, mask, options, call.scale, output, numbers[0], numbers[1])
     d_padded, v_padded, m_padded = padded(d, bits), padded(d_v, bits), -(-m // TILE_ROWS) * TILE_ROWS
-    threads = thread_count(b * heads_k * -(-m // KEYS), b * h * n * m * (3 * d + 2 * d_v) / 2)
-    keys = cpu.key_range(b * heads_k, m, threads)
+    threads = thread_count(b * h * -(-m // KEYS), b * h * n * m * (3 * d + 2 * d_v) / 2)
+    keys = cpu.key_range(b * h, m, threads)
     ranges = -(-m // keys)
     by_query = by_key = by_value = None
     if wanted[0]:
@@ -328,17 +328,22 @@ def _backward(call: GroupedCall, operands: tuple[Tensor, ...], tensors: list[Ten
         bounded = call.left is not None or offsets is not None or (call.right is not None and ranges > 1)
         by_query = (query.new_zeros if bounded else query.new_empty)(ranges, b, h, n, d)
     if wanted[1]:
-        by_key = query.new_zeros(b, heads_k, m_padded, d_padded)
+        by_key = query.new_zeros(b, h, m_padded, d_padded)
     if wanted[2]:
-        by_value = query.new_zeros(b, heads_k, m_padded, v_padded)
+        by_value = query.new_zeros(b, h, m_padded, v_padded)
     arguments = Backward(
-        tasks=b * heads_k * ranges, operands=own, range=keys, ranges=ranges, m_padded=m_padded, scale=call.scale,
+        tasks=b * h * ranges, operands=own, range=keys, ranges=ranges, m_padded=m_padded, scale=call.scale,
         scratch=query.new_empty(threads, sum(backward_scratch(bits, d_padded, v_padded))), gradient=gradient,
         row_gradient=of_rows, query_gradient=by_query, key_gradient=by_key, value_gradient=by_value,
     )  # fmt: skip
     run(backward_kernel(bits), threads, arguments)
     return (
         None if by_query is None else (by_query[0] if ranges == 1 else by_query.sum(0)).to(dtype),
-        None if by_key is None else by_key[:, :, :m, :d].to(dtype),
-        None if by_value is None else by_value[:, :, :m, :d_v].to(dtype),
+        None if by_key is None else _of_groups(by_key, heads_k)[:, :, :m, :d].to(dtype),
+        None if by_value is None else _of_groups(by_value, heads_k)[:, :, :m, :d_v].to(dtype),
     )
+
+
+def _of_groups(x: Tensor, heads_k: int) -> Tensor:
+    """Sums over the heads of each group: they are added up head by head before, so that errors stay small."""
+    return x if x.shape[1] == heads_k else x.view(x.shape[0], heads_k, -1, *x.shape[2:]).sum(2)

@@ -242,6 +242,8 @@ def reads(key: Tensor, value: Tensor) -> bool:
 def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
     """The first key (b) that the only query sees, and the one behind the last; lengths and offsets are (b) or None."""
     _, left, right, lengths, offsets = visible
+    if left is None and right is None and lengths is not None:
+        return torch.zeros_like(lengths), lengths
     start, stop = torch.zeros(b, dtype=torch.int64), torch.full((b,), m) if lengths is None else lengths
     aligned = start if offsets is None else offsets
     if left is not None:

@@ -1,0 +1,246 @@
+"""The kernels of attention in groups of heads, against the formula in float64; which path a call takes."""
+
+from collections.abc import Iterator, Mapping
+from math import nan
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from attnspec.backends import pytorch as backend
+from attnspec.backends.pytorch.kernels.dot import groups
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.threads import run
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import tanh
+from attnspec.backends.pytorch.kernels.visible import Visible
+from attnspec.backends.pytorch.runtime.forcing import forcing
+from attnspec.conformance import replay
+
+CLOSE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(autouse=True)
+def on_one_thread() -> Iterator[None]:
+    """One thread; and all of them again afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Whether numbers agree within a multiple of the dtype's roundings."""
+    finite = expected.masked_fill(~expected.isfinite(), 0).abs().max() if expected.numel() else 1.0
+    near = CLOSE[dtype] * max(1.0, float(finite))
+    return torch.allclose(found.double(), expected.double(), rtol=CLOSE[dtype], atol=near)
+
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "nothing": {},
+    "causal": {"causal": True},
+    "window": {"window": (5, 3)},
+    "window to the left": {"window": (40, 0)},
+    "window to the right": {"window": (0, None), "scale": 0.3},
+    "mask": {"mask": normal(2, 70, 130) > -0.5},
+    "mask of keys": {"mask": normal(2, 1, 130) > 0.5, "causal": True},
+    "lengths": {"key_lengths": torch.tensor([0, 101])},
+    "lengths in a window": {"key_lengths": torch.tensor([60, 130]), "window": (30, 2)},
+    "cap": {"softcap": 0.5},
+    "bias": {"bias": normal(1, 4, 70, 130)},
+    "bias of keys": {"bias": normal(2, 1, 1, 130), "causal": True},
+    "slopes": {"slopes": torch.tensor([0.5, 0.25, 0.1, 0.0])},
+    "sinks": {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0]), "window": (2, 0)},
+    "everything": {
+        "mask": normal(70, 130) > -1, "causal": True, "scale": 0.7, "window": (60, 9), "softcap": 2.0,
+        "bias": normal(4, 70, 1), "slopes": torch.rand(4), "sinks": torch.rand(4),
+        "key_lengths": torch.tensor([64, 129]),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_kernels_give_the_formula_and_its_gradients(name: str, dtype: torch.dtype) -> None:
+    given = normal(2, 4, 70, 24, dtype=dtype), normal(2, 2, 130, 24, dtype=dtype), normal(2, 2, 130, 40, dtype=dtype)
+    options = {k: x.to(dtype) if _is_real(x) else x for k, x in OPTIONS[name].items()}
+    wide = {k: x.double() if _is_real(x) else x for k, x in options.items()}
+    scoring = Scoring(options.get("scale"), options.get("softcap"), options.get("bias"), options.get("slopes"))
+    assert groups.path_for(*given, Visible(), scoring) == "llvm"
+    found = with_gradients("llvm", [x.clone() for x in given], options)
+    expected = with_gradients("plain", [x.double() for x in given], wide)
+    for own, exact in zip(found, expected, strict=True):
+        assert own.shape == exact.shape
+        assert own.dtype == dtype
+        assert close(own, exact, dtype)
+
+
+def _is_real(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def with_gradients(path: str, operands: list[Tensor], options: Mapping[str, Any]) -> list[Tensor]:
+    """Output and logarithms, and the gradients of a sum over both; rows without keys have no part in it."""
+    for x in operands:
+        x.requires_grad_()
+    with forcing(path):
+        output, logarithms = backend.grouped_query_attention(*operands, **options)
+        assert logarithms is not None
+        some = logarithms.masked_fill(logarithms == -torch.inf, 0)
+        weights = [torch.arange(x.numel()).view(x.shape).remainder(7).to(x.dtype) - 3 for x in (output, some)]
+        total = (output * weights[0]).double().sum() + (some * weights[1]).double().sum()
+        return [output.detach(), logarithms.detach(), *torch.autograd.grad(total, operands)]
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5])
+def test_a_step_reads_only_what_it_attends_to(group: int, dtype: torch.dtype) -> None:
+    query = normal(3, 2 * group, 1, 64, dtype=dtype)
+    key, value = normal(3, 2, 100, 64, dtype=dtype), normal(3, 2, 100, 80, dtype=dtype, seed=1)
+    lengths = torch.tensor([100, 17, 0])
+    assert groups.path_for(query, key, value, Visible(lengths=lengths)) == "step"
+    expected = backend.grouped_query_attention(query.double(), key.double(), value.double(), key_lengths=lengths)
+    for b, length in enumerate(lengths.tolist()):
+        key[b, :, length:], value[b, :, length:] = nan, nan
+    for own, exact in zip(
+        backend.grouped_query_attention(query, key, value, key_lengths=lengths), expected, strict=True
+    ):
+        assert own is not None
+        assert exact is not None
+        assert close(own, exact, dtype)
+
+
+@pytest.mark.parametrize("window", [None, (5, None), (40, 3)])
+@pytest.mark.parametrize("page", [1, 4, 16, 100])
+@pytest.mark.parametrize("n", [1, 3])
+def test_pages_are_read_where_they_lie(n: int, page: int, window: tuple[int | None, int | None] | None) -> None:
+    blocks, pages = 3, 9
+    query, key = normal(2, 4, n, 32), normal(pages, 2, page, 32)
+    value, table = normal(pages, 2, page, 32, seed=1), torch.tensor([[3, 0, 7], [8, 8, 1]])
+    lengths = torch.tensor([2 * page + 1, page])
+    arguments = table, lengths
+    for causal in (False, True):
+        found = backend.paged_attention(query, key, value, *arguments, causal=causal, window=window)
+        whole = (x[table].movedim(2, 1).reshape(2, 2, blocks * page, 32).double() for x in (key, value))
+        i, j = torch.arange(n)[:, None] + (lengths - n)[:, None, None], torch.arange(blocks * page)
+        left, right = window or (None, None)
+        mask = j < lengths[:, None, None]
+        mask = mask & (j >= i - left) if left is not None else mask
+        mask = mask & (j <= i + right) if right is not None else mask
+        mask = mask & (j <= i) if causal else mask
+        with forcing("plain"):
+            expected = backend.grouped_query_attention(query.double(), *whole, mask=mask.expand(2, n, blocks * page))
+        for own, exact in zip(found, expected, strict=True):
+            assert own is not None
+            assert exact is not None
+            assert close(own, exact, torch.float32)
+
+
+def test_packed_sequences_are_calls_of_their_own() -> None:
+    given = normal(2, 4, 40, 16), normal(2, 2, 50, 16), normal(2, 2, 50, 8)
+    ends, of_keys = torch.tensor([0, 0, 13, 13, 40]), torch.tensor([0, 5, 5, 30, 50])
+    query, key, value = given
+    found = backend.variable_length_attention(query, key, value, ends, of_keys, causal=True, window=(6, None))
+    with forcing("plain"):
+        query, key, value = (x.double() for x in given)
+        expected = backend.variable_length_attention(query, key, value, ends, of_keys, causal=True, window=(6, None))
+    for own, exact in zip(found, expected, strict=True):
+        assert own is not None
+        assert exact is not None
+        assert close(own, exact, torch.float32)
+
+
+def test_second_derivatives_are_those_of_the_formula() -> None:
+    operands = [normal(1, 4, 5, 8), normal(1, 2, 6, 8), normal(1, 2, 6, 8)]
+    wide = tuple(x.double().requires_grad_() for x in operands)
+
+    def call(*operands: Tensor) -> tuple[Tensor, ...]:
+        with forcing("llvm"):
+            output, logarithms = backend.grouped_query_attention(*operands, causal=True, softcap=2.0, window=(2, None))
+        assert logarithms is not None
+        return output, logarithms
+
+    assert torch.autograd.gradcheck(call, wide)
+    assert torch.autograd.gradgradcheck(call, wide)
+
+
+@pytest.mark.parametrize("options", [{"window": (2, 2)}, {"mask": torch.eye(10, 20) == 1}], ids=["window", "mask"])
+def test_what_is_excluded_reaches_no_result_whatever_it_is(options: Mapping[str, Any]) -> None:
+    query, key, value = normal(1, 4, 10, 16), normal(1, 2, 20, 16), normal(1, 2, 20, 16)
+    key[..., 15:, :], value[..., 15:, :] = nan, torch.inf
+    with forcing("llvm"):
+        for x in (query, key, value):
+            x.requires_grad_()
+        output, logarithms = backend.grouped_query_attention(query, key, value, **options)
+        assert logarithms is not None
+        assert output.isfinite().all()
+        assert all(
+            x.isfinite().all() for x in torch.autograd.grad(output.sum() + logarithms.sum(), (query, key, value))
+        )
+
+
+def test_a_call_names_its_path() -> None:
+    query, key, value = normal(1, 8, 64, 64), normal(1, 2, 64, 64), normal(1, 2, 64, 64)
+    one = query[..., :1, :]
+    assert groups.path_for(query, key, value) == "llvm"
+    assert groups.path_for(one, key, value) == "step"
+    assert groups.path_for(one, key, value, Visible(mask=torch.ones(1, 64, dtype=torch.bool))) in ("llvm", "plain")
+    assert groups.path_for(one, key, value, scoring=Scoring(softcap=2.0)) in ("llvm", "plain")
+    assert groups.path_for(one.clone().requires_grad_(), key, value) in ("llvm", "plain")
+    assert groups.path_for(one, key[..., :63], value) != "step"
+    bias = torch.zeros(1, 1, 1, requires_grad=True)
+    assert groups.path_for(query, key, value, scoring=Scoring(bias=bias)) == "plain"
+    assert groups.path_for(query, key, value, scoring=Scoring(bias=bias.detach())) == "llvm"
+    assert groups.path_for(query, key, value, scoring=Scoring(scale=-1.0)) == "plain"
+    assert groups.path_for(query, key[..., :0, :], value[..., :0, :]) == "plain"
+    with FakeTensorMode():
+        fake = torch.empty(1, 2, 64, 64)
+        assert groups.path_for(torch.empty(1, 8, 64, 64), fake, fake) == "plain"
+    with forcing("plain"):
+        assert groups.path_for(query, key, value) == "plain"
+
+
+def test_an_option_that_changes_nothing_visible_convicts_nobody() -> None:
+    """Scores far below a cap, in bfloat16: the formula does not change by more than roundings either."""
+    numbers = np.zeros((1, 1, 1, 1), ml_dtypes.bfloat16)
+    given = {
+        "query": numbers[0], "key_pages": numbers, "value_pages": numbers, "block_table": np.array([0]),
+        "key_lengths": np.array(0),
+    }  # fmt: skip
+    law, seed = "kernels.options-count", 3210697351
+    assert replay("pytorch", law, "paged_attention", "bfloat16", given, seed=seed, device="cpu") == 0
+
+
+class Curve(Arguments):
+    """Numbers, as many as a register has, and their tanh."""
+
+    x: Reals
+    y: Reals
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_tanh_is_right_for_small_and_large_numbers(bits: int) -> None:
+    k = Kernel("curve", Curve, bits)
+    k.store(tanh(k, k.load(k.argument.x, 0)), k.argument.y, 0)
+    kernel: Compiled[Curve] = Compiled(*k.code())
+    dtype = torch.float32 if bits == 32 else torch.float64
+    lanes = register_bytes() * 8 // bits
+    for size in (1e-30, 1e-6, 0.01, 0.3, 1.0, 10.0, 1e4):
+        x = (torch.linspace(-1, 1, lanes, dtype=torch.float64) * size).to(dtype)
+        x[0] = nan
+        y = torch.empty_like(x)
+        run(kernel, 1, Curve(x=x, y=y))
+        torch.testing.assert_close(
+            y.double(), torch.tanh(x.double()), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True
+        )
