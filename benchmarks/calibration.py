@@ -17,25 +17,23 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch.kernels.additive import routes as additive
+from attnspec.backends.pytorch.kernels.costs import Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
 from attnspec.backends.pytorch.kernels.dot import routes as dot
+from attnspec.backends.pytorch.kernels.measured import SIZES
+from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES, HALF_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from benchmarks.case import FORWARD, WITH_BACKWARD, make_call
 from benchmarks.suites.settings import Inputs
 from benchmarks.timing import interleaved
 
-KINDS = {"float32": torch.float32, "float64": torch.float64, "half": torch.bfloat16}
+KINDS = {str(x).removeprefix("torch."): x for x in FLOAT_DTYPES}
 MODES = {"forward": FORWARD, "gradients": WITH_BACKWARD}
-OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, str]]] = {
+OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "additive": (pytorch.additive_attention, ("direct", "llvm")),
-    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch")),
+    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "plain")),
 }
-SIZES = (
-    (1, 1, 1, 8), (1, 1, 64, 64), (8, 1, 32, 128), (2, 8, 8, 32), (4, 16, 16, 64), (4, 32, 32, 64), (4, 64, 64, 64),
-    (16, 1, 256, 64), (1, 128, 128, 64), (2, 16, 512, 32), (1, 256, 256, 64), (8, 4, 128, 128),
-    (4, 256, 256, 64), (1, 512, 512, 64),
-)  # fmt: skip
-"""Batch, queries, keys, features and hidden units."""
+Size = tuple[int, int, int, int]
 
 AVX2_ONLY = """
 import llvmlite.binding as llvm
@@ -68,19 +66,35 @@ def lines(seconds: float) -> Iterator[str]:
     for (operation, (call, paths)), (kind, dtype), (name, mode) in itertools.product(
         OPERATIONS.items(), KINDS.items(), MODES.items()
     ):
-        times: dict[str, list[float]] = {path: [] for path in paths}
+        times: dict[str, dict[Size, float]] = {path: {} for path in paths}
         for size in SIZES:
             inputs = _inputs(operation, size, dtype)
-            calls = {path: _forced(path, make_call(mode, call, inputs)) for path in paths}
-            first = dict.fromkeys(paths, 0.0)
+            serving = [path for path in paths if _serves(path, size, dtype)]
+            calls = {path: _forced(path, make_call(mode, call, inputs)) for path in serving}
+            first = dict.fromkeys(serving, 0.0)
             found = interleaved(calls, first, rounds=15, seconds=seconds)
-            for path in paths:
-                times[path].append(found[path].quartiles[0] * 1e6)
+            for path in serving:
+                times[path][size] = found[path].quartiles[0] * 1e6
         for path in paths:
-            cost = fit([_work(operation, path, size, dtype) for size in SIZES], times[path])
+            if not times[path]:
+                continue
+            works = {size: _work(operation, path, size, dtype) for size in times[path]}
+            cost = fit(list(works.values()), list(times[path].values()))
+            model = {size: cost[0] + np.dot(cost[1:], works[size]) / 1e3 for size in works}
+            factors = [times[path][size] / model[size] if size in model else 0 for size in SIZES]
             key = ", ".join(f'"{word}"' for word in (operation, path, kind, name))
-            yield f"        ({key}): Cost({', '.join(f'{x:.3g}' for x in cost)}),"
+            yield f"        ({key}): Cost("
+            yield f"            {', '.join(f'{x:.3g}' for x in cost)},"
+            yield f"            ({', '.join(f'{x:.2g}' for x in factors)}),"
+            yield "        ),"
     yield "    },"
+
+
+def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:
+    """Whether a path computes calls of a size and dtype, or another takes its place."""
+    if path == "step":
+        return size[1] == 1
+    return path != "plain" or dtype not in HALF_DTYPES
 
 
 def _forced(path: str, call: Callable[[], Any]) -> Callable[[], Any]:
@@ -91,7 +105,7 @@ def _forced(path: str, call: Callable[[], Any]) -> Callable[[], Any]:
     return forced
 
 
-def _inputs(operation: str, size: tuple[int, int, int, int], dtype: torch.dtype) -> Sequence[Tensor]:
+def _inputs(operation: str, size: Size, dtype: torch.dtype) -> Sequence[Tensor]:
     batch, n, m, d = size
     draw = Inputs("cpu")
     data = [draw.normal(batch, rows, d, dtype=dtype) for rows in (n, m, m)]
@@ -100,23 +114,23 @@ def _inputs(operation: str, size: tuple[int, int, int, int], dtype: torch.dtype)
     return *data, *(draw.normal(*shape, scale=d**-0.5, dtype=dtype) for shape in ((d, d), (d, d), (d,)))
 
 
-def _work(operation: str, path: str, size: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[float, float]:
+def _work(operation: str, path: str, size: Size, dtype: torch.dtype) -> Work:
     batch, n, m, d = size
     if operation == "additive":
         return additive.work(batch, n, m, d, d)
     return dot.work(path, batch, n, m, d, d, dtype)
 
 
-def fit(works: Sequence[tuple[float, float]], times: Sequence[float]) -> tuple[float, float, float]:
-    """Microseconds of a call, nanoseconds of a pair and of a row, none negative: least squares of relative errors."""
-    columns = np.array([(1.0, pairs / 1e3, rows / 1e3) for pairs, rows in works]) / np.array(times)[:, None]
-    best, least = (float(min(times)), 0.0, 0.0), np.inf
-    for used in itertools.product((True, False), repeat=3):
+def fit(works: Sequence[Work], times: Sequence[float]) -> tuple[float, ...]:
+    """Microseconds of a call, nanoseconds of each unit of work, none negative: least squares of relative errors."""
+    columns = np.array([(1.0, *(units / 1e3 for units in work)) for work in works]) / np.array(times)[:, None]
+    best, least = (float(min(times)), *(0.0 for _ in Work._fields)), np.inf
+    for used in itertools.product((True, False), repeat=columns.shape[1]):
         if not any(used):
             continue
-        found = np.zeros(3)
+        found = np.zeros(columns.shape[1])
         found[list(used)] = np.linalg.lstsq(columns[:, used], np.ones(len(times)), rcond=None)[0]
         error = float(((columns @ found - 1) ** 2).sum())
         if (found >= 0).all() and error < least:
-            best, least = (float(found[0]), float(found[1]), float(found[2])), error
+            best, least = tuple(float(x) for x in found), error
     return best

@@ -117,7 +117,7 @@ def test_what_changes_the_path_changes_the_plan() -> None:
 def test_paths_are_forced_and_named() -> None:
     x = torch.randn(2, 6, 8)
     with (
-        pytest.raises(ValueError, match=r"^path: expected one of llvm, direct, plain, pytorch; got 'fast'$"),
+        pytest.raises(ValueError, match=r"^path: expected one of llvm, direct, step, plain, pytorch; got 'fast'$"),
         forcing("fast"),
     ):
         pass
@@ -169,7 +169,7 @@ def test_every_path_gives_the_same_where_routes_change() -> None:
             last = chosen
             for call, names in (
                 (lambda q, k, v: pytorch.additive_attention(q, k, v, *w), ("llvm", "direct", "plain")),  # noqa: B023
-                (pytorch.scaled_dot_product_attention, ("llvm", "pytorch")),
+                (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "plain")),
             ):
                 results = []
                 for path in names:

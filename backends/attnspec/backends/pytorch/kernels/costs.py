@@ -4,11 +4,21 @@ Nothing is timed in a user's process: the same call takes the same path in every
 """
 
 from functools import lru_cache
+from math import exp, log, log2
+from typing import NamedTuple
 
 import torch
 
 from attnspec.backends.pytorch.kernels.measured import COSTS, Cost
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+
+
+class Work(NamedTuple):
+    """What a call takes time for: the terms or multiply-adds of all pairs of a query and a key, the scores, and the
+    numbers of queries, keys and values themselves. Kernels whose lanes hold queries count empty lanes too."""
+
+    pairs: float
+    scores: float
+    rows: float
 
 
 @lru_cache(maxsize=1)
@@ -19,18 +29,39 @@ def instruction_set() -> str:
     return {64: "avx512", 32: "avx2"}.get(register_bytes(), "neon")
 
 
-def cost_of(operation: str, path: str, dtype: torch.dtype, tracked: bool) -> Cost:
-    """The constants of a path of ``additive`` or ``dot``; the half dtypes share theirs."""
-    kind = "half" if dtype in HALF_DTYPES else "float64" if dtype is torch.float64 else "float32"
-    return COSTS[instruction_set()][operation, path, kind, "gradients" if tracked else "forward"]
+def cost_of(operation: str, path: str, dtype: torch.dtype, tracked: bool) -> Cost | None:
+    """The constants of a path of ``additive`` or ``dot``; None where it was not measured."""
+    kind = str(dtype).removeprefix("torch.")
+    return COSTS[instruction_set()].get((operation, path, kind, "gradients" if tracked else "forward"))
 
 
-def microseconds(cost: Cost, pairs: float, rows: float) -> float:
-    """The time of a call whose work is divided among all threads, where it is worth waking them."""
-    work = (cost.pair * pairs + cost.row * rows) / 1e3
+def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
+    """The time of a call whose work is divided among all threads, where it is worth waking them.
+
+    ``measured`` is the work of the calls that were measured. What they took more or less than the sum over units of
+    work, a call takes more or less, too, the more it resembles them.
+    """
+    alone = (cost.pair * work.pairs + cost.score * work.scores + cost.row * work.rows) / 1e3
     threads = torch.get_num_threads()
-    return cost.call + (work / threads if threads > 1 and work > WORTH_WAKING else work)
+    total = cost.call + (alone / threads if threads > 1 and alone > WORTH_WAKING else alone)
+    return total * exp(_correction(cost, work, measured)) if cost.measured else total
 
+
+def _correction(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
+    """The logarithm of what was measured over the model, of calls with similar work."""
+    weighted, weights = 0.0, FAR
+    for known, factor in zip(measured, cost.measured, strict=True):
+        if factor:
+            distance = sum(log2((x + 1) / (y + 1)) ** 2 for x, y in zip(work, known, strict=True))
+            weight = 1 / (distance + NEAR)
+            weighted += weight * log(factor)
+            weights += weight
+    return weighted / weights
+
+
+NEAR, FAR = 0.05, 0.1
+"""Squared powers of two of work: within ``NEAR`` of a measured call nothing else counts, and where all are further away
+than 1/``FAR``, none does."""
 
 WORTH_WAKING = 50.0
 """Microseconds of work from which threads share it."""

@@ -3,82 +3,363 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+SIZES = (
+    (1, 1, 1, 8), (1, 1, 64, 64), (8, 1, 32, 128), (32, 1, 256, 256), (64, 1, 32, 512), (1, 1, 4096, 64),
+    (2, 8, 8, 32), (64, 8, 8, 16), (4, 16, 16, 64), (4, 32, 32, 64), (8, 32, 32, 256), (4, 64, 64, 64),
+    (16, 1, 256, 64), (1, 4096, 2, 32), (1, 2048, 64, 32), (1, 128, 128, 64), (1, 128, 128, 512), (2, 16, 512, 32),
+    (2, 32, 1024, 8), (1, 256, 256, 64), (8, 4, 128, 128), (4, 256, 256, 64), (1, 512, 512, 64),
+)  # fmt: skip
+"""Batch, queries, keys, and features or hidden units, of what was measured."""
+
 
 class Cost(NamedTuple):
-    """Microseconds of a call, and nanoseconds of each unit of its work on one thread.
+    """Microseconds of a call, and nanoseconds of each unit of its work on one thread, as `Work` counts it.
 
-    ``pair`` counts the terms or multiply-adds of queries with keys, ``row`` the numbers of the queries, keys and values
-    themselves. Kernels whose lanes hold queries count empty lanes as pairs too.
+    ``measured`` holds, for each of `SIZES`, how many times as long as that the call took; 0 where the path does not
+    serve it. Empty, nothing is known but the rest.
     """
 
     call: float
     pair: float
+    score: float
     row: float
+    measured: tuple[float, ...] = ()
 
 
 Costs = Mapping[tuple[str, str, str, str], Cost]
-"""By operation, path, dtype (``half`` are both of 16 bits), and whether gradients are computed."""
+"""By operation, path, dtype, and whether gradients are computed."""
 
 MEASURED: Mapping[str, Costs] = {
     "avx512": {
-        ("additive", "direct", "float32", "forward"): Cost(19.2, 0.577, 1.18),
-        ("additive", "llvm", "float32", "forward"): Cost(252, 0.135, 4.7),
-        ("additive", "direct", "float32", "gradients"): Cost(197, 1.32, 7.21),
-        ("additive", "llvm", "float32", "gradients"): Cost(1.61e03, 0.649, 37.5),
-        ("additive", "direct", "float64", "forward"): Cost(18.4, 1.27, 2.6),
-        ("additive", "llvm", "float64", "forward"): Cost(223, 0.0967, 11.3),
-        ("additive", "direct", "float64", "gradients"): Cost(236, 2.99, 22.4),
-        ("additive", "llvm", "float64", "gradients"): Cost(1.23e03, 0.6, 33.8),
-        ("additive", "direct", "half", "forward"): Cost(27.1, 0.406, 1.57),
-        ("additive", "llvm", "half", "forward"): Cost(209, 0.0432, 4.64),
-        ("additive", "direct", "half", "gradients"): Cost(225, 0.952, 8.63),
-        ("additive", "llvm", "half", "gradients"): Cost(1.41e03, 0.126, 16.8),
-        ("dot", "llvm", "float32", "forward"): Cost(11.7, 0.00839, 0),
-        ("dot", "pytorch", "float32", "forward"): Cost(14.3, 0.0261, 0.0735),
-        ("dot", "llvm", "float32", "gradients"): Cost(110, 0.0398, 0),
-        ("dot", "pytorch", "float32", "gradients"): Cost(71.4, 0.14, 0.545),
-        ("dot", "llvm", "float64", "forward"): Cost(11.9, 0.02, 0),
-        ("dot", "pytorch", "float64", "forward"): Cost(14.7, 0.0794, 0.0591),
-        ("dot", "llvm", "float64", "gradients"): Cost(100, 0.0957, 0.214),
-        ("dot", "pytorch", "float64", "gradients"): Cost(70.6, 0.274, 0.921),
-        ("dot", "llvm", "half", "forward"): Cost(16.6, 0.0112, 0),
-        ("dot", "pytorch", "half", "forward"): Cost(16.2, 0.026, 0.191),
-        ("dot", "llvm", "half", "gradients"): Cost(146, 0.0847, 1.32),
-        ("dot", "pytorch", "half", "gradients"): Cost(90.3, 0.291, 1.22),
+        ("additive", "direct", "float32", "forward"): Cost(19.2, 0.577, 0, 1.18),
+        ("additive", "llvm", "float32", "forward"): Cost(252, 0.135, 0, 4.7),
+        ("additive", "direct", "float32", "gradients"): Cost(197, 1.32, 0, 7.21),
+        ("additive", "llvm", "float32", "gradients"): Cost(1.61e+03, 0.649, 0, 37.5),
+        ("additive", "direct", "float64", "forward"): Cost(18.4, 1.27, 0, 2.6),
+        ("additive", "llvm", "float64", "forward"): Cost(223, 0.0967, 0, 11.3),
+        ("additive", "direct", "float64", "gradients"): Cost(236, 2.99, 0, 22.4),
+        ("additive", "llvm", "float64", "gradients"): Cost(1.23e+03, 0.6, 0, 33.8),
+        ("additive", "direct", "bfloat16", "forward"): Cost(27.1, 0.406, 0, 1.57),
+        ("additive", "direct", "float16", "forward"): Cost(27.1, 0.406, 0, 1.57),
+        ("additive", "llvm", "bfloat16", "forward"): Cost(209, 0.0432, 0, 4.64),
+        ("additive", "llvm", "float16", "forward"): Cost(209, 0.0432, 0, 4.64),
+        ("additive", "direct", "bfloat16", "gradients"): Cost(225, 0.952, 0, 8.63),
+        ("additive", "direct", "float16", "gradients"): Cost(225, 0.952, 0, 8.63),
+        ("additive", "llvm", "bfloat16", "gradients"): Cost(1.41e+03, 0.126, 0, 16.8),
+        ("additive", "llvm", "float16", "gradients"): Cost(1.41e+03, 0.126, 0, 16.8),
+        ("dot", "llvm", "float32", "forward"): Cost(11.7, 0.00839, 0, 0),
+        ("dot", "pytorch", "float32", "forward"): Cost(14.3, 0.0261, 0, 0.0735),
+        ("dot", "llvm", "float32", "gradients"): Cost(110, 0.0398, 0, 0),
+        ("dot", "pytorch", "float32", "gradients"): Cost(71.4, 0.14, 0, 0.545),
+        ("dot", "llvm", "float64", "forward"): Cost(11.9, 0.02, 0, 0),
+        ("dot", "pytorch", "float64", "forward"): Cost(14.7, 0.0794, 0, 0.0591),
+        ("dot", "llvm", "float64", "gradients"): Cost(100, 0.0957, 0, 0.214),
+        ("dot", "pytorch", "float64", "gradients"): Cost(70.6, 0.274, 0, 0.921),
+        ("dot", "llvm", "bfloat16", "forward"): Cost(16.6, 0.0112, 0, 0),
+        ("dot", "llvm", "float16", "forward"): Cost(16.6, 0.0112, 0, 0),
+        ("dot", "pytorch", "bfloat16", "forward"): Cost(16.2, 0.026, 0, 0.191),
+        ("dot", "pytorch", "float16", "forward"): Cost(16.2, 0.026, 0, 0.191),
+        ("dot", "llvm", "bfloat16", "gradients"): Cost(146, 0.0847, 0, 1.32),
+        ("dot", "llvm", "float16", "gradients"): Cost(146, 0.0847, 0, 1.32),
+        ("dot", "pytorch", "bfloat16", "gradients"): Cost(90.3, 0.291, 0, 1.22),
+        ("dot", "pytorch", "float16", "gradients"): Cost(90.3, 0.291, 0, 1.22),
     },
     "avx2": {
-        ("additive", "direct", "float32", "forward"): Cost(17.8, 0.696, 1.25),
-        ("additive", "llvm", "float32", "forward"): Cost(224, 0.223, 2.14),
-        ("additive", "direct", "float32", "gradients"): Cost(155, 2.07, 11.1),
-        ("additive", "llvm", "float32", "gradients"): Cost(1.13e03, 0.135, 32.3),
-        ("additive", "direct", "float64", "forward"): Cost(18.2, 2.04, 2.3),
-        ("additive", "llvm", "float64", "forward"): Cost(189, 0.445, 7.51),
-        ("additive", "direct", "float64", "gradients"): Cost(165, 14.5, 3.55),
-        ("additive", "llvm", "float64", "gradients"): Cost(1.09e03, 10.1, 36.9),
-        ("additive", "direct", "half", "forward"): Cost(29.4, 0.727, 1.29),
-        ("additive", "llvm", "half", "forward"): Cost(241, 0.433, 4.74),
-        ("additive", "direct", "half", "gradients"): Cost(191, 3.69, 7.48),
-        ("additive", "llvm", "half", "gradients"): Cost(1.3e03, 1.5, 23.1),
-        ("dot", "llvm", "float32", "forward"): Cost(12, 0.0222, 0),
-        ("dot", "pytorch", "float32", "forward"): Cost(15.4, 0.0279, 0.0677),
-        ("dot", "llvm", "float32", "gradients"): Cost(103, 0.0924, 0),
-        ("dot", "pytorch", "float32", "gradients"): Cost(78.2, 0.126, 0.463),
-        ("dot", "llvm", "float64", "forward"): Cost(11.6, 0.0518, 0),
-        ("dot", "pytorch", "float64", "forward"): Cost(14.1, 0.0775, 0.0805),
-        ("dot", "llvm", "float64", "gradients"): Cost(95.3, 0.349, 0),
-        ("dot", "pytorch", "float64", "gradients"): Cost(79.4, 0.392, 0.348),
-        ("dot", "llvm", "half", "forward"): Cost(18.3, 0.0239, 0.0249),
-        ("dot", "pytorch", "half", "forward"): Cost(16.9, 0.0294, 0.201),
-        ("dot", "llvm", "half", "gradients"): Cost(121, 0.175, 0.396),
-        ("dot", "pytorch", "half", "gradients"): Cost(78.4, 0.201, 3.42),
+        ("additive", "direct", "float64", "forward"): Cost(
+            57.3, 3.47, 3.13, 4.05,
+            (
+                1.3, 0.86, 1, 1.63, 3.13, 0.8, 0.93, 0.92, 0.96, 0.97, 1.1, 0.97,
+                0.9, 1.21, 0.98, 0.97, 1.11, 0.93, 1.09, 0.97, 1.07, 0.98, 0.99,
+            ),
+        ),
+        ("additive", "llvm", "float64", "forward"): Cost(
+            489, 0.369, 0, 6.73,
+            (
+                1.03, 1.01, 0.96, 1.92, 2.51, 0.76, 1.04, 0.98, 1.03, 1, 1.4, 0.94,
+                0.78, 1.4, 1.04, 0.93, 1.62, 0.85, 1.12, 0.9, 1.07, 0.97, 0.93,
+            ),
+        ),
+        ("additive", "direct", "float64", "gradients"): Cost(
+            452, 11.7, 5.83, 24.7,
+            (
+                1.26, 0.89, 0.92, 1.21, 2.95, 1.91, 1.05, 0.85, 0.96, 0.94, 1.23, 0.88,
+                0.8, 1.01, 1.64, 0.86, 1.75, 0.8, 1.14, 0.81, 0.94, 1.2, 1.29,
+            ),
+        ),
+        ("additive", "llvm", "float64", "gradients"): Cost(
+            1.8e+03, 1.89, 0, 41.1,
+            (
+                0.99, 1.04, 0.82, 0.87, 1.9, 1.24, 1.87, 0.92, 1.1, 1.09, 1.24, 1.47,
+                1.22, 1.19, 1.6, 0.88, 1.15, 0.74, 0.85, 0.74, 0.85, 1.02, 1.29,
+            ),
+        ),
+        ("additive", "direct", "float32", "forward"): Cost(
+            57.9, 1.17, 4.67, 2.47,
+            (
+                1.46, 0.9, 0.96, 4.6, 7.07, 0.83, 0.94, 0.91, 0.93, 0.91, 1.3, 0.98,
+                0.92, 1.34, 0.94, 0.98, 1.18, 0.89, 1.16, 0.98, 1.16, 0.96, 0.97,
+            ),
+        ),
+        ("additive", "llvm", "float32", "forward"): Cost(
+            603, 0.214, 0.0322, 5.64,
+            (
+                0.97, 1.36, 1.01, 1.96, 3.6, 1.32, 0.95, 1.05, 1.06, 0.94, 1.33, 0.92,
+                0.67, 1.44, 1.07, 0.9, 1.44, 0.8, 1.2, 1.14, 0.85, 0.91, 0.91,
+            ),
+        ),
+        ("additive", "direct", "float32", "gradients"): Cost(
+            474, 4.36, 8.15, 9.24,
+            (
+                1.17, 0.94, 1.28, 1.62, 2.55, 0.83, 1.01, 0.84, 0.91, 1.18, 1.17, 0.94,
+                0.77, 1.09, 0.94, 1.1, 1.14, 1.08, 1.12, 0.93, 0.98, 0.92, 0.92,
+            ),
+        ),
+        ("additive", "llvm", "float32", "gradients"): Cost(
+            2.23e+03, 0.753, 0, 12.8,
+            (
+                0.92, 1.11, 1.26, 1.54, 2.08, 0.78, 1.19, 0.85, 0.82, 1.08, 1.32, 0.88,
+                0.76, 1.32, 1.02, 1.31, 1.62, 1.08, 1.17, 0.97, 0.87, 0.92, 0.87,
+            ),
+        ),
+        ("additive", "direct", "bfloat16", "forward"): Cost(
+            94.2, 1.21, 5.43, 2.48,
+            (
+                0.98, 1.01, 1.15, 1.67, 3.34, 0.66, 1.02, 0.97, 0.97, 0.92, 1.41, 1.01,
+                0.98, 1.4, 0.94, 0.93, 1.22, 0.9, 1.16, 0.98, 1.57, 0.92, 0.89,
+            ),
+        ),
+        ("additive", "llvm", "bfloat16", "forward"): Cost(
+            728, 0.198, 2.07, 4.48,
+            (
+                1.02, 1.03, 1.04, 1.81, 2.13, 0.61, 0.91, 1.2, 0.91, 0.84, 1.84, 1.23,
+                0.9, 1.51, 1.22, 0.86, 1.78, 1.02, 1.18, 1.26, 1.38, 0.84, 0.82,
+            ),
+        ),
+        ("additive", "direct", "bfloat16", "gradients"): Cost(
+            460, 4.33, 2.68, 13.7,
+            (
+                1.06, 0.96, 0.9, 1.32, 2, 0.93, 1.1, 0.86, 0.99, 1.23, 1.22, 1.09,
+                0.85, 1.09, 0.97, 0.96, 1.11, 0.87, 1.11, 0.95, 0.9, 0.96, 0.93,
+            ),
+        ),
+        ("additive", "llvm", "bfloat16", "gradients"): Cost(
+            1.93e+03, 0.612, 0, 17.3,
+            (
+                0.97, 0.98, 0.98, 1.14, 1.79, 0.85, 1.11, 0.91, 0.98, 1.39, 1.48, 1.18,
+                0.81, 1.51, 1.14, 0.97, 1.35, 0.78, 1.01, 0.99, 0.86, 0.96, 0.86,
+            ),
+        ),
+        ("additive", "direct", "float16", "forward"): Cost(
+            83.6, 1.16, 4.75, 2.36,
+            (
+                0.99, 1.03, 1.08, 1.79, 3.47, 0.73, 1.01, 0.97, 0.97, 0.97, 1.26, 0.97,
+                0.89, 1.34, 0.93, 0.97, 1.16, 0.88, 1.13, 0.96, 1.06, 0.96, 0.96,
+            ),
+        ),
+        ("additive", "llvm", "float16", "forward"): Cost(
+            566, 0.182, 0, 4.17,
+            (
+                1.03, 1.04, 1, 1.94, 2.15, 0.77, 1.01, 1.02, 1.01, 1.06, 1.65, 0.99,
+                0.8, 1.43, 1.06, 0.95, 1.63, 0.83, 1.07, 0.89, 0.87, 0.95, 0.92,
+            ),
+        ),
+        ("additive", "direct", "float16", "gradients"): Cost(
+            449, 4.24, 4.21, 8.54,
+            (
+                1.01, 0.98, 1, 1.79, 2.71, 0.83, 1.06, 0.95, 1.02, 0.98, 1.2, 0.96,
+                0.8, 1.07, 0.96, 0.97, 1.14, 0.91, 1.1, 0.97, 1.05, 0.96, 0.96,
+            ),
+        ),
+        ("additive", "llvm", "float16", "gradients"): Cost(
+            1.58e+03, 0.658, 0, 12.6,
+            (
+                0.98, 0.99, 1.02, 1.48, 2.18, 0.78, 1.03, 1.01, 1.04, 1.02, 1.5, 1,
+                0.76, 1.35, 0.96, 0.97, 1.47, 0.88, 1.01, 1.02, 1, 0.9, 0.93,
+            ),
+        ),
+        ("dot", "llvm", "float64", "forward"): Cost(
+            24.6, 0.069, 1.44, 0.187,
+            (
+                1.24, 0.83, 1.03, 2.04, 1.85, 0.72, 0.87, 1.43, 1.15, 1.17, 1.33, 1.11,
+                0.84, 4.71, 1.24, 0.98, 1.1, 0.89, 1.06, 0.93, 0.76, 1, 0.97,
+            ),
+        ),
+        ("dot", "pytorch", "float64", "forward"): Cost(
+            33.8, 0.0658, 3.77, 0.247,
+            (
+                1.3, 0.85, 0.85, 2.49, 2.43, 0.76, 0.96, 2.11, 1.13, 1.12, 1.11, 1.04,
+                0.8, 3.15, 1.11, 0.99, 1.05, 0.98, 0.98, 0.87, 1.04, 0.92, 0.91,
+            ),
+        ),
+        ("dot", "step", "float64", "forward"): Cost(
+            22.6, 0, 0, 0.275,
+            (1.22, 0.94, 0.95, 2.36, 2.18, 0.82, 0, 0, 0, 0, 0, 0, 0.83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
+        ("dot", "plain", "float64", "forward"): Cost(
+            30.8, 0.0572, 4.7, 0.266,
+            (
+                0.91, 0.94, 0.91, 2.49, 1.68, 0.74, 1.07, 1.77, 1.17, 1.13, 1.13, 1.02,
+                0.79, 2.75, 1.19, 0.97, 0.94, 0.99, 0.91, 0.89, 1.07, 0.96, 0.95,
+            ),
+        ),
+        ("dot", "llvm", "float64", "gradients"): Cost(
+            282, 0.232, 4.18, 2.08,
+            (
+                1.13, 0.94, 0.87, 1.24, 1.2, 0.86, 0.99, 1.07, 1.04, 1.07, 1.19, 0.98,
+                0.9, 2.06, 1.17, 1.01, 1.09, 0.89, 1.03, 0.96, 0.77, 1.01, 0.97,
+            ),
+        ),
+        ("dot", "pytorch", "float64", "gradients"): Cost(
+            224, 0.199, 11.9, 2.44,
+            (
+                1.03, 0.95, 0.78, 1.3, 1.15, 0.91, 1.08, 1.44, 1.06, 1.06, 1.02, 0.95,
+                0.91, 1.38, 1.09, 1.02, 1.12, 0.98, 0.98, 0.94, 0.85, 0.93, 1,
+            ),
+        ),
+        ("dot", "step", "float64", "gradients"): Cost(
+            227, 0, 0, 1.64,
+            (1.08, 1.05, 0.95, 1.34, 1.44, 0.8, 0, 0, 0, 0, 0, 0, 0.88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
+        ("dot", "plain", "float64", "gradients"): Cost(
+            229, 0.175, 11.5, 2.57,
+            (
+                0.95, 0.94, 0.77, 1.32, 1.1, 0.79, 1.14, 2.41, 1.15, 1.1, 1.07, 0.93,
+                0.98, 1.52, 1.15, 0.97, 1.01, 0.95, 0.95, 0.9, 0.99, 0.98, 1.04,
+            ),
+        ),
+        ("dot", "llvm", "float32", "forward"): Cost(
+            24.7, 0.0294, 0.337, 0.188,
+            (
+                1.16, 0.83, 1.12, 1.44, 1.43, 0.68, 0.87, 1.55, 1.03, 1.11, 1.38, 1.15,
+                0.75, 3.44, 1.32, 1.12, 1.14, 0.85, 1.07, 1.02, 0.83, 1.04, 0.99,
+            ),
+        ),
+        ("dot", "pytorch", "float32", "forward"): Cost(
+            33, 0.0241, 1.43, 0.132,
+            (
+                1.34, 0.85, 0.91, 2.58, 0.96, 0.83, 0.94, 2.06, 1.02, 1.01, 1.06, 1.02,
+                0.88, 3.32, 0.95, 0.98, 1.19, 0.89, 1.14, 0.93, 1, 0.95, 0.95,
+            ),
+        ),
+        ("dot", "step", "float32", "forward"): Cost(
+            22, 0, 0, 0.126,
+            (1.2, 0.97, 0.95, 1.94, 1.01, 0.87, 0, 0, 0, 0, 0, 0, 0.89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
+        ("dot", "plain", "float32", "forward"): Cost(
+            31.1, 0.0228, 2.01, 0.124,
+            (
+                0.88, 0.94, 0.97, 2.66, 0.9, 0.86, 1.05, 1.58, 1.08, 1.04, 1.07, 0.99,
+                0.88, 3.93, 0.92, 0.97, 1.09, 0.94, 1.11, 0.95, 1.06, 0.96, 0.96,
+            ),
+        ),
+        ("dot", "llvm", "float32", "gradients"): Cost(
+            300, 0.106, 1.14, 0.897,
+            (
+                1.01, 0.92, 0.98, 1.33, 1.54, 0.73, 0.95, 1.12, 0.97, 1.02, 1.18, 1.07,
+                0.8, 2.15, 1.24, 1.05, 1.23, 0.96, 1.12, 1.02, 0.79, 1, 0.96,
+            ),
+        ),
+        ("dot", "pytorch", "float32", "gradients"): Cost(
+            234, 0.0801, 5.3, 1.06,
+            (
+                0.99, 0.94, 0.91, 1.62, 1.45, 0.79, 1.05, 1.45, 1.04, 1.03, 0.95, 0.99,
+                0.8, 1.63, 0.9, 1.03, 1.25, 0.96, 1.18, 0.98, 0.89, 0.94, 0.98,
+            ),
+        ),
+        ("dot", "step", "float32", "gradients"): Cost(
+            228, 0, 0, 0.839,
+            (1.07, 1.07, 1.01, 1.17, 1.37, 0.83, 0, 0, 0, 0, 0, 0, 0.85, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
+        ("dot", "plain", "float32", "gradients"): Cost(
+            250, 0.0668, 5.35, 1.22,
+            (
+                0.91, 0.92, 0.88, 1.63, 1.33, 0.71, 1.09, 2.68, 1.11, 1.08, 0.98, 0.99,
+                0.92, 1.86, 0.92, 1, 1.17, 0.98, 1.14, 0.97, 0.93, 0.96, 0.96,
+            ),
+        ),
+        ("dot", "llvm", "bfloat16", "forward"): Cost(
+            41.7, 0.0298, 0.331, 0.411,
+            (
+                0.92, 0.93, 1.05, 1.59, 1.6, 0.7, 0.95, 1.34, 1.03, 1.08, 1.21, 1.08,
+                0.75, 2.23, 1.27, 1.03, 1.14, 0.91, 1.06, 0.99, 0.83, 1.04, 0.98,
+            ),
+        ),
+        ("dot", "pytorch", "bfloat16", "forward"): Cost(
+            38.1, 0.0215, 1.86, 0.392,
+            (
+                1.2, 0.86, 1.07, 1.24, 1.06, 0.76, 0.92, 1.99, 0.99, 0.96, 0.88, 1.01,
+                1.01, 2.29, 0.93, 1, 1.25, 0.98, 1.05, 0.96, 0.94, 0.98, 1,
+            ),
+        ),
+        ("dot", "step", "bfloat16", "forward"): Cost(
+            34.9, 0, 0, 0.113,
+            (1.09, 0.96, 0.98, 1.01, 1.05, 0.96, 0, 0, 0, 0, 0, 0, 0.98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
+        ("dot", "llvm", "bfloat16", "gradients"): Cost(
+            360, 0.12, 0.73, 1.26,
+            (
+                0.98, 0.93, 1.02, 1.46, 1.47, 0.7, 0.94, 1.13, 0.98, 1.05, 1.19, 1.04,
+                0.81, 1.89, 1.16, 1.03, 1.22, 0.95, 1.16, 0.93, 0.83, 1.07, 0.99,
+            ),
+        ),
+        ("dot", "pytorch", "bfloat16", "gradients"): Cost(
+            238, 0.461, 4.06, 1.03,
+            (
+                0.99, 1, 1.07, 1.76, 1.42, 0.83, 1.06, 1.44, 1.13, 1.13, 1.13, 1.11,
+                0.91, 2.28, 1.08, 1.09, 1.84, 0.6, 1.31, 1.06, 0.68, 1.06, 1.08,
+            ),
+        ),
+        ("dot", "step", "bfloat16", "gradients"): Cost(
+            271, 0.565, 0, 0.158,
+            (1, 1, 1.01, 1.01, 1, 0.98, 0, 0, 0, 0, 0, 0, 1.01, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
+        ("dot", "llvm", "float16", "forward"): Cost(
+            37.4, 0.0326, 0.274, 0.348,
+            (
+                0.93, 0.92, 1.06, 1.61, 1.64, 0.68, 0.96, 1.4, 1.03, 1.08, 1.29, 1.1,
+                0.75, 2.46, 1.28, 1.05, 1.22, 0.87, 1.09, 1.02, 0.84, 1.01, 0.97,
+            ),
+        ),
+        ("dot", "pytorch", "float16", "forward"): Cost(
+            41, 0.0679, 1.76, 0.289,
+            (
+                0.91, 1.06, 1.02, 1.32, 1.1, 0.78, 0.9, 1.75, 1.2, 1.18, 1.35, 1.28,
+                1.06, 3.54, 0.94, 1.21, 1.33, 0.66, 1.51, 0.93, 0.79, 0.93, 0.92,
+            ),
+        ),
+        ("dot", "step", "float16", "forward"): Cost(
+            32.7, 0, 0, 0.11,
+            (1.11, 0.96, 0.98, 1.04, 1.03, 0.96, 0, 0, 0, 0, 0, 0, 0.97, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
+        ("dot", "llvm", "float16", "gradients"): Cost(
+            348, 0.114, 0.888, 1.42,
+            (
+                0.99, 0.93, 0.98, 1.39, 1.5, 0.76, 0.95, 1.15, 0.99, 1.04, 1.22, 1.07,
+                0.77, 1.73, 1.12, 1.01, 1.29, 0.95, 1.17, 0.94, 0.78, 1.07, 0.96,
+            ),
+        ),
+        ("dot", "pytorch", "float16", "gradients"): Cost(
+            245, 0.678, 1.37, 0.65,
+            (
+                1, 1.12, 1.07, 1.88, 1.62, 0.93, 1.06, 1.4, 1.3, 1.38, 1.48, 1.45,
+                0.91, 3.09, 1.36, 1.41, 1.85, 0.5, 1.64, 1.32, 0.59, 1.33, 1.33,
+            ),
+        ),
+        ("dot", "step", "float16", "gradients"): Cost(
+            263, 0, 0, 0.602,
+            (1.02, 1.01, 1, 1.02, 1.03, 0.95, 0, 0, 0, 0, 0, 0, 0.98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        ),
     },
-}
-"""By instruction set: on one core of Zen 5 with all of its instructions, and with those of AVX2."""
+}  # fmt: skip
+"""By instruction set: on one core of Zen 5, and for AVX2 on one of Zen 2."""
 
 
 def _without_avx() -> Costs:
     """Registers of 128 bits, not measured: all kernels are taken to need twice the time that they need in AVX2."""
-    return {key: Cost(call, 2 * pair, row) for key, (call, pair, row) in MEASURED["avx2"].items()}
+    return {
+        key: Cost(cost.call, 2 * cost.pair, 2 * cost.score, cost.row, cost.measured)
+        for key, cost in MEASURED["avx2"].items()
+    }
 
 
 COSTS: Mapping[str, Costs] = {**MEASURED, "neon": _without_avx()}

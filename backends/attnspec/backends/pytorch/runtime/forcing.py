@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATHS = ("llvm", "direct", "plain", "pytorch")
+PATHS = ("llvm", "direct", "step", "plain", "pytorch")
 """What may be forced: the paths of additive attention but for ``triton``, and those of scaled dot-product attention."""
 
 _forced: str | None = None

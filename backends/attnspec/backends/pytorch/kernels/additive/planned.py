@@ -2,30 +2,60 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
+from attnspec.backends.pytorch.runtime.recent import Recent, named
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 from . import HAS_LLVMLITE, routes
 
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""query, key, value, w_q, w_k and w_v."""
 
-class Planned(NamedTuple):
-    """What runs a call, if the direct kernels do: their plan, and what takes it, the operands, the mask, and whether
-    autograd records the call."""
+Plan: TypeAlias = Callable[[Operands, Tensor | None], Tensor | None]
+"""Computes a call from its operands and mask; None where it needs more than a plan."""
 
-    plan: Any
-    attend: Callable[..., Tensor | None] | None
-    tracked: bool
+# what plans depend on beside tensors, by functions of PyTorch in C++
+grad, threads = torch.is_grad_enabled, torch.get_num_threads
+
+_recent: Recent[Plan] = Recent()
+_plans: Plans[Plan] = Plans()
 
 
-_plans: Plans[Planned] = Plans()
+def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """For additive attention: calls like recent ones run by their plan.
+
+    Guards see autocast too, so that this stands outside of what lowers dtypes.
+    """
+    known, tracing = _recent.known, torch.compiler.is_dynamo_compiling
+
+    @wraps(operation)
+    def called(
+        query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *,
+        mask: Tensor | None = None, causal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        # all in this frame: those of helpers would take as long as what they do
+        if (causal is True or causal is False) and forward_ad._current_level < 0 and not tracing():
+            operands = query, key, value, w_q, w_k, w_v
+            for alike, plan in known.get((causal, mask is None, grad(), threads(), forced()), ()):
+                if alike(*operands) if mask is None else alike(*operands, mask):
+                    output = plan(operands, mask)
+                    if output is not None:
+                        return output
+                    break
+        return operation(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal)
+
+    named(called, operation.__name__)
+    return called
 
 
 def attend(
@@ -36,44 +66,52 @@ def attend(
 
     ``check`` raises for arguments that do not fit; what fitted once is not checked again.
     """
+    operands = query, key, value, w_q, w_k, w_v
     if intercepted() or not HAS_LLVMLITE or (causal is not True and causal is not False):
-        check(query, key, value, w_q, w_k, w_v, mask, causal=causal)
+        check(*operands, mask, causal=causal)
         return None
     kind: Any = None
-    planned = None
+    plan = None
+    options = causal, mask is None, grad(), threads(), forced()
     try:
-        kind = (
-            seen(query), seen(key), seen(value), seen(w_q), seen(w_k), seen(w_v), seen(mask), causal,
-            torch.is_grad_enabled(), torch.get_num_threads(), forced(),
-        )  # fmt: skip
-        planned = _plans.get(kind)
+        kind = options, *map(seen, operands), seen(mask), all(x.is_contiguous() for x in operands)
+        plan = _plans.get(kind)
     except (AttributeError, TypeError, RuntimeError):  # what is no tensor is refused by name
         kind = None
-    if planned is None:
-        shape = check(query, key, value, w_q, w_k, w_v, mask, causal=causal)
-        planned = _made(shape, query, key, value, w_q, w_k, w_v, mask, causal)
+    if plan is None:
+        shape = check(*operands, mask, causal=causal)
+        plan = _made(shape, operands, mask, causal)
         if kind is not None:
-            _plans.remember(kind, planned)
-    if planned.attend is None:
+            _plans.remember(kind, plan)
+    if plan is _nothing or any(x.is_neg() or x._is_zerotensor() for x in operands):
         return None
-    return planned.attend(planned.plan, (query, key, value, w_q, w_k, w_v), mask, planned.tracked)
+    output = plan(operands, mask)
+    if output is not None and kind is not None and ordinary(*operands, mask):
+        _recent.remember(options, plan, *operands, *(() if mask is None else (mask,)))
+    return output
 
 
-def _made(
-    shape: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, mask: Tensor | None,
-    causal: bool,
-) -> Planned:  # fmt: skip
-    operands = query, key, value, w_q, w_k, w_v
+def _nothing(operands: Operands, mask: Tensor | None) -> None:
+    return None
+
+
+def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> Plan:
+    query, key, value, _, _, w_v = operands
     tracked = recorded(*operands)
     if "direct" not in additive.available_paths(query.device.type) or forced() == "plain":
-        return Planned(None, None, tracked)
+        return _nothing
     if not ordinary(*operands, mask) or any(x.dtype is not query.dtype for x in operands):
-        return Planned(None, None, tracked)
+        return _nothing
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
     chosen = routes.by_cost(math.prod(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked=tracked)
     if chosen != "direct":
-        return Planned(None, None, tracked)
-    from .llvm import direct
+        return _nothing
+    from .llvm import direct, few
 
     plan = direct.plan(direct.Operands(*operands), mask, causal, torch.Size(shape[:-2]))
-    return Planned(plan, None if plan is None else direct.attend_unnamed, tracked)
+    if plan is None:
+        return _nothing
+    of_few = few.plan(direct.Operands(*operands), plan)
+    if of_few is not None:
+        return lambda operands, mask: few.attend(of_few, operands, mask, tracked)
+    return lambda operands, mask: direct.attend_ordinary(plan, operands, mask, tracked)

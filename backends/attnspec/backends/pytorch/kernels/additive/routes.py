@@ -1,8 +1,12 @@
 """Which of the kernels for CPUs a call of additive attention takes: those that cost least."""
 
+from functools import lru_cache
+
 import torch
 
-from attnspec.backends.pytorch.kernels.costs import cost_of, microseconds
+from attnspec.backends.pytorch.kernels import costs
+from attnspec.backends.pytorch.kernels.costs import Work, cost_of
+from attnspec.backends.pytorch.kernels.measured import SIZES
 from attnspec.backends.pytorch.runtime.forcing import forced
 
 PATHS = "direct", "llvm"
@@ -15,10 +19,23 @@ def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *,
     wish = forced()
     if wish in PATHS:
         return wish
-    terms = work(entries, n, m, h, d)
-    return min(PATHS, key=lambda path: microseconds(cost_of("additive", path, dtype, tracked), *terms))
+    return min(PATHS, key=lambda path: microseconds(path, entries, n, m, h, d, dtype, tracked, torch.get_num_threads()))
 
 
-def work(entries: int, n: int, m: int, h: int, d: int) -> tuple[int, int]:
-    """Hidden units of all pairs of a query and a key, and numbers of all rows: what time is proportional to."""
-    return entries * n * m * h, entries * ((n + m) * h + m * d)
+@lru_cache(maxsize=4096)
+def microseconds(
+    path: str, entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, tracked: bool, threads: int
+) -> float:
+    """What a call takes on a path by so many threads, those of PyTorch."""
+    cost = cost_of("additive", path, dtype, tracked)
+    assert cost is not None
+    return costs.microseconds(cost, work(entries, n, m, h, d), MEASURED)
+
+
+def work(entries: int, n: int, m: int, h: int, d: int) -> Work:
+    """What time is proportional to."""
+    return Work(entries * n * m * h, entries * n * m, entries * ((n + m) * h + m * d))
+
+
+MEASURED = tuple(work(batch, n, m, h, h) for batch, n, m, h in SIZES)
+"""The work of the calls that were measured."""

@@ -1,11 +1,14 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
-``llvm`` are the kernels of this package (``dot``). ``pytorch`` is what PyTorch takes by itself: inside
-``torch.compile``, ``torch.func`` and modes, without llvmlite, where it takes less time (`routes`), for empty operands,
-for scales that are not positive, for tensors that are not addressable memory, and wherever fused
-kernels are switched off (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused
-kernel has tangents.
+``llvm`` are the kernels of this package (``dot``), ``step`` those for one query in each head. ``plain`` is the formula
+by PyTorch's products of matrices, with the scores in memory, where nothing is excluded and that takes less time.
+``pytorch`` is what PyTorch takes by itself: inside ``torch.compile``, ``torch.func`` and modes, without llvmlite, where
+it takes less time (`routes`), for empty operands, for scales that are not positive, for tensors that are not
+addressable memory, and wherever fused kernels are switched off (``torch.nn.attention.sdpa_kernel``). In forward mode
+the formula is computed, for no fused kernel has tangents.
 """
+
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +16,9 @@ from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
-from attnspec.backends.pytorch.kernels.dot.call import Call
+from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
 from attnspec.backends.pytorch.kernels.dot.exact_exclusion import exact
+from attnspec.backends.pytorch.kernels.dot.zero_rows import has_zero_row
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.forcing import forced
@@ -22,14 +26,12 @@ from attnspec.backends.pytorch.runtime.transforms import addressable, has_tangen
 
 SMALL_IN_LAYER = 1 << 18
 """Multiply-adds that PyTorch's kernel does before one of this package is called from within another operation."""
-FEW_KEYS = 16
-"""float32 in the widest vector of a CPU: of fewer keys PyTorch's fused kernel takes a maximum that ignores NaN."""
 SCALES = 2.0**-126, 2.0**126
 """Smallest and largest scale that the kernels take: within the normal numbers of float32."""
 
 
-def kernel(call: Call) -> str:
-    """``llvm`` or ``pytorch``."""
+def kernel(call: Call, *, fits: bool = False) -> str:
+    """``llvm``, ``step``, ``plain`` or ``pytorch``; ``fits`` if operands were given in four dimensions."""
     if intercepted():  # before any size is read, which torch.export would make a constraint
         return "pytorch"
     query, key, value, mask, _, scale, _, in_layer = call
@@ -54,8 +56,18 @@ def kernel(call: Call) -> str:
 
     return routes.by_cost(
         b, h, n, key.shape[-2], d, value.shape[-1], query.dtype, tracked=call.differentiates(),
-        excludes=mask is not None or call.causal,
+        excludes=mask is not None or call.causal, also=_some(call), fits=fits,
     )  # fmt: skip
+
+
+def _some(call: Call) -> list[str]:
+    """The paths that serve this call and not every other."""
+    from attnspec.backends.pytorch.kernels.dot import planned_step
+
+    found = ["step"] if planned_step.serves(call) else []
+    if call.mask is None and not call.causal and call.query.dtype not in HALF_DTYPES:
+        found.append("plain")
+    return found
 
 
 def at_once(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -71,14 +83,32 @@ def at_once(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def by_pytorch(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
-    """The output of PyTorch's kernel, with NaN in the rows of queries that have one, where sizes may be read."""
+    """The output of PyTorch's kernel, with NaN in rows whose scores are all NaN, where sizes may be read."""
     output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)
-    if intercepted() or key.shape[-2] >= FEW_KEYS or not query.shape[-1]:
+    if intercepted() or key.shape[-2] >= few_keys(key.dtype) or not output.numel():
         return output
-    return output.add(query.detach().amax(-1, keepdim=True), alpha=0)
+    return with_nan(output, query, key, value, mask, causal, scale)
 
 
-def attend(call: Call) -> Tensor:
+@cache
+def few_keys(dtype: torch.dtype) -> int:
+    """Numbers in a register of PyTorch's kernels: over fewer keys its fused kernel takes a maximum that passes over
+    NaN."""
+    register = 32 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT") else 64
+    return register // (8 if dtype is torch.float64 else 4)
+
+
+def with_nan(
+    output: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    """The output of PyTorch's kernel for few keys, computed anew where it may have hidden that scores are NaN."""
+    if not has_zero_row(output) or _finite(query, key):
+        return output
+    call = four_dimensional(query, key, value, mask, causal, scale)[0]
+    return exact(call.query, call.key, call.value, call.allowed(), call.scale).view(output.shape)
+
+
+def attend(call: Call, *, fits: bool = False) -> Tensor:
     """The output; excluded keys have no effect on it, even where they hold NaN or infinity."""
     if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
         call = _resolved(call)
@@ -88,15 +118,35 @@ def attend(call: Call) -> Tensor:
     if has_tangents():
         return exact(call.query, call.key, call.value, call.allowed(), call.scale)
     excludes = call.mask is not None or call.causal
-    if kernel(call) == "llvm":
+    chosen = kernel(call, fits=fits)
+    if chosen == "llvm":
         from attnspec.backends.pytorch.kernels.dot import cpu
 
         output, nan = cpu.attend(call)
         leaks = excludes and (nan or (call.differentiates() and not _finite(call.key, call.value)))
+    elif chosen == "step":
+        from attnspec.backends.pytorch.kernels.dot import planned_step
+
+        output, leaks = planned_step.attend(call), False
     else:
-        output = _by_pytorch(call)
+        by = _by_formula if chosen == "plain" else _by_pytorch
+        output = by(call)
         leaks = excludes and not intercepted() and addressable(output) and not _finite(output, *_differentiated(call))
     return exact(call.query, call.key, call.value, call.allowed(), call.scale) if leaks else output
+
+
+def by_formula(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """softmax(scale·QKᵀ)V with the scores in memory, for equal batches; nothing is excluded."""
+    batch = query.shape[:-2]
+    if len(batch) != 1:
+        query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (query, key, value))
+    scores = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=scale)
+    pooled = torch.bmm(torch.softmax(scores, -1), value)
+    return pooled if len(batch) == 1 else pooled.view(*batch, *pooled.shape[-2:])
+
+
+def _by_formula(call: Call) -> Tensor:
+    return by_formula(call.scale, call.query, call.key, call.value)
 
 
 def _resolved(call: Call) -> Call:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
-from attnspec.backends.pytorch.kernels.costs import cost_of, microseconds
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import finite, widened
@@ -42,23 +41,21 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
     if intercepted() or not (HAS_LLVMLITE and _served(query, key, value, visible, scoring)):
         return "plain"
     wish = forced()
-    if wish not in (None, "llvm"):
+    if wish not in (None, "llvm", "step"):
         return "plain"
     if _is_step(query, key, value, visible, scoring):
         return "step"
-    from attnspec.backends.pytorch.kernels.dot.routes import work
+    if wish == "step":
+        return "plain"
+    from attnspec.backends.pytorch.kernels.dot.routes import microseconds
 
     (heads, n, d), (heads_k, m, d_v) = query.shape[-3:], value.shape[-3:]
     entries = query.shape[:-3].numel() * heads
     if n == 1 and _joins(visible, scoring):
         entries, n = entries // heads * heads_k, heads // heads_k
     tracked = recorded(query, key, value)
-    by_llvm, by_pytorch = (
-        microseconds(
-            cost_of("dot", path, query.dtype, tracked), *work(path, entries, n, m, d, d_v, widened(query[:0]).dtype)
-        )
-        for path in ("llvm", "pytorch")
-    )
+    sizes = entries, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
+    by_llvm, by_pytorch = (microseconds(path, *sizes) or 0.0 for path in ("llvm", "pytorch"))
     return "llvm" if wish == "llvm" or by_llvm <= by_pytorch + PLAIN else "plain"
 
 

@@ -2,41 +2,58 @@
 strides is found once, and the words of the kernels are kept but for addresses."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.kernels.dot import cpu_routes
-from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
+from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_formula, by_pytorch, excluding
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
+from attnspec.backends.pytorch.runtime.recent import Recent, named
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
-WORTH_WIDENING = 2**13
-"""Numbers of keys from which widening half dtypes saves more than it takes."""
+Attention: TypeAlias = Callable[..., Tensor]
 
-FEW_HALF = 20
-"""Queries up to which half dtypes are widened for PyTorch's kernel."""
+# what plans depend on beside tensors, by functions of PyTorch in C++
+grad, threads, flash = torch.is_grad_enabled, torch.get_num_threads, torch._C._get_flash_sdp_enabled
 
-PIECE = 2**17
-"""Numbers of keys that are widened at a time: half a megabyte of float32."""
-
-
-class Plan(NamedTuple):
-    """How to run a call: by PyTorch's kernel, in parts of the batch, by those of this package, or as others are."""
-
-    rank: int
-    scale: float
-    pytorch: tuple[slice, ...]
-    widens: bool
-    kernel: Any
-    attend: Callable[..., Tensor | None] | None
-    tracked: bool
-
-
+_recent: Recent[Plan] = Recent()
 _plans: Plans[Plan] = Plans()
+
+
+def at_once(scale: float | None) -> Callable[[Attention], Attention]:
+    """For an operation of dot products, times 1/√d unless a scale is given: calls like recent ones run by their plan.
+
+    Guards see autocast too, so that this stands outside of what lowers dtypes.
+    """
+
+    def decorated(operation: Attention) -> Attention:
+        known, tracing = _recent.known, torch.compiler.is_dynamo_compiling
+
+        @wraps(operation)
+        def called(
+            query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
+        ) -> Tensor:
+            # all in this frame: those of helpers would take as long as what they do
+            if (causal is True or causal is False) and forward_ad._current_level < 0 and not tracing():
+                options = causal, scale, mask is None, grad(), threads(), flash(), forced()
+                for alike, plan in known.get(options, ()):
+                    if alike(query, key, value) if mask is None else alike(query, key, value, mask):
+                        output = plan(query, key, value, mask)
+                        if output is not None:
+                            return output
+                        break
+            return operation(query, key, value, mask=mask, causal=causal)
+
+        named(called, operation.__name__)
+        return called
+
+    return decorated
 
 
 def attend(
@@ -52,11 +69,11 @@ def attend(
         return None
     kind: Any = None
     plan = None
+    options = causal, scale, mask is None, grad(), threads(), flash(), forced()
     try:
         kind = (
-            seen(query), seen(key), seen(value), query.stride(), key.stride(), value.stride(),
-            None if mask is None else (seen(mask), mask.stride()), causal, scale, torch.is_grad_enabled(),
-            torch.get_num_threads(), torch._C._get_flash_sdp_enabled(), forced(),
+            options, seen(query), seen(key), seen(value), query.stride(), key.stride(), value.stride(),
+            None if mask is None else (seen(mask), mask.stride()),
         )  # fmt: skip
         plan = _plans.get(kind)
     except (AttributeError, TypeError, RuntimeError):  # what is no dense tensor is refused by name, or taken as it is
@@ -66,67 +83,39 @@ def attend(
         plan = _made(query, key, value, mask, causal, scale)
         if kind is not None:
             _plans.remember(kind, plan)
-    if query.is_neg() or key.is_neg() or value.is_neg():
+    given = query, key, value
+    if any(x.is_neg() for x in given) or any(x._is_zerotensor() for x in given):
         return None
-    if query._is_zerotensor() or key._is_zerotensor() or value._is_zerotensor():
-        return None
-    if plan.pytorch:
-        return _by_pytorch(plan, query, key, value)
-    return None if plan.attend is None else plan.attend(plan.kernel, query, key, value, mask, plan.tracked)
+    output = plan(query, key, value, mask)
+    if output is not None and kind is not None and ordinary(*given, mask):
+        _recent.remember(options, plan, *given, *(() if mask is None else (mask,)))
+    return output
 
 
 def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Plan:
     operands = query, key, value
-    nothing = Plan(0, 0.0, (), False, None, None, False)
     if not ordinary(*operands, mask) or not (query.numel() and key.numel() and value.numel()):
-        return nothing
+        return _nothing
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
-    chosen = cpu_routes.kernel(call)
-    tracked = call.differentiates()
+    chosen = cpu_routes.kernel(call, fits=len(batch) == 2)
+    if chosen == "plain":
+        return partial(by_formula, call.scale)
     if chosen == "pytorch":
         alike = key.shape == value.shape and query.shape[:-2] == key.shape[:-2] and len(batch) <= 2
-        plain = alike and mask is None and not causal and torch._C._get_flash_sdp_enabled()
-        return (
-            Plan(len(batch), call.scale, _parts(call, tracked), _widens(call), None, None, tracked)
-            if plain
-            else nothing
-        )
-    from attnspec.backends.pytorch.kernels.dot import planned_kernel
+        if not alike or not torch._C._get_flash_sdp_enabled():
+            return _nothing
+        if mask is None and not causal:
+            return by_pytorch(call, len(batch), scale)
+        return excluding(call, operands, mask, len(batch), scale) or _nothing
+    from attnspec.backends.pytorch.kernels.dot import planned_kernel, planned_step
 
+    if chosen == "step":
+        return planned_step.attention(call, operands, batch) or _nothing
     made = planned_kernel.plan(call, operands, mask, batch)
-    return Plan(len(batch), call.scale, (), False, made, None if made is None else planned_kernel.attend, tracked)
+    if made is None:
+        return _nothing
+    return partial(planned_kernel.attend, made, call.differentiates())
 
 
-def _parts(call: Call, tracked: bool) -> tuple[slice, ...]:
-    """Where half dtypes are widened, parts of the batch that stay in the cache, one if autograd records the call."""
-    b, h, _, d = call.query.shape
-    entry = h * call.key.shape[-2] * d
-    if tracked or not _widens(call) or b * entry <= PIECE or not call.query.is_contiguous():
-        return (slice(None),)
-    size = max(1, PIECE // entry)
-    return tuple(slice(i, i + size) for i in range(0, b, size))
-
-
-def _widens(call: Call) -> bool:
-    """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long."""
-    return call.query.dtype in HALF_DTYPES and call.query.shape[-2] <= FEW_HALF and call.key.numel() >= WORTH_WIDENING
-
-
-def _by_pytorch(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """PyTorch's kernel, which wants four dimensions; nothing is excluded."""
-    if len(plan.pytorch) > 1:
-        output = torch.empty_like(query)
-        whole = plan._replace(pytorch=(slice(None),))
-        for part in plan.pytorch:
-            output[part] = _by_pytorch(whole, query[part], key[part], value[part])
-        return output
-    if plan.widens:
-        whole = plan._replace(widens=False)
-        return _by_pytorch(whole, query.float(), key.float(), value.float()).to(query.dtype)
-    operands = query, key, value
-    if plan.rank == 1:
-        operands = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
-    elif plan.rank == 0:
-        operands = query[None, None], key[None, None], value[None, None]
-    found = cpu_routes.by_pytorch(*operands, None, False, plan.scale)
-    return found.squeeze(1) if plan.rank == 1 else found[0, 0] if plan.rank == 0 else found
+def _nothing(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    return None

@@ -92,7 +92,7 @@ def plan(call: Call, given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, 
         backward = _backward_plan(operands, (b, h, n, m, d, d_v), causal, scale, bits, output)
     return Plan(
         len(batch), (*batch, n, d_v), (b, h, n, m, d, d_v), tuple(x.stride() for x in wide), half,
-        mask is not None or causal, causal, scale, threads, scratch, forward_kernel(bits), _template(arguments),
+        mask is not None or causal, causal, scale, threads, scratch, forward_kernel(bits), template(arguments),
         backward,
     )  # fmt: skip
 
@@ -111,13 +111,13 @@ def _backward_plan(
         m_padded=m_padded, scale=scale, gradient=gradient, row_gradient=None,
         query_gradient=None, key_gradient=None, value_gradient=None,
     )  # fmt: skip
-    words = _template(arguments)
+    words = template(arguments)
     # a task writes no rows of queries that attend to none of its keys
     zeros = causal and ranges > 1
     return BackwardPlan(threads, scratch, ranges, m_padded, d_padded, v_padded, zeros, backward_kernel(bits), words)
 
 
-def _template(arguments: Arguments) -> "array[int]":
+def template(arguments: Arguments) -> "array[int]":
     """Leading words, the words of some arguments, and one for what the kernel says about NaN."""
     words = array("q", bytes(8 * LEADING))
     words.extend(arguments.to_words())
@@ -136,7 +136,7 @@ _QUERY, _KEY, _VALUE, _MASK, _OUTPUT, _MAXIMUM, _RECIPROCAL = (
 _SCRATCH, _NAN, _STRANGE = LEADING + Forward.scratch, LEADING + Forward.nan, LEADING + Forward.words
 
 
-def attend(plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, tracked: bool) -> Tensor | None:
+def attend(plan: Plan, tracked: bool, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
     """The output; None where it, or a gradient, may be wrong because what is excluded is not finite."""
     if tracked:
         output: Tensor
@@ -219,19 +219,20 @@ def _gradients(
     alike = strides == plan.strides and pooled.is_contiguous() and type(pooled) is Tensor is type(numbers)
     if intercepted() or not alike or not addressable(gradient):
         call = four_dimensional(query, key, value, mask, plan.causal, plan.scale)[0]
-        found = gradients_by_pytorch(call, _four(gradient, plan.rank), _four(pooled, plan.rank), wanted)
+        found = gradients_by_pytorch(call, as_four(gradient, plan.rank), as_four(pooled, plan.rank), wanted)
         return tuple(None if x is None else x.view(own.shape) for x, own in zip(found, operands, strict=True))
     if plan.half:
         gradient = gradient.float()
     if gradient.stride(-1) != 1 and gradient.shape[-1] > 1:
         gradient = gradient.contiguous()
-    found = _backward(plan, wide, mask, _four(gradient, plan.rank), pooled, numbers, wanted)
+    found = _backward(plan, wide, mask, as_four(gradient, plan.rank), pooled, numbers, wanted)
     if plan.half:
         return tuple(None if x is None else x.to(query.dtype) for x in found)
     return found
 
 
-def _four(x: Tensor, rank: int) -> Tensor:
+def as_four(x: Tensor, rank: int) -> Tensor:
+    """A tensor whose batch has so many dimensions, two at most, in four."""
     return x if rank == 2 else x.unsqueeze(1) if rank == 1 else x[None, None]
 
 

@@ -1,30 +1,69 @@
 """Which of the kernels for CPUs a call of scaled dot-product attention takes: those that cost least."""
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import torch
 
-from attnspec.backends.pytorch.kernels.costs import cost_of, microseconds
+from attnspec.backends.pytorch.kernels import costs
+from attnspec.backends.pytorch.kernels.costs import Work, cost_of
 from attnspec.backends.pytorch.kernels.dot.tiles import width
+from attnspec.backends.pytorch.kernels.measured import SIZES
 from attnspec.backends.pytorch.runtime.forcing import forced
 
-PATHS = "llvm", "pytorch"
+EVERYWHERE = "llvm", "pytorch"
+"""Paths that serve every call of `by_cost`; ``step`` and ``plain`` serve some."""
 
-EXCLUDING = 25.0
-"""Microseconds that the kernel of PyTorch takes longer where keys are excluded: what it gives must be checked."""
+EXCLUDING = 10.0
+"""Microseconds that the kernel of PyTorch takes longer where keys are excluded: what it is given must be checked."""
 
+VIEWS = 0.45
+"""Part of a call of PyTorch's kernel, without gradients, in which operands are given four dimensions and the result
+three."""
 
-def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, *, tracked: bool,
-            excludes: bool) -> str:  # fmt: skip
-    """``llvm`` or ``pytorch``, for operands of these sizes whose gradients are taken if ``tracked``."""
-    wish = forced()
-    if wish in PATHS:
-        return wish
-    by_llvm, by_pytorch = (
-        microseconds(cost_of("dot", path, dtype, tracked), *work(path, b * h, n, m, d, d_v, dtype)) for path in PATHS
-    )
-    return "llvm" if by_llvm <= by_pytorch + EXCLUDING * excludes else "pytorch"
+MOST_SCORES = 2**22
+"""Numbers of scores that the formula as written may hold in memory: 16 MiB of float32."""
 
 
-def work(path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Multiply-adds of all pairs of a query and a key, and numbers of all rows; ``llvm`` fills the lanes of queries."""
+def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, *, tracked: bool, excludes: bool,
+            also: Sequence[str] = (), fits: bool = False) -> str:  # fmt: skip
+    """The cheapest path for operands of these sizes whose gradients are taken if ``tracked``.
+
+    ``also`` are those of ``step``, one query in each head, and ``plain``, the formula as it is written, that serve the
+    call. ``fits`` says that operands have four dimensions, as PyTorch's kernel wants them.
+    """
+    wish, entries = forced(), b * h
+    if wish in (*EVERYWHERE, *also):
+        return str(wish)
+    if entries * n * m > MOST_SCORES:
+        also = [path for path in also if path != "plain"]
+    times = {
+        path: time
+        for path in (*EVERYWHERE, *also)
+        if (time := microseconds(path, entries, n, m, d, d_v, dtype, tracked, torch.get_num_threads())) is not None
+    }
+    times["pytorch"] += EXCLUDING * excludes
+    if fits and not tracked:
+        times["pytorch"] -= VIEWS * (microseconds("pytorch", 1, 1, 1, 1, 1, dtype, tracked, 1) or 0)
+    return min(times, key=times.__getitem__)
+
+
+@lru_cache(maxsize=4096)
+def microseconds(
+    path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, tracked: bool, threads: int
+) -> float | None:
+    """What a call takes on a path by so many threads, those of PyTorch; None where the path was not measured."""
+    cost = cost_of("dot", path, dtype, tracked)
+    return cost and costs.microseconds(cost, work(path, entries, n, m, d, d_v, dtype), _measured(path, dtype))
+
+
+@lru_cache(maxsize=64)
+def _measured(path: str, dtype: torch.dtype) -> tuple[Work, ...]:
+    return tuple(work(path, batch, n, m, d, d, dtype) for batch, n, m, d in SIZES)
+
+
+def work(path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype) -> Work:
+    """What a path has to do; ``llvm`` fills the lanes of queries."""
     lanes = width(64 if dtype is torch.float64 else 32) if path == "llvm" else 1
-    return entries * -(-n // lanes) * lanes * m * (d + d_v), entries * (n + m) * (d + d_v)
+    scores = entries * -(-n // lanes) * lanes * m
+    return Work(scores * (d + d_v), scores, entries * (n + m) * (d + d_v))

@@ -36,7 +36,7 @@ def attend(
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
     if in_layer:
         call = call._replace(in_layer=True)
-    output = cpu_routes.attend(call) if query.is_cpu else _on_accelerator(call)
+    output = cpu_routes.attend(call, fits=len(batch) == 2) if query.is_cpu else _on_accelerator(call)
     rank = len(batch)
     return output if rank == 2 else output.squeeze(1) if rank == 1 else output.reshape(*batch, *output.shape[-2:])
 
@@ -55,9 +55,10 @@ def path_for(
 
     Where something excluded is not finite, the CPU then computes again, with the scores in memory.
     """
-    call = four_dimensional(query, key, value, mask, causal, scale)[0]._replace(in_layer=in_layer)
+    call, batch = four_dimensional(query, key, value, mask, causal, scale)
+    call = call._replace(in_layer=in_layer)
     if query.is_cpu:
-        return f"{_keys(call)}: {cpu_routes.kernel(call)}"
+        return f"{_keys(call)}: {cpu_routes.kernel(call, fits=len(batch) == 2)}"
     call = _structured(call)
     if call.lengths is not None:
         return f"{len(call.lengths)} lengths: variable-length flash"

@@ -68,12 +68,20 @@ def define_transpose(k: Kernel) -> None:
     """Define the subroutine behind `transpose`."""
     with k.subroutine("transpose", 8) as values:
         source, target = Square(RealPointer(values[0]), *values[1:4]), Square(RealPointer(values[4]), *values[5:])
-        inside = k.lanes_below(source.columns)
-        numbers = [k.minimum(k.integer(i), source.rows - 1) for i in range(k.lanes)]
-        loaded = [k.load_lanes(inside, source.base + number * source.step, 0) for number in numbers]
-        for i, row in enumerate(transposed(k, loaded)):
-            written = k.lanes_below(k.select(target.rows.compare(">", i), target.columns, k.integer(0)))
-            k.store_lanes(row, written, target.base + target.step * i, 0)
+        whole = k.integer(1)
+        for count in (source.rows, source.columns, target.rows, target.columns):
+            whole = k.select(count.compare("<", k.lanes), k.integer(0), whole)
+        with k.when(whole.is_nonzero()) as otherwise:
+            loaded = [k.load(source.base + source.step * i, 0) for i in range(k.lanes)]
+            for i, row in enumerate(transposed(k, loaded)):
+                k.store(row, target.base + target.step * i, 0)
+        with otherwise():
+            inside = k.lanes_below(source.columns)
+            numbers = [k.minimum(k.integer(i), source.rows - 1) for i in range(k.lanes)]
+            loaded = [k.load_lanes(inside, source.base + number * source.step, 0) for number in numbers]
+            for i, row in enumerate(transposed(k, loaded)):
+                written = k.lanes_below(k.select(target.rows.compare(">", i), target.columns, k.integer(0)))
+                k.store_lanes(row, written, target.base + target.step * i, 0)
 
 
 def transpose(k: Kernel, source: Square, target: Square) -> None:

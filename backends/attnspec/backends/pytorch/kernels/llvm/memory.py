@@ -42,6 +42,44 @@ class Memory(Arithmetic):
         wide = b.shl(b.zext(words, self.word), ir.Constant(self.word, [16] * self.lanes))
         return Value(self, b.bitcast(wide, self.vector))
 
+    def load_stored_one(self, base: BytePointer, byte: Index, stored: str) -> Value:
+        """One real, stored as in `load_stored`, in every lane."""
+        b, place = self.builder, base.at(byte)
+        if stored == "real":
+            return Value(self, self.splat(b.load(place, typ=self.scalar, align=self.size)))
+        if stored == "float16":
+            return Value(self, self.splat(b.fpext(b.load(place, typ=ir.HalfType(), align=2), self.scalar)))
+        word = b.zext(b.load(place, typ=ir.IntType(16), align=2), INT32)
+        return Value(self, self.splat(b.bitcast(b.shl(word, INT32(16)), self.scalar)))
+
+    def store_stored(self, value: Value, base: BytePointer, byte: Index, stored: str, *, first: bool = False) -> None:
+        """Store all lanes, or the ``first`` alone, from a byte on, as `load_stored` reads them.
+
+        Half dtypes are rounded to the nearest, ties to even.
+        """
+        b, place = self.builder, base.at(byte)
+        lanes = self._as_stored(value, stored)
+        b.store(
+            b.extract_element(lanes, INT32(0)) if first else lanes, place, align=2 if stored != "real" else self.size
+        )
+
+    def _as_stored(self, value: Value, stored: str) -> ir.Value:
+        b = self.builder
+        if stored == "real":
+            return value.ssa
+        if stored == "float16":
+            return b.fptrunc(value.ssa, ir.VectorType(ir.HalfType(), self.lanes))
+
+        def all_lanes(number: int) -> ir.Constant:
+            return ir.Constant(self.word, [number] * self.lanes)
+
+        bits = b.bitcast(value.ssa, self.word)
+        odd = b.and_(b.lshr(bits, all_lanes(16)), all_lanes(1))
+        rounded = b.lshr(b.add(bits, b.add(odd, all_lanes(0x7FFF))), all_lanes(16))
+        # rounding up could make an infinity of a NaN
+        rounded = b.select(b.fcmp_unordered("!=", value.ssa, value.ssa), all_lanes(0x7FC0), rounded)
+        return b.trunc(rounded, ir.VectorType(ir.IntType(16), self.lanes))
+
     def store(self, value: Value, base: RealPointer, element: Index) -> None:
         """Store all lanes from an element on."""
         self.builder.store(value.ssa, base.at(element), align=self.size)
@@ -97,6 +135,10 @@ class Memory(Arithmetic):
     def load_byte(self, base: BytePointer, element: Index) -> Value:
         """A byte, as an integer."""
         return Value(self, self.builder.zext(self.builder.load(base.at(element), typ=BYTE, align=1), INT))
+
+    def load_eight_bytes(self, base: BytePointer, element: Index) -> Value:
+        """Eight bytes, wherever they lie, as one integer."""
+        return Value(self, self.builder.load(base.at(element), typ=INT, align=1))
 
     def load_bytes(self, base: BytePointer, element: Value, inside: Value) -> Value:
         """Booleans (byte != 0) of the lanes marked in `inside`; other lanes are false and their bytes are not read."""

@@ -27,7 +27,7 @@ from .direct_kernels import Backward, Forward, backward_kernel, forward_kernel
 PIECE = 2**16
 """Numbers of projected keys that are made at a time, without gradients: 256 KiB of float32."""
 
-_once = no_second_derivative("additive attention", "llvm", "additive.attention(..., path='plain')")
+ONCE = no_second_derivative("additive attention", "llvm", "additive.attention(..., path='plain')")
 
 
 class Operands(NamedTuple):
@@ -69,7 +69,7 @@ class Plan:
 
 def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan | None:
     """The plan of a call whose shapes are right and not empty; None for batches that the kernels do not take."""
-    query, key, value, w_q, _, w_v = operands
+    query, key, value, w_q, w_k, w_v = operands
     entries, n, m, h, d = batch.numel(), query.shape[-2], key.shape[-2], w_v.shape[0], value.shape[-1]
     given = [query, key, value] if mask is None else [query, key, value, mask]
     if any(x.shape[:-2] != batch and x.shape[:-2].numel() != 1 for x in given):
@@ -78,7 +78,8 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     bits = 64 if query.dtype is torch.float64 else 32
     half = query.dtype in HALF_DTYPES
     rows = 0 if mask is None else mask.shape[-2]
-    size = max(1, PIECE // (m * max(h, key.shape[-1], d)))
+    weights = 0 if w_k is None else w_k.numel()  # each piece reads them
+    size = max(1, max(PIECE, weights) // (m * max(h, key.shape[-1], d)))
     whole = any(shared) or (w_q is None and not half) or size >= entries
     pieces = ((0, entries),) if whole else tuple((i, min(i + size, entries)) for i in range(0, entries, size))
     sizes = {
@@ -127,11 +128,6 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
     return attend(made, Operands(a, b, value, None, None, w_v), mask, tracked)
 
 
-def attend_unnamed(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """`attend` for a tuple."""
-    return attend(plan, Operands(*operands), mask, tracked)
-
-
 def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
     """The output; None where it, or a gradient, may be wrong because of NaN at excluded keys, or has no memory."""
     query, key, value, _, _, w_v = operands
@@ -139,12 +135,19 @@ def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -
         return None
     if query._is_zerotensor() or key._is_zerotensor():
         return None
+    return attend_ordinary(plan, operands, mask, tracked)
+
+
+def attend_ordinary(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
+    """`attend` for tensors without lazy signs, named or not."""
+    operands = Operands(*operands)
+    value = operands.value
     if mask is not None:
         mask = (mask if mask.shape == plan.mask_shape else mask.expand(plan.mask_shape)).contiguous()
     if tracked:
         output, nan = DirectAttention.apply(*operands, mask, plan)  # type: ignore[no-untyped-call]
     elif len(plan.pieces) == 1:
-        output, nan, *_ = _forward(plan, _wide(operands) if plan.half else operands, mask, (0, plan.entries), False)
+        output, nan, *_ = _forward(plan, wide(operands) if plan.half else operands, mask, (0, plan.entries), False)
         output = output.to(value.dtype) if plan.half else output
     else:
         output, nan = _in_pieces(plan, operands, mask)
@@ -161,14 +164,14 @@ def _in_pieces(plan: Plan, operands: Operands, mask: Tensor | None) -> tuple[Ten
     nan = False
     for start, stop in plan.pieces:
         part = Operands(rows[0][start:stop], rows[1][start:stop], rows[2][start:stop], w_q, w_k, w_v)
-        part = _wide(part) if plan.half else part
+        part = wide(part) if plan.half else part
         own = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
         output[start:stop], strange, *_ = _forward(plan, part, own, (start, stop), False)
         nan = nan or strange
     return output.view(*plan.batch, plan.n, plan.d), nan
 
 
-def _wide(operands: Operands) -> Operands:
+def wide(operands: Operands) -> Operands:
     """Operands of a half dtype in float32."""
     query, key, value, w_q, w_k, w_v = operands
     if w_q is not None and w_k is not None:
@@ -230,9 +233,9 @@ class DirectAttention(torch.autograd.Function):
     ) -> tuple[Tensor, bool]:  # fmt: skip
         """Keep the projected operands and the weights, and, where they are few numbers, what was widened."""
         operands = Operands(query, key, value, w_q, w_k, w_v)
-        wide = _wide(operands) if plan.half else operands
-        output, nan, a, b, weights = _forward(plan, wide, mask, (0, plan.entries), True)
-        kept = wide if plan.half and plan.entries * plan.m * plan.h <= PIECE else _NOTHING
+        widened = wide(operands) if plan.half else operands
+        output, nan, a, b, weights = _forward(plan, widened, mask, (0, plan.entries), True)
+        kept = widened if plan.half and plan.entries * plan.m * plan.h <= PIECE else _NOTHING
         projected = (None, None) if w_q is None else (a, b)
         ctx.save_for_backward(*operands, *projected, weights, *kept)
         ctx.plan = plan
@@ -242,21 +245,21 @@ class DirectAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         """Gradients of the operands that need them."""
         saved = ctx.saved_tensors
-        operands, (a, b, weights), wide = Operands(*saved[:6]), saved[6:9], Operands(*saved[9:])
+        operands, (a, b, weights), kept = Operands(*saved[:6]), saved[6:9], Operands(*saved[9:])
         wanted = ctx.needs_input_grad
 
-        def gradients(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-            given = wide if wide.query is not None else _wide(operands) if ctx.plan.half else operands
-            return _gradients(ctx.plan, given, gradient, a, b, weights, wanted, operands.value.dtype)
+        def of_operands(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+            given = kept if kept.query is not None else wide(operands) if ctx.plan.half else operands
+            return gradients(ctx.plan, given, gradient, a, b, weights, wanted, operands.value.dtype)
 
-        found = first_order(_once, gradients, gradient, *(x for x in operands if x is not None))
+        found = first_order(ONCE, of_operands, gradient, *(x for x in operands if x is not None))
         return *found, None, None
 
 
 _NOTHING = (None,) * 6
 
 
-def _gradients(
+def gradients(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
     wanted: Sequence[bool], dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip

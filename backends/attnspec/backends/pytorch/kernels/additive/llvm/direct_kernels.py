@@ -10,7 +10,7 @@ Two units of a key share a division; no result depends on another query or key. 
 entry, so that every sum has one order.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Arguments,
@@ -23,6 +23,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Size,
 )
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.registers import groups, load, store, vectors
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 
@@ -105,18 +106,6 @@ def _inside(k: Kernel, count: Value, first: Value) -> Value:
     return k.lanes_below(count - first)
 
 
-def _in_pairs(k: Kernel[Direct], body: Callable[[Value, int], None]) -> None:
-    """The body for the first of two vectors of units, as long as there are two, then for one."""
-    h = k.argument.h
-    whole = h // (2 * k.lanes) * (2 * k.lanes)
-    rest = h - whole
-    two = k.select(rest.compare(">", k.lanes), h, whole)
-    with k.loop(0, two, 2 * k.lanes) as u:
-        body(u, 2)
-    with k.loop(two, h, k.lanes) as u:
-        body(u, 1)
-
-
 @compiled
 def forward_kernel(bits: int) -> Kernel[Forward]:
     """Output and, on request, weights."""
@@ -129,12 +118,15 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
         _scores(k, entry, i, stop, scores)
         reciprocal = _softmax(k, entry, i, stop, scores)
         _pool(k, entry, task, stop, scores, reciprocal)
-        with k.when(g.weights.is_given()), k.loop(0, g.m, k.lanes) as j:
-            seen = _inside(k, stop, j)
-            weight = k.load_lanes(seen, scores, j) * reciprocal
+
+        def keep(j: Value, inside: Value | None) -> None:
+            weight = k.load_lanes(_inside(k, stop, j), scores, j)
             # an excluded key keeps its 0 in a row that is NaN
-            weight = k.select(k.load_lanes(seen, scores, j).compare("==", 0.0), k.full(0.0), weight)
-            k.store_lanes(weight, _inside(k, g.m, j), g.weights, task * g.m + j)
+            weight = k.select(weight.compare("==", 0.0), k.full(0.0), weight * reciprocal)
+            store(k, weight, inside, g.weights, task * g.m + j)
+
+        with k.when(g.weights.is_given()):
+            vectors(k, g.m, keep)
     return k
 
 
@@ -147,19 +139,20 @@ def _scores(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Rea
         rows = [keys + k.minimum(j + t, stop - 1) * g.h for t in range(KEYS)]
         sums = [Variable(k, k.full(0.0)) for _ in rows]
 
-        def add(first: Value, count: int, rows: list[RealPointer] = rows, sums: list[Variable] = sums) -> None:
-            units = [first + c * k.lanes for c in range(count)]
-            insides = [_inside(k, g.h, u) for u in units]
+        def add(
+            units: list[Value], insides: Sequence[Value | None], rows: list[RealPointer] = rows,
+            sums: list[Variable] = sums,
+        ) -> None:  # fmt: skip
             queries, weights = (
-                [k.load_lanes(inside, x, u) for inside, u in zip(insides, units, strict=True)] for x in (a, g.w)
+                [load(k, inside, x, u) for inside, u in zip(insides, units, strict=True)] for x in (a, g.w)
             )
             for row, total in zip(rows, sums, strict=True):
-                own = [k.load_lanes(inside, row, u) for inside, u in zip(insides, units, strict=True)]
+                own = [load(k, inside, row, u) for inside, u in zip(insides, units, strict=True)]
                 es = _exponentials(k, [x + y for x, y in zip(queries, own, strict=True)])
                 for weight, r in zip(weights, _reciprocals(k, es), strict=True):
                     total.set(k.fma(weight, k.fma(r, k.full(-2.0), k.full(1.0)), total.get()))
 
-        _in_pairs(k, add)
+        groups(k, g.h, 2, add)
         for t, total in enumerate(sums):
             with k.when((j + t).compare("<", stop)):
                 k.store_first(k.sum(total.get()), scores, j + t)
@@ -172,13 +165,14 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
     maximum, strange = Variable(k, lowest), Variable(k, k.integer(0))
     with k.loop(0, stop, k.lanes) as j:
         inside = _inside(k, stop, j)
-        score = k.load_lanes(inside, scores, j)
+        # there is room for a whole register behind the scores
+        score = k.select(inside, k.load(scores, j), lowest)
         strange.set(strange.get() | k.select(k.any(score.compare("!=", score)), k.integer(1), k.integer(0)))
         attendable = Variable(k, inside)
         with k.when(g.mask.is_given()):
             attendable.set(k.load_bytes(g.mask + (entry * g.mask_entry + i * g.mask_row), j, inside))
         score = k.select(attendable.get(), score, lowest)
-        k.store_lanes(score, inside, scores, j)
+        k.store(score, scores, j)
         maximum.set(k.maximum(score, maximum.get()))  # in this order a NaN is passed over
     with k.when(strange.get().is_nonzero()):
         k.store_int(strange.get(), g.nan, 0)
@@ -186,9 +180,8 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
     largest = k.select(largest.compare("==", lowest), k.full(0.0), largest)
     total = Variable(k, k.full(0.0))
     with k.loop(0, stop, k.lanes) as j:
-        inside = _inside(k, stop, j)
-        weight = exp(k, k.select(inside, k.load_lanes(inside, scores, j), lowest) - largest)
-        k.store_lanes(weight, inside, scores, j)
+        weight = exp(k, k.load(scores, j) - largest)
+        k.store(weight, scores, j)
         total.add(weight)
     row_sum = k.sum(total.get())
     return k.select(row_sum.compare("==", 0.0), k.full(0.0), k.full(1.0) / row_sum)
@@ -199,25 +192,19 @@ def _pool(k: Kernel[Forward], entry: Value, row: Value, stop: Value, weights: Re
     g = k.argument
     values, output = g.value + entry * g.value_entry, g.output + row * g.d
 
-    def columns(first: Value, count: int) -> None:
-        insides = [_inside(k, g.d, first + c * k.lanes) for c in range(count)]
-        sums = [Variable(k, k.full(0.0)) for _ in range(count)]
+    def columns(places: list[Value], insides: Sequence[Value | None]) -> None:
+        sums = [Variable(k, k.full(0.0)) for _ in places]
         with k.loop(0, stop) as j:
             weight = k.broadcast(weights, j)
-            for c, (inside, total) in enumerate(zip(insides, sums, strict=True)):
-                total.set(k.fma(weight, k.load_lanes(inside, values, j * g.d + first + c * k.lanes), total.get()))
-        for c, (inside, total) in enumerate(zip(insides, sums, strict=True)):
+            for place, inside, total in zip(places, insides, sums, strict=True):
+                total.set(k.fma(weight, load(k, inside, values, j * g.d + place), total.get()))
+        for place, inside, total in zip(places, insides, sums, strict=True):
             result = total.get() * scale
             with k.when(k.any(result.compare("!=", result))):
                 k.store_int(k.integer(1), g.nan, 0)
-            k.store_lanes(result, inside, output, first + c * k.lanes)
+            store(k, result, inside, output, place)
 
-    step = COLUMNS * k.lanes
-    whole = g.d // step * step
-    with k.loop(0, whole, step) as first:
-        columns(first, COLUMNS)
-    with k.loop(whole, g.d, k.lanes) as first:
-        columns(first, 1)
+    groups(k, g.d, COLUMNS, columns)
 
 
 @compiled
@@ -228,18 +215,20 @@ def backward_kernel(bits: int) -> Kernel[Backward]:
     with k.tasks(g.tasks) as entry:
         by_b, by_w, by_value = g.grad_b + entry * g.m * g.h, g.grad_w + entry * g.h, g.grad_value + entry * g.m * g.d
         for target, count in ((by_b, g.m * g.h), (by_w, g.h), (by_value, g.m * g.d)):
-            with k.loop(0, count, k.lanes) as c:
-                k.store_lanes(k.full(0.0), _inside(k, count, c), target, c)
+            vectors(k, count, lambda i, inside: store(k, k.full(0.0), inside, target, i))  # noqa: B023
         of_scores = g.scratch.of(k.thread)
         with k.loop(0, g.n) as i:
             stop = k.select(g.causal.is_nonzero(), k.minimum(i + 1, g.m), g.m)
             _score_gradients(k, entry, i, stop, of_scores, by_value)
             _unit_gradients(k, entry, i, stop, of_scores, by_b, by_w)
-        with k.loop(0, g.h, k.lanes) as u:
-            inside = _inside(k, g.h, u)
-            weight = k.load_lanes(inside, g.w, u)
+
+        def times_weight(u: Value, inside: Value | None) -> None:
+            weight = load(k, inside, g.w, u)
             with k.loop(0, g.m) as j:
-                k.store_lanes(k.load_lanes(inside, by_b, j * g.h + u) * weight, inside, by_b, j * g.h + u)
+                place = j * g.h + u
+                store(k, load(k, inside, by_b, place) * weight, inside, by_b, place)
+
+        vectors(k, g.h, times_weight)
     return k
 
 
@@ -252,13 +241,15 @@ def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, o
     delta = Variable(k, k.full(0.0))
     with k.loop(0, stop) as j:
         weight, total = k.broadcast(weights, j), Variable(k, k.full(0.0))
-        with k.loop(0, g.d, k.lanes) as c:
-            inside = _inside(k, g.d, c)
-            part = k.load_lanes(inside, gradient, c)
-            total.set(k.fma(part, k.load_lanes(inside, values, j * g.d + c), total.get()))
-            old = k.load_lanes(inside, by_value, j * g.d + c)
+
+        def add(c: Value, inside: Value | None, j: Value = j, weight: Value = weight, total: Variable = total) -> None:
+            part, place = load(k, inside, gradient, c), j * g.d + c
+            total.set(k.fma(part, load(k, inside, values, place), total.get()))
+            old = load(k, inside, by_value, place)
             new = k.select(weight.compare("==", 0.0), old, k.fma(weight, part, old))
-            k.store_lanes(new, inside, by_value, j * g.d + c)
+            store(k, new, inside, by_value, place)
+
+        vectors(k, g.d, add)
         of_weight = k.sum(total.get())
         k.store_first(of_weight, of_scores, j)
         none = weight.compare("==", 0.0)
@@ -277,25 +268,23 @@ def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of
     a, keys = g.a + (entry * g.a_entry + i * g.h), g.b + entry * g.b_entry
     by_a = g.grad_a + (entry * g.n + i) * g.h
 
-    def walk(first: Value, count: int) -> None:
-        units = [first + c * k.lanes for c in range(count)]
-        insides = [_inside(k, g.h, u) for u in units]
-        queries = [k.load_lanes(inside, a, u) for inside, u in zip(insides, units, strict=True)]
+    def walk(units: list[Value], insides: Sequence[Value | None]) -> None:
+        queries = [load(k, inside, a, u) for inside, u in zip(insides, units, strict=True)]
         of_a = [Variable(k, k.full(0.0)) for _ in units]
-        of_w = [Variable(k, k.load_lanes(inside, by_w, u)) for inside, u in zip(insides, units, strict=True)]
+        of_w = [Variable(k, load(k, inside, by_w, u)) for inside, u in zip(insides, units, strict=True)]
         with k.loop(0, stop) as j:
             s = k.broadcast(of_scores, j)
             places = [j * g.h + u for u in units]
-            own = [k.load_lanes(inside, keys, place) for inside, place in zip(insides, places, strict=True)]
+            own = [load(k, inside, keys, place) for inside, place in zip(insides, places, strict=True)]
             es = _exponentials(k, [x + y for x, y in zip(queries, own, strict=True)])
             for c, (e, r) in enumerate(zip(es, _reciprocals(k, es), strict=True)):
                 change = s * (e * r * r * 4.0)
                 of_a[c].add(change)
                 of_w[c].set(k.fma(s, k.fma(r, k.full(-2.0), k.full(1.0)), of_w[c].get()))
-                old = k.load_lanes(insides[c], by_b, places[c])
-                k.store_lanes(old + change, insides[c], by_b, places[c])
+                old = load(k, insides[c], by_b, places[c])
+                store(k, old + change, insides[c], by_b, places[c])
         for c, (inside, u) in enumerate(zip(insides, units, strict=True)):
-            k.store_lanes(of_a[c].get() * k.load_lanes(inside, g.w, u), inside, by_a, u)
-            k.store_lanes(of_w[c].get(), inside, by_w, u)
+            store(k, of_a[c].get() * load(k, inside, g.w, u), inside, by_a, u)
+            store(k, of_w[c].get(), inside, by_w, u)
 
-    _in_pairs(k, walk)
+    groups(k, g.h, 2, walk)

@@ -5,6 +5,7 @@ A flip of -1 negates both a and b in its hidden unit.
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store, vectors
 from attnspec.backends.pytorch.kernels.llvm.values import Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 
@@ -122,14 +123,16 @@ def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
             k.store_first(zero, g.maximum, task * h + u)
         with k.loop(task * ROWS, k.minimum(g.rows, task * ROWS + ROWS)) as row:
             flag = RowFlag(k)
-            with k.loop(0, h, k.lanes) as u:
-                inside = k.lanes_below(h - u)
-                x = k.load_lanes(inside, g.raw, row * h + u) * k.load_lanes(inside, g.flip, u)
+
+            def of_units(u: Value, inside: Inside, row: Value = row, flag: RowFlag = flag) -> None:
+                x = load(k, inside, g.raw, row * h + u) * load(k, inside, g.flip, u)
                 flag.see(x)
-                factor = query_factor(k, x, k.load_lanes(inside, g.ratio, u))
-                k.store_lanes(factor, inside, g.factor, row * h + u)
-                before = k.load_lanes(inside, g.maximum, task * h + u)
-                k.store_lanes(k.maximum(before, k.magnitude(factor)), inside, g.maximum, task * h + u)
+                factor = query_factor(k, x, load(k, inside, g.ratio, u))
+                store(k, factor, inside, g.factor, row * h + u)
+                before, place = load(k, inside, g.maximum, task * h + u), task * h + u
+                store(k, k.maximum(before, k.magnitude(factor)), inside, g.maximum, place)
+
+            vectors(k, h, of_units)
             k.store_first(flag.of_all(), g.flag, row)
     return k
 

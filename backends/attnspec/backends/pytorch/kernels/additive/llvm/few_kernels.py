@@ -1,0 +1,169 @@
+"""Projections of few rows, and their gradients: each all that a call needs beside `direct_kernels`, by one kernel.
+
+A product of matrices takes PyTorch longer to begin than these take in all. Operands are read, and gradients written, as
+they are stored: half dtypes are widened and rounded in registers.
+"""
+
+from collections.abc import Callable
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, OptionalBooleans, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
+
+
+class Widths(Arguments):
+    """Rows of queries and of keys in all, their widths, hidden units, and numbers of the values."""
+
+    queries: Size
+    keys: Size
+    d_q: Size
+    d_k: Size
+    h: Size
+    values: Size
+
+
+class Stored(Arguments):
+    """Operands, or their gradients, contiguous and in their own dtype."""
+
+    query: OptionalBooleans
+    key: OptionalBooleans
+    value: OptionalBooleans
+    w_q: OptionalBooleans
+    w_k: OptionalBooleans
+    w_v: OptionalBooleans
+
+
+class Projection(Arguments):
+    """Arguments of `projection_kernel`; what is written are a (queries, h), b (keys, h), and value and w_v widened."""
+
+    widths: Widths
+    given: Stored
+    a: Reals
+    b: Reals
+    value: Reals
+    w: Reals
+
+
+class Gradients(Arguments):
+    """Arguments of `gradient_kernel`: gradients of what `Projection` writes, those of w_v by ``entries`` (entries, h),
+    and the gradients of the operands, all of which are written."""
+
+    widths: Widths
+    entries: Size
+    given: Stored
+    by_a: Reals
+    by_b: Reals
+    by_value: Reals
+    by_w: Reals
+    found: Stored
+
+
+class _Rows:
+    """Vectors and single numbers of a row that is stored so, and what walks over both."""
+
+    def __init__(self, k: Kernel, stored: str) -> None:
+        self.k, self.stored = k, stored
+        self.bytes = k.size if stored == "real" else 2
+
+    def walk(self, count: Value, body: Callable[[Value, bool], None]) -> None:
+        """The body from every place on: for a vector, or, behind the last whole one, for a single number."""
+        whole = count // self.k.lanes * self.k.lanes
+        with self.k.loop(0, whole, self.k.lanes) as i:
+            body(i, False)
+        with self.k.loop(whole, count) as i:
+            body(i, True)
+
+    def load(self, base: BytePointer, i: Value, single: bool) -> Value:
+        """What is stored from a place on."""
+        load = self.k.load_stored_one if single else self.k.load_stored
+        return load(base, i * self.bytes, self.stored)
+
+    def store(self, value: Value, base: BytePointer, i: Value, single: bool) -> None:
+        """Store from a place on."""
+        self.k.store_stored(value, base, i * self.bytes, self.stored, first=single)
+
+    def row(self, base: BytePointer, number: Value, width: Value) -> BytePointer:
+        """The beginning of a row."""
+        return base + number * width * self.bytes
+
+
+def _load_real(k: Kernel, base: RealPointer, i: Value, single: bool) -> Value:
+    return k.broadcast(base, i) if single else k.load(base, i)
+
+
+@compiled
+def projection_kernel(bits: int, stored: str) -> Kernel[Projection]:
+    """x Wᵀ of queries and keys, and value and w_v widened."""
+    k = Kernel("few_projections", Projection, bits)
+    g, rows = k.argument, _Rows(k, stored)
+    widths, given = g.widths, g.given
+
+    def project(x: BytePointer, w: BytePointer, target: RealPointer, count: Value, width: Value) -> None:
+        with k.loop(0, count) as r, k.loop(0, widths.h) as u:
+            lanes, single = Variable(k, k.full(0.0)), Variable(k, k.full(0.0))
+            left, right = rows.row(x, r, width), rows.row(w, u, width)
+
+            def add(i: Value, alone: bool) -> None:
+                total = single if alone else lanes
+                total.set(k.fma(rows.load(left, i, alone), rows.load(right, i, alone), total.get()))
+
+            rows.walk(width, add)
+            k.store_first(k.sum(lanes.get()) + single.get(), target, r * widths.h + u)
+
+    def widen(x: BytePointer, target: RealPointer, count: Value) -> None:
+        def copy(i: Value, alone: bool) -> None:
+            value = rows.load(x, i, alone)
+            if alone:
+                k.store_first(value, target, i)
+            else:
+                k.store(value, target, i)
+
+        rows.walk(count, copy)
+
+    project(given.query, given.w_q, g.a, widths.queries, widths.d_q)
+    project(given.key, given.w_k, g.b, widths.keys, widths.d_k)
+    widen(given.value, g.value, widths.values)
+    widen(given.w_v, g.w, widths.h)
+    return k
+
+
+@compiled
+def gradient_kernel(bits: int, stored: str) -> Kernel[Gradients]:
+    """Gradients of x and W of queries and keys, those of value rounded, and those of w_v summed over entries."""
+    k = Kernel("few_gradients", Gradients, bits)
+    g, rows = k.argument, _Rows(k, stored)
+    widths, given, found = g.widths, g.given, g.found
+
+    def products(count: Value, width: Value, depth: Value, factor: Callable[[Value, Value], Value],
+                 other: BytePointer, target: BytePointer) -> None:  # fmt: skip
+        """target[r, c] = the sum over t of factor(r, t) other[t, c]."""
+        with k.loop(0, count) as r:
+
+            def column(c: Value, alone: bool) -> None:
+                total = Variable(k, k.full(0.0))
+                with k.loop(0, depth) as t:
+                    own = rows.load(rows.row(other, t, width), c, alone)
+                    total.set(k.fma(factor(r, t), own, total.get()))
+                rows.store(total.get(), rows.row(target, r, width), c, alone)
+
+            rows.walk(width, column)
+
+    def through(by: RealPointer, x: BytePointer, w: BytePointer, of_x: BytePointer, of_w: BytePointer, count: Value,
+                width: Value) -> None:  # fmt: skip
+        products(count, width, widths.h, lambda r, u: k.broadcast(by, r * widths.h + u), w, of_x)
+        products(widths.h, width, count, lambda u, r: k.broadcast(by, r * widths.h + u), x, of_w)
+
+    def narrow(i: Value, alone: bool) -> None:
+        rows.store(_load_real(k, g.by_value, i, alone), found.value, i, alone)
+
+    def of_unit(u: Value, alone: bool) -> None:
+        total = Variable(k, k.full(0.0))
+        with k.loop(0, g.entries) as entry:
+            total.add(_load_real(k, g.by_w, entry * widths.h + u, alone))
+        rows.store(total.get(), found.w_v, u, alone)
+
+    through(g.by_a, given.query, given.w_q, found.query, found.w_q, widths.queries, widths.d_q)
+    through(g.by_b, given.key, given.w_k, found.key, found.w_k, widths.keys, widths.d_k)
+    rows.walk(widths.values, narrow)
+    rows.walk(widths.h, of_unit)
+    return k

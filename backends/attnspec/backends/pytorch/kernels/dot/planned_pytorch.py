@@ -1,0 +1,126 @@
+"""Planned calls of scaled dot-product attention by PyTorch's operations: its fused kernel, the formula as written."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
+from attnspec.backends.pytorch.kernels.dot import cpu_routes
+from attnspec.backends.pytorch.kernels.dot.call import Call
+from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+
+WORTH_WIDENING = 2**13
+"""Numbers of keys from which widening half dtypes saves more than it takes."""
+
+FEW_HALF = 20
+"""Queries up to which half dtypes are widened for PyTorch's kernel."""
+
+PIECE = 2**17
+"""Numbers of keys that are widened at a time: half a megabyte of float32."""
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Plan: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor | None]
+"""Computes a call from query, key, value and mask; None where it needs more than a plan."""
+
+
+def by_formula(scale: float, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
+    """softmax(scale·QKᵀ)V with the scores in memory, for equal batches."""
+    return cpu_routes.by_formula(scale, query, key, value)
+
+
+def by_pytorch(call: Call, rank: int, scale: float | None) -> Attend:
+    """What computes calls of as many dimensions of the batch as ``rank``, 2 at most, and the sizes of ``call``."""
+    sdpa = scaled_dot_product_attention if scale is None else partial(scaled_dot_product_attention, scale=scale)
+
+    def of_two(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
+        return sdpa(query, key, value)
+
+    def of_one(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
+        return sdpa(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)).squeeze(1)
+
+    def of_none(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
+        return sdpa(query[None, None], key[None, None], value[None, None])[0, 0]
+
+    attend = (of_none, of_one, of_two)[rank]
+    if call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype):
+        attend = _with_nan(attend, call, scale)
+    return _widened(attend, call) if _widens(call) else attend
+
+
+def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: int, scale: float | None) -> Plan | None:
+    """What computes calls by PyTorch's kernel under this mask, or causal.
+
+    It gives None where something is not finite or a row is empty. None where masks or operands do not lie as they must.
+    """
+    if not HAS_LLVMLITE or (mask is not None and (call.causal or mask.dim() not in (2, rank + 2))):
+        return None
+    from attnspec.backends.pytorch.kernels.dot.regular import inspector
+
+    causal, one, tracked = call.causal, rank == 1, call.differentiates()
+    # what is excluded and not finite makes the result NaN, but gradients even where it does not
+    before = tracked or call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype)
+    like = call.query.new_empty((*given[0].shape[:-1], given[2].shape[-1]))
+    regular = inspector(given, mask) if before else inspector((like,))
+    if regular is None:
+        return None
+    sdpa = scaled_dot_product_attention if scale is None else partial(scaled_dot_product_attention, scale=scale)
+    widens = mask is not None and one and mask.dim() == 3
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
+        if before and not regular(query, key, value, mask):
+            return None
+        if one:
+            own = mask.unsqueeze(1) if widens and mask is not None else mask
+            found = sdpa(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), own, 0.0, causal).squeeze(1)
+        else:
+            found = sdpa(query, key, value, mask, 0.0, causal)
+        return found if before or regular(found) else None
+
+    return attend
+
+
+def _with_nan(attend: Attend, call: Call, scale: float | None) -> Attend:
+    size = 4 if _widens(call) else call.query.element_size()
+    hides = finder(torch.Size((*call.query.shape[:-1], call.value.shape[-1])), size)
+
+    def attend_with_nan(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
+        found = attend(query, key, value, None)
+        if hides(found):
+            return cpu_routes.with_nan(found, query, key, value, None, False, scale)
+        return found
+
+    return attend_with_nan
+
+
+def _widened(attend: Attend, call: Call) -> Attend:
+    parts = _parts(call)
+
+    def attend_widened(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
+        if len(parts) == 1:
+            return attend(query.float(), key.float(), value.float(), None).to(query.dtype)
+        output = torch.empty_like(query)
+        for part in parts:
+            output[part] = attend(query[part].float(), key[part].float(), value[part].float(), None)
+        return output
+
+    return attend_widened
+
+
+def _parts(call: Call) -> tuple[slice, ...]:
+    """Where half dtypes are widened, parts of the batch that stay in the cache, one if autograd records the call."""
+    b, h, _, d = call.query.shape
+    entry = h * call.key.shape[-2] * d
+    if call.differentiates() or b * entry <= PIECE or not call.query.is_contiguous():
+        return (slice(None),)
+    size = max(1, PIECE // entry)
+    return tuple(slice(i, i + size) for i in range(0, b, size))
+
+
+def _widens(call: Call) -> bool:
+    """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long."""
+    return call.query.dtype in HALF_DTYPES and call.query.shape[-2] <= FEW_HALF and call.key.numel() >= WORTH_WIDENING

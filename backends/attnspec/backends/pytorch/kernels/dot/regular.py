@@ -1,0 +1,110 @@
+"""Whether PyTorch's kernel may be trusted with excluded keys: all numbers are finite, and every row has a key.
+
+It multiplies what is excluded by 0, and lets gradients of rows without keys through. One kernel looks at all operands
+in less time than any of PyTorch's operations takes.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, OptionalBooleans, Result, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Value, Variable
+from attnspec.backends.pytorch.runtime.accumulation import widened
+
+from .step import STORED
+
+AT_ONCE = 4
+"""Sums that do not wait for one another."""
+
+
+class Regular(Arguments):
+    """Three arrays of numbers, ``rows`` rows of ``m`` booleans; ``strange`` becomes 1 where something is."""
+
+    first_count: Size
+    second_count: Size
+    third_count: Size
+    rows: Size
+    m: Size
+    first: OptionalBooleans
+    second: OptionalBooleans
+    third: OptionalBooleans
+    mask: OptionalBooleans
+    strange: Result
+
+
+@compiled
+def regular_kernel(bits: int, stored: str) -> Kernel[Regular]:
+    """For numbers that are stored so, at least a register of each."""
+    k = Kernel("regular", Regular, bits)
+    g, size = k.argument, k.size if stored == "real" else 2
+    strange = Variable(k, k.integer(0))
+    totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
+
+    def look_at(x: BytePointer, count: Value) -> None:
+        # the last registers overlap those before; 0·x is NaN where x is not finite
+        with k.loop(0, count, AT_ONCE * k.lanes) as i:
+            for number, total in enumerate(totals):
+                at = k.minimum(i + number * k.lanes, count - k.lanes)
+                total.set(k.fma(k.load_stored(x, at * size, stored), k.full(0.0), total.get()))
+
+    for x, count in ((g.first, g.first_count), (g.second, g.second_count), (g.third, g.third_count)):
+        look_at(x, count)
+    for total in totals:
+        found = k.any(total.get().compare("!=", total.get()))
+        strange.set(k.select(found, k.integer(1), strange.get()))
+    with k.loop(0, g.rows) as row:
+        seen, own = Variable(k, k.integer(0)), g.mask + row * g.m
+        whole = g.m // 8 * 8
+        with k.loop(0, whole, 8) as j:
+            seen.set(seen.get() | k.load_eight_bytes(own, j))
+        with k.loop(whole, g.m) as j:
+            seen.set(seen.get() | k.load_byte(own, j))
+        strange.set(k.select(seen.get().compare("==", 0), k.integer(1), strange.get()))
+    k.store_int(strange.get(), g.strange, 0)
+    return k
+
+
+def inspector(tensors: Sequence[Tensor], mask: Tensor | None = None) -> Callable[..., bool] | None:
+    """What says of up to three tensors of these sizes, and of a mask behind them, whether they are regular.
+
+    None where they cannot be read as they lie.
+    """
+    first = widened(tensors[0][:0])
+    lanes = register_bytes() // first.element_size()
+    given = [*tensors] if mask is None else [*tensors, mask]
+    if not all(x.is_contiguous() for x in given) or any(x.numel() < lanes for x in tensors):
+        return None
+    template = array("q", bytes(8 * (_ANSWER + 1)))
+    for place, x in zip(_COUNTS, tensors, strict=False):
+        template[place] = x.numel()
+    if mask is not None:
+        template[_ROWS], template[_M] = mask.shape[:-1].numel(), mask.shape[-1]
+    run = regular_kernel(first.element_size() * 8, STORED[tensors[0].dtype]).call
+    answer, strange, mask_word = _ANSWER, _STRANGE, _MASK
+    one, two, three = _TENSORS
+
+    # written out: loops and helpers would take longer than the kernel
+    def regular(first: Tensor, second: Tensor | None = None, third: Tensor | None = None,
+                mask: Tensor | None = None) -> bool:  # fmt: skip
+        words = template[:]
+        address = words.buffer_info()[0]
+        words[strange] = address + 8 * answer
+        words[one] = first.data_ptr()
+        if second is not None and third is not None:
+            words[two], words[three] = second.data_ptr(), third.data_ptr()
+        if mask is not None:
+            words[mask_word] = mask.data_ptr()
+        run(address)
+        return not words[answer]
+
+    return regular
+
+
+_COUNTS = tuple(LEADING + word for word in (Regular.first_count, Regular.second_count, Regular.third_count))
+_TENSORS = tuple(LEADING + word for word in (Regular.first, Regular.second, Regular.third))
+_ROWS, _M, _MASK, _STRANGE = (LEADING + word for word in (Regular.rows, Regular.m, Regular.mask, Regular.strange))
+_ANSWER = LEADING + Regular.words

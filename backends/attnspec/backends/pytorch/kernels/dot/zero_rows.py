@@ -1,0 +1,77 @@
+"""Whether a row of a result begins with 0: so PyTorch's fused kernel shows that none of few scores was a number.
+
+Its maximum over the keys that fill no register passes over NaN, and what has no maximum is taken for a row without
+keys. Reading one number of each row takes less time than any of PyTorch's operations.
+"""
+
+from array import array
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
+from attnspec.backends.pytorch.runtime.transforms import addressable
+
+if HAS_LLVMLITE:
+    import llvmlite.ir as ir
+
+    from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, OptionalBooleans, Result, Size
+    from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
+    from attnspec.backends.pytorch.kernels.llvm.values import INT, Value, Variable
+
+    class Rows(Arguments):
+        """``rows`` numbers, ``step`` bytes apart; ``found`` becomes 1 where one of them is 0 or -0."""
+
+        rows: Size
+        step: Size
+        x: OptionalBooleans
+        found: Result
+
+    @compiled
+    def _zero_kernel(size: int) -> Kernel[Rows]:
+        """For numbers of so many bytes."""
+        k = Kernel("zero_rows", Rows, 32)
+        g, b, kind = k.argument, k.builder, ir.IntType(8 * size)
+        found = Variable(k, k.integer(0))
+        with k.loop(0, g.rows) as row:
+            word = b.load((g.x + row * g.step).at(0), typ=kind, align=size)
+            is_zero = b.icmp_unsigned("==", b.shl(word, kind(1)), kind(0))
+            found.set(found.get() | Value(k, b.zext(is_zero, INT)))
+        k.store_int(found.get(), g.found, 0)
+        return k
+
+
+def has_zero_row(x: Tensor) -> bool:
+    """Whether the first number of any row of x (…, rows, columns), not empty, is 0."""
+    if HAS_LLVMLITE and addressable(x) and x.stride(-1) == 1 and (x.is_contiguous() or _swapped(x)):
+        return finder(x.shape, x.element_size())(x)
+    return bool((x.detach()[..., 0] == 0).any())
+
+
+def finder(shape: torch.Size, size: int) -> Callable[[Tensor], bool]:
+    """`has_zero_row` for results of a shape and so many bytes a number, in memory that is filled row by row."""
+    if not HAS_LLVMLITE:
+        return has_zero_row
+    template = array("q", bytes(8 * (_ANSWER + 1)))
+    template[_ROWS], template[_STEP] = shape[:-1].numel(), shape[-1] * size
+    kernel = _zero_kernel(size)
+
+    def find(x: Tensor) -> bool:
+        words = template[:]
+        address = words.buffer_info()[0]
+        words[_X], words[_FOUND] = x.data_ptr(), address + 8 * _ANSWER
+        kernel.call(address)
+        return words[_ANSWER] != 0
+
+    return find
+
+
+def _swapped(x: Tensor) -> bool:
+    """Whether x (b, h, n, d) lies in memory as (b, n, h, d), which is how fused kernels give it."""
+    return x.dim() == 4 and x.transpose(1, 2).is_contiguous()
+
+
+if HAS_LLVMLITE:
+    _ROWS, _STEP, _X, _FOUND = (LEADING + word for word in (Rows.rows, Rows.step, Rows.x, Rows.found))
+    _ANSWER = LEADING + Rows.words

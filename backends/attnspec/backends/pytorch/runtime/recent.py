@@ -1,0 +1,50 @@
+"""Plans of recent calls, found by one comparison in C++.
+
+PyTorch's compiler guards its code by comparing tensors with those that it was made for: classes, sizes, strides,
+dtypes, devices, whether gradients are wanted, and what the dispatcher would do with them in this thread, so that lazy
+signs, autocast, modes, tracing and transforms differ too. It does not see what `torch.compile` traces and forward mode:
+who asks looks at these first. That takes as long as reading two shapes in Python. Where a version of PyTorch has no
+such comparison, nothing is remembered, and plans are looked up by `plans`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # a private name, which may move
+    TensorGuards = None
+
+Plan = TypeVar("Plan")
+
+KEPT = 4
+"""Plans for the same options: each is compared in turn, and beyond so many looking up is as fast."""
+
+MOST_OPTIONS = 256
+"""Combinations of options; then all are forgotten."""
+
+
+class Recent(Generic[Plan]):
+    """The last plans of an operation, by options that are compared as they are and by tensors that are guarded.
+
+    ``known`` is read where a call begins: another frame of Python would take as long as the comparison.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Any, list[tuple[Callable[..., bool], Plan]]] = {}
+
+    def remember(self, options: Any, plan: Plan, *tensors: Tensor) -> None:
+        """Keep the plan of an ordinary call; of one that has a tensor twice, which guards refuse, nothing is kept."""
+        if TensorGuards is None or len(set(map(id, tensors))) < len(tensors):
+            return
+        if len(self.known) >= MOST_OPTIONS:
+            self.known.clear()
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        self.known[options] = [(guards.check, plan), *self.known.get(options, ())][:KEPT]
+
+
+def named(called: Callable[..., Any], name: str) -> None:
+    """Give a function made by a decorator a code object of its own, as ``torch.compile`` wants it, under a name."""
+    called.__code__ = called.__code__.replace(co_name=name, co_qualname=name)
