@@ -402,7 +402,7 @@ LONG = {
     "attnspec.spec.seq2seq": "a chapter of thirteen operations",
     "attnspec.spec.contract.tree": "one concept: trees of arrays and options, their descriptions and their values",
     "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
-    "attnspec.conformance.laws.kernels": "every law of attention in groups, of its options and of what they are made of",
+    "attnspec.conformance.laws.kernels": "every law of attention in groups, of its options and their parts",
     "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",

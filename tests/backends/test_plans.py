@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("llvmlite", reason="there is one path without llvmlite")
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive, sdpa
+from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.additive import planned as additive_plans
+from attnspec.backends.pytorch.kernels.additive import routes as additive_routes
 from attnspec.backends.pytorch.kernels.costs import instruction_set
 from attnspec.backends.pytorch.kernels.dot import planned as dot_plans
-from attnspec.backends.pytorch.kernels.measured import COSTS
-from attnspec.backends.pytorch.runtime import paths, plans
+from attnspec.backends.pytorch.kernels.dot import routes as dot_routes
+from attnspec.backends.pytorch.kernels.measured import COSTS, SIZES, Cost
+from attnspec.backends.pytorch.runtime import paths, plans, recent
+from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import PATHS, forced, forcing
 
 
@@ -134,22 +140,110 @@ def test_paths_are_forced_and_named() -> None:
 
 
 @pytest.mark.parametrize("instructions", ["avx512", "avx2", "neon"])
-def test_costs_are_known_of_every_path(instructions: str) -> None:
-    assert set(COSTS[instructions]) == set(COSTS["avx512"])
-    assert len(COSTS["avx512"]) == 24
-    for call, pair, row in COSTS[instructions].values():
-        assert call > 0
-        assert pair > 0
-        assert row >= 0
+def test_costs_are_known_of_every_path_that_serves_all_calls(instructions: str) -> None:
+    kinds = [str(x).removeprefix("torch.") for x in FLOAT_DTYPES]
+    paths = ("additive", "direct"), ("additive", "llvm"), ("dot", "llvm"), ("dot", "pytorch")
+    asked = {(*path, kind, mode) for path in paths for kind in kinds for mode in ("forward", "gradients")}
+    assert asked <= set(COSTS[instructions])
+    for cost in COSTS[instructions].values():
+        assert cost.call > 0
+        assert min(cost.pair, cost.score, cost.row) >= 0
+        assert len(cost.measured) in (0, len(SIZES))
 
 
 @pytest.mark.parametrize("instructions", ["avx512", "avx2", "neon"])
-@pytest.mark.parametrize("kind", ["float32", "float64", "half"])
-@pytest.mark.parametrize("mode", ["forward", "gradients"])
-def test_many_terms_go_to_the_kernels_that_share_exponentials(instructions: str, kind: str, mode: str) -> None:
-    costs = COSTS[instructions]
-    assert costs["additive", "llvm", kind, mode].pair < costs["additive", "direct", kind, mode].pair
-    assert costs["dot", "llvm", kind, mode].pair < costs["dot", "pytorch", kind, mode].pair
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+@pytest.mark.parametrize("tracked", [False, True])
+def test_many_terms_go_to_the_kernels_that_share_exponentials(
+    monkeypatch: pytest.MonkeyPatch, instructions: str, dtype: torch.dtype, tracked: bool
+) -> None:
+    monkeypatch.setattr(costs, "instruction_set", lambda: instructions)
+    for routes in (additive_routes, dot_routes):
+        routes.microseconds.cache_clear()
+    try:
+        assert additive_routes.by_cost(1, 2048, 2048, 64, 64, dtype, tracked=tracked) == "llvm"
+        assert dot_routes.by_cost(1, 1, 2048, 2048, 64, 64, dtype, tracked=tracked, excludes=False) == "llvm"
+    finally:
+        for routes in (additive_routes, dot_routes):
+            routes.microseconds.cache_clear()
+
+
+def test_what_was_measured_is_the_time_of_a_call_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from all measured calls the model is the sum over units of work."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    works = (costs.Work(100, 10, 20), costs.Work(10**6, 10**4, 10**4))
+    cost = Cost(10, 1, 0, 0, (2.0, 0.5))
+    model = [10 + work.pairs / 1e3 for work in works]
+    assert costs.microseconds(cost, works[0], works) == pytest.approx(2 * model[0], rel=0.05)
+    assert costs.microseconds(cost, works[1], works) == pytest.approx(0.5 * model[1], rel=0.05)
+    assert costs.microseconds(cost, costs.Work(1e15, 1e12, 1e12), works) == pytest.approx(1e12, rel=0.05)
+    assert costs.microseconds(cost._replace(measured=()), works[0], works) == model[0]
+
+
+class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operations of PyTorch that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:There is a perf"
+)
+@pytest.mark.parametrize("operation", ["scaled_dot_product_attention", "additive_attention"])
+def test_guards_see_what_plans_do_not_serve(operation: str) -> None:
+    """Calls with the same tensors, or some like them, after a plan was made."""
+    given = operands(6, 9, 8) + (weights(8) if operation == "additive_attention" else [])
+    call = getattr(pytorch, operation)
+    expected = call(*given)
+    assert torch.equal(call(*given), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(*given).dtype is torch.bfloat16
+    assert torch.equal(call(*given), expected)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert type(call(*given)).__name__ == "FakeTensor"
+    with Recorded() as recorded:
+        call(*given)
+    assert recorded.operations
+    batched = torch.func.vmap(lambda x: call(x, *given[1:]))(given[0].expand(3, *given[0].shape))
+    torch.testing.assert_close(batched, expected.expand(3, *expected.shape))
+    tangent = torch.func.jvp(lambda x: call(x, *given[1:]), (given[0],), (torch.ones_like(given[0]),))[1]
+    assert tangent.abs().max() > 0
+    traced = torch.jit.trace(lambda x: call(x, *given[1:]), given[0])  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(traced(2 * given[0]), call(2 * given[0], *given[1:]))
+    with torch.inference_mode():
+        assert torch.equal(call(*given), expected)
+    turned = [x.mT.contiguous().mT for x in given[:3]]
+    torch.testing.assert_close(call(*turned, *given[3:]), expected)
+    torch.testing.assert_close(call(torch._neg_view(given[0]), *given[1:]), call(-given[0], *given[1:]))
+    doubled = [x.double() for x in given]
+    assert call(*doubled).dtype is torch.float64
+    assert torch.equal(call(*given), expected)
+
+
+def test_the_same_tensor_twice_has_no_guards() -> None:
+    x = torch.randn(2, 5, 8)
+    kept: recent.Recent[str] = recent.Recent()
+    kept.remember("options", "plan", x, x, x)
+    assert not kept.known
+    expected = pytorch.scaled_dot_product_attention(x, x.clone(), x.clone())
+    for _ in range(2):
+        torch.testing.assert_close(pytorch.scaled_dot_product_attention(x, x, x), expected)
+
+
+def test_recent_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "MOST_OPTIONS", 3)
+    kept: recent.Recent[int] = recent.Recent()
+    for i in range(10):
+        for n in range(1, 8):
+            kept.remember(i, n, torch.zeros(n))
+        assert [plan for _, plan in kept.known[i]] == [7, 6, 5, 4]
+        assert len(kept.known) <= 3
 
 
 def test_every_path_gives_the_same_where_routes_change() -> None:
@@ -191,7 +285,7 @@ def test_the_path_that_is_chosen_takes_least_time(operation: str, tracked: bool)
     """Where one takes less than half the time of the other, three times: what load adds is not the same for both."""
     if instruction_set() not in ("avx512", "avx2"):
         pytest.skip("the costs of this instruction set were not measured")
-    names = ("direct", "llvm") if operation == "additive" else ("llvm", "pytorch")
+    names = ("direct", "llvm") if operation == "additive" else ("llvm", "pytorch", "step", "plain")
     wrong = []
     for batch, n, m, d in GRID:
         given = operands(n, m, d, (batch,)) + (weights(d) if operation == "additive" else [])

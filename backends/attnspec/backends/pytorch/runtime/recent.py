@@ -1,21 +1,26 @@
 """Plans of recent calls, found by one comparison in C++.
 
 PyTorch's compiler guards its code by comparing tensors with those that it was made for: classes, sizes, strides,
-dtypes, devices, whether gradients are wanted, and what the dispatcher would do with them in this thread, so that lazy
-signs, autocast, modes, tracing and transforms differ too. It does not see what `torch.compile` traces and forward mode:
-who asks looks at these first. That takes as long as reading two shapes in Python. Where a version of PyTorch has no
-such comparison, nothing is remembered, and plans are looked up by `plans`.
+dtypes, devices, whether gradients are wanted, and lazy signs. It does not see what `torch.compile` traces, autocast,
+modes, tracing, transforms and forward mode: who asks looks at these first. All of it takes as long as reading two
+shapes in Python. Where a version of PyTorch has no such comparison, nothing is remembered, and plans are looked up by
+`plans`.
 """
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 try:
-    from torch._C._dynamo.guards import TensorGuards
+    from torch._C._dynamo import guards
 except ImportError:  # a private name, which may move
-    TensorGuards = None
+    guards = None  # type: ignore[assignment]
+
+# what guards do not see, by functions of PyTorch in C++
+modes, transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+trace, autocasts = torch._C._get_tracing_state, torch._C._is_any_autocast_enabled
 
 Plan = TypeVar("Plan")
 
@@ -37,12 +42,12 @@ class Recent(Generic[Plan]):
 
     def remember(self, options: Any, plan: Plan, *tensors: Tensor) -> None:
         """Keep the plan of an ordinary call; of one that has a tensor twice, which guards refuse, nothing is kept."""
-        if TensorGuards is None or len(set(map(id, tensors))) < len(tensors):
+        if guards is None or len(set(map(id, tensors))) < len(tensors):
             return
         if len(self.known) >= MOST_OPTIONS:
             self.known.clear()
-        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        self.known[options] = [(guards.check, plan), *self.known.get(options, ())][:KEPT]
+        made = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        self.known[options] = [(made.check, plan), *self.known.get(options, ())][:KEPT]
 
 
 def named(called: Callable[..., Any], name: str) -> None:

@@ -46,7 +46,7 @@ def by_pytorch(call: Call, rank: int, scale: float | None) -> Attend:
     def of_none(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
         return sdpa(query[None, None], key[None, None], value[None, None])[0, 0]
 
-    attend = (of_none, of_one, of_two)[rank]
+    attend: Attend = (of_none, of_one, of_two)[rank]
     if call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype):
         attend = _with_nan(attend, call, scale)
     return _widened(attend, call) if _widens(call) else attend

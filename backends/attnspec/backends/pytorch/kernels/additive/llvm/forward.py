@@ -28,7 +28,7 @@ def emit_attention(k: Kernel[Attend], block: Block, single: bool) -> None:
         with k.when(g.mask.is_given()):
             needed.set(_any_attendable(k, block, numbers, key))
 
-    emit_scores(k, block, row_tile, look_up)
+    emit_scores(k, block, row_tile, look_up, single)
     weights, reciprocals, pooled = k.parts(block.scores, attention_scratch(k.bits, rows, block.stride, g.d))
     unmasked = g.mask.is_null()
     low = Variable(k, k.select(unmasked, k.integer(0), block.keys))

@@ -14,8 +14,8 @@ from . import factors as factor_kernels
 from . import pages
 from .arguments import Terms
 from .factors import DIRECT_FLAGS, KeyBlocks, KeyFactors, QueryFactors
-from .scores import capacity
-from .tiles import key_lanes
+from .scores import capacity, last_group
+from .tiles import SHARED, key_lanes
 
 # exp costs about as much as this many terms of a score
 EXPONENTIAL_WORK = 16
@@ -173,9 +173,9 @@ def terms(queries: Factors, keys: Factors, weight: Weight) -> Terms:
     """The terms of the scores of these queries and keys."""
     h = weight.raw.shape[0]
     direct = needs_direct(queries, keys)
-    limit = np.full(h, capacity(bits(queries.raw), 3))
-    if h % 3:
-        limit[h // 3 * 3 :] = capacity(bits(queries.raw), h % 3)
+    limit = np.full(h, capacity(bits(queries.raw), SHARED))
+    if rest := last_group(h):
+        limit[h - rest :] = capacity(bits(queries.raw), rest)
     # the largest key factor of each unit that cannot reach the clamp; a NaN compares false, and so is clamped
     with np.errstate(all="ignore"):
         room = (limit - np.abs(weight.ratio.numpy())) / queries.maximum.numpy()

@@ -24,7 +24,7 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 
 from .arguments import Scores, Scoring
 from .factors import DIRECT_FLAGS
-from .tiles import CHUNK, KEY_TILE, ROW_TILE, key_lanes
+from .tiles import CHUNK, KEY_TILE, ROW_TILE, SHARED, key_lanes
 
 AHEAD = 8192
 """Bytes of key factors that a single query asks for before it needs them."""
@@ -54,13 +54,26 @@ class Block:
 
 
 def shared_quotient(k: Kernel, x: list[Value]) -> Value:
-    """Sum of the reciprocals of one, two or three values by one division."""
+    """Sum of the reciprocals of one to four values by one division."""
     if len(x) == 1:
         return k.full(1.0) / x[0]
+    first, pair = x[0] + x[1], x[0] * x[1]
     if len(x) == 2:
-        return (x[0] + x[1]) / (x[0] * x[1])
-    pair = x[0] * x[1]
-    return k.fma(x[0] + x[1], x[2], pair) / (pair * x[2])
+        return first / pair
+    if len(x) == 3:
+        return k.fma(first, x[2], pair) / (pair * x[2])
+    other = x[2] * x[3]
+    return k.fma(first, other, pair * (x[2] + x[3])) / (pair * other)
+
+
+def last_groups() -> list[int]:
+    """How many units the last group may have, where it is not one of ``SHARED``."""
+    return [1, *range(2, SHARED), SHARED + 1]
+
+
+def last_group(h: int) -> int:
+    """How many of so many units are in a last group; 0 where all groups have ``SHARED``."""
+    return min(h, SHARED + 1) if h % SHARED == 1 else h % SHARED
 
 
 def _clamp(k: Kernel, x: Value, units: int) -> Value:
@@ -68,8 +81,11 @@ def _clamp(k: Kernel, x: Value, units: int) -> Value:
     return k.maximum(k.minimum(x, k.full(bound)), k.full(-bound))
 
 
-def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: bool) -> list[list[Value]]:
-    """Scores of a tile from the factors; `rows` are offsets of query rows in units."""
+def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: bool, ahead: bool) -> list[list[Value]]:
+    """Scores of a tile from the factors; `rows` are offsets of query rows in units.
+
+    ``ahead`` asks for later keys: with one query, the time is that of reading the factors.
+    """
     g, lanes, h = k.argument.terms, k.lanes, k.argument.h
     sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
 
@@ -82,16 +98,16 @@ def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: b
                 xs = [k.fma(e, f, c) for e, f, c in zip(es, fs[t], ks, strict=True)]
                 total[t].add(shared_quotient(k, [_clamp(k, x, len(units)) for x in xs] if clamp else xs))
 
-    whole = h // 3 * 3
-    with k.loop(0, whole, 3) as u:
-        if len(rows) == 1:  # one query: the time is that of reading the factors
-            for i in range(3 * KEY_TILE):
+    # one unit left over would have a division of its own, and joins the last group
+    whole = h - k.select((h % SHARED).compare("==", 1), k.minimum(h, k.integer(SHARED + 1)), h % SHARED)
+    with k.loop(0, whole, SHARED) as u:
+        if ahead:
+            for i in range(SHARED * KEY_TILE):
                 k.prefetch(keys, u * (KEY_TILE * lanes) + i * lanes + AHEAD // k.size)
-        group([u, u + 1, u + 2])
-    with k.when((h - whole).compare("==", 1)):
-        group([whole])
-    with k.when((h - whole).compare("==", 2)):
-        group([whole, whole + 1])
+        group([u + i for i in range(SHARED)])
+    for rest in last_groups():
+        with k.when((h - whole).compare("==", rest)):
+            group([whole + i for i in range(rest)])
     offset, scale = k.broadcast(g.offset, 0), k.broadcast(g.minus_two_scale, 0)
     return [[k.fma(scale, s.get(), offset) for s in row] for row in sums]
 
@@ -117,7 +133,8 @@ def direct_exponential(k: Kernel, x: Value) -> Value:
 
 
 def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
-                look_up: Callable[[Variable, list[Value], Value], None] | None = None) -> None:  # fmt: skip
+                look_up: Callable[[Variable, list[Value], Value], None] | None = None, single: bool = False,
+                ) -> None:  # fmt: skip
     """Scores of the block, in units.
 
     `look_up` sets a variable to 0 where no query of a tile may attend to any key of it, from the numbers of the queries
@@ -142,9 +159,9 @@ def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
                 with k.when(terms.clamp_tiles.is_given()):
                     clamped.set(k.load_byte(terms.clamp_tiles, (b_batch * (block.padded // width) + j)))
                 with k.when(clamped.get().is_zero()) as otherwise:
-                    _store(k, block, target, _factored(k, rows, keys, clamp=False))
+                    _store(k, block, target, _factored(k, rows, keys, clamp=False, ahead=single))
                 with otherwise():
-                    _store(k, block, target, _factored(k, rows, keys, clamp=True))
+                    _store(k, block, target, _factored(k, rows, keys, clamp=True, ahead=single))
                 with k.when(terms.direct.is_nonzero()):
                     _emit_direct(k, block, rows, target, key_offset, [a_batch * g.n + r for r in numbers],
                                  b_batch * block.padded + j * width)  # fmt: skip

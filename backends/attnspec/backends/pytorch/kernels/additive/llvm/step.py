@@ -12,6 +12,7 @@ from .arguments import Attend
 from .factors import DIRECT_FLAGS, RowFlag, query_factor
 from .forward import emit_attention
 from .scores import Block, capacity
+from .tiles import SHARED
 
 
 class Step(Attend):
@@ -54,6 +55,6 @@ def _make_factors(k: Kernel[Step], block: Block) -> Value:
         k.store_lanes(factor, inside, terms.query_factor, row + u)
         row_flag.see(x)
         reach = k.magnitude(factor) * k.load_lanes(inside, g.key_maximum, u) + k.magnitude(ratio)
-        beyond.set(k.select(reach.compare("<=", capacity(k.bits, 3)), beyond.get(), k.full(1.0)))
+        beyond.set(k.select(reach.compare("<=", capacity(k.bits, SHARED + 1)), beyond.get(), k.full(1.0)))
     fits = (row_flag.of_all() + k.broadcast(g.key_maximum_flag, 0)).compare("<", DIRECT_FLAGS)
     return k.any(fits & k.max(beyond.get()).compare("==", 0.0))

@@ -4,13 +4,16 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
 
 HAS_512_BITS = register_bytes() == 64
 
-ROW_TILE = 4
+ROW_TILE = 4 if HAS_512_BITS else 1
 """Query rows whose scores are in registers at once, against `KEY_TILE` vectors of keys."""
-KEY_TILE = 2 if HAS_512_BITS else 1
+KEY_TILE = 2 if HAS_512_BITS else 4
 
-PRODUCT_ROWS = 6 if HAS_512_BITS else 4
+PRODUCT_ROWS = 6
 """Rows of a product whose sums are in registers at once, `PRODUCT_VECTORS` vectors of each."""
 PRODUCT_VECTORS = 4 if HAS_512_BITS else 2
+
+SHARED = 3
+"""Units whose reciprocals share one division, of the last ones up to one more."""
 
 CHUNK = 24
 """Query rows of one task, a multiple of the rows of both tiles."""
