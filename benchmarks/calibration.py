@@ -85,7 +85,11 @@ def lines(seconds: float) -> Iterator[str]:
             key = ", ".join(f'"{word}"' for word in (operation, path, kind, name))
             yield f"        ({key}): Cost("
             yield f"            {', '.join(f'{x:.3g}' for x in cost)},"
-            yield f"            ({', '.join(f'{x:.2g}' for x in factors)}),"
+            half = len(factors) // 2 + 1
+            yield "            ("
+            for some in (factors[:half], factors[half:]):
+                yield f"                {', '.join(f'{x:.3g}' for x in some)},"
+            yield "            ),"
             yield "        ),"
     yield "    },"
 
