@@ -53,6 +53,9 @@ class Case:
     shared: int = 0
     """How many of the last inputs have no batch dimension, so that their gradients are sums over the batch."""
 
+    per_unit: float = 1.0
+    """How much of what the ceiling counts a unit of work takes at least."""
+
     precision: torch.dtype = torch.float32
     """The dtype of the inputs, in which the formula's own error is what others are measured by; not float64."""
 

@@ -48,6 +48,16 @@ def _share_of_ceiling(run: Run, group: Group) -> float | None:
     return None if own is None else ceiling_share(run, own)
 
 
+def _share_of_speedup(run: Run, group: Group) -> float | None:
+    """What two threads gain over one, over what they gain in a loop of multiply-adds."""
+    own = next((m for m in group if m.subject == OURS), None)
+    rates = [run.ceilings.get(count, {}).get("multiply-adds") for count in ("1", "2")]
+    if own is None or own.seconds is None or rates[0] is None or rates[1] is None:
+        return None
+    alone = [m.seconds for m in run.measurements if m.subject == OURS and m.group == (*own.group[:-1], 1)]
+    return alone[0] / own.seconds * rates[0] / rates[1] if alone and alone[0] is not None else None
+
+
 SMALL_SECONDS = 100e-6
 """The best rival's time below which we may take longer by a constant."""
 
@@ -74,6 +84,11 @@ FLOORS = (
     Floor("times torch.compile", "additive", lambda c: _one_thread(c, FORWARD, 512), _speedup_over("torch.compile"), 6),
     Floor("times torch.compile", "additive", lambda c: _one_thread(c, WITH_BACKWARD, 512),
           _speedup_over("torch.compile"), 10),
+    Floor("forward, part of the rate of multiply-adds", "additive",
+          lambda c: c.ceiling == "multiply-adds" and _one_thread(c, FORWARD, 512, 1024, 2048, 4096),
+          _share_of_ceiling, 0.6),
+    *(Floor("gain of two threads, part of that of multiply-adds", suite, lambda c: c.threads == 2 and c.size >= 256,
+            _share_of_speedup, 0.9) for suite in ("additive", "sdpa")),
     Floor("110 MiB over the peak", "additive", lambda c: _one_thread(c, WITH_BACKWARD, 1024), _peak_below(110), 1),
     Floor("step, times eager", "step", lambda c: _one_thread(c, FORWARD, 512), _speedup_over("eager"), 30),
     # The gates of an LSTM are arrays of their own, which every call joins: what that takes is little beside many steps.

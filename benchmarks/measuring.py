@@ -116,7 +116,7 @@ def _measurement(
     fixed: dict[str, Any] = {
         "suite": case.suite, "case": case.name, "mode": case.mode, "sizes": dict(case.sizes), "size": case.size,
         "threads": threads, "subject": name, "baseline": case.baseline, "work": case.work, "unit": case.unit,
-        "ceiling": case.ceiling, "error": _rounded(checked.errors.get(name)),
+        "ceiling": case.ceiling, "per_unit": case.per_unit, "error": _rounded(checked.errors.get(name)),
         "first_call": _rounded(checked.first_calls.get(name)), "not_timed": checked.not_timed.get(name, ""),
     }  # fmt: skip
     if name not in times:

@@ -12,6 +12,23 @@ STEPS = 4096
 """Multiply-adds of each sum in a task."""
 
 
+def least_of_a_term(hidden: int, features: int) -> float:
+    """Multiply-adds that a term of additive attention takes at least, with its share in the sum of values.
+
+    The tanh of a term is 1 - 2/(1 + EF) with the exponentials E of the query and F of the key, and three units share a
+    division: three multiply-adds make 1 + EF, four make numerator and denominator, one adds the quotient.
+    """
+    return 8 / 3 + features / hidden
+
+
+def limiting(device: str, hidden: int, features: int) -> tuple[str, float]:
+    """The rate that limits additive attention, and what a term takes of it at least.
+
+    It is one tanh where multiply-adds are not measured.
+    """
+    return ("multiply-adds", least_of_a_term(hidden, features)) if device == "cpu" and available() else ("tanh", 1.0)
+
+
 def available() -> bool:
     """Whether kernels can be compiled."""
     return find_spec("llvmlite") is not None

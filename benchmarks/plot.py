@@ -65,7 +65,7 @@ def _panel(axis: Any, name: str, points: list[Measurement], run: Run) -> None:
             axis.plot([n for n, _ in own], [s for _, s in own], style, label=subject, markersize=4)
     rate = run.ceilings.get(str(points[0].threads), {}).get(points[0].ceiling)
     if rate:
-        limit = sorted({(m.size, m.work / rate) for m in points})
+        limit = sorted({(m.size, m.work * m.per_unit / rate) for m in points})
         mark = "k--" if len(limit) > 1 else "k_"
         axis.plot([n for n, _ in limit], [s for _, s in limit], mark, label=f"{points[0].ceiling} rate", linewidth=1)
     _scales(axis, sorted({m.size for m in points}))

@@ -16,6 +16,7 @@ class Measurement:
     """One subject of one case.
 
     ``sizes`` are the dimensions and ``size`` the one that grows; ``work`` is in ``unit``, ``seconds`` is a median.
+    ``per_unit`` is how much of what the ceiling counts a unit of work takes at least.
     ``not_timed`` is empty, or says why there is no time: absent, wrong or failed, with the whole message.
     """
 
@@ -38,6 +39,7 @@ class Measurement:
     error: float | None = None
     peak_bytes: int | None = None
     peak_unknown: str = ""
+    per_unit: float = 1.0
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -92,7 +94,7 @@ def significant(value: float) -> float:
 def ceiling_share(run: Run, m: Measurement) -> float | None:
     """The fraction of the limiting rate that a subject reaches; None if either is not known."""
     rate = run.ceilings.get(str(m.threads), {}).get(m.ceiling)
-    return None if rate is None or m.seconds is None else m.work / m.seconds / rate
+    return None if rate is None or m.seconds is None else m.work * m.per_unit / m.seconds / rate
 
 
 def threads_suffix(threads: int) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch
-from benchmarks import exact
+from benchmarks import exact, multiply_adds
 from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, compiled, make_call
 from benchmarks.suites import flexible, keras_layers
 from benchmarks.suites.settings import Inputs, Settings
@@ -29,7 +29,7 @@ def ours(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_
 
 def cases(settings: Settings) -> Iterator[Case]:
     """n = m, forward and with backward."""
-    for n in settings.chosen((128, 256, 512, 1024, 2048), (64,)):
+    for n in settings.chosen((128, 256, 512, 1024, 2048, 4096), (64,)):
         for mode in (FORWARD, WITH_BACKWARD):
             yield case(settings, n, mode)
 
@@ -51,10 +51,11 @@ def case(settings: Settings, n: int, mode: str) -> Case:
 
         return exact.expected(of, inputs, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD)
 
+    ceiling, least = multiply_adds.limiting(settings.device, HIDDEN, FEATURES)
     return Case(
         "additive", "additive attention", mode,
         {"B": BATCH, "n": n, "m": n, "h": HIDDEN, "d": FEATURES}, n,
-        BATCH * n * n * HIDDEN * (1.0 if mode == FORWARD else 2.0), "terms", "tanh",
+        BATCH * n * n * HIDDEN * (1.0 if mode == FORWARD else 2.0), "terms", ceiling,
         [
             Subject("eager", lambda: make_call(mode, eager, inputs), too_large),
             Subject("torch.compile", lambda: make_call(mode, compiled(eager), inputs), too_large, compiles=True),
@@ -63,4 +64,5 @@ def case(settings: Settings, n: int, mode: str) -> Case:
             Subject(flexible.NAME, lambda: make_call(mode, eager, inputs), flexible.NO_DOT_PRODUCT),
         ],
         formula, lambda found: exact.comparable(found, 3, rows), memory=True, shared=3,
+        per_unit=least,
     )  # fmt: skip

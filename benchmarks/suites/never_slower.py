@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends import pytorch
-from benchmarks import exact
+from benchmarks import exact, multiply_adds
 from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, compiled, make_call
 from benchmarks.suites.settings import Inputs, Settings
 
@@ -132,10 +132,12 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
             Subject("torch.compile", lambda: make_call(mode, compiled(masked(whole)), inputs), too_large, compiles=True)
         )
     subjects.append(Subject(OURS, lambda: make_call(mode, masked(OF_BACKEND[operation]), inputs)))
-    shared = 3 if operation == "additive" else 0
+    shared, ceiling, least = 0, "matmul", 4.0
+    if operation == "additive":
+        shared, (ceiling, least) = 3, multiply_adds.limiting(settings.device, h, h)
     name = f"{operation} {dtype} {size}" + ", padding" * padding
     return Case(
         SUITE, name, mode, {"B": batch, "n": n, "m": m, "h": h}, n,
-        batch * n * m * h * (1.0 if mode == FORWARD else 2.0), "terms", "tanh" if operation == "additive" else "matmul",
-        subjects, formula, lambda found: exact.comparable(found, 3, rows), shared=shared, precision=DTYPES[dtype],
+        batch * n * m * h * (1.0 if mode == FORWARD else 2.0), "terms", ceiling, subjects, formula,
+        lambda found: exact.comparable(found, 3, rows), shared=shared, per_unit=least, precision=DTYPES[dtype],
     )  # fmt: skip

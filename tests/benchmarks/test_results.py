@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import ceilings, comparison, floors, page, table
+from benchmarks import ceilings, comparison, floors, multiply_adds, page, table
 from benchmarks.case import OURS
 from benchmarks.growth import growths, slope
 from benchmarks.records import read
-from benchmarks.results import REASON, Measurement, Run, brief, fastest_other, speedup
+from benchmarks.results import REASON, Measurement, Run, brief, ceiling_share, fastest_other, speedup
 from benchmarks.suites import SUITES
 
 from .samples import measurement, run
@@ -49,7 +49,7 @@ def test_the_page_names_machine_speedups_and_absent_subjects() -> None:
     text = page.markdown(run(measurement("eager", 1.0), measurement(OURS, 0.01),
                              measurement("keras", None, not_timed="absent: keras is not installed")))  # fmt: skip
     assert "a machine" in text
-    assert "| 1 | 1 Gtanh/s | 1 GB/s | 1 GFLOP/s |" in text
+    assert "| 1 | 1 GFMA/s | 1 Gtanh/s | 1 GB/s | 1 GFLOP/s |" in text
     assert "| additive | forward | 1 | 100 to 100 | 100 | 100 to 100 | 100 |" in text
     assert "| case | n | eager | **attnspec** | × eager | × best other | of ceiling |" in text
     assert "| additive attention, forward, 1 thread | 512 | 1 s | 10 ms | 100 | 100 | 10% |" in text
@@ -118,6 +118,26 @@ def test_the_page_gives_the_load_as_far_as_it_is_known() -> None:
     assert loads() == loads(load_before=None) == ""
     assert loads(load_before=2.5) == ", load 2.5 before"
     assert loads(load_before=2.5, load_after=3.0) == ", load 2.5 before and 3.0 after"
+
+
+def test_the_share_of_a_ceiling_counts_what_a_unit_of_work_takes_of_it() -> None:
+    own = measurement(OURS, 0.01, work=1e6, ceiling="multiply-adds", per_unit=8 / 3)
+    assert ceiling_share(run(own), own) == pytest.approx(8 / 30)
+    assert multiply_adds.least_of_a_term(64, 128) == pytest.approx(8 / 3 + 2)
+    assert multiply_adds.limiting("cuda", 64, 128) == ("tanh", 1.0)
+
+
+def test_what_two_threads_gain_is_compared_with_what_multiply_adds_gain() -> None:
+    alone, both = (measurement(OURS, seconds, threads=threads) for threads, seconds in ((1, 1.0), (2, 0.625)))
+    other = measurement(OURS, 9.0, case="another")
+    rates = {"1": {"multiply-adds": 1e9}, "2": {"multiply-adds": 2e9}}
+    found = replace(run(other, alone, both), ceilings=rates)
+    assert [line for line in floors.missed(found) if "two threads" in line] == [
+        "additive: additive attention, forward, n=512, 2 threads: gain of two threads, part of that of multiply-adds: "
+        "expected at least 0.9, got 0.8"
+    ]
+    unknown = replace(found, measurements=(other, both))
+    assert any("gain of two threads" in line and "not everything" in line for line in floors.unchecked(unknown))
 
 
 def test_every_suite_says_what_its_ceiling_is() -> None:
