@@ -17,10 +17,10 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch.kernels.additive import routes as additive
+from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
 from attnspec.backends.pytorch.kernels.dot import routes as dot
-from attnspec.backends.pytorch.kernels.measured import SIZES
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES, HALF_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from benchmarks.case import FORWARD, WITH_BACKWARD, make_call
@@ -60,9 +60,9 @@ def as_avx2(seconds: float) -> Iterator[str]:
 
 
 def lines(seconds: float) -> Iterator[str]:
-    """The constants of this machine's instruction set, as they stand in `kernels/measured.py`."""
+    """The constants of this machine's instruction set, as the module of `kernels` holds them that is named after it."""
     torch.set_num_threads(1)
-    yield f'    "{instruction_set()}": {{'
+    yield f"{instruction_set().upper()}: Costs = {{"
     for (operation, (call, paths)), (kind, dtype), (name, mode) in itertools.product(
         OPERATIONS.items(), KINDS.items(), MODES.items()
     ):
@@ -83,15 +83,15 @@ def lines(seconds: float) -> Iterator[str]:
             model = {size: cost[0] + np.dot(cost[1:], works[size]) / 1e3 for size in works}
             factors = [times[path][size] / model[size] if size in model else 0 for size in SIZES]
             key = ", ".join(f'"{word}"' for word in (operation, path, kind, name))
-            yield f"        ({key}): Cost("
-            yield f"            {', '.join(f'{x:.3g}' for x in cost)},"
+            yield f"    ({key}): Cost("
+            yield f"        {', '.join(f'{x:.3g}' for x in cost)},"
             half = len(factors) // 2 + 1
-            yield "            ("
+            yield "        ("
             for some in (factors[:half], factors[half:]):
-                yield f"                {', '.join(f'{x:.3g}' for x in some)},"
-            yield "            ),"
+                yield f"            {', '.join(f'{x:.3g}' for x in some)},"
             yield "        ),"
-    yield "    },"
+            yield "    ),"
+    yield "}  # fmt: skip"
 
 
 def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:

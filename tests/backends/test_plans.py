@@ -19,10 +19,11 @@ from attnspec.backends.pytorch import additive, sdpa
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.additive import planned as additive_plans
 from attnspec.backends.pytorch.kernels.additive import routes as additive_routes
+from attnspec.backends.pytorch.kernels.cost import SIZES, Cost
 from attnspec.backends.pytorch.kernels.costs import instruction_set
 from attnspec.backends.pytorch.kernels.dot import planned as dot_plans
 from attnspec.backends.pytorch.kernels.dot import routes as dot_routes
-from attnspec.backends.pytorch.kernels.measured import COSTS, SIZES, Cost
+from attnspec.backends.pytorch.kernels.measured import COSTS
 from attnspec.backends.pytorch.runtime import paths, plans, recent
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import PATHS, forced, forcing

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from attnspec.backends.pytorch.kernels.measured import COSTS, Cost
+from attnspec.backends.pytorch.kernels.cost import Cost
+from attnspec.backends.pytorch.kernels.measured import COSTS
 
 
 class Work(NamedTuple):

@@ -5,8 +5,8 @@ from functools import lru_cache
 import torch
 
 from attnspec.backends.pytorch.kernels import costs
+from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work, cost_of
-from attnspec.backends.pytorch.kernels.measured import SIZES
 from attnspec.backends.pytorch.runtime.forcing import forced
 
 PATHS = "direct", "llvm"
