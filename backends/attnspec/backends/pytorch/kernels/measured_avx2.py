@@ -1,4 +1,4 @@
-"""What calls of each path took in registers of 256 bits, on one core of Zen 2, as `python -m benchmarks calibrate` says."""
+"""What paths took in registers of 256 bits, on one core of Zen 2, as `python -m benchmarks calibrate` says."""
 
 from attnspec.backends.pytorch.kernels.cost import Cost, Costs
 
