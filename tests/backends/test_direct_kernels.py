@@ -10,8 +10,8 @@ pytest.importorskip("llvmlite", reason="kernels need llvmlite")
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive
-from attnspec.backends.pytorch.kernels.additive.llvm import direct
-from attnspec.backends.pytorch.kernels.llvm import threads
+from attnspec.backends.pytorch.kernels.additive.llvm import direct, direct_plan
+from attnspec.backends.pytorch.kernels.llvm import matmul, threads
 from attnspec.backends.pytorch.runtime.forcing import forcing
 
 SIZES = [(1, 1, 1, 1), (5, 7, 3, 4), (1, 40, 17, 70), (9, 1, 33, 16), (20, 20, 64, 65), (3, 130, 40, 5)]
@@ -198,17 +198,43 @@ def test_the_batch_in_pieces_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatc
     for dtype, masked in product((torch.float32, torch.bfloat16), (False, True)):
         x = [t.detach() for t in operands((3, 4), 2, 9, 8, 5, dtype)]
         mask = draw(3, 4, 1, 9) > -0.5 if masked else None
-        given = direct.Operands(*x)
+        given = direct_plan.Operands(*x)
         batch = torch.Size((3, 4))
-        whole = direct.attend(direct.plan(given, mask, False, batch), given, mask, False)  # type: ignore[arg-type]
-        monkeypatch.setattr(direct, "PIECE", 200)
-        plan = direct.plan(given, mask, False, batch)
+        whole = direct.attend(direct_plan.plan(given, mask, False, batch), given, mask, False)  # type: ignore[arg-type]
+        monkeypatch.setattr(direct_plan, "PIECE", 200)
+        plan = direct_plan.plan(given, mask, False, batch)
         monkeypatch.undo()
         assert plan is not None
         assert len(plan.pieces) > 3
         pieces = direct.attend(plan, given, mask, False)
         assert pieces is not None
         torch.testing.assert_close(pieces, whole, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wanted", [(0, 1, 2, 3, 4, 5), (1, 4), (2,), (3, 5), (0,)])
+def test_gradients_in_pieces_are_those_at_once(
+    dtype: torch.dtype, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [t.detach() for t in operands((3, 4), 2, 9, 32, 16, dtype)]
+    exact = [t.double().requires_grad_(i in wanted) for i, t in enumerate(given)]
+    cotangent = draw(3, 4, 2, exact[2].shape[-1]).to(dtype)
+    expected = torch.autograd.grad(
+        formula(exact, torch.ones(2, 9, dtype=torch.bool)), [exact[i] for i in wanted], cotangent.double()
+    )
+    monkeypatch.setattr(direct_plan, "PIECE", 400)
+    monkeypatch.setattr(matmul, "LEAST", 1)
+    x = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(given)]
+    plan = direct_plan.plan(direct_plan.Operands(*x), None, False, torch.Size((3, 4)))
+    assert plan is not None
+    assert len(plan.pieces) > 3
+    output = direct.attend(plan, direct_plan.Operands(*x), None, True)
+    assert output is not None
+    found = torch.autograd.grad(output, [x[i] for i in wanted], cotangent)
+    assert [g.dtype for g in found] == [dtype] * len(wanted)
+    for got, want in zip(found, expected, strict=True):
+        error = (got.double() - want).abs().max() / want.abs().max()
+        assert error < 4 * torch.finfo(dtype).eps * (1 if dtype in (torch.bfloat16, torch.float16) else 64)
 
 
 def test_gradients_of_gradients_are_refused() -> None:

@@ -111,11 +111,13 @@ def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> 
     if chosen != "direct":
         return _nothing
     from .llvm import direct, few
+    from .llvm.direct_plan import Operands as Given
+    from .llvm.direct_plan import plan as plan_of
 
-    plan = direct.plan(direct.Operands(*operands), mask, causal, torch.Size(shape[:-2]))
+    plan = plan_of(Given(*operands), mask, causal, torch.Size(shape[:-2]))
     if plan is None:
         return _nothing
-    of_few = few.plan(direct.Operands(*operands), plan)
+    of_few = few.plan(Given(*operands), plan)
     if of_few is not None:
         return lambda operands, mask: few.attend(of_few, operands, mask, tracked)
     return lambda operands, mask: direct.attend_ordinary(plan, operands, mask, tracked)

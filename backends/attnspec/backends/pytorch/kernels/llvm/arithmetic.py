@@ -10,6 +10,19 @@ from attnspec.backends.pytorch.kernels.llvm.values import BIT, INT, INT32, Build
 Choice = TypeVar("Choice", Value, RealPointer)
 
 
+class _Bfloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat16)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat16)
+
+
 class Arithmetic(Builder):
     """A function with arithmetic."""
 
@@ -17,6 +30,13 @@ class Arithmetic(Builder):
         """x*y + z, in one instruction where the machine has it."""
         signature = ir.FunctionType(self.vector, [self.vector] * 3)
         return self.intrinsic(f"llvm.fmuladd.{self.suffix}", signature, [x.ssa, y.ssa, z.ssa])
+
+    def add_products_of_pairs(self, x: Value, y: Value, z: Value) -> Value:
+        """z plus both products of the pairs of bfloat16 that each lane of x and y holds, where the machine has it."""
+        b, pairs = self.builder, ir.VectorType(_Bfloat16(), 2 * self.lanes)
+        signature = ir.FunctionType(self.vector, [self.vector, pairs, pairs])
+        given = [z.ssa, b.bitcast(x.ssa, pairs), b.bitcast(y.ssa, pairs)]
+        return self.intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}", signature, given)
 
     def select(self, condition: Value, yes: Choice, no: Choice) -> Choice:
         """`yes` where the condition holds, else `no`."""

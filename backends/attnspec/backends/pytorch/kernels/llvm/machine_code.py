@@ -18,6 +18,12 @@ def register_bytes() -> int:
     return 32 if features.get("avx2") else 16
 
 
+@lru_cache(maxsize=1)
+def multiplies_bfloat16() -> bool:
+    """Whether one instruction adds the products of two pairs of bfloat16 to each lane of float32."""
+    return register_bytes() == 64 and bool(llvm.get_host_cpu_features().get("avx512bf16"))
+
+
 def _machine() -> llvm.TargetMachine:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

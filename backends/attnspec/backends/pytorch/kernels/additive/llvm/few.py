@@ -17,8 +17,11 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
-from . import direct
+from .direct import ONCE
+from .direct_gradients import gradients as direct_gradients
 from .direct_kernels import Backward, Forward, backward_kernel
+from .direct_plan import Operands, wide
+from .direct_plan import Plan as DirectPlan
 from .few_kernels import Gradients, Projection, Stored, Widths, gradient_kernel, projection_kernel
 
 FEW = 2**15
@@ -33,7 +36,7 @@ class Plan:
     gradients of a, b, value and w_v, of scratch memory, and of the end.
     """
 
-    direct: direct.Plan
+    direct: DirectPlan
     projection: "Compiled[Projection]"
     projection_words: "array[int]"
     gradients: "Compiled[Gradients]"
@@ -44,7 +47,7 @@ class Plan:
     size: int
 
 
-def plan(operands: direct.Operands, whole: direct.Plan) -> Plan | None:
+def plan(operands: Operands, whole: DirectPlan) -> Plan | None:
     """The plan of a call; None where its rows are many, or shared by a batch."""
     query, key, _, w_q, w_k, _ = operands
     if w_q is None or w_k is None or any(whole.shared):
@@ -165,7 +168,7 @@ class FewAttention(torch.autograd.Function):
         if not torch.is_grad_enabled():
             found = gradients(gradient, *operands)
         else:
-            found = first_order(direct.ONCE, gradients, gradient, *operands)
+            found = first_order(ONCE, gradients, gradient, *operands)
         return *(x if want else None for x, want in zip(found, wanted, strict=False)), None, None
 
 
@@ -173,11 +176,11 @@ def _gradients(plan: Plan, operands: Sequence[Tensor], gradient: Tensor, memory:
     whole, places, by = plan.direct, plan.places, plan.by
     # hooks on saved tensors may have changed their strides and classes
     if intercepted() or not all(addressable(x) and x.is_contiguous() for x in (*operands, memory)):
-        return _by_pytorch(plan, direct.Operands(*operands), gradient, memory)
+        return _by_pytorch(plan, Operands(*operands), gradient, memory)
     if not addressable(gradient):
         gradient = gradient.resolve_neg().clone()
         if not addressable(gradient):
-            return _by_pytorch(plan, direct.Operands(*operands), gradient, memory)
+            return _by_pytorch(plan, Operands(*operands), gradient, memory)
     gradient = gradient.to(plan.real).contiguous()
     found = [torch.empty_like(x) for x in operands]
     sums = torch.empty(by[-1] // plan.size, dtype=plan.real)
@@ -208,12 +211,13 @@ _G_GIVEN, _G_FOUND = LEADING + Gradients.given, LEADING + Gradients.found
 _G_BY = tuple(LEADING + word for word in (Gradients.by_a, Gradients.by_b, Gradients.by_value, Gradients.by_w))
 
 
-def _by_pytorch(plan: Plan, operands: direct.Operands, gradient: Tensor, memory: Tensor) -> tuple[Tensor | None, ...]:
+def _by_pytorch(plan: Plan, operands: Operands, gradient: Tensor, memory: Tensor) -> tuple[Tensor | None, ...]:
     """The same by PyTorch's operations, for what kernels cannot read."""
     whole = plan.direct
     e, n, m, h = whole.entries, whole.n, whole.m, whole.h
     ends = [place // plan.size for place in plan.places]
     a, b = memory[: ends[1]].view(e, n, h), memory[ends[1] : ends[2]].view(e, m, h)
     weights = memory[ends[4] : ends[5]].view(e, n, m)
-    wide = direct.wide(operands) if whole.half else operands
-    return direct.gradients(whole, wide, gradient, a, b, weights, (True,) * 6, operands.value.dtype)
+    given = wide(operands) if whole.half else operands
+    found = direct_gradients(whole, given, gradient, a, b, weights, (True,) * 6)
+    return tuple(None if x is None else x.to(operands.value.dtype) for x in found)

@@ -1,0 +1,172 @@
+"""Gradients by the direct kernels, for a whole batch or for the pieces of its plan."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm import matmul
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+from attnspec.backends.pytorch.kernels.llvm.threads import call
+from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+
+from .direct_kernels import Backward, backward_kernel
+from .direct_plan import Operands, Plan, wide
+
+
+def gradients(
+    plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of the operands that are wanted, in their shapes and dtype, which is that of the sums."""
+    query, key, value, w_q, w_k, w_v = operands
+    if plan.half:
+        gradient = gradient.float()
+    a, b = query if a is None else a, key if b is None else b
+    if intercepted() or not addressable(gradient):
+        by_a, by_b, by_value, by_w = _by_pytorch(plan, a, b, w_v, value, gradient, weights)
+    else:
+        by_a, by_b, by_value, by_w = _by_kernel(plan, a, b, w_v, value, gradient, weights)
+    of_query = of_key = of_w_q = of_w_k = None
+    if wanted[0] or wanted[3]:
+        of_query, of_w_q = _through(_own(by_a, query, plan.shared[0]), query, w_q, wanted[0], wanted[3])
+    if wanted[1] or wanted[4]:
+        of_key, of_w_k = _through(_own(by_b, key, plan.shared[1]), key, w_k, wanted[1], wanted[4])
+    of_value = _own(by_value, value, plan.shared[2]) if wanted[2] else None
+    return of_query, of_key, of_value, of_w_q, of_w_k, by_w if wanted[5] else None
+
+
+def in_pieces(
+    plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """`gradients` for a batch of several pieces, whose operands no entries share; in the dtype of the operands."""
+    query, key, value, w_q, w_k, w_v = operands
+    rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
+    gradient = gradient.reshape(plan.entries, plan.n, plan.d)
+    given = Operands(rows[0], rows[1], rows[2], w_q, w_k, w_v)
+    if value.dtype is torch.bfloat16 and a is not None and b is not None and multiplies_bfloat16():
+        found = _by_rounded(plan, given, gradient, a, b, weights, wanted)
+    else:
+        found = _by_parts(plan, given, gradient, a, b, weights, wanted)
+    shapes = (query.shape, key.shape, value.shape)
+    of_rows = (None if x is None else x.view(shape) for x, shape in zip(found[:3], shapes, strict=True))
+    return *of_rows, *found[3:]
+
+
+def _by_parts(
+    plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """Each piece by itself; those of the weights are added up."""
+    query, key, value, *shared = operands
+    w_q, w_k, w_v = (None if w is None else widened(w) for w in shared)
+    assert w_v is not None
+    of_rows = [torch.empty_like(x) if want else None for x, want in zip(operands[:3], wanted[:3], strict=True)]
+    of_weights: list[Tensor | None] = [None] * 3
+    for start, stop in plan.pieces:
+        part = Operands(query[start:stop], key[start:stop], value[start:stop], w_q, w_k, w_v)
+        own_a, own_b = (None if x is None else x[start:stop] for x in (a, b))
+        part = wide(part) if plan.half else part
+        found = gradients(plan, part, gradient[start:stop], own_a, own_b, weights[start:stop], wanted)
+        for target, own in zip(of_rows, found[:3], strict=True):
+            if target is not None and own is not None:
+                target[start:stop] = own
+        for i, own in enumerate(found[3:]):
+            total = of_weights[i]
+            of_weights[i] = own if total is None or own is None else total.add_(own)
+    return of_rows + [None if x is None else x.to(value.dtype) for x in of_weights]
+
+
+def _by_rounded(
+    plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """Gradients of a and b are rounded to bfloat16, of which the processor multiplies twice as many at once."""
+    query, key, value, w_q, w_k, w_v = operands
+    by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
+    of_value, of_w = torch.empty_like(value), torch.zeros(plan.h)
+    units = widened(w_v)
+    for start, stop in plan.pieces:
+        by_a[start:stop], by_b[start:stop], of_value[start:stop], own = _by_kernel(
+            plan, a[start:stop], b[start:stop], units, widened(value[start:stop]), widened(gradient[start:stop]),
+            weights[start:stop],
+        )  # fmt: skip
+        of_w += own
+    found: list[Tensor | None] = [None, None, of_value, None, None, of_w.to(w_v.dtype)]
+    for i, (by, x, w) in enumerate(((by_a, query, w_q), (by_b, key, w_k))):
+        if w is not None and wanted[i]:
+            found[i] = by @ w
+        if w is not None and wanted[3 + i]:
+            found[3 + i] = by.view(-1, plan.h).mT @ x.reshape(-1, w.shape[1])
+    return [x if want else None for x, want in zip(found, wanted, strict=False)]
+
+
+def _own(gradient: Tensor, x: Tensor, shared: bool) -> Tensor:
+    """The gradient (entries, rows, columns) in the batch of an operand."""
+    return (gradient.sum(0) if shared else gradient).view(*x.shape[:-1], gradient.shape[-1])
+
+
+def _through(
+    gradient: Tensor, x: Tensor, w: Tensor | None, of_input: bool, of_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and of the weight that projected it, of that of the projection."""
+    if w is None:
+        return gradient, None
+    rows = gradient.view(-1, w.shape[0])
+    if intercepted() or not addressable(x) or not addressable(w):
+        by_weight = rows.mT @ x.reshape(-1, w.shape[1]) if of_weight else None
+        return (rows @ w).view(x.shape) if of_input else None, by_weight
+    by_weight = matmul.product(rows.mT, x.reshape(-1, w.shape[1])) if of_weight else None
+    return matmul.product(rows, w).view(x.shape) if of_input else None, by_weight
+
+
+def _by_kernel(
+    plan: Plan, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, gradient: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of a, b and value by entries, and of w_v."""
+    # hooks on saved tensors may have changed their strides
+    a, b, w_v, value = a.resolve_neg().contiguous(), b.resolve_neg().contiguous(), w_v.contiguous(), value.contiguous()
+    gradient, weights = gradient.contiguous(), weights.contiguous()
+    e, n, m, h, d = len(weights), plan.n, plan.m, plan.h, plan.d
+    by_a, by_b = a.new_empty(e, n, h), a.new_empty(e, m, h)
+    by_value, by_w = a.new_empty(e, m, d), a.new_empty(e, h)
+    threads = torch.get_num_threads() if plan.parallel and e > 1 else 1
+    scratch = a.new_empty(threads * plan.scratch)
+    words = plan.backward_words[:]
+    words[_ENTRIES] = e
+    for place, x in zip(
+        _BACKWARD, (scratch, a, b, w_v, value, weights, gradient, by_a, by_b, by_w, by_value), strict=True
+    ):
+        words[place] = x.data_ptr()
+    call(backward_kernel(plan.bits), threads, words)
+    return by_a, by_b, by_value, by_w[0] if e == 1 else by_w.sum(0)
+
+
+_ENTRIES = LEADING + Backward.tasks
+_BACKWARD = tuple(
+    LEADING + word
+    for word in (
+        Backward.scratch, Backward.a, Backward.b, Backward.w, Backward.value, Backward.weights, Backward.grad_output,
+        Backward.grad_a, Backward.grad_b, Backward.grad_w, Backward.grad_value,
+    )
+)  # fmt: skip
+
+
+def _by_pytorch(
+    plan: Plan, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, gradient: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same by PyTorch's operations, for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
+    e = plan.entries
+    a, b, value = (x.reshape(-1, *x.shape[-2:]).expand(e, -1, -1) for x in (a, b, value))
+    gradient = gradient.reshape(e, plan.n, plan.d)
+    tanh = torch.tanh(a.unsqueeze(-2) + b.unsqueeze(-3))
+    of_weights = gradient @ value.mT
+    delta = (weights * of_weights).masked_fill(weights == 0, 0).sum(-1, keepdim=True)
+    of_scores = (weights * (of_weights - delta)).masked_fill(weights == 0, 0)
+    of_sums = of_scores.unsqueeze(-1) * (1 - tanh * tanh)
+    # stops a NaN in the incoming gradient of a row without an attendable key
+    gradient = gradient.masked_fill((weights == 0).all(-1, keepdim=True), 0)
+    by_w = (of_scores.unsqueeze(-1) * tanh).sum((0, 1, 2))
+    return of_sums.sum(-2) * w_v, of_sums.sum(-3) * w_v, weights.mT @ gradient, by_w

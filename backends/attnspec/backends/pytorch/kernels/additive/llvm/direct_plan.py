@@ -1,0 +1,103 @@
+"""What all calls of the direct kernels with the same shapes have in common, found once."""
+
+from array import array
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.threads import worth_waking
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+
+from .direct_kernels import Backward, Forward, forward_kernel
+
+PIECE = 2**17
+"""Numbers of projected keys that are made at a time: 512 KiB of float32."""
+
+
+class Operands(NamedTuple):
+    """query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w_q (h, d_q), w_k (h, d_k), w_v (h).
+
+    Without w_q and w_k, query and key are projected already.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    w_q: Tensor | None
+    w_k: Tensor | None
+    w_v: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all calls with the same shapes, dtype and flags have in common; words are the kernels' but for addresses."""
+
+    batch: torch.Size
+    entries: int
+    n: int
+    m: int
+    h: int
+    d: int
+    shared: tuple[bool, bool, bool]
+    mask_shape: tuple[int, ...]
+    causal: bool
+    half: bool
+    pieces: tuple[tuple[int, int], ...]
+    parallel: bool
+    scratch: int
+    forward: "Compiled[Forward]"
+    forward_words: "array[int]"
+    backward_words: "array[int]"
+    bits: int
+
+
+def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan | None:
+    """The plan of a call whose shapes are right and not empty; None for batches that the kernels do not take."""
+    query, key, value, w_q, w_k, w_v = operands
+    entries, n, m, h, d = batch.numel(), query.shape[-2], key.shape[-2], w_v.shape[0], value.shape[-1]
+    given = [query, key, value] if mask is None else [query, key, value, mask]
+    if any(x.shape[:-2] != batch and x.shape[:-2].numel() != 1 for x in given):
+        return None
+    shared = [x.shape[:-2].numel() != entries for x in given]
+    bits = 64 if query.dtype is torch.float64 else 32
+    half = query.dtype in HALF_DTYPES
+    rows = 0 if mask is None else mask.shape[-2]
+    weights = 0 if w_k is None else w_k.numel()  # each piece reads them
+    size = max(1, max(PIECE, weights) // (m * max(h, key.shape[-1], d)))
+    whole = any(shared) or (w_q is None and not half) or size >= entries
+    pieces = ((0, entries),) if whole else tuple((i, min(i + size, entries)) for i in range(0, entries, size))
+    sizes = {
+        "n": n, "m": m, "h": h, "d": d, "causal": int(causal),
+        "a_entry": 0 if shared[0] else n * h, "b_entry": 0 if shared[1] else m * h,
+        "value_entry": 0 if shared[2] else m * d,
+    }  # fmt: skip
+    of_mask = {} if mask is None else {"mask_entry": 0 if shared[3] else rows * m, "mask_row": m if rows > 1 else 0}
+    scratch = m + register_bytes() * 8 // bits
+    forward = _words(Forward, scratch, sizes | of_mask)
+    backward = _words(Backward, scratch, sizes | {"tasks": entries})
+    return Plan(
+        batch, entries, n, m, h, d, (shared[0], shared[1], shared[2]),
+        () if mask is None else (*mask.shape[:-1], m), causal, half, pieces,
+        worth_waking(entries * n, entries * n * m * h), scratch, forward_kernel(bits), forward, backward, bits,
+    )  # fmt: skip
+
+
+def _words(arguments: Any, scratch: int, sizes: dict[str, int]) -> "array[int]":
+    """Leading words, the sizes, and zeros; then a word for what the kernel says about NaN."""
+    words = array("q", bytes(8 * (LEADING + arguments.words + 1)))
+    for name, size in sizes.items():
+        words[LEADING + getattr(arguments, name)] = size
+    words[LEADING + arguments.scratch + 1] = scratch
+    return words
+
+
+def wide(operands: Operands) -> Operands:
+    """Operands of a half dtype in float32."""
+    query, key, value, w_q, w_k, w_v = operands
+    if w_q is not None and w_k is not None:
+        w_q, w_k = w_q.float(), w_k.float()
+    return Operands(query.float(), key.float(), value.float(), w_q, w_k, w_v.float())

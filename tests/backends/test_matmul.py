@@ -1,0 +1,65 @@
+"""Products of matrices by compiled kernels, against products in double precision."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+
+from attnspec.backends.pytorch.kernels.llvm import matmul
+from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+
+SIZES = [(1, 16, 1), (6, 64, 5), (7, 80, 256), (49, 48, 257), (100, 144, 600), (3, 256, 2)]
+"""Rows, columns and depth: more and fewer than tiles, tasks and blocks of terms have."""
+
+
+def draw(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def _every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "LEAST", 1)
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_are_those_of_pytorch(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+    left, right = draw(rows, depth, dtype=dtype), draw(depth, columns, dtype=dtype)
+    exact = left.double() @ right.double()
+    for x in (left, left.mT.contiguous().mT, torch.stack([left, left], 1)[:, 1]):
+        found = matmul.product(x, right)
+        assert found.dtype is dtype
+        assert (found - exact).abs().max() <= 4 * depth**0.5 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_projections_of_half_dtypes_are_not_rounded(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+    x, w = draw(2, rows, depth, dtype=dtype), draw(columns, depth, dtype=dtype)
+    project = matmul.Projection(w, 2 * rows)
+    assert project.pairs == (dtype is torch.bfloat16 and depth % 2 == 0 and multiplies_bfloat16())
+    exact = linear(x.double(), w.double())
+    found = project(x)
+    sums = torch.float64 if dtype is torch.float64 else torch.float32
+    assert found.dtype is sums
+    assert (found - exact).abs().max() <= 4 * depth**0.5 * torch.finfo(sums).eps * exact.abs().max()
+
+
+def test_nan_and_infinities_stay_in_their_rows_and_columns() -> None:
+    left, right = draw(13, 20, dtype=torch.float32), draw(20, 64, dtype=torch.float32)
+    left[4, 3], left[12, 7], right[5, 33] = torch.nan, torch.inf, torch.nan
+    torch.testing.assert_close(matmul.product(left, right), left @ right, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_columns_that_fill_no_registers_are_left_to_pytorch() -> None:
+    assert not matmul.worthwhile(100, 65, 100, draw(1, dtype=torch.float32))
+    left, right = draw(5, 7, dtype=torch.float32), draw(7, 65, dtype=torch.float32)
+    assert torch.equal(matmul.product(left, right), left @ right)
+
+
+def test_small_products_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert not matmul.worthwhile(64, 64, 64, draw(1, dtype=torch.float32))
+    assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32))
