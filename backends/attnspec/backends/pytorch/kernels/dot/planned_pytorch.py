@@ -62,24 +62,28 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
     from attnspec.backends.pytorch.kernels.dot.regular import inspector
 
     causal, one, tracked = call.causal, rank == 1, call.differentiates()
-    # what is excluded and not finite makes the result NaN, but gradients even where it does not
-    before = tracked or call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype)
+    few = call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype)
+    # What is excluded and not finite makes the result NaN, but infinite queries and keys gradients even where not.
+    before = tracked or few
+    # values are looked at where they are fewer than results
+    values = few or call.key.shape[-2] <= call.query.shape[-2]
     like = call.query.new_empty((*given[0].shape[:-1], given[2].shape[-1]))
-    regular = inspector(given, mask) if before else inspector((like,))
-    if regular is None:
+    regular = inspector(given if values else given[:2], mask) if before else None
+    of_result = None if before and values else inspector((like,))
+    if (before and regular is None) or (of_result is None and not (before and values)):
         return None
     sdpa = scaled_dot_product_attention if scale is None else partial(scaled_dot_product_attention, scale=scale)
     widens = mask is not None and one and mask.dim() == 3
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
-        if before and not regular(query, key, value, mask):
+        if regular is not None and not regular(query, key, value if values else None, mask):
             return None
         if one:
             own = mask.unsqueeze(1) if widens and mask is not None else mask
             found = sdpa(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), own, 0.0, causal).squeeze(1)
         else:
             found = sdpa(query, key, value, mask, 0.0, causal)
-        return found if before or regular(found) else None
+        return found if of_result is None or of_result(found) else None
 
     return attend
 

@@ -94,8 +94,10 @@ def inspector(tensors: Sequence[Tensor], mask: Tensor | None = None) -> Callable
         address = words.buffer_info()[0]
         words[strange] = address + 8 * answer
         words[one] = first.data_ptr()
-        if second is not None and third is not None:
-            words[two], words[three] = second.data_ptr(), third.data_ptr()
+        if second is not None:
+            words[two] = second.data_ptr()
+        if third is not None:
+            words[three] = third.data_ptr()
         if mask is not None:
             words[mask_word] = mask.data_ptr()
         run(address)
