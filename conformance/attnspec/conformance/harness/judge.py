@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.choices import expected
 from attnspec.conformance.harness.guess import diagnosis
+from attnspec.conformance.harness.heads import count_of_heads, own_heads
 from attnspec.conformance.harness.hidden import hidden
 from attnspec.conformance.harness.parts import Part, parts, whole
 from attnspec.conformance.harness.reading import (
@@ -88,7 +89,7 @@ def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> Non
             record.diagnose = partial(diagnosis, subject, *record.where)
         ensemble = Ensemble(subject, given.arguments, chosen)
         record.hidden = partial(hidden, ensemble)
-        if record.worst is None and not record.outside and ensemble.asked:
+        if record.worst is None and not record.outside and operation.float_result:
             ensemble.each = threads.map
             record.together, record.ensemble = accusation(ensemble), ensemble.extent
             ensemble.each = map
@@ -103,5 +104,7 @@ def _extent(given: Part, chosen: list[Part]) -> str:
     if rows is None:
         return "every number"
     elements, queries = prod(given.arguments.batch), given.arguments.queries
-    each = f" of each of {elements:,} elements of the batch" if elements > 1 else ""
-    return f"{len(rows):,} of {queries:,} rows{each}, with all keys"
+    heads = count_of_heads(given.arguments) if own_heads(given.arguments.operation) else 1
+    groups = [f"of each of {heads:,} heads"] if heads > 1 else []
+    groups += [f"of each of {elements:,} elements of the batch"] if elements > 1 else []
+    return " ".join([f"{len(rows):,} of {queries:,} rows", *groups]) + ", with all keys"
