@@ -126,7 +126,7 @@ def tried(operation: Operation) -> bool:
 
 
 def hidden(ensemble: Ensemble) -> tuple[str, ...]:
-    """The defects, in words, with which a result would be judged right on these inputs; one for all if none is tried."""
+    """The defects, in words, with which a result would be judged right on these inputs; or that none is tried."""
     operation = ensemble.subject.operation
     if not tried(operation):
         return (f"any known defect, for none is tried on {operation.name}",) if operation.float_result else ()

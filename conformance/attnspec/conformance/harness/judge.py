@@ -18,17 +18,20 @@ from attnspec.conformance.harness.hidden import hidden
 from attnspec.conformance.harness.parts import Part, parts, whole
 from attnspec.conformance.harness.reading import (
     arguments_of,
+    cotangent_of,
     demand_dtype,
     generator,
     gradients_of,
     in_one_dtype,
     operation_named,
     results_of,
+    without_results,
 )
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.subjects import subject_of
 from attnspec.conformance.harness.together import Ensemble, accusation
 from attnspec.conformance.harness.verdict import Verdict
+from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 
 def judge(
@@ -55,7 +58,7 @@ def judge(
     ``TypeError`` for what cannot be read, or is no argument; ``ShapeError`` for a shape that violates the Protocol.
     NaN in a result is a verdict.
     """
-    described_as = operation_named(operation, "judge")
+    described_as = without_results(operation_named(operation, "judge"), output)
     given = arguments_of(described_as, arguments, options)
     found = results_of(described_as, output, given, "output")
     dtype, given = in_one_dtype(described_as, given, found)
@@ -65,8 +68,7 @@ def judge(
     record = Record(subject)
     _judge_results(record, whole(given, found), rng)
     if gradients is not None:
-        weights = results_of(described_as, cotangent, given, "cotangent")
-        demand_dtype(described_as, weights, dtype, "cotangent")
+        weights = cotangent_of(described_as, cotangent, given, dtype)
         judge_gradients(record, whole(given, weights), gradients_of(described_as, gradients, given, dtype), rng)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, for there is a cotangent; got None")
@@ -93,7 +95,13 @@ def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> Non
             ensemble.each = threads.map
             record.together, record.ensemble = accusation(ensemble), ensemble.extent
             ensemble.each = map
-    record.judged.append(_extent(given, chosen))
+    record.judged.append(_extent(given, chosen) + _lacking(operation))
+
+
+def _lacking(operation: Operation) -> str:
+    """The results that are not given, in words."""
+    lacking = {leaf.path for leaf in OPERATIONS[operation.name].outputs} - {leaf.path for leaf in operation.outputs}
+    return f", without {', '.join(sorted(lacking))}, which is not given" if lacking else ""
 
 
 def _extent(given: Part, chosen: list[Part]) -> str:

@@ -1,5 +1,6 @@
 """What a harness hands over, read: arguments, results and gradients as NumPy arrays of the shapes of the Protocol."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,9 +8,10 @@ import numpy as np
 
 from attnspec.conformance.harness.arrays import EIGHT_BITS, read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.dtypes import is_float, numpy_dtype
+from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype
 from attnspec.conformance.judging.subject import Results
 from attnspec.conformance.running.selection import unknown_name
+from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind, results
@@ -44,21 +46,49 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
         places = {node.path: (node, x) for node, x in described(operation.call, values)}
     except Misfit as error:
         raise TypeError(f"{operation.name}: {error}") from None
-    for node, x in places.values():
-        if isinstance(node, Option) and node.path in values and (hasattr(x, "shape") or not node.takes(x)):
-            raise TypeError(f"{operation.name}: {node.path}: expected {node.expected}; got {_kind_of(x)}")
 
     def convert(path: str, x: Any) -> Any:
-        leaf = places[path][0] if path in places else None
-        return _array(leaf, x, f"{operation.name}: {path}") if isinstance(leaf, Leaf) and x is not None else x
+        node = places[path][0] if path in places else None
+        if isinstance(node, Option):
+            return option(operation, node, x)
+        return _array(node, x, f"{operation.name}: {path}") if isinstance(node, Leaf) and x is not None else x
 
-    found = {name: mapped(value, convert, name) for name, value in values.items()}
+    windowed = operation.window or ""
+    found = {
+        name: convert(name, value) if name == windowed else mapped(value, convert, name)
+        for name, value in values.items()
+    }
     bind(operation, found)
     return Arguments(operation, found)
 
 
-def results_of(operation: Operation, value: Any, given: Arguments, what: str) -> Results:
-    """The arrays of a result, or of a cotangent, of the shapes that belong to the arguments."""
+def without_results(operation: Operation, output: Any) -> Operation:
+    """The operation without those optional results that are None."""
+    nodes = operation.result.nodes if isinstance(operation.result, Branch) else ()
+    given = output if isinstance(output, tuple) and len(output) == len(nodes) else nodes
+    lacking = [x.path for x, y in zip(nodes, given, strict=True) if isinstance(x, Leaf) and x.optional and y is None]
+    return operation.without(frozenset(lacking))
+
+
+def cotangent_of(operation: Operation, value: Any, given: Arguments, dtype: str) -> Results:
+    """The arrays of a cotangent: finite numbers, and zeros for an optional result of which there is none.
+
+    Errors: ``ValueError`` for NaN and infinities, of which gradients tell nothing.
+    """
+    found = results_of(operation, value, given, "cotangent", dtype)
+    demand_dtype(operation, found, dtype, "cotangent")
+    for leaf in operation.outputs:
+        if leaf.kind is Kind.FLOAT and not np.isfinite(found[leaf.path]).all():
+            got = "NaN" if np.isnan(found[leaf.path]).any() else "infinities"
+            raise ValueError(f"{operation.name}: {_title(leaf, 'cotangent')}: expected finite numbers; got {got}")
+    return found
+
+
+def results_of(operation: Operation, value: Any, given: Arguments, what: str, dtype: str = "float32") -> Results:
+    """The arrays of a result, or of a cotangent, of the shapes that belong to the arguments.
+
+    An optional one that is None is of zeros of this dtype.
+    """
     try:
         leaves = results(operation, value)
     except Misfit as error:
@@ -66,6 +96,9 @@ def results_of(operation: Operation, value: Any, given: Arguments, what: str) ->
     found: Results = {}
     for leaf, x in leaves:
         title = _title(leaf, what)
+        if x is None and leaf.optional:
+            found[leaf.path] = np.zeros(given.binding.shape(leaf), dtype)
+            continue
         array, expected = _array(leaf, x, f"{operation.name}: {title}"), given.binding.shape(leaf)
         if array.shape != expected:
             raise ShapeError(operation.name, title, f"shape {as_tuple(expected)}", as_tuple(array.shape))
@@ -74,11 +107,33 @@ def results_of(operation: Operation, value: Any, given: Arguments, what: str) ->
 
 
 def demand_dtype(operation: Operation, found: Results, dtype: str, what: str) -> None:
-    """``TypeError`` for floats of a result, or of a cotangent, that are not of the dtype of the arguments."""
+    """``TypeError`` for floats of a result, or of a cotangent, that are not of the dtype of the arguments.
+
+    Beside results in 16 bits an optional one, such as a logarithm, may be in float32.
+    """
     for leaf in operation.outputs:
         x = found[leaf.path]
-        if leaf.kind is Kind.FLOAT and (x.dtype.name != dtype or dtype not in DEFAULTS):
-            raise TypeError(f"{operation.name}: {_title(leaf, what)}: expected {_floats(dtype)}; got {x.dtype.name}")
+        wider = leaf.optional and dtype in NARROW and x.dtype.name == "float32"
+        if leaf.kind is Kind.FLOAT and not wider and (x.dtype.name != dtype or dtype not in DEFAULTS):
+            expected = f"{_floats(dtype)}{', or float32' if leaf.optional and dtype in NARROW else ''}"
+            raise TypeError(f"{operation.name}: {_title(leaf, what)}: expected {expected}; got {x.dtype.name}")
+
+
+def option(operation: Operation, node: Option, x: Any) -> Any:
+    """An option as Python's own number, flag or word.
+
+    Errors: ``TypeError`` for another kind, ``ValueError`` for a number that is not finite and a cap that is not above 0.
+    """
+    value = x.item() if isinstance(x, np.generic) else x
+    title = f"{operation.name}: {node.path}"
+    if hasattr(value, "shape") or not node.takes(value):
+        raise TypeError(f"{title}: expected {node.expected}; got {_kind_of(x)}")
+    if node.kind is Kind.NUMBER and value is not None and not abs(value) <= sys.float_info.max:
+        got = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
+        raise ValueError(f"{title}: expected a finite number; got {got}")
+    if operation.parts.get(node.path) is Part.CAP and value is not None and value <= 0:
+        raise ValueError(f"{title}: expected a number above 0; got {value}")
+    return value
 
 
 def _title(leaf: Leaf, what: str) -> str:
