@@ -70,11 +70,16 @@ def _unlimited(given: Arguments) -> Arguments | None:
     return given.replaced({path: None}) if path and given[path] is not None else None
 
 
-def _one_longer(given: Arguments) -> Arguments | None:
-    path = _lengths(given.operation)
-    if not path or given[path] is None or not (given.array(path) < (given.keys_count or 0)).any():
-        return None
-    return given.replaced({path: np.minimum(given.array(path) + 1, given.keys_count or 0)})
+def _longer(by: int) -> Defect:
+    def change(given: Arguments) -> Arguments | None:
+        path = _lengths(given.operation)
+        if not path or given[path] is None:
+            return None
+        lengths = given.array(path)
+        changed = np.clip(lengths.astype(np.int64) + by, 0, given.keys_count or 0)
+        return None if np.array_equal(changed, lengths) else given.replaced({path: changed})
+
+    return change
 
 
 def _lengths(operation: Operation) -> str:
@@ -98,7 +103,8 @@ OPTIONS: Mapping[str, Defect] = {
     "a window that is ignored": _windowed(lambda side: None),
     "a window that is one key wider on either side": _windowed(lambda side: None if side is None else side + 1),
     "lengths that are ignored": _unlimited,
-    "lengths that are one key too long": _one_longer,
+    "lengths that are one key too long": _longer(1),
+    "lengths that are one key too short": _longer(-1),
     "a cap that is left out": _without(Option.CAP),
     "a bias that is left out": _without(Option.BIAS),
     "slopes that are left out": _without(Option.SLOPES),

@@ -122,7 +122,8 @@ def demand_dtype(operation: Operation, found: Results, dtype: str, what: str) ->
 def option(operation: Operation, node: Option, x: Any) -> Any:
     """An option as Python's own number, flag or word.
 
-    Errors: ``TypeError`` for another kind, ``ValueError`` for a number that is not finite and a cap that is not above 0.
+    Errors: ``TypeError`` for another kind; ``ValueError`` for a number that is not finite, for a cap that is not
+    above 0.
     """
     value = x.item() if isinstance(x, np.generic) else x
     title = f"{operation.name}: {node.path}"
