@@ -164,4 +164,6 @@ def _with_defect(subject: Subject, part: Part, words: str) -> Arguments | None:
     if words not in OPTIONS:
         return DEFECTS[words](spelled(subject, part.arguments))
     changed = OPTIONS[words](part.arguments if part.uncut is None else part.uncut)
-    return changed if changed is None or part.rows is None else at_rows(subject, changed, part.rows)
+    if changed is None or part.uncut is None:
+        return changed
+    return spelled(subject, changed) if part.rows is None else at_rows(subject, changed, part.rows)
