@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance import judge, suggest_inputs
-from attnspec.conformance.harness import parts
+from attnspec.conformance.harness import guess, parts
 from attnspec.conformance.harness.hidden import DEFECTS
 from attnspec.conformance.harness.parts import whole
 from attnspec.conformance.harness.positions import at_rows
@@ -379,3 +379,50 @@ def test_options_may_be_numbers_of_numpy() -> None:
     output = attention(given, scale=0.25, causal=True)
     assert judge(GROUPS, output, **given, scale=np.float64(0.25), causal=np.True_)
     assert judge(GROUPS, output, **given, scale=np.float32(0.25), causal=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_what_is_added_to_scores_may_be_in_float32(dtype: str) -> None:
+    narrow = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    given = {name: x.astype(narrow) for name, x in inputs(5, 6).items()}
+    added = {name: options(5, 6)[name] for name in ("bias", "slopes", "sinks")}
+    output, logarithms = attention({name: x.astype(np.float32) for name, x in (given | added).items()})
+    output = output.astype(narrow if dtype != "float8_e4m3fn" else np.float16)
+    assert judge(GROUPS, (output, logarithms), **given, **added)
+    assert not judge(GROUPS, (output, logarithms), **given, **(added | {"sinks": 2 * added["sinks"]}))
+    words = f"{GROUPS}: expected floats in one of float64, .*, sinks in float64"
+    with pytest.raises(TypeError, match=words):
+        judge(GROUPS, (output, logarithms), **given, **(added | {"sinks": added["sinks"].astype(np.float64)}))
+
+
+def test_results_in_8_bits_are_refused() -> None:
+    narrow = np.dtype(ml_dtypes.float8_e4m3fn)
+    given = {name: x.astype(narrow) for name, x in inputs(5, 6).items()}
+    output, _ = attention({name: x.astype(np.float32) for name, x in given.items()})
+    with pytest.raises(TypeError, match=f"{GROUPS}: output output: expected one of float64, .*; got float8_e4m3fn"):
+        judge(GROUPS, (output.astype(narrow), None), **given)
+
+
+@pytest.mark.parametrize("empty", ["queries", "keys", "batch"])
+def test_what_is_empty_hides_everything(empty: str) -> None:
+    sizes = {"queries": 5, "keys": 6, "batch": 2} | {empty: 0}
+    given = inputs(**sizes) | {"causal": True, "window": (2, 0)}
+    verdict = judge(GROUPS, attention(given), **given)
+    assert verdict, verdict
+    assert {"keys that are not read", "a window that is ignored"} <= set(verdict.cannot_see)
+    found = suggest_inputs(GROUPS, **given)
+    assert found["query"].shape == given["query"].shape
+
+
+@pytest.mark.usefixtures("sampled")
+def test_a_defect_is_named_where_a_logarithm_is_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head's number is no row: there are more heads than rows."""
+    monkeypatch.setattr(guess, "PAIRS", 2**8)
+    monkeypatch.setattr(guess, "ROWS", 2)
+    given = inputs(4, 500, batch=1)
+    output, logarithms = attention(given)
+    logarithms[0, HEADS - 1, 1] += 100
+    verdict = judge(GROUPS, (output, logarithms), **given)
+    assert verdict.worst is not None
+    assert verdict.worst.index == (0, HEADS - 1, 1)
+    assert verdict.diagnosis == ""

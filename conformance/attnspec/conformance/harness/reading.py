@@ -171,7 +171,7 @@ def _structure(node: Node) -> str:
 
 def generator(seed: Any, who: str) -> np.random.Generator:
     """A random generator; ``TypeError`` for what is no seed."""
-    if not isinstance(seed, int) or seed < 0:
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise TypeError(f"{who}: seed: expected an integer of at least 0; got {seed!r}")
     return np.random.default_rng(seed)
 
@@ -190,23 +190,32 @@ def gradients_of(operation: Operation, gradients: Any, given: Arguments, dtype: 
         if found[path].shape != known[path].shape:
             expected, got = as_tuple(known[path].shape), as_tuple(found[path].shape)
             raise ShapeError(operation.name, f"the gradient of {path}", f"shape {expected}", got)
-        if found[path].dtype.name != dtype:
+        if found[path].dtype.name not in (dtype, known[path].dtype.name):
             title = f"{operation.name}: the gradient of {path}"
             raise TypeError(f"{title}: expected {_floats(dtype)}; got {found[path].dtype.name}")
     return found
 
 
 def in_one_dtype(operation: Operation, given: Arguments, found: Results | None = None) -> tuple[str, Arguments]:
-    """The dtype of all float arrays, and the arguments in it; of inputs in 8 bits, that of the results."""
+    """The dtype of all float arrays, and the arguments in it; of inputs in 8 bits, that of the results.
+
+    Beside arrays in 16 bits, what is added to scores may be in float32.
+    """
     dtypes = {leaf.path: str(x.dtype.name) for leaf, x in given.floats}
     of_result = str(found[operation.leading.path].dtype.name) if found else "float32"
-    if dtypes and set(dtypes.values()) <= EIGHT_BITS:
+    narrow = {path for path, dtype in dtypes.items() if dtype in EIGHT_BITS}
+    if narrow and narrow >= dtypes.keys() - operation.parts.keys():
+        if of_result not in DEFAULTS:
+            title = _title(operation.leading, "output")
+            raise TypeError(f"{operation.name}: {title}: expected one of {', '.join(DEFAULTS)}; got {of_result}")
         # They are exact in the dtype of the result.
-        given = given.replaced({leaf.path: x.astype(numpy_dtype(of_result)) for leaf, x in given.floats})
-        dtypes = dict.fromkeys(dtypes, of_result)
+        given = given.replaced({path: given.array(path).astype(numpy_dtype(of_result)) for path in narrow})
+        dtypes |= dict.fromkeys(narrow, of_result)
     if not dtypes:
         return of_result, given
-    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= set(DEFAULTS):
+    main = {dtype for path, dtype in dtypes.items() if path not in operation.parts}
+    wider = {"float32"} if main <= NARROW else set()
+    if len(main) > 1 or not main <= set(DEFAULTS) or not set(dtypes.values()) <= main | wider:
         got = ", ".join(f"{path} in {dtype}" for path, dtype in dtypes.items())
         raise TypeError(f"{operation.name}: expected floats in one of {', '.join(DEFAULTS)}; got {got}")
-    return next(iter(dtypes.values())), given
+    return next(iter(main)), given

@@ -71,7 +71,7 @@ def _candidates(subject: Subject, given: Arguments, rng: np.random.Generator) ->
     """Normal numbers; then queries and keys on opposite sides of 0, so far apart that a key of zeros weighs most."""
     normal = given.replaced({leaf.path: _normal(subject, leaf, x.shape, rng) for leaf, x in given.floats})
     yield normal
-    if not tried(subject.operation):
+    if not tried(subject.operation) or not all(given.batch):
         return
     query, key = _opposites(subject, normal)
     if query is None or key is None:
