@@ -426,3 +426,22 @@ def test_a_defect_is_named_where_a_logarithm_is_the_worst(monkeypatch: pytest.Mo
     assert verdict.worst is not None
     assert verdict.worst.index == (0, HEADS - 1, 1)
     assert verdict.diagnosis == ""
+
+
+def test_results_with_an_entry_for_every_key_have_no_defects_of_keys() -> None:
+    scores = normal(2, 5, 6)
+    verdict = judge("softmax", REFERENCE["softmax"](scores), scores)
+    assert verdict.cannot_see == ("any known defect, for none is tried on softmax",)
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "words"),
+    [
+        ("causal_mask", ((), 3), r"causal_mask: n: expected an integer; got \(\)"),
+        ("causal_mask", ({}, 3), "causal_mask: n: expected an integer; got {}"),
+        ("dot_scores", (normal(3, 4), None), "dot_scores: key: expected an array, by DLPack or .*; got NoneType"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(operation: str, arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        judge(operation, np.ones((3, 3), np.float32), *arguments)

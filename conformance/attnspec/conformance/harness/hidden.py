@@ -127,8 +127,10 @@ DEFECTS: Mapping[str, Defect] = {
 
 
 def tried(operation: Operation) -> bool:
-    """Whether defects are tried on an operation."""
-    return Ensemble.concerning(operation) and operation.asked is not None and not operation.attends_to_itself
+    """Whether defects are tried on an operation: not where results have an entry for every key."""
+    asked = operation.asked
+    pools = asked is not None and not any(asked in leaf.sizes for leaf in operation.outputs)
+    return pools and Ensemble.concerning(operation) and not operation.attends_to_itself
 
 
 def hidden(ensemble: Ensemble) -> tuple[str, ...]:

@@ -51,13 +51,12 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
         node = places[path][0] if path in places else None
         if isinstance(node, Option):
             return option(operation, node, x)
-        return _array(node, x, f"{operation.name}: {path}") if isinstance(node, Leaf) and x is not None else x
+        if isinstance(node, Leaf) and not (x is None and node.optional):
+            return _array(node, x, f"{operation.name}: {path}")
+        return x
 
-    windowed = operation.window or ""
-    found = {
-        name: convert(name, value) if name == windowed else mapped(value, convert, name)
-        for name, value in values.items()
-    }
+    choices = {option.path for option in operation.options}
+    found = {name: convert(name, x) if name in choices else mapped(x, convert, name) for name, x in values.items()}
     bind(operation, found)
     return Arguments(operation, found)
 
