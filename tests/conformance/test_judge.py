@@ -401,6 +401,19 @@ LSTM = inputs("lstm_cell").values_by_name["parameters"]
         ),
         ((len, NUMBERS), {}, TypeError, "judge: expected the name of an operation; got builtin_function_or_method"),
         ((SDPA, *[NUMBERS] * 4), {"seed": "x"}, TypeError, "judge: seed: expected an integer of at least 0; got 'x'"),
+        ((SDPA, *[NUMBERS] * 4), {"seed": True}, TypeError, "judge: seed: expected an integer of at least 0; got True"),
+        (
+            (SDPA, *[NUMBERS] * 4),
+            {"precision": {"float32": 3}},
+            TypeError,
+            "precision: expected names of classes; got 3",
+        ),
+        (
+            (SDPA, NUMBERS, np.ma.masked_array(NUMBERS, NUMBERS > 0), NUMBERS, NUMBERS),
+            {},
+            TypeError,
+            f"{SDPA}: query: expected an array of which all numbers count; got MaskedArray",
+        ),
         (
             (SDPA, *[NUMBERS] * 4),
             {"causal": NUMBERS},

@@ -72,10 +72,13 @@ def read(x: Any, name: str) -> Numbers:
     """An array of any framework as a NumPy array, without a copy where it lies in memory of the host.
 
     bfloat16 and the formats of 8 bits have the dtypes of ``ml_dtypes``. Errors: ``TypeError`` for what cannot be read,
-    such as a tensor that requires gradients, with what its framework says.
+    such as a tensor that requires gradients, with what its framework says; for a masked array, whose numbers do not all
+    count.
     """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array of which all numbers count; got {type(x).__name__}")
     if isinstance(x, np.ndarray):
-        return x
+        return np.asarray(x)
     if not any(hasattr(x, protocol) for protocol in PROTOCOLS):
         raise TypeError(f"{name}: expected an array, by DLPack or the array interface; got {type(x).__name__}")
     found = call_safely(lambda: _of_capsule(_capsule(x)) if hasattr(x, PROTOCOLS[0]) else np.asarray(x))

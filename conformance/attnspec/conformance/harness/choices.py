@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from attnspec.conformance.harness.parts import Part
+from attnspec.conformance.harness.scores import rescaled
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.ensembles import rescaled
 from attnspec.reference.budget import is_real
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
@@ -32,7 +32,7 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     """
     given = part.arguments
     found = {path: Expected(x.value, x.budget) for path, x in subject.oracles(given).items()}
-    if subject.semantics.fully_masked != "zero" and given.keys_count and (given.mask is not None or given.causal):
+    if subject.semantics.fully_masked != "zero" and given.keys_count and given.operation.mask is not None:
         found = _without_keys(subject, subject.aligned(given), found)
     floats = [x for _, x in given.floats]
     if all(np.isfinite(x).all() for x in floats):

@@ -13,10 +13,10 @@ ROWS = 16
 """Rows that are compared where there are more; what makes them causal is then spelled out in a mask."""
 
 
-def diagnosis(subject: Subject, part: Part, index: tuple[int, ...]) -> str:
+def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | None) -> str:
     """The known defect with the numbers of a wrong part of a result, in a sentence; empty if there is none.
 
-    ``index`` is the place of its worst number.
+    ``index`` is the place of its worst number, ``row`` the axis of rows behind those of the batch.
     """
     # It loads all mutants, which nobody needs whose results are right.
     from attnspec.conformance.diagnosis.entry import diagnosis_of_result
@@ -26,7 +26,7 @@ def diagnosis(subject: Subject, part: Part, index: tuple[int, ...]) -> str:
     many = pairs(one.arguments) > PAIRS
     rows = rows_to_judge(subject, one.arguments, ROWS, np.random.default_rng(0)) if many else None
     if rows is not None:
-        (axis,) = subject.operation.leading.axes(subject.operation.asking or "")
-        one = with_rows(subject, one, np.unique([*rows, index[axis]]))
+        worst = [] if row is None else [index[len(element) + row]]
+        one = with_rows(subject, one, np.unique([*rows, *worst]))
     found = diagnosis_of_result(subject, one.arguments, one.results)
     return "" if found is None else found.sentence

@@ -13,21 +13,25 @@ from threadpoolctl import threadpool_limits
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.choices import expected
 from attnspec.conformance.harness.guess import diagnosis
+from attnspec.conformance.harness.heads import count_of_heads, own_heads
 from attnspec.conformance.harness.hidden import hidden
 from attnspec.conformance.harness.parts import Part, parts, whole
 from attnspec.conformance.harness.reading import (
     arguments_of,
+    cotangent_of,
     demand_dtype,
     generator,
     gradients_of,
     in_one_dtype,
     operation_named,
     results_of,
+    without_results,
 )
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.subjects import subject_of
 from attnspec.conformance.harness.together import Ensemble, accusation
 from attnspec.conformance.harness.verdict import Verdict
+from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 
 def judge(
@@ -54,7 +58,7 @@ def judge(
     ``TypeError`` for what cannot be read, or is no argument; ``ShapeError`` for a shape that violates the Protocol.
     NaN in a result is a verdict.
     """
-    described_as = operation_named(operation, "judge")
+    described_as = without_results(operation_named(operation, "judge"), output)
     given = arguments_of(described_as, arguments, options)
     found = results_of(described_as, output, given, "output")
     dtype, given = in_one_dtype(described_as, given, found)
@@ -64,8 +68,7 @@ def judge(
     record = Record(subject)
     _judge_results(record, whole(given, found), rng)
     if gradients is not None:
-        weights = results_of(described_as, cotangent, given, "cotangent")
-        demand_dtype(described_as, weights, dtype, "cotangent")
+        weights = cotangent_of(described_as, cotangent, given, dtype)
         judge_gradients(record, whole(given, weights), gradients_of(described_as, gradients, given, dtype), rng)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, for there is a cotangent; got None")
@@ -88,11 +91,17 @@ def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> Non
             record.diagnose = partial(diagnosis, subject, *record.where)
         ensemble = Ensemble(subject, given.arguments, chosen)
         record.hidden = partial(hidden, ensemble)
-        if record.worst is None and not record.outside and ensemble.asked:
+        if record.worst is None and not record.outside and operation.float_result:
             ensemble.each = threads.map
             record.together, record.ensemble = accusation(ensemble), ensemble.extent
             ensemble.each = map
-    record.judged.append(_extent(given, chosen))
+    record.judged.append(_extent(given, chosen) + _lacking(operation))
+
+
+def _lacking(operation: Operation) -> str:
+    """The results that are not given, in words."""
+    lacking = {leaf.path for leaf in OPERATIONS[operation.name].outputs} - {leaf.path for leaf in operation.outputs}
+    return f", without {', '.join(sorted(lacking))}, which is not given" if lacking else ""
 
 
 def _extent(given: Part, chosen: list[Part]) -> str:
@@ -103,5 +112,7 @@ def _extent(given: Part, chosen: list[Part]) -> str:
     if rows is None:
         return "every number"
     elements, queries = prod(given.arguments.batch), given.arguments.queries
-    each = f" of each of {elements:,} elements of the batch" if elements > 1 else ""
-    return f"{len(rows):,} of {queries:,} rows{each}, with all keys"
+    heads = count_of_heads(given.arguments) if own_heads(given.arguments.operation) else 1
+    groups = [f"of each of {heads:,} heads"] if heads > 1 else []
+    groups += [f"of each of {elements:,} elements of the batch"] if elements > 1 else []
+    return " ".join([f"{len(rows):,} of {queries:,} rows", *groups]) + ", with all keys"

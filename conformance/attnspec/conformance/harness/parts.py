@@ -6,9 +6,11 @@ from math import prod
 
 import numpy as np
 
+from attnspec.conformance.harness.heads import count_of_heads, of_heads
+from attnspec.conformance.harness.positions import at_rows, independent_rows, spelled
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
-from attnspec.conformance.judging.rows import rows_to_judge
 from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.spec.contract.axes import Part as Option
 
 AT_ONCE = 2**20
 """Pairs of a query and a key for which the oracle is asked at once."""
@@ -28,19 +30,24 @@ class Part:
     """A part of a call, with the parts of its results.
 
     ``places`` holds, for every axis of the whole batch, the indices of the part; of the first axes, which the part has
-    not, a single one each. Without any, places are those of the whole. ``rows`` are those judged, None for all.
+    not, a single one each. Without any, places are those of the whole. ``rows`` and ``heads`` are those judged, None
+    for all. ``uncut`` has the arguments of all rows, where some are judged.
     """
 
     arguments: Arguments
     results: Results
     places: tuple[Numbers, ...]
     rows: Numbers | None = None
+    heads: Numbers | None = None
+    uncut: Arguments | None = None
 
     def place(self, index: tuple[int, ...], row: int | None) -> tuple[int, ...]:
         """The place in a whole result of a number in that of the part; ``row`` is the axis of rows behind the batch."""
         own = len(self.arguments.batch) if self.places else 0
         gone = len(self.places) - own
         core = list(index[own:])
+        if self.heads is not None:
+            core[0] = int(self.heads[core[0]])
         if self.rows is not None and row is not None:
             core[row] = int(self.rows[core[row]])
         batch = [int(x[0]) for x in self.places[:gone]]
@@ -62,17 +69,28 @@ def whole(arguments: Arguments, results: Results) -> Part:
 def parts(subject: Subject, given: Part, rng: np.random.Generator) -> Iterator[Part]:
     """Every element of the batch, with all of its rows or, where these are too many and independent, with some."""
     arguments = given.arguments
-    most = int(np.clip(PAIRS // max(pairs(arguments, 1), 1), LEAST, MOST))
-    some = pairs(arguments) > PAIRS and rows_to_judge(subject, arguments, most, rng) is not None
-    for part in elements(given, most if some else None):
-        rows = rows_to_judge(subject, part.arguments, most, rng) if some else None
-        yield part if rows is None else with_rows(subject, part, rows)
+    heads = count_of_heads(arguments)
+    most = int(np.clip(PAIRS // max(pairs(arguments, 1) * heads, 1), LEAST, MOST))
+    some = pairs(arguments) * heads > PAIRS and independent_rows(subject, arguments, most, rng) is not None
+    for element in elements(given, most if some else None):
+        together = AT_ONCE * heads / max(_cost(element.arguments, most if some else None), 1)
+        for part in of_heads(subject.operation, element, together):
+            rows = independent_rows(subject, part.arguments, most, rng) if some else None
+            yield _as_aligned(subject, part) if rows is None else with_rows(subject, part, rows)
+
+
+def _as_aligned(subject: Subject, part: Part) -> Part:
+    """The same with the slopes counted from the diagonal that is declared."""
+    given, slopes = part.arguments, subject.operation.part(Option.SLOPES)
+    if not slopes or given[slopes] is None or not subject.semantics.bottom_right:
+        return part
+    return replace(part, arguments=spelled(subject, given), uncut=given)
 
 
 def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
     """Elements of the batch, as many together as are affordable with so many rows of each."""
     batch = part.arguments.batch
-    cost = pairs(part.arguments, max(part.arguments.queries or 1 if rows is None else rows, FEW))
+    cost = _cost(part.arguments, rows)
     if not batch or cost <= AT_ONCE:
         yield part
         return
@@ -83,6 +101,13 @@ def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
         return
     for start in range(0, batch[0], together):
         yield _cut(part, slice(start, start + together))
+
+
+def _cost(arguments: Arguments, rows: int | None) -> int:
+    """Pairs in all heads of all elements, with so many rows of each."""
+    own = arguments.queries or 1 if rows is None else rows
+    lent = 1 if arguments.keys_count else max(map(arguments.size, arguments.operation.lengths.values()), default=1)
+    return pairs(arguments, max(own, FEW)) * count_of_heads(arguments) * max(lent, 1)
 
 
 def _cut(part: Part, of_first: int | slice) -> Part:
@@ -103,18 +128,13 @@ def _at(x: Numbers, index: int | slice) -> Numbers:
 
 
 def with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
-    """A part with these rows alone; what makes it causal is spelled out in its mask."""
+    """A part with these rows alone, which keep their positions."""
     given, operation = part.arguments, subject.operation
-    asking, count = operation.asking or "", given.keys_count or 0
-    chosen = given.plain().along(asking, take(rows))
-    if given.causal:
-        last = rows[:, None] + (count - (given.queries or 0) if subject.semantics.bottom_right else 0)
-        allowed = np.arange(count) <= last
-        chosen = chosen.with_mask(allowed if chosen.mask is None else chosen.mask & allowed)
+    asking = operation.asking or ""
     found = {
         leaf.path: along(part.results[leaf.path], leaf, asking, given.binding, take(rows)) for leaf in operation.outputs
     }
-    return replace(part, arguments=chosen, results=found, rows=rows)
+    return replace(part, arguments=at_rows(subject, given, rows), results=found, rows=rows, uncut=given)
 
 
 def separable(arguments: Arguments) -> bool:

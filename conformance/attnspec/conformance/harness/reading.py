@@ -1,5 +1,6 @@
 """What a harness hands over, read: arguments, results and gradients as NumPy arrays of the shapes of the Protocol."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,9 +8,10 @@ import numpy as np
 
 from attnspec.conformance.harness.arrays import EIGHT_BITS, read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.dtypes import is_float, numpy_dtype
+from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype
 from attnspec.conformance.judging.subject import Results
 from attnspec.conformance.running.selection import unknown_name
+from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind, results
@@ -44,21 +46,48 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
         places = {node.path: (node, x) for node, x in described(operation.call, values)}
     except Misfit as error:
         raise TypeError(f"{operation.name}: {error}") from None
-    for node, x in places.values():
-        if isinstance(node, Option) and node.path in values and (hasattr(x, "shape") or not node.takes(x)):
-            raise TypeError(f"{operation.name}: {node.path}: expected {node.expected}; got {_kind_of(x)}")
 
     def convert(path: str, x: Any) -> Any:
-        leaf = places[path][0] if path in places else None
-        return _array(leaf, x, f"{operation.name}: {path}") if isinstance(leaf, Leaf) and x is not None else x
+        node = places[path][0] if path in places else None
+        if isinstance(node, Option):
+            return option(operation, node, x)
+        if isinstance(node, Leaf) and not (x is None and node.optional):
+            return _array(node, x, f"{operation.name}: {path}")
+        return x
 
-    found = {name: mapped(value, convert, name) for name, value in values.items()}
+    choices = {option.path for option in operation.options}
+    found = {name: convert(name, x) if name in choices else mapped(x, convert, name) for name, x in values.items()}
     bind(operation, found)
     return Arguments(operation, found)
 
 
-def results_of(operation: Operation, value: Any, given: Arguments, what: str) -> Results:
-    """The arrays of a result, or of a cotangent, of the shapes that belong to the arguments."""
+def without_results(operation: Operation, output: Any) -> Operation:
+    """The operation without those optional results that are None."""
+    nodes = operation.result.nodes if isinstance(operation.result, Branch) else ()
+    given = output if isinstance(output, tuple) and len(output) == len(nodes) else nodes
+    lacking = [x.path for x, y in zip(nodes, given, strict=True) if isinstance(x, Leaf) and x.optional and y is None]
+    return operation.without(frozenset(lacking))
+
+
+def cotangent_of(operation: Operation, value: Any, given: Arguments, dtype: str) -> Results:
+    """The arrays of a cotangent: finite numbers, and zeros for an optional result of which there is none.
+
+    Errors: ``ValueError`` for NaN and infinities, of which gradients tell nothing.
+    """
+    found = results_of(operation, value, given, "cotangent", dtype)
+    demand_dtype(operation, found, dtype, "cotangent")
+    for leaf in operation.outputs:
+        if leaf.kind is Kind.FLOAT and not np.isfinite(found[leaf.path]).all():
+            got = "NaN" if np.isnan(found[leaf.path]).any() else "infinities"
+            raise ValueError(f"{operation.name}: {_title(leaf, 'cotangent')}: expected finite numbers; got {got}")
+    return found
+
+
+def results_of(operation: Operation, value: Any, given: Arguments, what: str, dtype: str = "float32") -> Results:
+    """The arrays of a result, or of a cotangent, of the shapes that belong to the arguments.
+
+    An optional one that is None is of zeros of this dtype.
+    """
     try:
         leaves = results(operation, value)
     except Misfit as error:
@@ -66,6 +95,9 @@ def results_of(operation: Operation, value: Any, given: Arguments, what: str) ->
     found: Results = {}
     for leaf, x in leaves:
         title = _title(leaf, what)
+        if x is None and leaf.optional:
+            found[leaf.path] = np.zeros(given.binding.shape(leaf), dtype)
+            continue
         array, expected = _array(leaf, x, f"{operation.name}: {title}"), given.binding.shape(leaf)
         if array.shape != expected:
             raise ShapeError(operation.name, title, f"shape {as_tuple(expected)}", as_tuple(array.shape))
@@ -74,11 +106,34 @@ def results_of(operation: Operation, value: Any, given: Arguments, what: str) ->
 
 
 def demand_dtype(operation: Operation, found: Results, dtype: str, what: str) -> None:
-    """``TypeError`` for floats of a result, or of a cotangent, that are not of the dtype of the arguments."""
+    """``TypeError`` for floats of a result, or of a cotangent, that are not of the dtype of the arguments.
+
+    Beside results in 16 bits an optional one, such as a logarithm, may be in float32.
+    """
     for leaf in operation.outputs:
         x = found[leaf.path]
-        if leaf.kind is Kind.FLOAT and (x.dtype.name != dtype or dtype not in DEFAULTS):
-            raise TypeError(f"{operation.name}: {_title(leaf, what)}: expected {_floats(dtype)}; got {x.dtype.name}")
+        wider = leaf.optional and dtype in NARROW and x.dtype.name == "float32"
+        if leaf.kind is Kind.FLOAT and not wider and (x.dtype.name != dtype or dtype not in DEFAULTS):
+            expected = f"{_floats(dtype)}{', or float32' if leaf.optional and dtype in NARROW else ''}"
+            raise TypeError(f"{operation.name}: {_title(leaf, what)}: expected {expected}; got {x.dtype.name}")
+
+
+def option(operation: Operation, node: Option, x: Any) -> Any:
+    """An option as Python's own number, flag or word.
+
+    Errors: ``TypeError`` for another kind; ``ValueError`` for a number that is not finite, for a cap that is not
+    above 0.
+    """
+    value = x.item() if isinstance(x, np.generic) else x
+    title = f"{operation.name}: {node.path}"
+    if hasattr(value, "shape") or not node.takes(value):
+        raise TypeError(f"{title}: expected {node.expected}; got {_kind_of(x)}")
+    if node.kind is Kind.NUMBER and value is not None and not abs(value) <= sys.float_info.max:
+        got = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
+        raise ValueError(f"{title}: expected a finite number; got {got}")
+    if operation.parts.get(node.path) is Part.CAP and value is not None and value <= 0:
+        raise ValueError(f"{title}: expected a number above 0; got {value}")
+    return value
 
 
 def _title(leaf: Leaf, what: str) -> str:
@@ -115,7 +170,7 @@ def _structure(node: Node) -> str:
 
 def generator(seed: Any, who: str) -> np.random.Generator:
     """A random generator; ``TypeError`` for what is no seed."""
-    if not isinstance(seed, int) or seed < 0:
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise TypeError(f"{who}: seed: expected an integer of at least 0; got {seed!r}")
     return np.random.default_rng(seed)
 
@@ -134,23 +189,32 @@ def gradients_of(operation: Operation, gradients: Any, given: Arguments, dtype: 
         if found[path].shape != known[path].shape:
             expected, got = as_tuple(known[path].shape), as_tuple(found[path].shape)
             raise ShapeError(operation.name, f"the gradient of {path}", f"shape {expected}", got)
-        if found[path].dtype.name != dtype:
+        if found[path].dtype.name not in (dtype, known[path].dtype.name):
             title = f"{operation.name}: the gradient of {path}"
             raise TypeError(f"{title}: expected {_floats(dtype)}; got {found[path].dtype.name}")
     return found
 
 
 def in_one_dtype(operation: Operation, given: Arguments, found: Results | None = None) -> tuple[str, Arguments]:
-    """The dtype of all float arrays, and the arguments in it; of inputs in 8 bits, that of the results."""
+    """The dtype of all float arrays, and the arguments in it; of inputs in 8 bits, that of the results.
+
+    Beside arrays in 16 bits, what is added to scores may be in float32.
+    """
     dtypes = {leaf.path: str(x.dtype.name) for leaf, x in given.floats}
     of_result = str(found[operation.leading.path].dtype.name) if found else "float32"
-    if dtypes and set(dtypes.values()) <= EIGHT_BITS:
+    narrow = {path for path, dtype in dtypes.items() if dtype in EIGHT_BITS}
+    if narrow and narrow >= dtypes.keys() - operation.parts.keys():
+        if of_result not in DEFAULTS:
+            title = _title(operation.leading, "output")
+            raise TypeError(f"{operation.name}: {title}: expected one of {', '.join(DEFAULTS)}; got {of_result}")
         # They are exact in the dtype of the result.
-        given = given.replaced({leaf.path: x.astype(numpy_dtype(of_result)) for leaf, x in given.floats})
-        dtypes = dict.fromkeys(dtypes, of_result)
+        given = given.replaced({path: given.array(path).astype(numpy_dtype(of_result)) for path in narrow})
+        dtypes |= dict.fromkeys(narrow, of_result)
     if not dtypes:
         return of_result, given
-    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= set(DEFAULTS):
+    main = {dtype for path, dtype in dtypes.items() if path not in operation.parts}
+    wider = {"float32"} if main <= NARROW else set()
+    if len(main) > 1 or not main <= set(DEFAULTS) or not set(dtypes.values()) <= main | wider:
         got = ", ".join(f"{path} in {dtype}" for path, dtype in dtypes.items())
         raise TypeError(f"{operation.name}: expected floats in one of {', '.join(DEFAULTS)}; got {got}")
-    return next(iter(dtypes.values())), given
+    return next(iter(main)), given

@@ -22,7 +22,7 @@ class Record:
         self.worst: Worst | None = None
         self.together, self.ensemble = "", ""
         self.hidden: Callable[[], tuple[str, ...]] = tuple
-        self.where: tuple[Part, tuple[int, ...]] | None = None
+        self.where: tuple[Part, tuple[int, ...], int | None] | None = None
         self.diagnose: Callable[[], str] = str
         self.judged: list[str] = []
         self.compared: list[Compared] = []
@@ -64,7 +64,7 @@ class Record:
         ratio = ratio if np.isfinite(ratio) else np.inf
         if self.worst is None or ratio > self.worst.ratio:
             self.worst = Worst(of, part.place(index, row), found, wanted, allowed, ratio)
-            self.where = part, index
+            self.where = part, index, row
 
     def verdict(self) -> Verdict:
         """The verdict on all that was compared."""

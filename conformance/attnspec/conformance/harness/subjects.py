@@ -6,6 +6,7 @@ from typing import Any
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.subject import Subject
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import flatten
 
 
 class _Given:
@@ -23,8 +24,11 @@ def subject_of(
 ) -> Subject:
     """A subject of this operation and dtype, of the class and with the choices that are declared.
 
-    Errors: ``ValueError`` for an unknown class or choice.
+    Errors: ``ValueError`` for an unknown class or choice, ``TypeError`` for a class that is no name.
     """
+    for name in flatten(dict(precision)).values() if isinstance(precision, Mapping) else ():
+        if not isinstance(name, str):
+            raise TypeError(f"precision: expected names of classes; got {name!r}")
     declared = {dtype: precision} if isinstance(precision, str) else precision
     backend = _Given(operation.name, declared, semantics)
     return Subject(backend, Contract.of(backend), operation, dtype, "cpu")

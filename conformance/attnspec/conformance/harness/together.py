@@ -13,21 +13,24 @@ from math import prod
 
 import numpy as np
 
+from attnspec.conformance.harness.heads import own_heads
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.rounding import HONEST, rounded
+from attnspec.conformance.harness.scores import ADDED, has_parts, is_weight, rescaled, without
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, take
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.rows import sampled
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.ensembles import along, exact, rescaled, slope
+from attnspec.conformance.laws.ensembles import along, exact, slope
 from attnspec.conformance.laws.single_keys import along_key
 from attnspec.conformance.laws.spreads import no_wider
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
-from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.laws import attention, pooling
 
 FEWEST = int(WIDTH**2) + 1
@@ -50,7 +53,8 @@ PART_OF_KEY = 0.25
 class Ensemble:
     """The judged numbers of a leading result in groups whose errors are independent, one row for each.
 
-    A group is a row of the result where rows share nothing that is rounded, else all rows of an element of the batch.
+    A group is a row of the result, of every head, where rows share nothing that is rounded, else all rows of an element
+    of the batch.
     """
 
     def __init__(self, subject: Subject, whole: Arguments, parts: Sequence[Part]) -> None:
@@ -67,7 +71,12 @@ class Ensemble:
     @property
     def asked(self) -> bool:
         """Whether any filter concerns the operation."""
-        return any(LAWS[law].concerns(self.subject.operation) for law in FILTERS)
+        return self.concerning(self.subject.operation)
+
+    @staticmethod
+    def concerning(operation: Operation) -> bool:
+        """Whether any filter concerns an operation."""
+        return any(_concerns(law, operation) for law in FILTERS)
 
     @cached_property
     def by_row(self) -> bool:
@@ -78,14 +87,20 @@ class Ensemble:
 
     @property
     def _has_weights(self) -> bool:
-        return any(self.subject.operation.role(leaf) & Role.WEIGHT for leaf in self.subject.operation.floats)
+        return any(is_weight(self.subject.operation, leaf) for leaf in self.subject.operation.floats)
 
     @cached_property
     def untold(self) -> str:
         """Why nothing can be told, in words; empty where it can."""
+        whole, operation = self.whole, self.subject.operation
+        if not self.asked:
+            return f"for no filter concerns {operation.name}"
         if self.subject.precision.inputs and self._has_weights:
             return "for the class rounds given weights, which all rows share"
-        whole = self.whole
+        if self.subject.precision.inputs and own_heads(operation):
+            return "for the class rounds keys, which heads share"
+        if self.subject.precision.tanh and any(whole[path] is not None for path in _caps(operation)):
+            return "for the class approximates the cap, which all rows share"
         if not self.by_row and any(x.shape[: x.ndim - len(leaf.core)] != whole.batch for leaf, x in whole.batched):
             return "for elements of the batch share arguments"
         if len(self.kept) < FEWEST:
@@ -122,6 +137,7 @@ class Ensemble:
         depth = len(part.arguments.batch)
         if self.by_row:
             (axis,) = self.leaf.axes(self.subject.operation.asking or "")
+            depth += bool(own_heads(self.subject.operation))
             x = np.moveaxis(x, x.ndim + axis, depth)
             depth += 1
         return wide(x).reshape(prod(x.shape[:depth]), prod(x.shape[depth:]))
@@ -180,14 +196,19 @@ class Ensemble:
         yield "a key of zeros", self.exactly(partial(_alone, keys=zeros))
 
 
+def _caps(operation: Operation) -> list[str]:
+    """The options that cap scores."""
+    return [path for path, part in operation.parts.items() if part is Option.CAP]
+
+
 def _alone(given: Arguments, keys: Change) -> Arguments:
     """Arguments with these keys in the place of all, for every query."""
-    return given.without_masks().plain().along(given.operation.asked or "", keys)
+    return without(given.without_masks(), *ADDED).plain().along(given.operation.asked or "", keys)
 
 
 def zeros(x: Numbers, axis: int) -> Numbers:
     """A single row of zeros along an axis, in the place of all."""
-    return np.zeros_like(np.take(x, [0], axis=axis))
+    return np.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
 
 
 @dataclass(frozen=True)
@@ -256,10 +277,15 @@ FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
 """The filters by the laws whose operations they concern."""
 
 
+def _concerns(law: str, operation: Operation) -> bool:
+    """Whether a filter concerns an operation: as its law does, or because scores have parts that it changes."""
+    return LAWS[law].concerns(operation) or has_parts(operation)
+
+
 def filters(ensemble: Ensemble) -> Iterator[Filter]:
     """The filters that concern an operation."""
     for law, makes in FILTERS.items():
-        if LAWS[law].concerns(ensemble.subject.operation):
+        if _concerns(law, ensemble.subject.operation):
             yield from makes(ensemble)
 
 
