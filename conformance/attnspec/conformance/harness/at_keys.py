@@ -12,6 +12,7 @@ import numpy as np
 
 from attnspec.conformance.harness.columns import Columns, columns
 from attnspec.conformance.harness.normalizers import Attendance, Scores
+from attnspec.conformance.harness.tiles import of_query_tiles
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import WIDTH
 from attnspec.reference.budget.statistical import Statistical
@@ -43,7 +44,8 @@ def gradients_at(keys: Numbers, of: Element, scores: Scores, precision: Precisio
 def _of_values(of: Element, chosen: Columns) -> Gradient:
     g = _exact(of.cotangent, chosen.precision)
     found = chosen.weights.swapaxes(-1, -2) @ g
-    return _budgeted(found, chosen.together(chosen.alpha, g.value))
+    together = chosen.together(chosen.alpha, g.value)
+    return _budgeted(found, together + of_query_tiles(chosen.alpha, g.value, chosen.precision))
 
 
 def _of_keys(keys: Numbers, of: Element, scores: Scores, chosen: Columns) -> Gradient:
@@ -62,6 +64,7 @@ def _of_keys(keys: Numbers, of: Element, scores: Scores, chosen: Columns) -> Gra
     scale = float(scores(unit, unit)[0, 0])
     found = (query.swapaxes(-1, -2) @ (of_scores / np.float64(1 / scale))).swapaxes(-1, -2)
     together = chosen.together(of_scores.value, scale * query.value)
+    together = together + of_query_tiles(of_scores.value, scale * query.value, p)
     if p.operand:
         # Where weights are rounded alike, so is Σ α·dα.
         together = together + chosen.together(chosen.alpha * inner, scale * query.value)

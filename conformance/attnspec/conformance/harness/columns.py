@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from attnspec.conformance.harness.equals import of_equals
 from attnspec.conformance.harness.normalizers import Attendance, Scores, normalizers
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
@@ -19,9 +20,6 @@ from attnspec.spec.contract.precision import Precision
 
 LOOKED_AT = 8
 """Rows in which equal scores are counted."""
-
-FEW = 8
-"""Rows with equal errors that are taken as rows with independent ones."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +99,11 @@ class Columns:
         where the scores of all rows are alike.
         """
         variance = ((self.shared * factors).T @ rows) ** 2
-        stored = 0.6 * self.precision.operand
-        grid = max(self.precision.operand, self.precision.accumulation) / 4
-        for j in range(factors.shape[1]):
-            of_weights, of_scores = np.log(self.alpha[:, j]), self.scores.value[:, j]
-            for marks, relative in (
-                (of_weights, np.hypot(self.relative[:, j], stored)),
-                (of_scores, self.scores.error[:, j]),
-            ):
-                terms = relative * factors[:, j]
-                variance[j] += _of_groups(np.where(self.allowed[:, j], marks, np.nan) / grid, terms, rows)
+        rounded = np.hypot(self.relative, 0.6 * self.precision.operand)
+        for marks, relative in ((np.log(self.alpha), rounded), (self.scores.value, self.scores.error)):
+            known, terms = np.where(self.allowed, marks, np.nan), relative * factors
+            for j in range(factors.shape[1]):
+                variance[j] += of_equals(known[:, j], terms[:, j], rows, self.precision)
         return variance
 
 
@@ -135,20 +128,3 @@ def columns(
         keys=len(key),
         features=query.shape[-1],
     )
-
-
-def _of_groups(marks: Numbers, factors: Numbers, rows: Numbers) -> Numbers:
-    """Σ over groups of the square of Σᵢ factorᵢ rowᵢ: a group are rows whose marks are in one step of the grid."""
-    steps = np.round(marks)
-    order = np.argsort(steps, kind="stable")
-    order = order[np.isfinite(steps[order])]
-    starts = np.flatnonzero(np.diff(steps[order], prepend=np.nan) != 0)
-    counts = np.diff(starts, append=len(order))
-    order = order[np.repeat(counts > FEW, counts)]
-    counts = counts[counts > FEW]
-    if not len(counts):
-        return np.zeros(rows.shape[-1])
-    starts = np.cumsum(counts) - counts
-    sums = np.add.reduceat(factors[order, None] * rows[order], starts, axis=0)
-    found: Numbers = (sums**2).sum(0)
-    return found

@@ -66,7 +66,8 @@ def judge(
     if gradients is not None:
         weights = results_of(described_as, cotangent, given, "cotangent")
         demand_dtype(described_as, weights, dtype, "cotangent")
-        judge_gradients(record, whole(given, weights), gradients_of(described_as, gradients, given, dtype), rng)
+        asked = gradients_of(described_as, gradients, given, dtype)
+        judge_gradients(record, whole(given, weights), found, asked, rng)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, for there is a cotangent; got None")
     return record.verdict()

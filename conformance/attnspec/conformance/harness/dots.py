@@ -1,0 +1,119 @@
+"""Gradients of the attentions whose scores are dot products, at sizes of models: of some rows, and of some keys."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import starmap
+from math import prod
+from typing import Self
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from attnspec.conformance.harness.at_keys import Element, gradients_at
+from attnspec.conformance.harness.at_rows import query_gradients
+from attnspec.conformance.harness.choices import Expected
+from attnspec.conformance.harness.normalizers import Attendance, Scores
+from attnspec.conformance.harness.parts import AT_ONCE, Part, of_elements, pairs, with_rows
+from attnspec.conformance.harness.record import Record
+from attnspec.conformance.inputs.arguments import Numbers, along, take
+from attnspec.conformance.judging.rows import sampled
+from attnspec.conformance.judging.subject import Results
+from attnspec.reference.scoring import dot_scores, scaled_dot_scores
+from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention
+
+SCORES: Mapping[type, Scores] = {DotProductAttention: dot_scores, ScaledDotProductAttention: scaled_dot_scores}
+"""The operations softmax(scores(query, key)) value."""
+
+ALL_PAIRS = 2**29
+"""Pairs of which the scores are computed for the gradients of keys: those of one element of the batch at least."""
+
+DOUBLE = 4
+"""How many pairs in single precision take the time of one in double."""
+
+KEYS = 16
+"""Keys of an element that are judged."""
+
+OUTPUT = "the output"
+"""What the output is called beside gradients."""
+
+
+class Dots:
+    """The judge of gradients of one operation with such scores."""
+
+    def __init__(self, record: Record, scores: Scores) -> None:
+        self.record, self.subject, self.scores = record, record.subject, scores
+        operation = self.subject.operation
+        self.query, self.key, self.value = (
+            leaf.path for leaf in (operation.queries[0], operation.attended[0], operation.attended[-1])
+        )
+
+    @classmethod
+    def of(cls, record: Record) -> Self | None:
+        """The judge; None where scores are no dot products, or where double precision is not enough."""
+        scores = SCORES.get(record.subject.operation.protocol)
+        return None if scores is None or record.subject.dtype == "float64" else cls(record, scores)
+
+    def judge(self, given: Part, outputs: Results, found: Results, rows: Numbers, rng: np.random.Generator) -> None:
+        """Judge the gradients of queries in these rows, those of keys and values at keys that are chosen here."""
+        keys = sampled(given.arguments.keys_count or 0, KEYS, rng)
+        count = prod(given.arguments.batch)
+        some = rng.permutation(count)[: self._affordable(given)] if {self.key, self.value} & {*found} else []
+        output = outputs[self.subject.operation.leading.path]
+        # Pairs without end: elements come one by one.
+        whole = list(of_elements(given, {**found, OUTPUT: output}, AT_ONCE))
+        jobs = [(part, own, rows, keys if i in some else None) for i, (part, own) in enumerate(whole)]
+        # Threads of the BLAS would wait for one another beside ours.
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
+            done = list(threads.map(lambda job: self._expected(*job), jobs))
+        for (part, own, _, _), expected in zip(jobs, done, strict=True):
+            for path, wanted in expected.items():
+                self._compare(path, own[path], wanted, part, rows if path == self.query else keys, rows)
+        self.record.judged += self._words(given, found, len(rows), len(keys), len(some))
+
+    def _affordable(self, given: Part) -> int:
+        """How many elements of the batch the pairs are computed of."""
+        arguments = given.arguments
+        each = pairs(arguments) // max(prod(arguments.batch), 1) // (2 if arguments.causal else 1)
+        return max(ALL_PAIRS // (each * (DOUBLE if self.subject.dtype == "float32" else 1)), 1)
+
+    def _expected(self, part: Part, own: Results, rows: Numbers, keys: Numbers | None) -> dict[str, Expected]:
+        arguments, p = part.arguments, self.subject.precision
+        query, key, value = (arguments.array(path) for path in (self.query, self.key, self.value))
+        cotangent = part.results[self.subject.operation.leading.path]
+        attendance = self._attendance(part)
+        found: dict[str, Expected] = {}
+        if self.query in own:
+            allowed = attendance.of_rows(rows)
+            of = (query[rows], key, value, cotangent[rows])
+            found[self.query] = Expected(*query_gradients(*of, allowed, self.scores, p))
+        if keys is not None:
+            element = Element(query, key, value, cotangent, own[OUTPUT], attendance)
+            both = starmap(Expected, gradients_at(keys, element, self.scores, p))
+            found |= {path: x for path, x in zip((self.key, self.value), both, strict=True) if path in own}
+        return found
+
+    def _attendance(self, part: Part) -> Attendance:
+        arguments = part.arguments
+        n, m = arguments.queries or 0, arguments.keys_count or 0
+        offset = m - n if self.subject.semantics.bottom_right else 0
+        return Attendance((n, m), arguments.mask, offset if arguments.causal else None)
+
+    def _compare(self, path: str, got: Numbers, wanted: Expected, part: Part, at: Numbers, rows: Numbers) -> None:
+        leaf, operation = part.arguments.leaves[path], self.subject.operation
+        size = (operation.asking if path == self.query else operation.asked) or ""
+        got = along(got, leaf, size, part.arguments.binding, take(at))
+        # Of a whole element the oracle would ask too much.
+        few = replace(with_rows(self.subject, part, rows), rows=at)
+        self.record.compare(got, wanted, few, f"the gradient of {path}", len(leaf.core) + leaf.axes(size)[0])
+
+    def _words(self, given: Part, found: Results, rows: int, keys: int, some: int) -> list[str]:
+        words = [f"the gradient of {self.query} in {rows:,} rows"] if self.query in found else []
+        of_keys = [path for path in (self.key, self.value) if path in found]
+        if of_keys:
+            count = prod(given.arguments.batch)
+            each = f" of {some:,} of {count:,} elements of the batch" if count > 1 else ""
+            gradients = "the gradients of" if len(of_keys) > 1 else "the gradient of"
+            words.append(f"{gradients} {' and '.join(of_keys)} at {keys:,} keys{each}, from all rows")
+        return words
