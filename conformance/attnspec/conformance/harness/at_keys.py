@@ -33,6 +33,11 @@ class Element:
     output: Numbers
     attendance: Attendance
 
+    def behind(self, row: int) -> "Element":
+        """The element without the rows before this one."""
+        attendance = self.attendance.behind(row)
+        return Element(self.query[row:], self.key, self.value, self.cotangent[row:], self.output[row:], attendance)
+
 
 def gradients_at(keys: Numbers, of: Element, scores: Scores, precision: Precision) -> tuple[Gradient, Gradient]:
     """The gradients of these keys and of their values."""

@@ -30,9 +30,7 @@ def query_gradients(
     """The gradients of queries of one element of the batch and their budgets; ``allowed`` are the pairs that attend."""
     p, u = precision, precision.accumulation
     with np.errstate(all="ignore"):
-        q, k, v, g = (
-            Statistical(x.astype(np.float64), 0.0, p, given=True) for x in (query, key, value, cotangent)
-        )
+        q, k, v, g = (Statistical(x.astype(np.float64), 0.0, p, given=True) for x in (query, key, value, cotangent))
         scored = scores(q, k)
         softmax = attendable_softmax(scored.value, allowed)
         alpha, sigma, repeats, level = statistical_weights(softmax, scored.error, p)

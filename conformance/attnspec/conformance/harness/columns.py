@@ -46,7 +46,8 @@ class Columns:
     @cached_property
     def alpha(self) -> Numbers:
         """The weights, 0 where a row does not attend."""
-        return np.where(self.allowed, np.exp(self.scores.value - self.logarithms), 0.0)
+        found: Numbers = np.where(self.allowed, np.exp(self.scores.value - self.logarithms), 0.0)
+        return found
 
     @cached_property
     def heaviest(self) -> Numbers:
@@ -56,7 +57,8 @@ class Columns:
     @cached_property
     def of_scores(self) -> Numbers:
         """The error of a score of every row, of those that are known the largest."""
-        return np.where(self.allowed, self.scores.error, 0.0).max(-1, keepdims=True, initial=0.0)
+        found: Numbers = np.where(self.allowed, self.scores.error, 0.0).max(-1, keepdims=True, initial=0.0)
+        return found
 
     @cached_property
     def shared(self) -> Numbers:
@@ -73,7 +75,8 @@ class Columns:
         largest = np.maximum(np.abs(self.scores.value).max(-1, keepdims=True), np.abs(self.greatest))
         largest = np.where(np.isfinite(largest), largest, 0.0)
         summing = u**2 * (1 + self.keys / 4 + (1 + 0.5 * self.features) * largest**2)
-        return np.sqrt(others * np.exp(2 * reach) + summing + self.shared**2)
+        found: Numbers = np.sqrt(others * np.exp(2 * reach) + summing + self.shared**2)
+        return found
 
     @cached_property
     def relative(self) -> Numbers:

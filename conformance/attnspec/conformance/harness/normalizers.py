@@ -31,6 +31,12 @@ class Attendance:
         before = np.arange(keys.start, keys.stop) <= np.arange(rows.start, rows.stop)[:, None] + self.offset
         return before if found is None else found & before
 
+    def behind(self, row: int) -> "Attendance":
+        """The same without the rows before this one."""
+        n, m = self.shape
+        mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[row:]
+        return Attendance((n - row, m), mask, None if self.offset is None else self.offset + row)
+
     def of_keys(self, keys: Numbers) -> Numbers:
         """The rows that attend to these keys: (n, number of keys)."""
         return self._at(np.arange(self.shape[0]), keys)

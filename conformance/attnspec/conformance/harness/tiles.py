@@ -13,7 +13,7 @@ KEYS = 512
 
 
 def of_query_tiles(factors: Numbers, rows: Numbers, precision: Precision) -> Numbers:
-    """The variance of Σᵢ factorᵢ rowᵢ, of shape (c, d), by storing the sums over tiles of queries, of (n, c) factors."""
+    """The variance of Σᵢ factorᵢ rowᵢ, with (n, c) factors and (n, d) rows, by storing sums over tiles of queries."""
     return _of_tiles(factors, rows, QUERIES if len(rows) >= MANY else FEW_QUERIES, precision)
 
 
