@@ -498,12 +498,12 @@ MANY = np.ones((2049, 1), np.float32)
 
 def test_gradients_that_are_sums_over_too_many_rows_are_refused() -> None:
     words = (
-        "general_attention: the gradient of key: expected a cotangent of 0 in all but 64 rows, or at most 4,194,304 "
-        "pairs of a query and a key; got 2,049 rows and 4,198,401 pairs"
+        f"{SDPA}: the gradient of key: expected a cotangent of 0 in all but 64 rows, or at most 4,194,304 pairs of a "
+        "query and a key; got 2,049 rows and 4,198,401 pairs"
     )
-    weight = np.ones((1, 1), np.float32)
+    double = MANY.astype(np.float64)
     with pytest.raises(ValueError, match=re.escape(words)):
-        judge("general_attention", MANY, MANY, MANY, MANY, weight, gradients={"key": MANY}, cotangent=MANY)
+        judge(SDPA, *[double] * 4, gradients={"key": double}, cotangent=double)
 
 
 def test_gradients_of_rows_that_depend_on_others_are_refused() -> None:
