@@ -11,7 +11,7 @@ from attnspec.conformance import judge
 from attnspec.conformance.harness import backward, dots, normalizers
 from attnspec.conformance.harness.at_keys import Element, gradients_at
 from attnspec.conformance.harness.at_rows import query_gradients
-from attnspec.conformance.harness.equals import of_equals
+from attnspec.conformance.harness.equals import equals
 from attnspec.conformance.harness.normalizers import Attendance
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference import REFERENCE
@@ -83,10 +83,13 @@ def test_rows_before_the_first_that_attends_to_a_key_do_not_matter() -> None:
 def test_equal_errors_add_linearly() -> None:
     p, rows = precision("mixed-bfloat16"), np.ones((64, 1))
     factors = np.full(64, 0.5)
-    assert of_equals(np.zeros(64), factors, rows, p) == pytest.approx(32.0**2)
-    assert of_equals(np.repeat([0.0, 1.0], 32), factors, rows, p) == pytest.approx(2 * 16.0**2)
-    assert of_equals(np.arange(64.0), factors, rows, p) == 0
-    assert of_equals(np.where(np.arange(64) < 20, 0.0, np.nan), factors, rows, p) == pytest.approx(10.0**2)
+    for marks, variance in (
+        (np.zeros(64), 32.0**2),
+        (np.repeat([0.0, 1.0], 32), 2 * 16.0**2),
+        (np.arange(64.0), 0.0),
+        (np.where(np.arange(64) < 20, 0.0, np.nan), 10.0**2),
+    ):
+        assert equals(marks, p).variance(factors, rows) == pytest.approx(variance)
 
 
 # ``judge`` ------------------------------------------------------------------------------------------------------------

@@ -58,12 +58,11 @@ def _of_keys(keys: Numbers, of: Element, scores: Scores, chosen: Columns) -> Gra
     query, value, g = (_exact(x, p) for x in (of.query, of.value[keys], of.cotangent))
     output = np.where(np.isfinite(chosen.logarithms), of.output.astype(np.float64), 0.0)
     inner = (g.value * output).sum(-1, keepdims=True)
-    stored = (0.6 * p.output * g.value * output) ** 2 + (p.output_smallest * g.value) ** 2
-    stored = stored.sum(-1, keepdims=True)
+    stored = (g.value**2 * ((0.6 * p.output * output) ** 2 + p.output_smallest**2)).sum(-1, keepdims=True)
     of_weights = g @ value.swapaxes(-1, -2)
     of_weights = Statistical(of_weights.value, np.sqrt(of_weights.error**2 + stored), p)
     difference = of_weights - Statistical(inner, np.zeros(inner.shape), p)
-    error = np.hypot(difference.error, _of_inner(of, chosen, g.value, inner, of_weights.error))
+    error = np.hypot(difference.error, _of_inner(of, chosen, inner, of_weights.error))
     of_scores = chosen.weights * Statistical(difference.value, error, p)
     unit = np.eye(1, query.shape[-1])
     scale = float(scores(unit, unit)[0, 0])
@@ -76,14 +75,14 @@ def _of_keys(keys: Numbers, of: Element, scores: Scores, chosen: Columns) -> Gra
     return _budgeted(found, together)
 
 
-def _of_inner(of: Element, chosen: Columns, g: Numbers, inner: Numbers, errors: Numbers) -> Numbers:
+def _of_inner(of: Element, chosen: Columns, inner: Numbers, errors: Numbers) -> Numbers:
     """The error of Σⱼ αⱼ dαⱼ of every row, in which each key has an error of its own, and all have one in common.
 
     The mean square of dα over the keys of a row is taken as that over all keys, or of the sum, where few weigh.
     """
     p = chosen.precision
-    value = of.value.astype(np.float64)
-    squares = ((g @ (value.T @ value / max(len(value), 1))) * g).sum(-1, keepdims=True)
+    value, cotangent = of.value.astype(np.float64), of.cotangent.astype(np.float64)
+    squares = ((cotangent @ (value.T @ value / max(len(value), 1))) * cotangent).sum(-1, keepdims=True)
     squares = np.maximum(squares, inner**2)
     own = chosen.of_scores**2 + p.accumulation**2 + 2 * (0.6 * p.operand) ** 2
     own = chosen.heaviest * (own * squares + (errors**2).mean(-1, keepdims=True))

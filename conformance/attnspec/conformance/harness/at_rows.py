@@ -7,7 +7,7 @@ linearly, but those of these keys.
 
 import numpy as np
 
-from attnspec.conformance.harness.equals import of_equals
+from attnspec.conformance.harness.equals import equals
 from attnspec.conformance.harness.normalizers import Scores
 from attnspec.conformance.harness.tiles import of_key_tiles
 from attnspec.conformance.inputs.arguments import Numbers
@@ -59,6 +59,6 @@ def query_gradients(
         relative = np.hypot(np.where(alpha > 0, sigma / alpha, 0.0), 0.6 * p.operand)
         marks = np.where(softmax.attendable, np.log(alpha), np.nan)
         for i, row in enumerate(relative * of_scores.value * scale):
-            variance[i] += of_equals(marks[i], row, k.value, p)
+            variance[i] += equals(marks[i], p).variance(row, k.value)
         budget = WIDTH * (np.sqrt(variance + (0.6 * p.output * found.value) ** 2) + p.output_smallest)
         return found.value, budget

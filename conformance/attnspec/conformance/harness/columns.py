@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attnspec.conformance.harness.equals import of_equals
+from attnspec.conformance.harness.equals import Equals, equals
 from attnspec.conformance.harness.normalizers import Attendance, Scores, normalizers
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
@@ -102,12 +102,17 @@ class Columns:
         where the scores of all rows are alike.
         """
         variance = ((self.shared * factors).T @ rows) ** 2
-        rounded = np.hypot(self.relative, 0.6 * self.precision.operand)
-        for marks, relative in ((np.log(self.alpha), rounded), (self.scores.value, self.scores.error)):
-            known, terms = np.where(self.allowed, marks, np.nan), relative * factors
-            for j in range(factors.shape[1]):
-                variance[j] += of_equals(known[:, j], terms[:, j], rows, self.precision)
+        of_weights = np.hypot(self.relative, 0.6 * self.precision.operand) * factors
+        of_scores = self.scores.error * factors
+        for j, (weights, scores) in enumerate(self.equals):
+            variance[j] += weights.variance(of_weights[:, j], rows) + scores.variance(of_scores[:, j], rows)
         return variance
+
+    @cached_property
+    def equals(self) -> list[tuple[Equals, Equals]]:
+        """For every key, the rows with equal weights, and those with equal scores."""
+        both = (np.where(self.allowed, x, np.nan).T for x in (np.log(self.alpha), self.scores.value))
+        return [(equals(w, self.precision), equals(s, self.precision)) for w, s in zip(*both, strict=True)]
 
 
 def columns(

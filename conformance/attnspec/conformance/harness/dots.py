@@ -26,7 +26,7 @@ from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttenti
 SCORES: Mapping[type, Scores] = {DotProductAttention: dot_scores, ScaledDotProductAttention: scaled_dot_scores}
 """The operations softmax(scores(query, key)) value."""
 
-ALL_PAIRS = 2**29
+ALL_PAIRS = 3 * 2**28
 """Pairs of which the scores are computed for the gradients of keys: those of one element of the batch at least."""
 
 DOUBLE = 4
