@@ -173,6 +173,47 @@ def test_late_keys_reach_all_elements_where_attention_is_causal(monkeypatch: pyt
         assert verdict.judged.endswith(words)
 
 
+@pytest.mark.usefixtures("small")
+def test_seeds_choose_the_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dots, "ALL_PAIRS", ROWS**2)
+    *arguments, cotangent = normal("bfloat16", HEADS, ROWS, FEATURES)
+    output = FORMULA(*(x.astype(np.float64) for x in arguments)).astype(ml_dtypes.bfloat16)
+    wrong = without_last(backwards(arguments, cotangent, False)["value"])
+    verdicts = [
+        judge(SDPA, output, *arguments, gradients={"value": wrong}, cotangent=cotangent, seed=seed) for seed in range(9)
+    ]
+    assert {v.worst.index[0] for v in verdicts if v.worst is not None} == {*range(HEADS)}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
+@pytest.mark.parametrize("keys", [ROWS - 40, ROWS + 40])
+def test_causal_masks_are_aligned_as_declared(alignment: str, keys: int) -> None:
+    (query, cotangent), (key, value) = (
+        normal("float32", 2, rows, FEATURES, count=2, seed=rows) for rows in (ROWS, keys)
+    )
+    mask = np.tri(ROWS, keys, keys - ROWS if alignment == "bottom-right" else 0, dtype=bool)
+    given = {"query": query, "key": key, "value": value, "mask": mask}
+    output = FORMULA(**given)
+    exact = gradients(FORMULA, given, cotangent, precision("ieee32"), np.float64)
+    found = {path: exact[path][0].astype(np.float32) for path in NAMES}
+
+    def verdict(semantics: str) -> Any:
+        of: dict[str, Any] = {"causal": True, "gradients": found, "cotangent": cotangent}
+        return judge(SDPA, output, query, key, value, semantics={"causal_alignment": semantics}, **of)
+
+    assert verdict(alignment), verdict(alignment)
+    assert not verdict({"top-left": "bottom-right", "bottom-right": "top-left"}[alignment])
+
+
+@pytest.mark.usefixtures("small")
+def test_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="plots need it")
+    monkeypatch.setattr(dots, "ALL_PAIRS", ROWS**2 // 2)
+    drawn = verdict_on(True, lambda found, _: found).plot()
+    assert [axis.get_title() for axis in drawn.axes]
+
+
 WRONG: dict[str, tuple[str, dict[str, Any], Callable[[Numbers], Numbers]]] = {
     "5 % more of keys": ("key", {}, lambda x: (1.05 * x.astype(np.float32)).astype(x.dtype)),
     "5 % more of values": ("value", {}, lambda x: (1.05 * x.astype(np.float32)).astype(x.dtype)),

@@ -90,7 +90,8 @@ class Dots:
         if offset is not None:
             last = int(np.clip(n + offset, 0, m))
             first = max(last - LATE, 0)
-            late = _Keys(first + sampled(last - first, KEYS, rng), range(max(first - offset, 0), n))
+            if last - first >= KEYS:
+                late = _Keys(first + sampled(last - first, KEYS, rng), range(max(first - offset, 0), n))
         return [_Keys(sampled(m, KEYS, rng), range(n)) if i in some else late for i in range(count)]
 
     def _affordable(self, given: Part) -> int:
