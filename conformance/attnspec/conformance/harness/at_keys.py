@@ -56,7 +56,7 @@ def _of_values(of: Element, chosen: Columns) -> Gradient:
 def _of_keys(keys: Numbers, of: Element, scores: Scores, chosen: Columns) -> Gradient:
     p = chosen.precision
     query, value, g = (_exact(x, p) for x in (of.query, of.value[keys], of.cotangent))
-    output = np.where(np.isfinite(chosen.logarithms), of.output.astype(np.float64), 0.0)
+    output = np.where(np.isneginf(chosen.logarithms), 0.0, of.output.astype(np.float64))
     inner = (g.value * output).sum(-1, keepdims=True)
     stored = (g.value**2 * ((0.6 * p.output * output) ** 2 + p.output_smallest**2)).sum(-1, keepdims=True)
     of_weights = g @ value.swapaxes(-1, -2)

@@ -22,8 +22,12 @@ MOST_ROWS = 64
 """Rows of an element up to which a cotangent makes gradients, where it is 0 in all others."""
 
 
-def judge_gradients(record: Record, given: Part, outputs: Results, found: Results, rng: np.random.Generator) -> None:
+def judge_gradients(
+    record: Record, given: Part, outputs: Results, found: Results, rng: np.random.Generator, seed: int
+) -> None:
     """Judge gradients by path; the results of ``given`` are the cotangents, ``outputs`` the results themselves.
+
+    Where not all elements of the batch are affordable, ``seed`` says with which to begin.
 
     Errors: ``ValueError`` for more pairs than can be judged.
     """
@@ -31,7 +35,7 @@ def judge_gradients(record: Record, given: Part, outputs: Results, found: Result
     apart = separable(arguments)
     most = pairs(arguments) // max(prod(arguments.batch), 1) if apart else pairs(arguments)
     if most > MOST_PAIRS:
-        _judge_some(record, given, outputs, found, rng, most)
+        _judge_some(record, given, outputs, found, rng, seed, most)
         return
     for part, own in of_elements(given, found) if apart else [(replace(given, places=()), found)]:
         expected = record.subject.gradients(part.arguments, _cotangents(record, part))
@@ -46,7 +50,13 @@ def _cotangents(record: Record, part: Part) -> Results:
 
 
 def _judge_some(
-    record: Record, given: Part, outputs: Results, found: Results, rng: np.random.Generator, most: int
+    record: Record,
+    given: Part,
+    outputs: Results,
+    found: Results,
+    rng: np.random.Generator,
+    seed: int,
+    most: int,
 ) -> None:
     """Judge gradients of rows whose results depend on no other row, and of others those of some keys.
 
@@ -64,7 +74,7 @@ def _judge_some(
         )
     asked = _nonzero_rows(record, given)
     summed = [path for path in found if asking not in arguments.leaves[path].sizes]
-    dots = Dots.of(record)
+    dots = Dots.of(record, seed)
     if len(asked) <= MOST_ROWS:
         _judge_rows(record, given, found, asked, ", which are all that the cotangent asks for" if summed else "")
     elif dots is not None:

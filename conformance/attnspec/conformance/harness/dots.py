@@ -45,18 +45,18 @@ OUTPUT = "the output"
 class Dots:
     """The judge of gradients of one operation with such scores."""
 
-    def __init__(self, record: Record, scores: Scores) -> None:
-        self.record, self.subject, self.scores = record, record.subject, scores
+    def __init__(self, record: Record, scores: Scores, seed: int) -> None:
+        self.record, self.subject, self.scores, self.seed = record, record.subject, scores, seed
         operation = self.subject.operation
         self.query, self.key, self.value = (
             leaf.path for leaf in (operation.queries[0], operation.attended[0], operation.attended[-1])
         )
 
     @classmethod
-    def of(cls, record: Record) -> Self | None:
+    def of(cls, record: Record, seed: int) -> Self | None:
         """The judge; None where scores are no dot products, or where double precision is not enough."""
         scores = SCORES.get(record.subject.operation.protocol)
-        return None if scores is None or record.subject.dtype == "float64" else cls(record, scores)
+        return None if scores is None or record.subject.dtype == "float64" else cls(record, scores, seed)
 
     def judge(self, given: Part, outputs: Results, found: Results, rows: Numbers, rng: np.random.Generator) -> None:
         """Judge the gradients of queries in these rows, those of keys and values at keys that are chosen here."""
@@ -84,7 +84,9 @@ class Dots:
         n, m, count = arguments.queries or 0, arguments.keys_count or 0, prod(arguments.batch)
         if not {self.key, self.value} & {*found}:
             return [_NO_KEYS] * count
-        some = {*map(int, rng.permutation(count)[: self._affordable(given)])}
+        most = self._affordable(given)
+        # So that the seeds that follow one another come to all elements.
+        some = {(self.seed * most + i) % count for i in range(min(most, count))}
         offset = self._offset(arguments) if arguments.causal else None
         late = _NO_KEYS
         if offset is not None:

@@ -68,7 +68,7 @@ def judge(
         weights = results_of(described_as, cotangent, given, "cotangent")
         demand_dtype(described_as, weights, dtype, "cotangent")
         asked = gradients_of(described_as, gradients, given, dtype)
-        judge_gradients(record, whole(given, weights), found, asked, rng)
+        judge_gradients(record, whole(given, weights), found, asked, rng, seed)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, for there is a cotangent; got None")
     return record.verdict()
