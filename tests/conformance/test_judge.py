@@ -270,7 +270,7 @@ def test_gradients_of_rows_are_judged(causal: bool, monkeypatch: pytest.MonkeyPa
     dense = np.random.default_rng(2).standard_normal(output.shape).astype(np.float32)
     sparse = np.where(np.isin(np.arange(70), [3, 41, 69])[:, None], dense, np.float32(0))
     for cotangent, paths, words in (
-        (dense, ("query",), "the gradients of 4 rows"),
+        (dense, ("query",), "the gradient of query in 4 rows"),
         (sparse, NAMES, "the gradients of 3 rows, which are all that the cotangent asks for"),
     ):
         exact = subject.gradients(given, {"result": cotangent})
@@ -514,8 +514,9 @@ def test_gradients_that_are_sums_over_too_many_rows_are_refused() -> None:
         f"{SDPA}: the gradient of key: expected a cotangent of 0 in all but 64 rows, or at most 4,194,304 pairs of a "
         "query and a key; got 2,049 rows and 4,198,401 pairs"
     )
+    double = MANY.astype(np.float64)
     with pytest.raises(ValueError, match=re.escape(words)):
-        judge(SDPA, MANY, MANY, MANY, MANY, gradients={"key": MANY}, cotangent=MANY)
+        judge(SDPA, *[double] * 4, gradients={"key": double}, cotangent=double)
 
 
 def test_gradients_of_rows_that_depend_on_others_are_refused() -> None:

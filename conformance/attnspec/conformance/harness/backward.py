@@ -6,6 +6,7 @@ from math import prod
 import numpy as np
 
 from attnspec.conformance.harness.choices import Expected
+from attnspec.conformance.harness.dots import Dots
 from attnspec.conformance.harness.parts import PAIRS, Part, of_elements, pairs, separable, with_rows
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.inputs.arguments import Numbers, along, take
@@ -21,8 +22,12 @@ MOST_ROWS = 64
 """Rows of an element up to which a cotangent makes gradients, where it is 0 in all others."""
 
 
-def judge_gradients(record: Record, given: Part, found: Results, rng: np.random.Generator) -> None:
-    """Judge gradients by path; the results of ``given`` are the cotangents.
+def judge_gradients(
+    record: Record, given: Part, outputs: Results, found: Results, rng: np.random.Generator, seed: int
+) -> None:
+    """Judge gradients by path; the results of ``given`` are the cotangents, ``outputs`` the results themselves.
+
+    Where not all elements of the batch are affordable, ``seed`` says with which to begin.
 
     Errors: ``ValueError`` for more pairs than can be judged.
     """
@@ -30,7 +35,7 @@ def judge_gradients(record: Record, given: Part, found: Results, rng: np.random.
     apart = separable(arguments)
     most = pairs(arguments) // max(prod(arguments.batch), 1) if apart else pairs(arguments)
     if most > MOST_PAIRS:
-        _judge_rows(record, given, found, rng, most)
+        _judge_some(record, given, outputs, found, rng, seed, most)
         return
     for part, own in of_elements(given, found) if apart else [(replace(given, places=()), found)]:
         expected = record.subject.gradients(part.arguments, _cotangents(record, part))
@@ -44,11 +49,19 @@ def _cotangents(record: Record, part: Part) -> Results:
     return {leaf.path: part.results[leaf.path] for leaf in floats}
 
 
-def _judge_rows(record: Record, given: Part, found: Results, rng: np.random.Generator, most: int) -> None:
-    """Judge gradients of rows whose results depend on no other row.
+def _judge_some(
+    record: Record,
+    given: Part,
+    outputs: Results,
+    found: Results,
+    rng: np.random.Generator,
+    seed: int,
+    most: int,
+) -> None:
+    """Judge gradients of rows whose results depend on no other row, and of others those of some keys.
 
     A row of the queries has a gradient of its own. Those of other arguments are sums over rows: they are judged where
-    the cotangent is 0 in all rows but a few.
+    the cotangent is 0 in all rows but a few, and otherwise where scores are dot products.
     """
     subject, arguments = record.subject, given.arguments
     operation, asking = subject.operation, subject.operation.asking or ""
@@ -61,13 +74,23 @@ def _judge_rows(record: Record, given: Part, found: Results, rng: np.random.Gene
         )
     asked = _nonzero_rows(record, given)
     summed = [path for path in found if asking not in arguments.leaves[path].sizes]
+    dots = Dots.of(record, seed)
     if len(asked) <= MOST_ROWS:
-        rows = asked
+        _judge_rows(record, given, found, asked, ", which are all that the cotangent asks for" if summed else "")
+    elif dots is not None:
+        dots.judge(given, outputs, found, rows, rng)
     elif summed:
         raise ValueError(
             f"{operation.name}: the gradient of {summed[0]}: expected a cotangent of 0 in all but {MOST_ROWS} rows, or "
             f"at most {MOST_PAIRS:,} pairs of a query and a key; got {len(asked):,} rows and {most:,} pairs"
         )
+    else:
+        _judge_rows(record, given, found, rows, "")
+
+
+def _judge_rows(record: Record, given: Part, found: Results, rows: Numbers, every: str) -> None:
+    subject, arguments = record.subject, given.arguments
+    asking = subject.operation.asking or ""
     for whole, own in of_elements(given, found, len(rows)):
         part = with_rows(subject, whole, rows)
         expected = subject.gradients(part.arguments, _cotangents(record, part))
@@ -77,7 +100,6 @@ def _judge_rows(record: Record, given: Part, found: Results, rng: np.random.Gene
             got = along(g, leaf, asking, whole.arguments.binding, take(rows)) if of_rows else g
             row = len(leaf.core) + leaf.axes(asking)[0] if of_rows else None
             record.compare(got, Expected(*expected[path]), part, f"the gradient of {path}", row)
-    every = "" if not summed else ", which are all that the cotangent asks for"
     record.judged.append(f"the gradients of {len(rows):,} rows{every}")
 
 

@@ -52,7 +52,8 @@ def judge(
     the batch are judged, chosen by ``seed``, against all keys. Of numbers that are all within their budgets it is also
     asked what they show together. ``precision`` is the name of a class, or what a backend declares, as is
     ``semantics``. ``gradients`` are by path those of ⟨cotangent, output⟩, and are judged too; where there are too many
-    pairs of a query and a key, those of queries by rows, others where the cotangent is 0 in all but a few rows.
+    pairs of a query and a key, those of queries by rows, those of keys and values at some keys where scores are dot
+    products, others where the cotangent is 0 in all but a few rows.
 
     Errors: ``ValueError`` for an unknown operation, class or choice, or for gradients that cannot be judged;
     ``TypeError`` for what cannot be read, or is no argument; ``ShapeError`` for a shape that violates the Protocol.
@@ -69,7 +70,8 @@ def judge(
     _judge_results(record, whole(given, found), rng)
     if gradients is not None:
         weights = cotangent_of(described_as, cotangent, given, dtype)
-        judge_gradients(record, whole(given, weights), gradients_of(described_as, gradients, given, dtype), rng)
+        asked = gradients_of(described_as, gradients, given, dtype)
+        judge_gradients(record, whole(given, weights), found, asked, rng, seed)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, for there is a cotangent; got None")
     return record.verdict()
