@@ -39,13 +39,14 @@ def _attended(
     """JAX's attention of queries, keys and values (*batch, heads, rows, features); every head has the same mask."""
     d, d_v = query.shape[-1], value.shape[-1]
     wide = [jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, max(d, d_v) - x.shape[-1])]) for x in (query, key, value)]
-    found = jax.nn.dot_product_attention(
-        *(_flat(x, batch, 3).swapaxes(1, 2) for x in wide),
+    q, k, v = (_flat(x, batch, 3).swapaxes(1, 2) for x in wide)
+    found: jax.Array = jax.nn.dot_product_attention(
+        q, k, v,
         bias=None if bias is None else _flat(bias, batch, 3),
         mask=None if mask is None else _flat(mask[..., None, :, :], batch, 3),
         scale=d**-0.5 if scale is None else scale,
         **how,
-    )
+    )  # fmt: skip
     return found[..., :d_v].swapaxes(1, 2).reshape(*batch, *query.shape[-3:-1], d_v)
 
 
@@ -72,8 +73,8 @@ class JaxNative(JaxBackend):
         """softmax(QKᵀ/√d)V, as one head."""
         given = {"query": query, "key": key, "value": value, "mask": mask, "causal": causal}
         batch = bind(OPERATIONS["scaled_dot_product_attention"], given).batch
-        heads = (x[..., None, :, :] for x in (query, key, value))
-        return _attended(batch, *heads, mask, is_causal=causal)[..., 0, :, :]
+        q, k, v = (x[..., None, :, :] for x in (query, key, value))
+        return _attended(batch, q, k, v, mask, is_causal=causal)[..., 0, :, :]
 
     def grouped_query_attention(
         self,
@@ -90,7 +91,7 @@ class JaxNative(JaxBackend):
         slopes: Float[jax.Array, " heads"] | None = None,
         sinks: Float[jax.Array, " heads"] | None = None,
         key_lengths: Int[jax.Array, "*#batch"] | None = None,
-    ) -> tuple[Float[jax.Array, "*batch heads n d_v"], None]:
+    ) -> tuple[Float[jax.Array, "*batch heads n d_v"], Float[jax.Array, "*batch heads n"] | None]:
         """softmax(QKᵀ·scale + bias)V, whose heads share keys and values; the limits leave out all other options."""
         given = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "key_lengths": key_lengths}
         bound = bind(OPERATIONS["grouped_query_attention"], {**given, "window": window, "causal": causal})
