@@ -87,9 +87,11 @@ class Eager(Flex):
 
 
 class Compiled(Flex):
-    """Compiled; the limits are those of time."""
+    """Compiled; the limits are those of time. Scores that are NaN count for nothing, whether of queries or keys."""
 
     name = "flex_attention, compiled"
+    semantics = replace(Flex.semantics, nan_queries="hidden", attendable_nan="hidden")
+    tools = ("CppCompileError", "InvalidCxxCompiler")
     limits = replace(Flex.limits, head_sizes=(16,), multiple_of=16, max_length=64, max_batch_dims=1)
     hang_after = 300.0
     parts = (batch_of, as_heads, both, flexible, compiled)
