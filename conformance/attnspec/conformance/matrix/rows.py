@@ -62,7 +62,7 @@ class Probed:
     """A row before it is judged: what it declares, what it refuses, or why nothing is known of it.
 
     Without ``offers`` its first calls ended the process or took too long; the suite then finds out at which input.
-    ``tools`` are words of errors that are not the library's, but those of a tool that the row needs, such as a compiler.
+    ``tools`` are words of errors that are those of a tool that the row needs, such as a compiler.
     """
 
     origin: str
