@@ -3,6 +3,10 @@
 Eager, it would be traced anew for many shapes before it does the same: PyTorch's own switch for debugging spares that.
 Compiled, it is never replaced by what is eager: where PyTorch cannot compile, it raises. Every shape that differs in
 what is 0 or 1, and every kind of mask, is compiled anew, so that few are judged.
+
+In PyTorch 2.13.0 what is compiled after other shapes may be no C++: cpp_flex_attention_template.py replaces the symbol
+of a size, such as ks7, wherever it begins another one, such as ks75, which becomes cur_kvSplitSize5. Which law meets
+this depends on what was compiled before it.
 """
 
 from collections.abc import Callable
