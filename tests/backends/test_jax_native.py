@@ -91,7 +91,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_heads_share_keys_and_values(options: dict[str, Any]) -> None:
     query, key, value = draw(2, 4, 4, 8), draw(2, 6, 8), draw(3, 1, 2, 6, 5)
-    given = {name: np.asarray(x) if isinstance(x, jax.Array) else x for name, x in options.items()}
+    given: dict[str, Any] = {k: np.asarray(x) if isinstance(x, jax.Array) else x for k, x in options.items()}
     expected, _ = reference.grouped_query_attention(*map(np.asarray, (query, key, value)), **given)
     found, logarithms = backend.grouped_query_attention(query, key, value, **options)
     assert logarithms is None
