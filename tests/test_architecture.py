@@ -302,7 +302,7 @@ ROOMS = {
 }
 """What stands in a column beside its chapters: everything else goes down a floor."""
 HALLS = {
-    "backends/attnspec/backends": {"bases", "pytorch", "torch_native", "onnx_native", "jax_native.py"},
+    "backends/attnspec/backends": {"bases", "pytorch", "torch_native", "onnx_native.py", "jax_native.py"},
     "conformance/attnspec/conformance": {
         *("__main__.py", "cli.py", "plugin.py", "test_conformance.py"),
         *("diagnosis", "harness", "inputs", "judging", "laws", "matrix", "mutants"),
@@ -396,6 +396,16 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 
 
 # How modules are written ----------------------------------------------------------------------------------------------
+
+ADAPTERS = {"jax_native": 120, "onnx_native": 120}
+"""Adapters of other libraries that fit in one module, with the most lines that it may have."""
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_is_short(name: str) -> None:
+    (module,) = (m for m in modules("backends") if m.name == f"attnspec.backends.{name}")
+    assert len(module.text.splitlines()) <= ADAPTERS[name]
+
 
 LONG = {
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnspec.spec import OPERATIONS, QUESTIONS
+from attnspec import reference
+from attnspec.spec import OPERATIONS, QUESTIONS, ShapeError
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
@@ -22,7 +23,9 @@ def draw(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
 
 
 def test_what_it_provides() -> None:
-    assert {name for name in OPERATIONS if hasattr(backend, name)} == {"scaled_dot_product_attention"}
+    expected = {"scaled_dot_product_attention", "grouped_query_attention"}
+    assert {name for name in OPERATIONS if hasattr(backend, name)} == expected
+    assert backend.limits.features == ("scale", "window", "bias", "key_lengths")
 
 
 def test_it_declares_its_deviations() -> None:
@@ -71,6 +74,44 @@ def test_a_fully_masked_row_is_the_mean_of_all_values() -> None:
 def test_nan_at_a_masked_value_reaches_the_result() -> None:
     query, key, value = draw(3, 4), draw(3, 4), draw(3, 4).at[1].set(jnp.nan)
     assert jnp.isnan(attention(query, key, value, mask=jnp.array([[True, False, True]]))).any()
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "causal": {"causal": True},
+    "a window": {"window": (1, 2)},
+    "a window that is open before": {"window": (None, 1)},
+    "a window that is open behind": {"window": (1, None), "causal": True},
+    "a bias for all heads": {"bias": draw(1, 4, 6)},
+    "a bias, a mask and a scale": {"bias": draw(4, 4, 1), "mask": draw(2, 1, 6) > -1, "scale": 0.25},
+    "lengths": {"key_lengths": jnp.array([[2], [4], [6]]), "causal": True},
+}
+
+
+@pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
+def test_heads_share_keys_and_values(options: dict[str, Any]) -> None:
+    query, key, value = draw(2, 4, 4, 8), draw(2, 6, 8), draw(3, 1, 2, 6, 5)
+    given: dict[str, Any] = {k: np.asarray(x) if isinstance(x, jax.Array) else x for k, x in options.items()}
+    expected, _ = reference.grouped_query_attention(*map(np.asarray, (query, key, value)), **given)
+    found, logarithms = backend.grouped_query_attention(query, key, value, **options)
+    assert logarithms is None
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_lengths_of_keys_out_of_range_raise() -> None:
+    message = r"^grouped_query_attention: key_lengths: expected key_lengths in 0\.\.5; got 6$"
+    with pytest.raises(ShapeError, match=message):
+        backend.grouped_query_attention(draw(4, 3, 8), draw(2, 5, 8), draw(2, 5, 6), key_lengths=jnp.array(6))
+
+
+def test_the_logarithms_of_jax_have_no_gradients() -> None:
+    query, key = draw(2, 3, 4, 8), draw(2, 3, 4, 8)
+
+    def logarithms(query: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(query, key, key, return_residual=True)[1].sum()
+
+    assert logarithms(query)
+    assert not jax.grad(logarithms)(query).any()
 
 
 def test_gradients_are_those_of_jax() -> None:

@@ -18,10 +18,11 @@ pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 import onnx
 import onnxruntime
 
+from attnspec.backends.onnx_native import _session, runtime
 from attnspec.backends.onnx_native import reference as evaluator
-from attnspec.backends.onnx_native import runtime
 
-BACKENDS: list[Any] = [runtime.backend, evaluator.backend]
+BACKENDS: list[Any] = [runtime, evaluator]
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "backends.md"
 everywhere = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 
 
@@ -42,7 +43,9 @@ def weights(record: type, d: int, h: int, dtype: Any = np.float32) -> Any:
 
 @everywhere
 def test_what_it_provides(backend: Any) -> None:
-    assert {n for n in OPERATIONS if hasattr(backend, n)} == {"scaled_dot_product_attention", "gru", "lstm"}
+    expected = {"scaled_dot_product_attention", "grouped_query_attention", "gru", "lstm"}
+    assert {n for n in OPERATIONS if hasattr(backend, n)} == expected
+    assert set(backend.limits.features) == {"scale", "softcap", "bias", "key_lengths"}
 
 
 @everywhere
@@ -63,6 +66,50 @@ def test_attention_is_the_formula(backend: Any, batch: tuple[int, ...], causal: 
     found = backend.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+LENGTHS = np.array([[2], [4], [6]])
+CHOICES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "causal": {"causal": True},
+    "scale and softcap": {"scale": 0.25, "softcap": 2.0},
+    "a bias for all heads": {"bias": draw(1, 4, 6)},
+    "a bias and a mask": {"bias": draw(4, 4, 1), "mask": draw(2, 1, 6) > -1, "causal": True},
+    "lengths": {"key_lengths": LENGTHS},
+    "lengths and causal": {"key_lengths": LENGTHS, "causal": True},
+    "lengths, causal, a mask and a bias": {
+        "key_lengths": LENGTHS, "causal": True, "mask": draw(4, 6) > -1, "bias": draw(4, 4, 6)
+    },
+}  # fmt: skip
+
+
+@everywhere
+@pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
+def test_heads_share_keys_and_values(backend: Any, options: dict[str, Any]) -> None:
+    query, key, value = draw(2, 4, 4, 8), draw(2, 6, 8), draw(3, 1, 2, 6, 5)
+    expected, _ = reference.grouped_query_attention(query, key, value, **options)
+    found, logarithms = backend.grouped_query_attention(query, key, value, **options)
+    assert logarithms is None
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@everywhere
+def test_what_nothing_is_attended_to_is_zero(backend: Any) -> None:
+    query, key, value = draw(2, 4, 3, 8), draw(2, 2, 5, 8), draw(2, 2, 5, 6)
+    found, _ = backend.grouped_query_attention(query, key, value, key_lengths=np.array([0, 5]))
+    assert not found[0].any()
+    assert found[1].all()
+
+
+@everywhere
+@pytest.mark.parametrize("length", [-1, 6])
+def test_lengths_of_keys_out_of_range_raise(backend: Any, length: int) -> None:
+    message = rf"^grouped_query_attention: key_lengths: expected key_lengths in 0\.\.5; got {length}$"
+    with pytest.raises(ShapeError, match=message):
+        backend.grouped_query_attention(
+            draw(2, 4, 3, 8), draw(2, 2, 5, 8), draw(2, 2, 5, 6), key_lengths=np.array([1, length])
+        )
 
 
 @everywhere
@@ -99,7 +146,7 @@ def flat(value: Any) -> list[NDArray]:
 
 def test_the_runtime_takes_lengths() -> None:
     x, state, parameters, lengths = draw(3, 4, 5), draw(3, 3), weights(GRUParameters, 5, 3), np.array([4, 1, 2])
-    found = runtime.backend.gru(x, state, parameters, lengths=lengths)
+    found = runtime.gru(x, state, parameters, lengths=lengths)
     expected = reference.gru(x, state, parameters, lengths=lengths)
     for ours, theirs in zip(flat(found), flat(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -114,36 +161,35 @@ def test_lengths_out_of_range_raise(backend: Any, length: int) -> None:
 
 
 def test_a_session_is_made_once_for_a_kind_of_call() -> None:
-    runtime._session.cache_clear()
+    _session.cache_clear()
     for n in (2, 3):
-        runtime.backend.scaled_dot_product_attention(draw(n, 4), draw(5, 4), draw(5, 4))
-    assert runtime._session.cache_info().misses == 1
+        runtime.scaled_dot_product_attention(draw(n, 4), draw(5, 4), draw(5, 4))
+    assert _session.cache_info().misses == 1
 
 
 def test_the_runtime_refuses_recurrent_networks_of_doubles() -> None:
     x, state, parameters = draw(4, 5, dtype="f8"), draw(3, dtype="f8"), weights(GRUParameters, 5, 3, "f8")
     with pytest.raises(Exception, match="GRU operator does not support double yet"):
-        runtime.backend.gru(x, state, parameters)
+        runtime.gru(x, state, parameters)
 
 
-# Where the libraries violate the contract: as their modules say, for the versions that they name. ------------------
+# Where the libraries violate the contract: as docs/backends.md says, for the versions that it names. -----------------
 
 
-def stated(module: Any, library: Any) -> bool:
-    """Whether a module's text is about the version that is installed."""
-    text = Path(module.__file__).read_text(encoding="utf-8")
-    found = re.search(rf"in {library.__name__} ([\d.]+[\d])", text)
+def stated(library: Any) -> bool:
+    """Whether the documentation is about the version that is installed."""
+    found = re.search(rf"with {library.__name__} ([\d.]+\d)", DOCUMENTED.read_text(encoding="utf-8"))
     return found is not None and found[1] == library.__version__
 
 
-needs_runtime = pytest.mark.skipif(not stated(runtime, onnxruntime), reason="another version of ONNX Runtime")
-needs_evaluator = pytest.mark.skipif(not stated(evaluator, onnx), reason="another version of onnx")
+needs_runtime = pytest.mark.skipif(not stated(onnxruntime), reason="another version of ONNX Runtime")
+needs_evaluator = pytest.mark.skipif(not stated(onnx), reason="another version of onnx")
 
 
 @needs_runtime
 def test_the_scale_of_doubles_is_that_of_float32() -> None:
     query, key, value = (np.array(x) for x in ([[1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]], [[1.0], [0.0]]))
-    found = runtime.backend.scaled_dot_product_attention(query, key, value).item()
+    found = runtime.scaled_dot_product_attention(query, key, value).item()
     exact = reference.scaled_dot_product_attention(query, key, value).item()
     assert 1e-10 < abs(found - exact) < 1e-7
 
@@ -151,7 +197,7 @@ def test_the_scale_of_doubles_is_that_of_float32() -> None:
 @needs_runtime
 def test_a_sequence_of_length_0_ends_in_zeros() -> None:
     x, state, parameters = draw(2, 4, 5), draw(2, 3), weights(GRUParameters, 5, 3)
-    _, final = runtime.backend.gru(x, state, parameters, lengths=np.array([0, 4]))
+    _, final = runtime.gru(x, state, parameters, lengths=np.array([0, 4]))
     assert state[0].all()
     assert not final[0].any()
 
@@ -159,5 +205,12 @@ def test_a_sequence_of_length_0_ends_in_zeros() -> None:
 @needs_evaluator
 def test_the_reference_evaluator_ignores_lengths() -> None:
     x, state, parameters = draw(2, 4, 5), draw(2, 3), weights(GRUParameters, 5, 3)
-    cut, whole = (evaluator.backend.gru(x, state, parameters, lengths=n) for n in (np.array([1, 2]), None))
+    cut, whole = (evaluator.gru(x, state, parameters, lengths=n) for n in (np.array([1, 2]), None))
     assert all(np.array_equal(a, b) for a, b in zip(cut, whole, strict=True))
+
+
+@needs_runtime
+def test_the_runtime_refuses_a_scale_of_0() -> None:
+    query, key = draw(2, 3, 4), draw(1, 5, 4)
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="scale"):
+        runtime.grouped_query_attention(query, key, key, scale=0.0)

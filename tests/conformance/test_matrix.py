@@ -18,11 +18,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.matrix.again import Repeat, repeats, replaced
 from attnspec.conformance.matrix.cells import Confirmation, Matrix, State, Violation
+from attnspec.conformance.matrix.confirming import confirmed
+from attnspec.conformance.matrix.making import Maker
 from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.page import as_page
 from attnspec.conformance.matrix.program import Call, program
+from attnspec.conformance.matrix.rows import Library, Probed, refusal
 from attnspec.conformance.matrix.showing import as_markdown, print_matrix, said
+from attnspec.conformance.running.loading import contract_of
+from attnspec.conformance.running.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "docs" / "matrix" / "torch.json"
@@ -258,6 +265,100 @@ def test_a_program_that_fails_by_itself_confirms_nothing(tmp_path: Path) -> None
         done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
         assert done.stdout.splitlines()[-1].startswith("violates: ") == bool(status)
+
+
+# What is judged again, and what has no verdict ------------------------------------------------------------------------
+
+BROKEN = "raised InductorError: CppCompileError: C++ compile error"
+TOOLS = ("CppCompileError",)
+
+
+def failed(law: str, message: str, dtype: str = "float32") -> Result:
+    return Result("dot_scores", law, dtype, Status.FAILED, "raised", message)
+
+
+def test_laws_at_which_a_tool_has_failed_are_judged_again() -> None:
+    results = [failed("operation.oracle", BROKEN), failed("operation.shape", "raised ValueError: no")]
+    assert repeats(results, ()) == []
+    assert repeats(results, TOOLS) == [Repeat("dot_scores", "float32", ("operation.oracle",), "a tool has failed")]
+    right = Result("dot_scores", "operation.oracle", "float32", Status.PASSED)
+    assert replaced(results, [right]) == [results[1], right]
+
+
+def test_what_was_stopped_is_judged_alone_if_it_was_not() -> None:
+    stopped = failed("operation.oracle", f"{UNJUDGED}the operation was stopped")
+    assert repeats([stopped], TOOLS) == []
+    other = failed("operation.oracle", "the backend ended the process", "float64")
+    assert repeats([stopped, other], TOOLS) == [Repeat("dot_scores", "float32", (), "it was stopped")]
+
+
+def test_a_failure_of_a_tool_is_no_verdict() -> None:
+    class Scores:
+        name = "scores"
+        limits = {"dtypes": ("float32",)}  # noqa: RUF012 - a declaration
+
+        def dot_scores(self, query: Any, key: Any) -> Any:
+            return query @ np.swapaxes(key, -1, -2)
+
+    row = Probed("scores", contract_of(Scores(), "scores"), None, tools=TOOLS)
+    maker = Maker(Library("scores", "scores", (), ("cpu",)), Settings(), 1, Console(file=StringIO()))
+    cell = maker._cell(row, "float32", "forward", [failed("operation.oracle", BROKEN)])
+    assert (cell.state, cell.violations) == (State.NOT_JUDGED, ())
+    assert cell.reason == f"operation.oracle: {BROKEN}"
+
+
+@pytest.mark.parametrize(("tools", "times"), [((), 1), (TOOLS, 2)])
+def test_a_plain_call_at_which_a_tool_fails_is_made_once_more(tools: tuple[str, ...], times: int) -> None:
+    calls = []
+
+    def call() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("CppCompileError: no memory")
+
+    assert refusal(call, tools) == (None if tools else "RuntimeError: CppCompileError: no memory")
+    assert len(calls) == times
+
+
+ENDING = '''
+import os
+
+PLAIN = """
+import os
+
+
+def array(given, dtype):
+    return given
+
+
+def call(query, key):
+    os.abort()
+"""
+
+
+class Ending:
+    name = "ending"
+
+    def dot_scores(self, query, key):
+        os.abort()
+
+    def plain(self, operation, *, device):
+        return PLAIN
+'''
+
+
+def test_a_crash_that_left_no_input_is_confirmed_by_the_last_call(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING, encoding="utf-8")
+    row = Probed(f"{tmp_path / 'ending.py'}:Ending", None, None, plain=True)
+    result = Result("dot_scores", "operation.oracle", "float32", Status.FAILED, "crashed", "the backend ended")
+    told = confirmed(result, row, Settings(), "fake 1.5")
+    assert (told.confirmation, told.why) == (Confirmation.CONFIRMED, "")
+    assert set(told.arguments) == {"query", "key"}
+    assert "attnspec" not in told.program
+    (tmp_path / "ending.py").write_text(ENDING.replace("        os.abort()", "        return query"), encoding="utf-8")
+    told = confirmed(result, row, Settings(), "fake 1.5")
+    assert told.confirmation is Confirmation.NO_PROGRAM
+    assert told.why == "the process does not end when the law is checked again"
 
 
 # PyTorch --------------------------------------------------------------------------------------------------------------

@@ -1,31 +1,53 @@
 """``jax.nn.dot_product_attention``, unmodified, as a backend, with gradients by ``jax.vjp``.
 
-The adapter presents: it flattens batches into one, gives every array one head, and pads values, which JAX wants as wide
-as keys, with columns of zeros that are cut off again; so does the other side where values are wider. JAX chooses the
-implementation, which is XLA's wherever none is asked for.
+The adapter presents: it flattens batches into one, puts heads where JAX wants them, and pads values, which JAX wants as
+wide as keys, with columns of zeros that are cut off again; so does the other side where values are wider. A window that
+is open on one side is as long as there are rows. JAX chooses the implementation, which is XLA's wherever none is asked
+for.
+
+JAX has no softcap, slopes or sinks. The logarithms that it can return have no gradients, by its own choice
+(``stop_gradient``), and are left out.
 
 What violates, in jax 0.10.2: with jax_enable_x64, attention of doubles takes its softmax in float32. Without it JAX has
 no doubles, and they are not judged.
 """
 
-from functools import partial
+from dataclasses import replace
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from attnspec.backends.bases.jax import JaxBackend
-from attnspec.spec import OPERATIONS, Semantics, bind
+from attnspec.backends.bases.numpy import refuse_outside
+from attnspec.spec import OPERATIONS, Limits, Semantics, bind
 
-_OPERATION = OPERATIONS["scaled_dot_product_attention"]
+
+def _flat(x: jax.Array, batch: tuple[int, ...], core: int) -> jax.Array:
+    """The dimensions of the batch as one, before this many others."""
+    own = x.shape[x.ndim - core :]
+    return jnp.broadcast_to(x, (*batch, *own)).reshape(prod(batch), *own)
 
 
-def _heads(x: jax.Array, batch: tuple[int, ...], width: int) -> jax.Array:
-    """Rows (*batch, n, d) as (batch, n, one head, width), with zeros beyond d."""
-    *_, n, d = x.shape
-    flat = jnp.broadcast_to(x, (*batch, n, d)).reshape(prod(batch), n, 1, d)
-    return jnp.pad(flat, [(0, 0)] * 3 + [(0, width - d)])
+def _attended(
+    batch: tuple[int, ...], query: jax.Array, key: jax.Array, value: jax.Array,
+    mask: jax.Array | None, scale: float | None = None, bias: jax.Array | None = None, **how: Any,
+) -> jax.Array:  # fmt: skip
+    """JAX's attention of queries, keys and values (*batch, heads, rows, features); every head has the same mask."""
+    d, d_v = query.shape[-1], value.shape[-1]
+    wide = [jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, max(d, d_v) - x.shape[-1])]) for x in (query, key, value)]
+    q, k, v = (_flat(x, batch, 3).swapaxes(1, 2) for x in wide)
+    found: jax.Array = jax.nn.dot_product_attention(
+        q, k, v,
+        bias=None if bias is None else _flat(bias, batch, 3),
+        mask=None if mask is None else _flat(mask[..., None, :, :], batch, 3),
+        scale=d**-0.5 if scale is None else scale,
+        **how,
+    )  # fmt: skip
+    return found[..., :d_v].swapaxes(1, 2).reshape(*batch, *query.shape[-3:-1], d_v)
 
 
 class JaxNative(JaxBackend):
@@ -33,6 +55,11 @@ class JaxNative(JaxBackend):
 
     name = "jax-native"
     semantics = Semantics(fully_masked="uniform", masked_nonfinite="propagates")
+
+    @property
+    def limits(self) -> Limits:
+        """Those of JAX, and the options that its attention has."""
+        return replace(super().limits, features=("scale", "window", "bias", "key_lengths"))
 
     def scaled_dot_product_attention(
         self,
@@ -43,16 +70,39 @@ class JaxNative(JaxBackend):
         mask: Bool[jax.Array, "*#batch #n #m"] | None = None,
         causal: bool = False,
     ) -> Float[jax.Array, "*batch n d_v"]:
-        """softmax(QKᵀ/√d)V by JAX's choice of implementation."""
+        """softmax(QKᵀ/√d)V, as one head."""
         given = {"query": query, "key": key, "value": value, "mask": mask, "causal": causal}
-        *batch, n, d_v = bind(_OPERATION, given).result
-        d, m = query.shape[-1], key.shape[-2]
-        heads = partial(_heads, batch=tuple(batch), width=max(d, d_v))
-        allowed = None if mask is None else jnp.broadcast_to(mask, (*batch, n, m)).reshape(prod(batch), 1, n, m)
-        found = jax.nn.dot_product_attention(
-            heads(query), heads(key), heads(value), mask=allowed, is_causal=causal, scale=d**-0.5
-        )
-        return found[..., :d_v].reshape(*batch, n, d_v)
+        batch = bind(OPERATIONS["scaled_dot_product_attention"], given).batch
+        q, k, v = (x[..., None, :, :] for x in (query, key, value))
+        return _attended(batch, q, k, v, mask, is_causal=causal)[..., 0, :, :]
+
+    def grouped_query_attention(
+        self,
+        query: Float[jax.Array, "*#batch heads n d"],
+        key: Float[jax.Array, "*#batch heads_k m d"],
+        value: Float[jax.Array, "*#batch heads_k m d_v"],
+        *,
+        mask: Bool[jax.Array, "*#batch #n #m"] | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        bias: Float[jax.Array, "*#batch #heads #n #m"] | None = None,
+        slopes: Float[jax.Array, " heads"] | None = None,
+        sinks: Float[jax.Array, " heads"] | None = None,
+        key_lengths: Int[jax.Array, "*#batch"] | None = None,
+    ) -> tuple[Float[jax.Array, "*batch heads n d_v"], Float[jax.Array, "*batch heads n"] | None]:
+        """softmax(QKᵀ·scale + bias)V, whose heads share keys and values; the limits leave out all other options."""
+        given = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "key_lengths": key_lengths}
+        bound = bind(OPERATIONS["grouped_query_attention"], {**given, "window": window, "causal": causal})
+        n, m = bound.sizes["n"], bound.sizes["m"]
+        how: dict[str, Any] = {"is_causal": causal}
+        if window is not None:
+            how["local_window_size"] = tuple(max(n, m) if w is None else w for w in window)
+        if key_lengths is not None:
+            refuse_outside("grouped_query_attention", "key_lengths", np.asarray(key_lengths), m)
+            how["key_value_seq_lengths"] = _flat(key_lengths, bound.batch, 0).astype(jnp.int32)
+        return _attended(bound.batch, query, key, value, mask, scale, bias, **how), None
 
 
 backend = JaxNative()

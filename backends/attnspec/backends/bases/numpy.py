@@ -6,6 +6,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from attnspec.backends.bases.contract import Operations
+from attnspec.spec import ShapeError
 
 NDArray = np.ndarray[Any, Any]
 
@@ -36,6 +37,13 @@ def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray:
     room = np.empty(size + ALIGNMENT, np.uint8)
     start = -room.__array_interface__["data"][0] % ALIGNMENT
     return room[start : start + size].view(dtype)
+
+
+def refuse_outside(operation: str, argument: str, integers: NDArray, most: int) -> None:
+    """``ShapeError`` for a length that is not in 0..most."""
+    wrong = integers[(integers < 0) | (integers > most)]
+    if wrong.size:
+        raise ShapeError(operation, argument, f"{argument} in 0..{most}", int(wrong[0]))
 
 
 class NumPyBackend(Operations[NDArray]):

@@ -3,6 +3,10 @@
 Eager, it would be traced anew for many shapes before it does the same: PyTorch's own switch for debugging spares that.
 Compiled, it is never replaced by what is eager: where PyTorch cannot compile, it raises. Every shape that differs in
 what is 0 or 1, and every kind of mask, is compiled anew, so that few are judged.
+
+In PyTorch 2.13.0 what is compiled after other shapes may be no C++: cpp_flex_attention_template.py replaces the symbol
+of a size, such as ks7, wherever it begins another one, such as ks75, which becomes cur_kvSplitSize5. Which law meets
+this depends on what was compiled before it.
 """
 
 from collections.abc import Callable
@@ -87,9 +91,11 @@ class Eager(Flex):
 
 
 class Compiled(Flex):
-    """Compiled; the limits are those of time."""
+    """Compiled; the limits are those of time. Scores that are NaN count for nothing, whether of queries or keys."""
 
     name = "flex_attention, compiled"
+    semantics = replace(Flex.semantics, nan_queries="hidden", attendable_nan="hidden")
+    tools = ("CppCompileError", "InvalidCxxCompiler")
     limits = replace(Flex.limits, head_sizes=(16,), multiple_of=16, max_length=64, max_batch_dims=1)
     hang_after = 300.0
     parts = (batch_of, as_heads, both, flexible, compiled)

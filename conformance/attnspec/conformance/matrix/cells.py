@@ -53,7 +53,7 @@ class Cell:
     ``reason`` is the library's own where it does not offer it, and why nothing was judged otherwise. ``partly`` has the
     operations that it refuses while it offers others. ``following`` names laws that may hold once the violations are
     gone. ``held`` counts the laws that hold, on ``examples`` examples; ``error_ratio`` is the largest share of the
-    error budget that was used.
+    error budget that was used. ``profile`` is the one that judged it, where that of the matrix had no example.
     """
 
     dtype: str
@@ -66,6 +66,7 @@ class Cell:
     held: int = 0
     examples: int = 0
     error_ratio: float | str = 0.0
+    profile: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from attnspec.conformance.judging.results import Result
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.matrix.cells import Confirmation
 from attnspec.conformance.matrix.program import SAYS
+from attnspec.conformance.matrix.rows import Probed
 from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH
+from attnspec.conformance.running.settings import Settings
 
 SECONDS = 600.0
 """After which the search for a program ends."""
@@ -28,31 +31,47 @@ class Told:
     confirmation: Confirmation
     why: str = ""
     program: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-def confirmed(result: Result, plain: bool, device: str, hang_after: float, title: str) -> Told:
+def confirmed(result: Result, row: Probed, settings: Settings, title: str) -> Told:
     """Make a program of a violation that needs the library alone, and run it in a process of its own."""
-    assert result.counterexample is not None
-    if not plain:
+    known = result.counterexample
+    if known is None and result.reason != Reason.CRASHED:
+        return Told(Confirmation.NO_PROGRAM, "no input is known that shows it")
+    if not row.plain:
         return Told(Confirmation.NO_PROGRAM, "the row has no program of its own")
     question = {
-        "snippet": result.counterexample["snippet"],
+        "origin": row.origin,
         "law": result.law,
         "operation": result.operation,
         "dtype": result.dtype,
         "reason": str(result.reason),
-        "device": device,
+        "device": settings.device,
         "title": title,
     }
     with tempfile.TemporaryDirectory(prefix="attnspec-confirm-") as name:
         folder = Path(name)
-        answer = _asked(folder, question)
+        if known is None:
+            answer = _ended(folder, {**question, "profile": settings.profile, "seed": settings.seed})
+        else:
+            answer = _asked(folder, {**question, "snippet": known["snippet"]})
         if "program" not in answer:
             return Told(Confirmation.NO_PROGRAM, str(answer["why"]))
         program = str(answer["program"])
         (folder / "program.py").write_text(program, encoding="utf-8")
-        why = _run(folder, result.reason in ENDED, hang_after)
-    return Told(Confirmation.NOT_CONFIRMED if why else Confirmation.CONFIRMED, why, program)
+        why = _run(folder, result.reason in ENDED, row.hang_after)
+    confirmation = Confirmation.NOT_CONFIRMED if why else Confirmation.CONFIRMED
+    return Told(confirmation, why, program, answer.get("arguments", {}))
+
+
+def _ended(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """The program of the call at which a process ends, written down by it and read by another."""
+    last = folder / "last.pickle"
+    answer = _asked(folder, {**question, "last": str(last)})
+    if answer or not last.exists():
+        return answer or {"why": "no call was made before the process ended"}
+    return _asked(folder, {**question, "called": str(last)})
 
 
 def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +80,8 @@ def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
     asked.write_text(json.dumps(question), encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.matrix.tracing", str(asked), str(answer)]
     done = _process(command, folder, SECONDS)
+    if not answer.exists() and "last" in question and done is not None and done.returncode < 0:
+        return {}
     if not answer.exists():
         how = "did not end" if done is None else f"ended with status {done.returncode}"
         return {"why": f"the process that looks for the calls {how}"}

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_number
-from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Confirmation, Matrix, Row, State, Violation
+from attnspec.conformance.matrix.again import MORE, failed_by, laws_of, repeats, replaced
+from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Matrix, Row, State, Violation
 from attnspec.conformance.matrix.confirming import confirmed
 from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.rows import Library, Probed, probed
@@ -26,6 +27,7 @@ from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.semantics import QUESTIONS, spelled
 
 INTERRUPTED = "interrupted"
+NO_EXAMPLE = "the profile has no example for it"
 
 
 @dataclass(frozen=True)
@@ -89,29 +91,54 @@ class Maker:
         results: list[Result] = []
         for group in _groups(p):
             try:
-                results += self._judged(p, group)
+                results += self._settled(p, group)
             except BackendError as error:
                 return _unjudged(p, str(error))
             if self.interrupted:
                 break
-        cells = [
-            self._cell(p, dtype, direction, [r for r in results if _concerns(r, dtype, direction)])
-            for dtype in p.contract.limits.dtypes
-            for direction in DIRECTIONS
-        ]
+        cells = [self._exemplified(p, d, x, results) for d in p.contract.limits.dtypes for x in DIRECTIONS]
         return replace(_unjudged(p, ""), cells=tuple(cells))
 
-    def _judged(self, p: Probed, group: Group) -> Sequence[Result]:
+    def _settled(self, p: Probed, group: Group) -> list[Result]:
+        """The verdicts of a group, after what is no verdict of the library was judged once more."""
+        results = list(self._judged(p, group))
+        for part in [] if self.interrupted else repeats(results, p.tools):
+            told = f"judging {part.operation} ({part.dtype}) again: {part.why}"
+            self.console.print(told, highlight=False, markup=False)
+            alone = Group((part.dtype,), (part.operation,), group.gradients)
+            results = replaced(results, self._judged(p, alone, laws=part.laws))
+            if self.interrupted:
+                break
+        return results
+
+    def _exemplified(self, p: Probed, dtype: str, direction: str, results: Sequence[Result]) -> Cell:
+        """A cell; where the profile has no example for it, by the profile that has more."""
+        found = self._cell(p, dtype, direction, [r for r in results if _concerns(r, dtype, direction)])
+        profile = MORE.get(self.settings.profile)
+        if found.reason != NO_EXAMPLE or profile is None or self.interrupted or p.contract is None:
+            return found
+        names = tuple(n for n in p.contract.operations if n not in found.partly)
+        told = f"judging {direction} {dtype} by the profile {profile}: {NO_EXAMPLE}"
+        self.console.print(told, highlight=False, markup=False)
+        group = Group((dtype,), names, direction == "backward")
+        more = self._judged(p, group, laws=laws_of(direction), profile=profile)
+        cell = self._cell(p, dtype, direction, [r for r in more if _concerns(r, dtype, direction)])
+        return replace(cell, profile=profile)
+
+    def _judged(
+        self, p: Probed, group: Group, *, laws: tuple[str, ...] = (), profile: str | None = None
+    ) -> Sequence[Result]:
         """The verdicts of a group, by the suite's own run."""
         contract = p.contract
         assert contract is not None
-        laws = () if group.gradients else tuple(i for i, law in LAWS.items() if not law.gradients)
+        laws = laws or (() if group.gradients else laws_of("forward"))
         # Rows call a library and do nothing else: none of them would mislead its own process.
         settings = replace(
             self.settings,
             operations=group.operations,
             dtypes=group.dtypes,
             laws=laws,
+            profile=profile or self.settings.profile,
             hang_after=p.hang_after,
             in_process=True,
         )
@@ -136,12 +163,15 @@ class Maker:
         if not offered:
             return replace(cell, reason=without_places("; ".join(dict.fromkeys(refused.values()))))
         stopped = [r for r in results if r.message.startswith(UNJUDGED)]
-        judged = [r for r in results if r.judged and r not in stopped]
+        broken = [r for r in results if failed_by(r, p.tools)]
+        judged = [r for r in results if r.judged and r not in stopped and r not in broken]
         causes, following = by_cause(r for r in judged if r.violates)
         lost = any(r.interrupted for r in results) or (self.interrupted and not results)
         why = INTERRUPTED if lost else stopped[0].message.removeprefix(UNJUDGED) if stopped else ""
+        if broken and not why:
+            why = f"{', '.join(r.law for r in broken)}: {without_places(broken[0].message)}"
         if not judged and not why:
-            why = "the profile has no example for it"
+            why = NO_EXAMPLE
         return replace(
             cell,
             state=self._state(p, bool(causes), bool(why), offered),
@@ -164,21 +194,21 @@ class Maker:
 
     def _violation(self, p: Probed, r: Result) -> Violation:
         """A violation, after a program without attnspec was run to confirm it."""
-        found = Violation(
+        self.console.print(f"confirming {r.law} by {r.operation} ({r.dtype})", highlight=False, markup=False)
+        title = f"{self.library.name} {versions().get(self.library.package, '')}".strip()
+        told = confirmed(r, p, self.settings, title)
+        shown = told.arguments if r.counterexample is None else r.counterexample["arguments"]
+        return Violation(
             r.operation,
             r.law,
             LAWS[r.law].statement,
             str(r.reason or r.status),
             without_places(r.message),
-            {} if r.counterexample is None else r.counterexample["arguments"],
-            Confirmation.NO_PROGRAM,
+            shown,
+            told.confirmation,
+            told.why,
+            told.program,
         )
-        if r.counterexample is None:
-            return replace(found, why="no input is known that shows it")
-        self.console.print(f"confirming {r.law} by {r.operation} ({r.dtype})", highlight=False, markup=False)
-        title = f"{self.library.name} {versions().get(self.library.package, '')}".strip()
-        told = confirmed(r, p.plain, self.settings.device, p.hang_after, title)
-        return replace(found, confirmation=told.confirmation, why=told.why, program=told.program)
 
 
 def _concerns(r: Result, dtype: str, direction: str) -> bool:

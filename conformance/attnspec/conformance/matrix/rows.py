@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -62,6 +62,7 @@ class Probed:
     """A row before it is judged: what it declares, what it refuses, or why nothing is known of it.
 
     Without ``offers`` its first calls ended the process or took too long; the suite then finds out at which input.
+    ``tools`` are words of errors that are those of a tool that the row needs, such as a compiler.
     """
 
     origin: str
@@ -70,6 +71,7 @@ class Probed:
     hang_after: float = Settings.hang_after
     plain: bool = False
     error: str = ""
+    tools: tuple[str, ...] = ()
 
 
 def library(name: str) -> Library:
@@ -122,7 +124,12 @@ def _probed(origin: str, device: str) -> Probed:
     if "error" in found:
         return Probed(origin, None, None, error=str(found["error"]))
     return Probed(
-        origin, contract_from(found["description"], origin), found["offers"], found["hang_after"], found["plain"]
+        origin,
+        contract_from(found["description"], origin),
+        found["offers"],
+        found["hang_after"],
+        found["plain"],
+        tools=tuple(found["tools"]),
     )
 
 
@@ -151,17 +158,23 @@ def _refusals(subject: Subject) -> dict[str, str | None]:
         cotangent = subject.like_result(subject.cotangents(given, rng), given)
         return subject.backend.vjp(subject.operation.name, subject.converted(given), cotangent)
 
-    refused = _refusal(forward)
+    tools = tuple(getattr(subject.backend, "tools", ()))
+    refused = refusal(forward, tools)
     if not subject.contract.differentiable:
         return {"forward": refused, "backward": "the row has no gradients"}
-    return {"forward": refused, "backward": refused or _refusal(backward)}
+    return {"forward": refused, "backward": refused or refusal(backward, tools)}
 
 
-def _refusal(call: Callable[[], Any]) -> str | None:
-    """The library's own reason for refusing a call: its error, and what it warned of meanwhile."""
+def refusal(call: Callable[[], Any], tools: Collection[str] = ()) -> str | None:
+    """The library's own reason for refusing a call: its error, and what it warned of meanwhile.
+
+    Where a tool has failed the call is made once more.
+    """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = call_safely(call)
+        if isinstance(found, Raised) and any(tool in found.message for tool in tools):
+            found = call_safely(call)
     if not isinstance(found, Raised):
         return None
     error = found.error
@@ -184,6 +197,7 @@ def main() -> None:
         answer.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
         os._exit(0)
     found["hang_after"] = float(getattr(backend, "hang_after", Settings.hang_after))
+    found["tools"] = list(getattr(backend, "tools", ()))
     found["plain"] = callable(getattr(backend, "plain", None))
     answer.write_text(json.dumps(found), encoding="utf-8")
     found["offers"] = offers(backend, contract_of(backend, origin), device)

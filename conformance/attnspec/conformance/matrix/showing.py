@@ -69,6 +69,13 @@ def remarks(matrix: Matrix, row: Row) -> Iterator[tuple[str, str]]:
     for cell in row.cells:
         for operation, reason in cell.partly.items():
             yield "refused", f"{operation} ({cell.dtype}, {cell.direction}): {reason}"
+        if cell.profile:
+            yield (
+                "profile",
+                f"{cell.profile} for {cell.dtype}, {cell.direction}: {matrix.profile} has no example for it",
+            )
+        if cell.state is State.VIOLATES and cell.reason:
+            yield "not judged besides", f"{cell.dtype}, {cell.direction}: {cell.reason}"
 
 
 def by_reason(matrix: Matrix, row: Row, state: State) -> dict[str, str]:

@@ -5,6 +5,7 @@ program, or why there is none, to the file ANSWER.
 """
 
 import json
+import pickle
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,11 +15,15 @@ from unittest.mock import patch
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.judging.attempt import attempt, stable_seed
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.snippet import readable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.program import Call, program
 from attnspec.conformance.running.loading import contract_of, load
@@ -39,10 +44,10 @@ class Replayed(NamedTuple):
 
 
 class Recorder:
-    """A backend whose calls are written down."""
+    """A backend whose calls are written down; in the file ``last`` the one that is being made."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, last: Path | None = None) -> None:
+        self._backend, self._last = backend, last
         self.calls: list[Call] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -79,6 +84,8 @@ class Recorder:
     def _kept(self, arguments: Mapping[str, Any], call: Callable[[], Any], cotangent: Any) -> Any:
         given = {name: mapped(x, lambda _, a: self._array(a), name) for name, x in arguments.items()}
         weights = None if cotangent is None else tuple(map(self._array, flatten(cotangent).values()))
+        if self._last is not None:
+            self._last.write_bytes(pickle.dumps(Call(given, {}, weights)))
         found = call_safely(call)
         if isinstance(found, Raised):
             self.calls.append(Call(given, {}, weights, found.message))
@@ -112,19 +119,24 @@ def replayed(snippet: str) -> Replayed:
     return found[0]
 
 
-def answered(question: Mapping[str, Any]) -> dict[str, str]:
+def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     """The program that shows a violation, or why there is none."""
-    given = replayed(question["snippet"])
-    name, dtype, law = question["operation"], question["dtype"], LAWS[question["law"]]
-    backend = load(given.origin)
-    contract = contract_of(backend, given.origin)
+    name, dtype, law, reason = question["operation"], question["dtype"], LAWS[question["law"]], question["reason"]
+    backend = load(question["origin"])
+    contract = contract_of(backend, question["origin"])
     heading = f"{question['title']}, {contract.name}, {name} ({dtype})\n{law.id}: {law.statement}"
     plain = backend.plain(name, device=question["device"])
-    reason = question["reason"]
+    if "called" in question:
+        called: Call = pickle.loads(Path(question["called"]).read_bytes())
+        shown = {path: readable(x) for path, x in Arguments(OPERATIONS[name], dict(called.arguments)).items()}
+        return {"program": program(heading, plain, called), "arguments": shown}
+    recorder = Recorder(backend, Path(question["last"]) if "last" in question else None)
+    subject = Subject(recorder, contract, OPERATIONS[name], dtype, question["device"])
+    if "last" in question:
+        return _tried(subject, law.id, question)
+    given = replayed(question["snippet"])
     if reason in (Reason.CRASHED, Reason.HUNG):
         return {"program": program(heading, plain, Call(Arguments(OPERATIONS[name], given.arguments).passed, {}))}
-    recorder = Recorder(backend)
-    subject = Subject(recorder, contract, OPERATIONS[name], dtype, question["device"])
     violation, *_ = attempt(subject, CHECKS[law.id], Arguments(OPERATIONS[name], given.arguments), given.seed)
     if violation is None:
         return {"why": "the law holds when it is replayed"}
@@ -134,6 +146,15 @@ def answered(question: Mapping[str, Any]) -> dict[str, str]:
     if reason != Reason.VALUE or violation.expected is None:
         return {"why": OTHER}
     return _compared(heading, plain, recorder.calls, violation)
+
+
+def _tried(subject: Subject, law: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a law on the first inputs of the run, which is to end this process."""
+    seed = stable_seed(question["seed"], subject.operation.name, subject.dtype)
+    effort = PROFILES[question["profile"]].at(subject.dtype)
+    for example in corners(subject.operation, subject.limits, seed=seed, most=effort.corners, work=effort.work):
+        attempt(subject, CHECKS[law], example.arguments(subject.operation, data_dtype(subject)), example.seed)
+    return {"why": "the process does not end when the law is checked again"}
 
 
 def _compared(heading: str, plain: str, calls: list[Call], violation: Violation) -> dict[str, str]:

@@ -1,0 +1,120 @@
+"""ONNX's Attention of opset 24, GRU and LSTM by onnx's reference evaluator and by ONNX Runtime on the CPU, unmodified.
+
+The adapter presents: it flattens batches into one, joins the weights of gates, and evaluates a model of one operator.
+A bias carries the mask as −∞. With lengths ONNX aligns causal masks at the last key, so there they go into the mask.
+Where a result has no elements or a sequence no steps, nothing is called. There are no gradients, windows, slopes, sinks
+or logarithms of sums. ONNX Runtime refuses networks of doubles and all in bfloat16; in float16 it scales queries and
+keys before their product. Half products of the reference evaluator are NumPy's, which no class of precision describes.
+docs/backends.md lists what violates.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from attnspec.backends.bases.numpy import NDArray, NumPyBackend, refuse_outside
+from attnspec.spec import OPERATIONS, Limits, Semantics, bind
+
+
+@cache
+def _session(model: bytes) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4  # errors are raised
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _flat(x: NDArray, batch: tuple[int, ...], *core: int) -> NDArray:
+    """The dimensions of the batch as one, before others of these sizes."""
+    return np.broadcast_to(x, (*batch, *core)).reshape(prod(batch), *core)
+
+
+class Onnx(NumPyBackend):
+    """One evaluator as it is: what a mask hides propagates if it is not finite, and no keys are an error."""
+
+    semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
+
+    def __init__(self, name: str, made: Callable[[bytes], Any], limits: Limits, **precision: str) -> None:
+        self.name, self.made, self.limits = name, made, limits
+        self.precision = dict.fromkeys(("scaled_dot_product_attention", "grouped_query_attention"), precision)
+        self.gru, self.lstm = (partial(self._recurrent, *x) for x in (("gru", "zrh"), ("lstm", "iofc")))
+
+    def _run(self, operator: str, inputs: list[NDArray | None], outputs: int, **attributes: Any) -> Any:
+        """The results of an operator, which have the dtype of the first input; None is one that is not given."""
+        given = {f"x{i}": np.ascontiguousarray(x) for i, x in enumerate(inputs) if x is not None}
+        kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in given.items()}
+        taken = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
+        found = [helper.make_tensor_value_info(f"y{i}", kinds["x0"], None) for i in range(outputs)]
+        names = [f"x{i}" if f"x{i}" in given else "" for i in range(len(inputs))]
+        node = helper.make_node(operator, names, [x.name for x in found], **attributes)
+        graph = helper.make_graph([node], operator, taken, found)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
+        return self.made(model.SerializeToString()).run(None, given)
+
+    def scaled_dot_product_attention(
+        self, query: NDArray, key: NDArray, value: NDArray, *, mask: NDArray | None = None, causal: bool = False
+    ) -> NDArray:
+        """Attention of one head."""
+        bind(OPERATIONS["scaled_dot_product_attention"], {"query": query, "key": key, "value": value, "mask": mask})
+        q, k, v = (x[..., None, :, :] for x in (query, key, value))
+        return self.grouped_query_attention(q, k, v, mask=mask, causal=causal)[0][..., 0, :, :]
+
+    def grouped_query_attention(
+        self, query: NDArray, key: NDArray, value: NDArray, *, mask: NDArray | None = None, causal: bool = False,
+        scale: float | None = None, window: tuple[int | None, int | None] | None = None, softcap: float | None = None,
+        bias: NDArray | None = None, slopes: NDArray | None = None, sinks: NDArray | None = None,
+        key_lengths: NDArray | None = None,
+    ) -> tuple[NDArray, NDArray | None]:  # fmt: skip
+        """Attention, with a mask or a bias as attn_mask and lengths as nonpad_kv_seqlen."""
+        given = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "key_lengths": key_lengths}
+        bound = bind(OPERATIONS["grouped_query_attention"], given)
+        batch, shape, (n, m) = bound.batch, bound.result, (query.shape[-2], key.shape[-2])
+        if not prod(shape):
+            return np.empty(shape, query.dtype), None
+        if key_lengths is not None:
+            refuse_outside("grouped_query_attention", "key_lengths", key_lengths, m)
+            key_lengths = _flat(key_lengths, batch).astype(np.int64)
+            if causal:
+                mask, causal = np.tri(n, m, dtype=bool) & (True if mask is None else mask), False
+        seen = None if mask is None else mask[..., None, :, :]
+        if bias is not None:
+            seen = bias if seen is None else np.where(seen, bias, -np.inf)
+        q, k, v = (_flat(x, batch, *x.shape[-3:]) for x in (query, key, value))
+        shown = None if seen is None else _flat(seen, batch, seen.shape[-3], n, m)
+        options = {name: x for name, x in (("scale", scale), ("softcap", softcap)) if x is not None}
+        found = self._run("Attention", [q, k, v, shown, None, None, key_lengths], 1, is_causal=int(causal), **options)
+        return found[0].reshape(shape), None
+
+    def _recurrent(
+        self, name: str, gates: str, x: NDArray, state: Any, parameters: Any, *, lengths: NDArray | None = None
+    ) -> tuple[NDArray, Any]:
+        """A network, forward; a GRU is reset before the recurrent product, as linear_before_reset = 0 says."""
+        bound = bind(OPERATIONS[name], {"x": x, "state": state, "parameters": parameters, "lengths": lengths})
+        batch, (steps, h) = bound.batch, bound.result[-2:]
+        initial = [np.broadcast_to(s, (*batch, h)) for s in (state if isinstance(state, tuple) else (state,))]
+        if lengths is not None:
+            refuse_outside(name, "lengths", lengths, steps)
+            lengths = _flat(lengths, batch).astype(np.int32)
+        states, final = np.zeros(bound.result, x.dtype), [s.copy() for s in initial]
+        if states.size:
+            w_x, w_h, b = (np.concatenate([getattr(parameters, p + g) for g in gates], -1).T for p in _WEIGHTS)
+            inputs = [_flat(x, batch, *x.shape[-2:]).swapaxes(0, 1), w_x[None], w_h[None], np.pad(b, (0, len(b)))[None]]
+            starts = [_flat(s, batch, h)[None] for s in initial]
+            found, *final = self._run(name.upper(), [*inputs, lengths, *starts], 1 + len(starts), hidden_size=h)
+            states = found[:, 0].swapaxes(0, 1).reshape(bound.result)
+        final = [s.reshape(*batch, h) for s in final]
+        return states, tuple(final) if isinstance(state, tuple) else final[0]
+
+
+_WEIGHTS = ("w_x", "w_h", "b_")
+_LIMITS = Limits(features=("scale", "softcap", "bias", "key_lengths"))
+_NARROW = dict.fromkeys(("gru", "lstm"), ("float32", "float16"))
+_HALF = replace(_LIMITS, dtypes=("float64", "float32", "float16"), dtypes_by_operation=_NARROW)
+reference = Onnx("onnx-reference", cache(ReferenceEvaluator), _LIMITS)
+runtime = Onnx("onnx-runtime", _session, _HALF, float16="prescaled-float16")
