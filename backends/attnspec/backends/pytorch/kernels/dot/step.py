@@ -25,7 +25,7 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, RealPointer, Value, Variable
-from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, transposed
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, sums_of_lanes
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
@@ -119,10 +119,7 @@ class KeyRows:
                     total.set(k.fma(key, k.load(query, column), total.get()))
             for i, total in enumerate(sums):
                 k.store(total.get(), partial, (r + i * segment) * k.lanes)
-        parts = transposed(k, [k.load(partial, i * k.lanes) for i in range(k.lanes)])
-        while len(parts) > 1:
-            parts = [x + y for x, y in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+        return sums_of_lanes(k, [k.load(partial, i * k.lanes) for i in range(k.lanes)])
 
     def pool(self, weights: RealPointer, shrink: RealPointer, outputs: list[RealPointer], segment: int) -> None:
         """output = shrink*output + the sum over keys of weight*value, for some outputs."""

@@ -72,16 +72,28 @@ def tanh(k: Arithmetic, x: Value) -> Value:
 
 def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:
     """Lane r of result c is lane c of row r, for as many rows as lanes."""
-    vectors, step = [row.ssa for row in rows], 1
+    vectors, step = list(rows), 1
     while step < k.lanes:
-        lanes = range(k.lanes)
-        low = [j if not j & step else k.lanes + j - step for j in lanes]
-        high = [j + step if not j & step else k.lanes + j for j in lanes]
-        kind = ir.VectorType(INT32, k.lanes)
-        for i in lanes:
+        for i in range(k.lanes):
             if not i & step:
-                x, y = vectors[i], vectors[i + step]
-                vectors[i] = k.builder.shuffle_vector(x, y, ir.Constant(kind, low))
-                vectors[i + step] = k.builder.shuffle_vector(x, y, ir.Constant(kind, high))
+                vectors[i], vectors[i + step] = _exchanged(k, vectors[i], vectors[i + step], step)
         step *= 2
-    return [Value(k, vector) for vector in vectors]
+    return vectors
+
+
+def sums_of_lanes(k: Builder, rows: Sequence[Value]) -> Value:
+    """Lane r is the sum of the lanes of row r, for as many rows as lanes."""
+    vectors, step = list(rows), 1
+    while step < k.lanes:
+        pairs = [_exchanged(k, *vectors[i : i + 2], step) for i in range(0, len(vectors), 2)]
+        vectors, step = [low + high for low, high in pairs], 2 * step
+    return vectors[0]
+
+
+def _exchanged(k: Builder, x: Value, y: Value, step: int) -> tuple[Value, Value]:
+    """Of each two segments of so many lanes, the first ones of x and y, and the second ones."""
+    lanes, kind = range(k.lanes), ir.VectorType(INT32, k.lanes)
+    low = [j if not j & step else k.lanes + j - step for j in lanes]
+    high = [j + step if not j & step else k.lanes + j for j in lanes]
+    first, second = (k.builder.shuffle_vector(x.ssa, y.ssa, ir.Constant(kind, chosen)) for chosen in (low, high))
+    return Value(k, first), Value(k, second)
