@@ -194,10 +194,11 @@ def test_a_call_names_its_path() -> None:
     query, key, value = normal(1, 8, 64, 64), normal(1, 2, 64, 64), normal(1, 2, 64, 64)
     one = query[..., :1, :]
     assert groups.path_for(query, key, value) == "llvm"
-    assert groups.path_for(one, key, value) == "step"
+    assert groups.path_for(one, key, value) in ("step", "pytorch")
+    assert groups.path_for(one, key, value, Visible(lengths=torch.tensor([60]))) == "step"
     assert groups.path_for(one, key, value, Visible(mask=torch.ones(1, 64, dtype=torch.bool))) in ("llvm", "plain")
     assert groups.path_for(one, key, value, scoring=Scoring(softcap=2.0)) in ("llvm", "plain")
-    assert groups.path_for(one.clone().requires_grad_(), key, value) in ("llvm", "plain")
+    assert groups.path_for(one.clone().requires_grad_(), key, value) in ("llvm", "pytorch", "plain")
     assert groups.path_for(one, key[..., :63], value) != "step"
     bias = torch.zeros(1, 1, 1, requires_grad=True)
     assert groups.path_for(query, key, value, scoring=Scoring(bias=bias)) == "plain"
@@ -207,8 +208,11 @@ def test_a_call_names_its_path() -> None:
     with FakeTensorMode():
         fake = torch.empty(1, 2, 64, 64)
         assert groups.path_for(torch.empty(1, 8, 64, 64), fake, fake) == "plain"
-    with forcing("plain"):
-        assert groups.path_for(query, key, value) == "plain"
+    for path in ("plain", "pytorch", "llvm"):
+        with forcing(path):
+            assert groups.path_for(query, key, value) == path
+    with forcing("pytorch"):
+        assert groups.path_for(query, key, value, scoring=Scoring(softcap=2.0)) == "plain"
 
 
 def test_an_option_that_changes_nothing_visible_convicts_nobody() -> None:

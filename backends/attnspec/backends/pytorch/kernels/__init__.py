@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import formula
-from attnspec.backends.pytorch.kernels.dot import groups
+from attnspec.backends.pytorch.kernels.dot import groups, planned_groups
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, near, places, visible, within
 from attnspec.backends.pytorch.runtime.accumulation import widened
@@ -62,6 +62,7 @@ _dropout = Check("dropout")
 
 
 @implements(GroupedQueryAttention[Tensor])
+@planned_groups.at_once
 @lowers
 def grouped_query_attention(
     query: Float[Tensor, "*#batch heads n d"],

@@ -1,6 +1,7 @@
 """Attention in groups of heads on the CPU by the compiled kernels, with log Σ exp, forward and backward.
 
-``step`` reads the keys of one query once, as they are stored (`dot.step`). ``llvm`` are the kernels of scaled
+``step`` reads the keys of one query once, as they are stored (`dot.step`). ``pytorch`` is the fused kernel of PyTorch,
+where it costs least and serves (`dot.fused_groups`). ``llvm`` are the kernels of scaled
 dot-product attention, which share keys among heads without copies and skip what windows and lengths leave out.
 ``plain`` are PyTorch's operations (`formula`), with scores in memory: in ``torch.compile``, ``torch.func`` and modes,
 in forward mode, without llvmlite, where it costs less, for gradients of biases and slopes, for empty operands, and
@@ -8,13 +9,15 @@ where something is not finite. Second derivatives are those of ``plain``.
 """
 
 from array import array
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
+from attnspec.backends.pytorch.kernels.dot.fused_groups import attend as attend_fused
+from attnspec.backends.pytorch.kernels.dot.fused_groups import costs_least, fused, is_fusible
+from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import finite, widened
@@ -37,12 +40,17 @@ EVERYTHING, AS_IT_IS = Visible(), Scoring()
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERYTHING,
              scoring: Scoring = AS_IT_IS) -> str:  # fmt: skip
-    """``step``, ``llvm`` or ``plain``, for query (*batch, heads, n, d), key and value (*batch, heads_k, m, d)."""
+    """``step``, ``llvm``, ``pytorch`` or ``plain``, for query (*batch, heads, n, d), key (*batch, heads_k, m, d)."""
     if intercepted() or not (HAS_LLVMLITE and _served(query, key, value, visible, scoring)):
         return "plain"
     wish = forced()
-    if wish not in (None, "llvm", "step"):
+    if wish not in (None, "llvm", "step", "pytorch"):
         return "plain"
+    fusible = is_fusible(query, key, value, visible, scoring)
+    if wish == "pytorch":
+        return "pytorch" if fusible else "plain"
+    if fusible and wish is None and costs_least(query, key, value):
+        return "pytorch"
     if _is_step(query, key, value, visible, scoring):
         return "step"
     if wish == "step":
@@ -102,6 +110,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
     path = path_for(query, key, value, visible, scoring)
     if path == "plain":
         return None
+    if path == "pytorch":
+        by_pytorch = fused(query, key, value, visible.right == 0, scoring.scale)
+        assert by_pytorch is not None
+        return attend_fused(by_pytorch, recorded(query, key, value), query, key, value)
     batch = _batch(query, key, value, visible, scoring)
     query, key, value = _four(query, batch), _four(key, batch), _four(value, batch)
     (b, heads, n, d), (heads_k, m, d_v) = query.shape, value.shape[-3:]
@@ -212,15 +224,6 @@ def _stops(b: int, m: int, right: int, lengths: Tensor | None, offsets: Tensor |
 # The kernels
 
 
-class GroupedCall(NamedTuple):
-    """What of a call is no tensor."""
-
-    scale: float
-    left: int | None
-    right: int | None
-    softcap: float | None
-
-
 Tensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -244,30 +247,10 @@ class GroupedAttention(torch.autograd.Function):
         gradient, of_logarithms = gradient.resolve_neg(), of_logarithms.resolve_neg()
         operands = gradient, of_logarithms, query, key, value, output, numbers
         if torch.is_grad_enabled() or intercepted() or not all(map(addressable, operands)):
-            found = _by_formula(ctx.call, (query, key, value), tensors, (gradient, of_logarithms), wanted)
+            found = by_formula(ctx.call, (query, key, value), tensors, (gradient, of_logarithms), wanted)
         else:
             found = _backward(ctx.call, operands, tensors, wanted)
         return *found, None, None, None, None, None, None
-
-
-def _by_formula(call: GroupedCall, operands: tuple[Tensor, Tensor, Tensor], tensors: list[Tensor | None],
-                gradients: tuple[Tensor, Tensor], wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients of ``plain``, which can be differentiated again."""
-    mask, lengths, offsets, slopes, bias = tensors
-    query, key, _ = operands
-    (n, _), m = query.shape[-2:], key.shape[-2]
-    mask = None if mask is None else mask.squeeze(1)
-    slopes = None if slopes is None else slopes * call.scale
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        allowed = Visible(mask, call.left, call.right, lengths, offsets).allowed(n, m, query.device)
-        scoring = Scoring(call.scale, call.softcap, bias, slopes)
-        if not again:
-            operands = tuple(x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True))  # type: ignore[assignment]
-        results = formula.attention(*operands, allowed, scoring)
-        asked = [x for x, w in zip(operands, wanted, strict=True) if w]
-        found = iter(torch.autograd.grad(results, asked, gradients, create_graph=again, allow_unused=True))
-    return tuple(next(found) if w else None for w in wanted)
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, call: GroupedCall, *tensors: Tensor | None

@@ -89,7 +89,7 @@ def plan(call: Call, given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, 
     arguments = Forward(tasks=tasks, operands=operands, scratch=query.new_empty(1, scratch), nan=nan)
     backward = None
     if call.differentiates():
-        backward = _backward_plan(operands, (b, h, n, m, d, d_v), causal, scale, bits, output)
+        backward = backward_plan(operands, (b, h, n, m, d, d_v), causal, scale, bits, output)
     return Plan(
         len(batch), (*batch, n, d_v), (b, h, n, m, d, d_v), tuple(x.stride() for x in wide), half,
         mask is not None or causal, causal, scale, threads, scratch, forward_kernel(bits), template(arguments),
@@ -97,9 +97,10 @@ def plan(call: Call, given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, 
     )  # fmt: skip
 
 
-def _backward_plan(
+def backward_plan(
     operands: Operands, sizes: tuple[int, ...], causal: bool, scale: float, bits: int, gradient: Tensor
 ) -> BackwardPlan:
+    """The plan of the gradients of a call of these sizes, b, h, n, m, d and d_v."""
     b, h, n, m, d, d_v = sizes
     threads = thread_count(b * h * -(-m // KEYS), b * h * n * m * (3 * d + 2 * d_v) / 2)
     keys = key_range(b * h, m, threads)
@@ -144,13 +145,13 @@ def attend(plan: Plan, tracked: bool, query: Tensor, key: Tensor, value: Tensor,
         if plan.excludes and (nan or not (finite(key) and finite(value))):
             return None
         return output
-    pooled, _, nan = _forward(plan, query, key, value, mask, False)
+    pooled, _, nan = forward(plan, query, key, value, mask, False)
     if nan and plan.excludes:
         return None
     return pooled.to(query.dtype) if plan.half else pooled
 
 
-def _forward(
+def forward(
     plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, save: bool
 ) -> tuple[Tensor, Tensor, bool]:
     """The output before its rounding, two numbers for each row (and scratch, unless saved), whether a NaN is in it."""
@@ -185,7 +186,7 @@ class PlannedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, plan: Plan
     ) -> tuple[Tensor, bool]:
         """The backward reads the output before its rounding."""
-        pooled, numbers, nan = _forward(plan, query, key, value, mask, True)
+        pooled, numbers, nan = forward(plan, query, key, value, mask, True)
         output = pooled.to(query.dtype) if plan.half else pooled
         ctx.save_for_backward(query, key, value, mask, pooled if plan.half else output, numbers)
         ctx.plan = plan
@@ -225,7 +226,7 @@ def _gradients(
         gradient = gradient.float()
     if gradient.stride(-1) != 1 and gradient.shape[-1] > 1:
         gradient = gradient.contiguous()
-    found = _backward(plan, wide, mask, as_four(gradient, plan.rank), pooled, numbers, wanted)
+    found = backward(plan, wide, mask, as_four(gradient, plan.rank), pooled, numbers, wanted)
     if plan.half:
         return tuple(None if x is None else x.to(query.dtype) for x in found)
     return found
@@ -236,10 +237,11 @@ def as_four(x: Tensor, rank: int) -> Tensor:
     return x if rank == 2 else x.unsqueeze(1) if rank == 1 else x[None, None]
 
 
-def _backward(
+def backward(
     plan: Plan, operands: Sequence[Tensor], mask: Tensor | None, gradient: Tensor, pooled: Tensor, numbers: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of the operands that are wanted, in the dtype of the sums."""
     query, key, value = operands
     (b, h, n, m, d, d_v), p = plan.sizes, plan.backward
     assert p is not None
@@ -288,7 +290,9 @@ _B_SCRATCH, _GRADIENT, _BY_QUERY, _BY_KEY, _BY_VALUE = (
 
 
 def _unpadded(x: Tensor, like: Tensor, rows: int, columns: int) -> Tensor:
-    """Gradients (b, h, rows rounded up, columns rounded up) as those of an operand."""
+    """Gradients (b, h, rows rounded up, columns rounded up) as those of an operand, which groups of heads may share."""
+    if like.dim() == 4 and like.shape[1] != x.shape[1]:
+        x = x.view(x.shape[0], like.shape[1], -1, *x.shape[2:]).sum(2)
     if x.shape[-2] == rows and x.shape[-1] == columns:
         return x.view(like.shape)
     rank = like.dim() - 2

@@ -85,7 +85,7 @@ def sums_of_lanes(k: Builder, rows: Sequence[Value]) -> Value:
     """Lane r is the sum of the lanes of row r, for as many rows as lanes."""
     vectors, step = list(rows), 1
     while step < k.lanes:
-        pairs = [_exchanged(k, *vectors[i : i + 2], step) for i in range(0, len(vectors), 2)]
+        pairs = [_exchanged(k, vectors[i], vectors[i + 1], step) for i in range(0, len(vectors), 2)]
         vectors, step = [low + high for low, high in pairs], 2 * step
     return vectors[0]
 

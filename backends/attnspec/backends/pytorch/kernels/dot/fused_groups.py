@@ -1,0 +1,144 @@
+"""Attention in groups of heads by the fused kernel that PyTorch has for CPUs, which gives log Σ exp too.
+
+It begins sooner than any other. What is not finite it may hide, so that operands are looked at before.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.dot.cpu_routes import few_keys
+from attnspec.backends.pytorch.kernels.dot.group_gradients import Formula, gradients_by_formula
+from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.visible import Visible
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.recent import transforms
+from attnspec.backends.pytorch.runtime.recording import recorded
+
+FEW_HALF = 20
+"""Queries up to which half dtypes are widened for it: with so few it takes several times as long in them."""
+
+_NAME = "_scaled_dot_product_flash_attention_for_cpu"
+FORWARD, BACKWARD = (
+    getattr(getattr(torch.ops.aten, name, None), "default", None) for name in (_NAME, f"{_NAME}_backward")
+)
+
+OF_LOGARITHMS, OF_GRADIENTS = 4.0, 25.0
+"""Microseconds that ``llvm`` takes longer than for dot products alone, without gradients and with them."""
+
+
+class Fused(NamedTuple):
+    """What of a call is no tensor.
+
+    ``regular`` says of operands that all is finite, ``hides`` of a result that a NaN may be hidden in it.
+    """
+
+    causal: bool
+    scale: float | None
+    widens: bool
+    regular: Callable[..., bool]
+    hides: Callable[[Tensor], bool] | None
+    by_formula: Formula
+
+
+def plan(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None, by_formula: Formula
+         ) -> Fused | None:  # fmt: skip
+    """For query (b, heads, n, d), key and value (b, heads_k, m, d); None where the kernel does not take them."""
+    if FORWARD is None or BACKWARD is None or query.dim() != 4 or key.shape != value.shape:
+        return None
+    if query.shape[0] != key.shape[0] or query.shape[-1] != key.shape[-1]:
+        return None
+    from attnspec.backends.pytorch.kernels.dot.regular import inspector
+
+    regular = inspector((query, key, value))
+    if regular is None:
+        return None
+    widens = query.dtype in HALF_DTYPES and query.shape[-2] <= FEW_HALF
+    dtype = torch.float32 if widens else query.dtype
+    hides = finder(query.shape, dtype.itemsize) if key.shape[-2] < few_keys(dtype) else None
+    return Fused(causal, scale, widens, regular, hides, by_formula)
+
+
+def attend(call: Fused, tracked: bool, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Output and log Σ exp in the dtype of the operands; None where something is not finite."""
+    causal, scale, widens, regular, hides, _ = call
+    if not regular(query, key, value):
+        return None
+    if tracked:
+        found = FusedGroups.apply(query, key, value, call)  # type: ignore[no-untyped-call]
+    elif widens:
+        found = _widened(call, query, key, value)[:2]
+    else:
+        found = FORWARD(query, key, value, 0.0, causal, scale=scale)  # type: ignore[misc]
+        if found[1].dtype is not query.dtype:
+            found = found[0], found[1].to(query.dtype)
+    return None if hides is not None and hides(found[0]) else found
+
+
+def _widened(call: Fused, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Both results in the dtype of the operands, and what a backward reads."""
+    assert FORWARD is not None
+    dtype = query.dtype
+    query, key, value = query.float(), key.float(), value.float()
+    output, logarithms = FORWARD(query, key, value, 0.0, call.causal, scale=call.scale)
+    return output.to(dtype), logarithms.to(dtype), query, key, value, output, logarithms
+
+
+class FusedGroups(torch.autograd.Function):
+    """Output and log Σ exp."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Fused) -> tuple[Tensor, Tensor]:
+        """The backward reads operands as they were widened."""
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        if call.widens:
+            output, logarithms, *kept = _widened(call, query, key, value)
+            ctx.save_for_backward(query, key, value, *kept)
+            return output, logarithms
+        output, logarithms = FORWARD(query, key, value, 0.0, call.causal, scale=call.scale)  # type: ignore[misc]
+        ctx.save_for_backward(query, key, value, output, logarithms)
+        return output, logarithms if logarithms.dtype is query.dtype else logarithms.to(query.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None) -> tuple[Tensor | None, ...]:
+        """By PyTorch's kernel where it is first order and of the output alone, else by the formula."""
+        call, saved = ctx.call, ctx.saved_tensors
+        if gradient is None or of_logarithms is not None or torch.is_grad_enabled() or transforms():
+            found = call.by_formula(saved[:3], (gradient, of_logarithms))
+        else:
+            assert BACKWARD is not None
+            kept = saved[3:] if call.widens else saved
+            gradient = gradient.float() if call.widens else gradient
+            found = BACKWARD(gradient, *kept, 0.0, call.causal, scale=call.scale)
+        dtype, wanted = saved[0].dtype, ctx.needs_input_grad
+        if found[0].dtype is not dtype:
+            found = tuple(x.to(dtype) for x in found)
+        return found[0] if wanted[0] else None, found[1] if wanted[1] else None, found[2] if wanted[2] else None, None
+
+
+def is_fusible(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:
+    """Whether PyTorch's fused kernel serves the call: nothing but causality and scale, and one batch."""
+    causal = visible.left is None and visible.right in (None, 0)
+    alone = all(x is None for x in (visible.mask, visible.lengths, visible.offsets, *scoring[1:]))
+    return causal and alone and fused(query, key, value, visible.right == 0, scoring.scale) is not None
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Fused | None:
+    """The call of PyTorch's fused kernel; None where it does not take the operands."""
+    by_formula = gradients_by_formula(query.shape[-1] ** -0.5 if scale is None else scale, causal)
+    return plan(query, key, value, causal, scale, by_formula)
+
+
+def costs_least(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether PyTorch's fused kernel is the cheapest."""
+    from attnspec.backends.pytorch.kernels.dot.routes import microseconds
+
+    (heads, n, d), (m, d_v) = query.shape[-3:], value.shape[-2:]
+    tracked = recorded(query, key, value)
+    sizes = query.shape[:-3].numel() * heads, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
+    by_llvm, by_pytorch = (microseconds(path, *sizes) or 0.0 for path in ("llvm", "pytorch"))
+    return by_pytorch < by_llvm + (OF_GRADIENTS if tracked else OF_LOGARITHMS)
