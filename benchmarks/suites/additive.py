@@ -59,7 +59,7 @@ def case(settings: Settings, n: int, mode: str) -> Case:
         [
             Subject("eager", lambda: make_call(mode, eager, inputs), too_large),
             Subject("torch.compile", lambda: make_call(mode, compiled(eager), inputs), too_large, compiles=True),
-            Subject(OURS, lambda: make_call(mode, ours, inputs)),
+            Subject(OURS, lambda: make_call(mode, ours, inputs), compiles=True),
             keras_layers.additive(mode, inputs, too_large),
             Subject(flexible.NAME, lambda: make_call(mode, eager, inputs), flexible.NO_DOT_PRODUCT),
         ],

@@ -1,4 +1,4 @@
-"""Additive and scaled dot-product attention at all sizes, dtypes and masks, against every way to write them in PyTorch.
+"""Additive, scaled dot-product and grouped attention at all sizes, against every way to write them in PyTorch.
 
 What is promised at each size is a floor: `floors` says of which rival, and how much.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 from attnspec.backends import pytorch
 from benchmarks import exact, multiply_adds
 from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, compiled, make_call
+from benchmarks.suites import never_slower_groups
 from benchmarks.suites.settings import Inputs, Settings
 
 SUITE = "never_slower"
@@ -89,6 +90,7 @@ def cases(settings: Settings) -> Iterator[Case]:
                 yield case(settings, operation, size, "f32", mode)
             for size in masked:
                 yield case(settings, operation, size, "f32", mode, padding=True)
+    yield from never_slower_groups.cases(SUITE, settings)
 
 
 def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, *,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.cpu_routes import few_keys
 from attnspec.backends.pytorch.kernels.dot.group_gradients import Formula, gradients_by_formula
+from attnspec.backends.pytorch.kernels.dot.planned_pytorch import FEW_HALF, WORTH_WIDENING
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -18,16 +19,14 @@ from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.recent import transforms
 from attnspec.backends.pytorch.runtime.recording import recorded
 
-FEW_HALF = 20
-"""Queries up to which half dtypes are widened for it: with so few it takes several times as long in them."""
-
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
 FORWARD, BACKWARD = (
     getattr(getattr(torch.ops.aten, name, None), "default", None) for name in (_NAME, f"{_NAME}_backward")
 )
 
-OF_LOGARITHMS, OF_GRADIENTS = 4.0, 25.0
-"""Microseconds that ``llvm`` takes longer than for dot products alone, without gradients and with them."""
+OF_LOGARITHMS, OF_GRADIENTS, OF_ONE = 4.0, 25.0, 200.0
+"""Microseconds that other paths take longer than for dot products alone: without gradients, with them, and with those
+of one query, for which there is no plan."""
 
 
 class Fused(NamedTuple):
@@ -56,9 +55,9 @@ def plan(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float |
     regular = inspector((query, key, value))
     if regular is None:
         return None
-    widens = query.dtype in HALF_DTYPES and query.shape[-2] <= FEW_HALF
+    widens = query.dtype in HALF_DTYPES and query.shape[-2] <= FEW_HALF and key.numel() >= WORTH_WIDENING
     dtype = torch.float32 if widens else query.dtype
-    hides = finder(query.shape, dtype.itemsize) if key.shape[-2] < few_keys(dtype) else None
+    hides = finder(query.shape, query.element_size()) if key.shape[-2] < few_keys(dtype) else None
     return Fused(causal, scale, widens, regular, hides, by_formula)
 
 
@@ -140,5 +139,7 @@ def costs_least(query: Tensor, key: Tensor, value: Tensor) -> bool:
     (heads, n, d), (m, d_v) = query.shape[-3:], value.shape[-2:]
     tracked = recorded(query, key, value)
     sizes = query.shape[:-3].numel() * heads, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
-    by_llvm, by_pytorch = (microseconds(path, *sizes) or 0.0 for path in ("llvm", "pytorch"))
-    return by_pytorch < by_llvm + (OF_GRADIENTS if tracked else OF_LOGARITHMS)
+    others = ("llvm", "step") if n == 1 and not tracked else ("llvm",)
+    known = [time for path in others if (time := microseconds(path, *sizes)) is not None]
+    more = OF_LOGARITHMS if not tracked else OF_ONE if n == 1 else OF_GRADIENTS
+    return (microseconds("pytorch", *sizes) or 0.0) < min(known, default=0.0) + more

@@ -86,8 +86,13 @@ def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
         if call is None:
             return None
         return partial(attend, call, tracked)
+    own_scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if path == "step" and not causal:
+        from attnspec.backends.pytorch.kernels.dot import step
+
+        return step.planned(query, key, value, own_scale)
     if path == "llvm" and query.shape[-2] > 1:
         from attnspec.backends.pytorch.kernels.dot.planned_group_kernels import attention
 
-        return attention(query, key, value, causal, query.shape[-1] ** -0.5 if scale is None else scale)
+        return attention(query, key, value, causal, own_scale)
     return None

@@ -5,7 +5,9 @@ half as many bytes. They may lie in pages. A task is one head of keys. Keys come
 are sums over lanes, at the end with a query and a key in each; values are added up with a column in each lane.
 """
 
-from math import e, log2
+from array import array
+from collections.abc import Callable
+from math import e, isnan, log2
 
 import torch
 from torch import Tensor
@@ -20,10 +22,10 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Scratch,
     Size,
 )
-from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
-from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, sums_of_lanes
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -250,6 +252,49 @@ def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
     return start, torch.maximum(stop, start)
 
 
+def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable[..., tuple[Tensor, Tensor] | None]:
+    """What computes calls like this one against all keys: output and log Σ exp in the dtype of the operands.
+
+    It gives None where a NaN is in a result.
+    """
+    (b, heads, *_), (m, d_v), dtype = query.shape, value.shape[-2:], query.dtype
+    wide = widened(query).contiguous()
+    output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
+    start, stop = torch.zeros(b, dtype=torch.int64), torch.full((b,), m)
+    kernel, threads, arguments, scratch = _call(wide, key, value, scale, start, stop, None, output, numbers)
+    template = array("q", bytes(8 * LEADING))
+    template.extend(arguments.to_words())
+    size, rows = wide.element_size(), b * heads
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        wide = query.float() if size == 4 else query
+        wide = wide if wide.is_contiguous() else wide.contiguous()
+        output = wide.new_empty((b, heads, 1, d_v))
+        numbers = wide.new_empty(2 * rows + threads * scratch)
+        words = template[:]
+        words[_QUERY], words[_KEY], words[_VALUE] = wide.data_ptr(), key.data_ptr(), value.data_ptr()
+        words[_START], words[_STOP], words[_OUTPUT] = start.data_ptr(), stop.data_ptr(), output.data_ptr()
+        words[_MAXIMUM] = address = numbers.data_ptr()
+        words[_RECIPROCAL], words[_SCRATCH] = address + rows * size, address + 2 * rows * size
+        call(kernel, threads, words)
+        logarithms = torch.add(numbers[rows : 2 * rows].log().neg_(), numbers[:rows], alpha=scale)
+        if isnan(logarithms.sum()):
+            return None
+        logarithms = logarithms.view(b, heads, 1)
+        return (output, logarithms) if output.dtype is dtype else (output.to(dtype), logarithms.to(dtype))
+
+    return attend
+
+
+_QUERY, _KEY, _VALUE, _START, _STOP, _OUTPUT, _MAXIMUM, _RECIPROCAL, _SCRATCH = (
+    LEADING + word
+    for word in (
+        Step.query, Step.key, Step.value, Step.start, Step.stop, Step.output, Step.maximum, Step.reciprocal,
+        Step.scratch,
+    )
+)  # fmt: skip
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, start: Tensor, stop: Tensor,
            table: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (b, heads, 1, d_v) and log Σ exp (b, heads, 1) in the dtype of sums, of query (b, heads, 1, d).
@@ -259,18 +304,28 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, start: Tenso
     """
     from attnspec.backends.pytorch.kernels.dot.groups import logarithms_of
 
-    (b, heads, _, d), (heads_k, page, d_v) = query.shape, value.shape[1:]
-    stored, wide = STORED[key.dtype], widened(query).contiguous()
+    b, heads, d_v, wide = *query.shape[:2], value.shape[-1], widened(query).contiguous()
     output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
+    kernel, threads, arguments, _ = _call(wide, key, value, scale, start, stop, table, output, numbers)
+    run(kernel, threads, arguments)
+    return output, logarithms_of(numbers, scale)
+
+
+def _call(
+    wide: Tensor, key: Tensor, value: Tensor, scale: float, start: Tensor, stop: Tensor, table: Tensor | None,
+    output: Tensor, numbers: Tensor,
+) -> tuple[Compiled[Step], int, Step, int]:  # fmt: skip
+    """The kernel, how many threads run it, its arguments, and reals of scratch memory of each thread."""
+    (b, heads, _, d), (heads_k, page, d_v), stored = wide.shape, value.shape[1:], STORED[key.dtype]
     group, lanes = heads // heads_k, register_bytes() // wide.element_size()
     tasks, members = b * heads_k, 1 if group == 1 else 2 if group == 2 else 4
     blocks = 1 if table is None else table.shape[-1]
     threads = thread_count(tasks, b * heads * page * blocks * (d + d_v) / 2)
+    scratch = sum(step_scratch(lanes, group, d_v, members))
     arguments = Step(
         tasks=tasks, heads_k=heads_k, group=group, d=d, d_v=d_v, page=page, pages=blocks,
         log2_scale=scale * log2(e), table=table, start=start, stop=stop, query=wide, key=key, value=value,
         output=output, maximum=numbers[0], reciprocal=numbers[1],
-        scratch=wide.new_empty(threads, sum(step_scratch(lanes, group, d_v, members))),
+        scratch=wide.new_empty(threads, scratch),
     )  # fmt: skip
-    run(step_kernel(wide.element_size() * 8, stored, members), threads, arguments)
-    return output, logarithms_of(numbers, scale)
+    return step_kernel(wide.element_size() * 8, stored, members), threads, arguments, scratch
