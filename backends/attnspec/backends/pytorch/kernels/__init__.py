@@ -4,6 +4,7 @@ Attention is computed by the kernels for CPUs where they serve a call (`dot.grou
 """
 
 from collections.abc import Iterator
+from math import inf
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +18,7 @@ from attnspec.backends.pytorch.kernels.visible import Visible, near, places, vis
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.ranges import refuse_falling, refuse_outside
+from attnspec.backends.pytorch.runtime.ranges import refuse_falling, refuse_outside, refuse_scale_and_cap
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import (
     AlibiSlopes,
@@ -80,6 +81,7 @@ def grouped_query_attention(
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """softmax(QKᵀ)V with all options, keys and values shared by the heads of a group without copies."""
     shape = _grouped(query, key, value, mask, scale, window, softcap, bias, slopes, sinks, key_lengths, causal=causal)
+    refuse_scale_and_cap("grouped_query_attention", scale, softcap)
     refuse_outside("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
     seen = visible(mask, causal, window, key_lengths)
     return _attention(query, key, value, shape, seen, Scoring(scale, softcap, bias, slopes), sinks)
@@ -116,6 +118,7 @@ def variable_length_attention(
     """Attention under a mask of pairs of one sequence, at positions counted from its first."""
     shape = _packed(query, key, value, query_ends, key_ends, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], key.shape[-2]
+    refuse_scale_and_cap("variable_length_attention", scale, softcap)
     refuse_falling("variable_length_attention", "query_ends", query_ends, n)
     refuse_falling("variable_length_attention", "key_ends", key_ends, m)
     scoring = Scoring(scale, softcap)
@@ -159,9 +162,11 @@ def paged_attention(
     """Attention to the rows of the pages, gathered in the order of the table."""
     shape = _paged(query, key_pages, value_pages, block_table, key_lengths, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
+    refuse_scale_and_cap("paged_attention", scale, softcap)
     refuse_outside("paged_attention", "block_table", block_table, key_pages.shape[0] - 1)
     refuse_outside("paged_attention", "key_lengths", key_lengths, m)
-    seen, scoring = visible(None, causal, window, key_lengths, key_lengths - n), Scoring(scale, softcap)
+    seen = visible(None, causal, window, key_lengths, key_lengths.long() - n)  # bytes would wrap around
+    scoring = Scoring(scale, softcap)
     found = groups.attend_in_pages(query, key_pages, value_pages, block_table, seen, scoring)
     if found is not None:
         output, logarithms = (x.to(query.dtype) for x in found)
@@ -189,6 +194,7 @@ def latent_attention(
 ) -> Float[Tensor, "*batch heads n d_v"]:
     """The absorbed form where fewer queries than keys are projected, else the plain one."""
     shape = _latent(query, query_rope, latent, key_rope, w_k, w_v, mask, scale, causal=causal)
+    refuse_scale_and_cap("latent_attention", scale)
     n, m, dtype = query.shape[-2], latent.shape[-2], query.dtype
     seen = visible(mask, causal, None)
     query, query_rope, rows, rotated, w_k, w_v = map(
@@ -243,6 +249,8 @@ def rotary_embedding(
 ) -> Float[Tensor, "*batch n d"]:
     """Neighbours turned together, by angles that are computed in float64."""
     _rotary(x, positions, theta)
+    if not 0 < theta < inf:
+        raise ValueError(f"rotary_embedding: theta: expected a positive, finite number; got {theta}")
     n, d = x.shape[-2:]
     t = torch.arange(n, device=x.device) if positions is None else positions
     frequency = theta ** (-torch.arange(0, d, 2, dtype=torch.float64, device=x.device) / d)
@@ -288,5 +296,7 @@ def dropout(
 ) -> Float[Tensor, "*batch n m"]:
     """Weights over 1 − rate where kept."""
     _dropout(weights, keep, rate)
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout: rate: expected a number in [0, 1); got {rate}")
     larger = (widened(weights) / (1 - rate)).to(weights.dtype)
     return larger if keep is None else torch.where(keep, larger, 0.0)
