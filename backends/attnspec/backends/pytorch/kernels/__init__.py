@@ -1,6 +1,6 @@
 """The chapter `kernels`. Protocols: ``attnspec.spec.kernels``. Fast kernels are below.
 
-Attention is computed by the kernels for CPUs where they serve a call (`dot.groups`), else by the `formula`.
+Attention is computed by kernels where they serve a call (`dot.groups`, `dot.packed`), else by the `formula`.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import formula
-from attnspec.backends.pytorch.kernels.dot import groups
+from attnspec.backends.pytorch.kernels.dot import groups, packed
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, near, places, visible, within
 from attnspec.backends.pytorch.runtime.accumulation import widened
@@ -95,6 +95,11 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...]
         allowed = seen.allowed(query.shape[-2], key.shape[-2], query.device)
         found = formula.attention(query, key, value, allowed, scoring)
     output, logarithms = found if sinks is None else formula.with_sinks(*found, sinks)
+    return _rounded(output, logarithms, query, shape)
+
+
+def _rounded(output: Tensor, logarithms: Tensor, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Both in the dtype of the queries, the output of this shape."""
     return output.to(query.dtype).reshape(shape), logarithms.to(query.dtype).reshape(shape[:-1])
 
 
@@ -121,14 +126,16 @@ def variable_length_attention(
     refuse_scale_and_cap("variable_length_attention", scale, softcap)
     refuse_falling("variable_length_attention", "query_ends", query_ends, n)
     refuse_falling("variable_length_attention", "key_ends", key_ends, m)
-    scoring = Scoring(scale, softcap)
-    if groups.path_for(query, key, value, Visible(), scoring) == "plain":
+    seen, scoring = visible(None, causal, window), Scoring(scale, softcap)
+    path = packed.path_for(query, key, value, query_ends, key_ends, seen, scoring)
+    if path in ("varlen", "flex"):
+        return _rounded(*packed.attend(path, query, key, value, query_ends, key_ends, seen, scoring), query, shape)
+    if path == "plain":
         (of_query, at_query), (of_key, at_key) = places(query_ends, n), places(key_ends, m)
         behind = at_key - at_query[:, None]
         allowed = (of_query[:, None] == of_key) & within(behind, window)
         allowed = allowed & (behind <= 0) if causal else allowed
         return _attention(query, key, value, shape, Visible(allowed), scoring)
-    seen = visible(None, causal, window)
     parts = [
         _attention(own, key[..., keys, :], value[..., keys, :], (*shape[:-2], own.shape[-2], shape[-1]), seen, scoring)
         for own, keys in _sequences(query, query_ends, key_ends)
