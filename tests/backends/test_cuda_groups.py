@@ -28,6 +28,11 @@ DTYPES = torch.float32, torch.bfloat16, torch.float16
 SMALL = 21, 37
 """Queries and keys."""
 
+ITSELF = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:The .grad attribute:UserWarning"
+)
+"""What PyTorch warns of when it compiles flex_attention, and hides from those for whom warnings are no errors."""
+
 MASK, LENGTHS, EVERY = torch.ones(1, 1, dtype=torch.bool), torch.tensor([3]), torch.ones(1, 1, 1)
 FLASH = Call("cuda", torch.bfloat16, 8, 128, 64, 2, 128, 64)
 
@@ -153,6 +158,10 @@ def test_flex_on_the_cpu_is_named_where_it_is_asked_for() -> None:
     with forcing("flex"):
         assert groups.path_for(query, key, value) == "flex"
         assert packed.path_for(query, key, value, ends, of_keys) == "flex"
+        unseen = key.clone()
+        unseen[..., -1, :] = torch.nan
+        assert groups.path_for(query, unseen, value, Visible(right=0)) == "plain"
+        assert packed.path_for(query, unseen, value, ends, of_keys) == "plain"
         assert groups.path_for(query.double(), key.double(), value.double()) == "plain"
         assert groups.path_for(query.clone().requires_grad_(), key, value) == "plain"
     assert packed.path_for(query, key, value, ends, of_keys) == groups.path_for(query, key, value)
@@ -181,7 +190,7 @@ def test_flex_takes_batches_that_broadcast_and_any_features(
 ) -> None:
     ours, theirs = shapes
     query, key, value = normal(*ours, 4, 5, d), normal(*theirs, 2, 7, d), normal(*theirs, 2, 7, d_v)
-    options = {"mask": normal(*ours, 5, 7) > 0, "bias": normal(*theirs, 1, 5, 1), "softcap": 3.0}
+    options: dict[str, Any] = {"mask": normal(*ours, 5, 7) > 0, "bias": normal(*theirs, 1, 5, 1), "softcap": 3.0}
     with forcing("flex"):
         found = backend.grouped_query_attention(query, key, value, **options)
     with forcing("plain"):
@@ -195,10 +204,12 @@ def test_flex_computes_packed_sequences_pages_and_latent_keys(causal: bool) -> N
     ends, of_keys = torch.tensor([0, 0, 7, 15, 21]), torch.tensor([0, 5, 5, 30, 37])
     pages, table, lengths = normal(5, 2, 6, 24), torch.tensor([[4, 0, 1], [2, 2, 3]]), torch.tensor([13, 0])
     latent = [normal(*s) for s in ((2, 4, 3, 8), (2, 4, 3, 2), (2, 5, 6), (2, 5, 2), (4, 8, 6), (4, 7, 6))]
-    found, expected = [], []
+    found: list[Tensor | None] = []
+    expected: list[Tensor | None] = []
+    further: list[dict[str, Any]] = [{}, {"window": (3, 1), "softcap": 2.0}]
     for path, results in (("flex", found), ("plain", expected)):
         with forcing(path):
-            for options in ({}, {"window": (3, 1), "softcap": 2.0}):
+            for options in further:
                 results += backend.variable_length_attention(query, key, value, ends, of_keys, causal=causal, **options)
                 results += backend.paged_attention(
                     query[..., :4, :], pages, pages, table, lengths, causal=causal, **options
@@ -238,7 +249,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of PyTorch, about itself
+@ITSELF
 @pytest.mark.parametrize("name", ["nothing", "lengths in a window", "everything"])
 def test_what_is_compiled_is_one_graph_forward_and_backward(name: str, traced: None, learning: None) -> None:
     given, options = operands(torch.float32), cut(OPTIONS[name], torch.float32)
@@ -247,7 +258,7 @@ def test_what_is_compiled_is_one_graph_forward_and_backward(name: str, traced: N
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of PyTorch, about itself
+@ITSELF
 def test_other_numbers_need_no_new_kernel(traced: None) -> None:
     given = operands(torch.float32)
     with forcing("flex"):
@@ -344,8 +355,8 @@ def test_the_kernel_of_packed_sequences_gets_what_it_wants(
     numbers = torch.tensor(ends), torch.tensor(of_keys)
     found = packed.attend("varlen", query, key, value, *numbers, seen, scoring)
     with forcing("plain"):
-        wide = (x.double() for x in (query, key, value))
-        expected = backend.variable_length_attention(*wide, *numbers, **options)
+        query, key, value = (x.double() for x in (query, key, value))
+        expected = backend.variable_length_attention(query, key, value, *numbers, **options)
     for own, exact in zip(found, expected, strict=True):
         assert exact is not None
         assert own.shape == exact.shape

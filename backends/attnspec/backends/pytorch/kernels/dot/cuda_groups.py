@@ -16,7 +16,7 @@ from attnspec.backends.pytorch.kernels.additive import HAS_TRITON
 from attnspec.backends.pytorch.kernels.dot.batches import batch_of, batches, bias_of, four, mask_of, numbers_of
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.recording import recorded
 
@@ -82,11 +82,16 @@ def _served(call: Call, scoring: Scoring) -> bool:
 
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> str:
-    """The path that `attend` takes, from `route` and what runs on the device."""
+    """The path that `attend` takes, from `route` and what runs on the device.
+
+    Excluded NaN and infinities are the formula's on the CPU; elsewhere finding them would mean waiting for the device.
+    """
     call = call_of(query, key, value, visible, scoring)
     if query.is_cuda and not runs(query.device):
         return "plain"
-    return route(call, visible, scoring, query.is_cuda and torch.backends.cuda.flash_sdp_enabled(), forced())
+    if query.is_cpu and any(x is not None for x in visible) and not (finite(key) and finite(value)):
+        return "plain"
+    return route(call, visible, scoring, query.is_cuda and torch._C._get_flash_sdp_enabled(), forced())
 
 
 def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> Call:

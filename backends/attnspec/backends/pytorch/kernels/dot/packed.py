@@ -19,6 +19,7 @@ from attnspec.backends.pytorch.kernels.dot.batches import four
 from attnspec.backends.pytorch.kernels.dot.cuda_groups import Call, takes_flash
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, places
+from attnspec.backends.pytorch.runtime.accumulation import finite
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.forcing import forced
 
@@ -44,9 +45,11 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_
     path = groups.path_for(query, key, value, Visible(), scoring)
     if path not in ("enable_gqa", "flex"):
         return path
+    if query.is_cpu and not (finite(key) and finite(value)):
+        return "plain"
     call = cuda_groups.call_of(query, key, value, visible, scoring)
     ends = query_ends.tolist(), key_ends.tolist()
-    varlen = query.is_cuda and torch.backends.cuda.flash_sdp_enabled() and has_varlen()
+    varlen = query.is_cuda and torch._C._get_flash_sdp_enabled() and has_varlen()
     return route(call, ends, visible, scoring, varlen, forced())
 
 
@@ -87,10 +90,11 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key
     queries, keys, values = (
         F.pad(x.transpose(1, 2).flatten(0, 1), (0, width - x.shape[-1])) for x in (query, key, value)
     )
+    left, right = (-1 if x is None else min(x, n) for x in window)
     found = varlen_attn(
         queries, keys, values, _repeated(query_ends, b), _repeated(key_ends, b), _longest(query_ends),
         _longest(key_ends), return_aux=AuxRequest(lse=True), scale=d**-0.5 if scale is None else float(scale),
-        window_size=tuple(-1 if x is None else min(x, n) for x in window), enable_gqa=True,
+        window_size=(left, right), enable_gqa=True,
     )  # fmt: skip
     output, logarithms = found
     logarithms = logarithms.view(heads, b, n).transpose(0, 1)
