@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
+from attnspec.backends.pytorch.kernels.dot import cuda_groups
 from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -47,8 +48,6 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
     if intercepted():
         return "plain"
     if not query.is_cpu or forced() == "flex":
-        from attnspec.backends.pytorch.kernels.dot import cuda_groups
-
         return cuda_groups.path_for(query, key, value, visible, scoring)
     if not (HAS_LLVMLITE and _served(query, key, value, visible, scoring)):
         return "plain"
@@ -115,8 +114,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
     if path == "plain":
         return None
     if path in ("enable_gqa", "flex"):
-        from attnspec.backends.pytorch.kernels.dot import cuda_groups
-
         return cuda_groups.attend(path, query, key, value, visible, scoring)
     batch = batch_of(query, key, value, visible, scoring)
     query, key, value = four(query, batch), four(key, batch), four(value, batch)
