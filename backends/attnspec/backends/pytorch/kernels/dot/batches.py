@@ -1,6 +1,7 @@
 """Operands of attention in groups of heads, with one dimension for the batch."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.formula import Scoring
@@ -49,3 +50,10 @@ def bias_of(x: Tensor, batch: torch.Size, m: int) -> Tensor:
     alone = x.shape[:-3].numel() == 1
     x = x.reshape(1, *x.shape[-3:]) if alone else four(x, batch)
     return x if x.stride(-1) == 1 or m == 1 else x.contiguous()
+
+
+def features(x: Tensor, count: int) -> Tensor:
+    """Contiguous rows of at least so many numbers, the further ones 0: they change neither scores nor other columns."""
+    if x.shape[-1] < count:
+        return F.pad(x, (0, count - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -9,11 +9,18 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive import HAS_TRITON
-from attnspec.backends.pytorch.kernels.dot.batches import batch_of, batches, bias_of, four, mask_of, numbers_of
+from attnspec.backends.pytorch.kernels.dot.batches import (
+    batch_of,
+    batches,
+    bias_of,
+    features,
+    four,
+    mask_of,
+    numbers_of,
+)
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
@@ -132,7 +139,7 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, causal: bool,
     if causal:
         key, value = key[:, :, : query.shape[-2]], value[:, :, : query.shape[-2]]
     width = -(-max(d, d_v) // 8) * 8
-    query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+    query, key, value = (features(x, width) for x in (query, key, value))
     output, logarithms = flash(query, key, value, causal, d**-0.5 if scale is None else float(scale))
     return output[..., :d_v], logarithms
 

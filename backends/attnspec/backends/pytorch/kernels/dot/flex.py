@@ -12,10 +12,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from attnspec.backends.pytorch.kernels.dot.batches import features
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import widened
@@ -50,7 +50,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | Non
         if condition is not None:
             blocks = blocks_of(condition, b if by_element else None, None, n, m, query.device)
         output, aux = attention(
-            _fitted(query), _fitted(key), _fitted(value), scores(scoring, query.device), blocks,
+            *(features(x, NARROWEST) for x in (query, key, value)), scores(scoring, query.device), blocks,
             d**-0.5 if scoring.scale is None else float(scoring.scale), True, return_aux=AuxRequest(lse=True),
         )  # fmt: skip
     return output[..., :d_v], aux.lse
@@ -113,13 +113,6 @@ def scores(scoring: Scoring, device: torch.device) -> Scores | None:
 
 def _border(number: int | None, device: torch.device) -> Tensor | None:
     return None if number is None else torch.full((), min(number, FARTHEST), device=device)
-
-
-def _fitted(x: Tensor) -> Tensor:
-    """Features as the kernels want them."""
-    if x.shape[-1] < NARROWEST:
-        return F.pad(x, (0, NARROWEST - x.shape[-1]))
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _eagerly(*arguments: Any, **words: Any) -> Any:

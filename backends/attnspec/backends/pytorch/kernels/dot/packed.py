@@ -11,11 +11,10 @@ from inspect import signature
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot import cuda_groups, groups
-from attnspec.backends.pytorch.kernels.dot.batches import four
+from attnspec.backends.pytorch.kernels.dot.batches import features, four
 from attnspec.backends.pytorch.kernels.dot.cuda_groups import Call, takes_flash
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, places
@@ -87,9 +86,7 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key
 
     (b, heads, n, d), d_v = query.shape, value.shape[-1]
     width = -(-max(d, d_v) // 8) * 8
-    queries, keys, values = (
-        F.pad(x.transpose(1, 2).flatten(0, 1), (0, width - x.shape[-1])) for x in (query, key, value)
-    )
+    queries, keys, values = (features(x, width).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     left, right = (-1 if x is None else min(x, n) for x in window)
     found = varlen_attn(
         queries, keys, values, _repeated(query_ends, b), _repeated(key_ends, b), _longest(query_ends),
@@ -97,7 +94,7 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key
         window_size=(left, right), enable_gqa=True,
     )  # fmt: skip
     output, logarithms = found
-    logarithms = logarithms.view(heads, b, n).transpose(0, 1)
+    logarithms = logarithms.reshape(heads, b, n).transpose(0, 1)
     return output[..., :d_v].unflatten(0, (b, n)).transpose(1, 2), logarithms
 
 
