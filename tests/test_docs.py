@@ -13,7 +13,7 @@ import pytest
 
 from attnspec.conformance.judging.results import Status
 from attnspec.conformance.judging.violation import Reason
-from attnspec.spec import QUESTIONS, Limits
+from attnspec.spec import OPERATIONS, QUESTIONS, Limits
 from attnspec.spec.contract.precision import CLASSES, MODIFIERS
 
 from .modules import ROOT
@@ -50,6 +50,14 @@ def test_named_files_exist(page: Path) -> None:
         r"`((?:spec|reference|backends|conformance|tests|docs|benchmarks|examples)/[\w/.]*)`", page.read_text()
     )
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_page_of_the_pytorch_backend_counts_its_operations() -> None:
+    pytest.importorskip("torch")
+    from attnspec.backends import pytorch
+
+    held = sum(hasattr(pytorch, name) for name in OPERATIONS)
+    assert f"holds {held} of the {len(OPERATIONS)} operations" in read("docs/pytorch.md")
 
 
 def test_every_choice_that_a_backend_declares_is_documented() -> None:

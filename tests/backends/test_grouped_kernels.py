@@ -190,6 +190,42 @@ def test_what_is_excluded_reaches_no_result_whatever_it_is(options: Mapping[str,
         )
 
 
+NO_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "sinks": {"sinks": torch.zeros(4)},
+    "all options": {"causal": True, "softcap": 2.0, "slopes": torch.ones(4), "bias": torch.ones(4, 1, 1),
+                    "window": (1, 0), "key_lengths": torch.tensor([0, 0])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [None, "llvm", "step", "plain"])
+@pytest.mark.parametrize("options", NO_KEYS.values(), ids=NO_KEYS)
+@pytest.mark.parametrize("m", [0, 6])
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_without_keys_all_gradients_are_zeros(n: int, m: int, options: Mapping[str, Any], path: str | None) -> None:
+    operands = [normal(2, 4, n, 8).requires_grad_(), *(normal(2, 2, m, 8).requires_grad_() for _ in range(2))]
+    nobody = torch.zeros(n, m, dtype=torch.bool)
+    with forcing(path):
+        output, logarithms = backend.grouped_query_attention(*operands, mask=nobody, **options)
+    assert logarithms is not None
+    for results in ([output], [logarithms], [output, logarithms]):
+        ones = [torch.ones_like(x) for x in results]
+        found = torch.autograd.grad(results, operands[:2], ones, retain_graph=True, materialize_grads=True)
+        assert all(x.eq(0).all() for x in found)
+
+
+@pytest.mark.parametrize("path", [None, "plain"])
+def test_logarithms_of_packed_sequences_and_parts_without_keys_have_gradients(path: str | None) -> None:
+    query, key = normal(4, 3, 8).requires_grad_(), normal(2, 0, 8).requires_grad_()
+    with forcing(path):
+        _, packed = backend.variable_length_attention(query, key, key, torch.tensor([0, 3]), torch.tensor([0, 0]))
+        outputs, parts = normal(3, 0, 8).requires_grad_(), normal(3, 0).requires_grad_()
+        _, merged = backend.merge_attention(outputs, parts)
+    assert packed is not None
+    assert torch.autograd.grad(packed.sum(), query)[0].eq(0).all()
+    assert torch.autograd.grad(merged.sum(), parts)[0].shape == (3, 0)
+
+
 def test_a_call_names_its_path() -> None:
     query, key, value = normal(1, 8, 64, 64), normal(1, 2, 64, 64), normal(1, 2, 64, 64)
     one = query[..., :1, :]

@@ -124,7 +124,9 @@ def test_what_changes_the_path_changes_the_plan() -> None:
 def test_paths_are_forced_and_named() -> None:
     x = torch.randn(2, 6, 8)
     with (
-        pytest.raises(ValueError, match=r"^path: expected one of llvm, direct, step, plain, pytorch; got 'fast'$"),
+        pytest.raises(
+            ValueError, match=r"^path: expected one of llvm, direct, step, plain, pytorch, flex; got 'fast'$"
+        ),
         forcing("fast"),
     ):
         pass

@@ -124,7 +124,8 @@ class Check:
     def _check_number(self, option: Option, value: Any) -> None:
         """Refuse what is no number of the kind of an option."""
         if not option.takes(value) and (option.kind is Kind.WINDOW or not _is_integer(value)):
-            raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {in_words(value)}")
+            got = repr(value) if type(value) is tuple else in_words(value)
+            raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {got}")
 
     def _check_word(self, name: str, value: Any) -> None:
         """Refuse what is none of the choices of an option; where sizes are symbols, so are flags."""

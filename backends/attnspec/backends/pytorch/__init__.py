@@ -19,6 +19,7 @@ from attnspec.backends.pytorch.complexity import *
 from attnspec.backends.pytorch.kernels import *
 from attnspec.backends.pytorch.kernels import additive as additive
 from attnspec.backends.pytorch.kernels.dot import groups as groups
+from attnspec.backends.pytorch.kernels.dot import packed as packed
 from attnspec.backends.pytorch.kernels.dot import sdpa as sdpa
 from attnspec.backends.pytorch.masking import *
 from attnspec.backends.pytorch.multihead import *
@@ -59,6 +60,7 @@ notes = {
     + "; sdpa.path_for names the kernel that a call takes",
     "attention in groups of heads": "cpu: "
     + ("step, llvm or plain" if additive.HAS_LLVMLITE else "plain")
+    + ("; cuda: enable_gqa, flex or plain" if "cuda" in devices() else "")
     + "; groups.path_for names the path that a call takes",
     "torch": torch.__version__,
     **{package: _version(package) for package in ("triton", "llvmlite")},

@@ -1,9 +1,10 @@
 """The chapter `kernels`. Protocols: ``attnspec.spec.kernels``. Fast kernels are below.
 
-Attention is computed by the kernels for CPUs where they serve a call (`dot.groups`), else by the `formula`.
+Attention is computed by kernels where they serve a call (`dot.groups`, `dot.packed`), else by the `formula`.
 """
 
 from collections.abc import Iterator
+from math import inf
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,13 +12,13 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import formula
-from attnspec.backends.pytorch.kernels.dot import groups, planned_groups
+from attnspec.backends.pytorch.kernels.dot import groups, packed, planned_groups
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, near, places, visible, within
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.ranges import refuse_falling, refuse_outside
+from attnspec.backends.pytorch.runtime.ranges import refuse_falling, refuse_outside, refuse_scale_and_cap
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import (
     AlibiSlopes,
@@ -81,6 +82,7 @@ def grouped_query_attention(
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """softmax(QKᵀ)V with all options, keys and values shared by the heads of a group without copies."""
     shape = _grouped(query, key, value, mask, scale, window, softcap, bias, slopes, sinks, key_lengths, causal=causal)
+    refuse_scale_and_cap("grouped_query_attention", scale, softcap)
     refuse_outside("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
     seen = visible(mask, causal, window, key_lengths)
     return _attention(query, key, value, shape, seen, Scoring(scale, softcap, bias, slopes), sinks)
@@ -94,6 +96,11 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...]
         allowed = seen.allowed(query.shape[-2], key.shape[-2], query.device)
         found = formula.attention(query, key, value, allowed, scoring)
     output, logarithms = found if sinks is None else formula.with_sinks(*found, sinks)
+    return _rounded(output, logarithms, query, shape)
+
+
+def _rounded(output: Tensor, logarithms: Tensor, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Both in the dtype of the queries, the output of this shape."""
     return output.to(query.dtype).reshape(shape), logarithms.to(query.dtype).reshape(shape[:-1])
 
 
@@ -117,16 +124,19 @@ def variable_length_attention(
     """Attention under a mask of pairs of one sequence, at positions counted from its first."""
     shape = _packed(query, key, value, query_ends, key_ends, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], key.shape[-2]
+    refuse_scale_and_cap("variable_length_attention", scale, softcap)
     refuse_falling("variable_length_attention", "query_ends", query_ends, n)
     refuse_falling("variable_length_attention", "key_ends", key_ends, m)
-    scoring = Scoring(scale, softcap)
-    if groups.path_for(query, key, value, Visible(), scoring) == "plain":
+    seen, scoring = visible(None, causal, window), Scoring(scale, softcap)
+    path = packed.path_for(query, key, value, query_ends, key_ends, seen, scoring)
+    if path in ("varlen", "flex"):
+        return _rounded(*packed.attend(path, query, key, value, query_ends, key_ends, seen, scoring), query, shape)
+    if path == "plain":
         (of_query, at_query), (of_key, at_key) = places(query_ends, n), places(key_ends, m)
         behind = at_key - at_query[:, None]
         allowed = (of_query[:, None] == of_key) & within(behind, window)
         allowed = allowed & (behind <= 0) if causal else allowed
         return _attention(query, key, value, shape, Visible(allowed), scoring)
-    seen = visible(None, causal, window)
     parts = [
         _attention(own, key[..., keys, :], value[..., keys, :], (*shape[:-2], own.shape[-2], shape[-1]), seen, scoring)
         for own, keys in _sequences(query, query_ends, key_ends)
@@ -160,9 +170,11 @@ def paged_attention(
     """Attention to the rows of the pages, gathered in the order of the table."""
     shape = _paged(query, key_pages, value_pages, block_table, key_lengths, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
+    refuse_scale_and_cap("paged_attention", scale, softcap)
     refuse_outside("paged_attention", "block_table", block_table, key_pages.shape[0] - 1)
     refuse_outside("paged_attention", "key_lengths", key_lengths, m)
-    seen, scoring = visible(None, causal, window, key_lengths, key_lengths - n), Scoring(scale, softcap)
+    seen = visible(None, causal, window, key_lengths, key_lengths.long() - n)  # bytes would wrap around
+    scoring = Scoring(scale, softcap)
     found = groups.attend_in_pages(query, key_pages, value_pages, block_table, seen, scoring)
     if found is not None:
         output, logarithms = (x.to(query.dtype) for x in found)
@@ -190,6 +202,7 @@ def latent_attention(
 ) -> Float[Tensor, "*batch heads n d_v"]:
     """The absorbed form where fewer queries than keys are projected, else the plain one."""
     shape = _latent(query, query_rope, latent, key_rope, w_k, w_v, mask, scale, causal=causal)
+    refuse_scale_and_cap("latent_attention", scale)
     n, m, dtype = query.shape[-2], latent.shape[-2], query.dtype
     seen = visible(mask, causal, None)
     query, query_rope, rows, rotated, w_k, w_v = map(
@@ -244,6 +257,8 @@ def rotary_embedding(
 ) -> Float[Tensor, "*batch n d"]:
     """Neighbours turned together, by angles that are computed in float64."""
     _rotary(x, positions, theta)
+    if not 0 < theta < inf:
+        raise ValueError(f"rotary_embedding: theta: expected a positive, finite number; got {theta}")
     n, d = x.shape[-2:]
     t = torch.arange(n, device=x.device) if positions is None else positions
     frequency = theta ** (-torch.arange(0, d, 2, dtype=torch.float64, device=x.device) / d)
@@ -289,5 +304,7 @@ def dropout(
 ) -> Float[Tensor, "*batch n m"]:
     """Weights over 1 − rate where kept."""
     _dropout(weights, keep, rate)
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout: rate: expected a number in [0, 1); got {rate}")
     larger = (widened(weights) / (1 - rate)).to(weights.dtype)
     return larger if keep is None else torch.where(keep, larger, 0.0)

@@ -72,7 +72,7 @@ def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
 def softmax_and_logarithms(scores: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weights of the allowed keys and log Σ exp of every row: 0 and −∞ without any, with gradients 0."""
     if not scores.shape[-1]:
-        return scores, scores.new_full(scores.shape[:-1], -torch.inf)
+        return scores, scores.sum(-1) - torch.inf
     if allowed is None:
         return torch.softmax(scores, -1), torch.logsumexp(scores, -1)
     some = allowed.any(-1, keepdim=True)

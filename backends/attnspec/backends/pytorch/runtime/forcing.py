@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATHS = ("llvm", "direct", "step", "plain", "pytorch")
-"""What may be forced: the paths of additive attention but for ``triton``, and those of scaled dot-product attention."""
+PATHS = ("llvm", "direct", "step", "plain", "pytorch", "flex")
+"""What may be forced: the paths of additive attention but for ``triton``, those of scaled dot-product attention, and of
+those that groups of heads take on CUDA the one that the CPU has too."""
 
 _forced: str | None = None
 

@@ -1,5 +1,5 @@
 """The PyTorch backend with one path for all calls that it serves, so that each is judged: `attnspec check` takes
-``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:step``, ``:plain`` and ``:pytorch``."""
+``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:step``, ``:plain``, ``:pytorch`` and ``:flex``."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -44,4 +44,4 @@ class Forced:
             return backend.pullback(operation, arguments, wanted)
 
 
-llvm, direct, step, plain, pytorch = (Forced(path) for path in PATHS)
+llvm, direct, step, plain, pytorch, flex = (Forced(path) for path in PATHS)

@@ -1,4 +1,6 @@
-"""Lengths and indices within their bounds, where their values can be read."""
+"""Numbers, lengths and indices within their bounds, where their values can be read."""
+
+from math import inf
 
 from torch import Tensor
 
@@ -16,3 +18,11 @@ def refuse_falling(operation: str, argument: str, ends: Tensor, most: int) -> No
     """``ShapeError`` for ends of sequences that fall, or do not reach from 0 to ``most``; the same holds for them."""
     if not (ends.is_meta or intercepted()):
         ranges.refuse_falling(operation, argument, ends, most)
+
+
+def refuse_scale_and_cap(operation: str, scale: float | None, softcap: float | None = None) -> None:
+    """``ValueError`` for a scale that is not finite, and a cap that is not positive and finite."""
+    if scale is not None and not -inf < scale < inf:
+        raise ValueError(f"{operation}: scale: expected a finite number; got {scale}")
+    if softcap is not None and not 0 < softcap < inf:
+        raise ValueError(f"{operation}: softcap: expected a positive, finite number; got {softcap}")

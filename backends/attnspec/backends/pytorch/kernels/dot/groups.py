@@ -1,4 +1,6 @@
-"""Attention in groups of heads on the CPU by the compiled kernels, with log Σ exp, forward and backward.
+"""Attention in groups of heads by the fastest kernels that serve a call, with log Σ exp, forward and backward.
+
+On CUDA these are PyTorch's (`dot.cuda_groups`), on the CPU the compiled ones:
 
 ``step`` reads the keys of one query once, as they are stored (`dot.step`). ``pytorch`` is the fused kernel of PyTorch,
 where it costs least and serves (`dot.fused_groups`). ``llvm`` are the kernels of scaled
@@ -15,6 +17,8 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
+from attnspec.backends.pytorch.kernels.dot import cuda_groups
+from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
 from attnspec.backends.pytorch.kernels.dot.fused_groups import attend as attend_fused
 from attnspec.backends.pytorch.kernels.dot.fused_groups import costs_least, fused, is_fusible
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
@@ -40,8 +44,15 @@ EVERYTHING, AS_IT_IS = Visible(), Scoring()
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERYTHING,
              scoring: Scoring = AS_IT_IS) -> str:  # fmt: skip
-    """``step``, ``llvm``, ``pytorch`` or ``plain``, for query (*batch, heads, n, d), key (*batch, heads_k, m, d)."""
-    if intercepted() or not (HAS_LLVMLITE and _served(query, key, value, visible, scoring)):
+    """The path of query (*batch, heads, n, d), key and value (*batch, heads_k, m, d).
+
+    ``step``, ``llvm``, ``pytorch`` or ``plain`` on the CPU, ``enable_gqa``, ``flex`` or ``plain`` on CUDA.
+    """
+    if intercepted():
+        return "plain"
+    if not query.is_cpu or forced() == "flex":
+        return cuda_groups.path_for(query, key, value, visible, scoring)
+    if not (HAS_LLVMLITE and _served(query, key, value, visible, scoring)):
         return "plain"
     wish = forced()
     if wish not in (None, "llvm", "step", "pytorch"):
@@ -110,14 +121,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
     path = path_for(query, key, value, visible, scoring)
     if path == "plain":
         return None
+    if path in ("enable_gqa", "flex"):
+        return cuda_groups.attend(path, query, key, value, visible, scoring)
     if path == "pytorch":
         by_pytorch = fused(query, key, value, visible.right == 0, scoring.scale)
         assert by_pytorch is not None
         return attend_fused(by_pytorch, recorded(query, key, value), query, key, value)
-    batch = _batch(query, key, value, visible, scoring)
-    query, key, value = _four(query, batch), _four(key, batch), _four(value, batch)
+    batch = batch_of(query, key, value, visible, scoring)
+    query, key, value = four(query, batch), four(key, batch), four(value, batch)
     (b, heads, n, d), (heads_k, m, d_v) = query.shape, value.shape[-3:]
-    lengths, offsets = _of_batch(visible.lengths, batch), _of_batch(visible.offsets, batch)
+    lengths, offsets = numbers_of(visible.lengths, batch), numbers_of(visible.offsets, batch)
     scale = d**-0.5 if scoring.scale is None else scoring.scale
     if path == "step":
         from attnspec.backends.pytorch.kernels.dot import step
@@ -127,7 +140,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
         if bool(logarithms.isnan().any()):
             return None
     else:
-        mask = None if visible.mask is None else _mask(visible.mask, batch, m)
+        mask = None if visible.mask is None else mask_of(visible.mask, batch, m)
         right = visible.right
         joins = n == 1 and heads > heads_k and _joins(visible, scoring)
         if joins:
@@ -135,7 +148,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
                 lengths, right = _stops(b, m, right, lengths, offsets), None
             query = query.view(b, heads_k, heads // heads_k, d) if query.is_contiguous() else query.reshape(
                 b, heads_k, heads // heads_k, d)  # fmt: skip
-        bias = None if scoring.bias is None else _bias(widened(scoring.bias.detach()), batch, m)
+        bias = None if scoring.bias is None else bias_of(widened(scoring.bias.detach()), batch, m)
         slopes = None if scoring.slopes is None else widened(scoring.slopes.detach()) / scale
         call = GroupedCall(scale, visible.left, right, scoring.softcap)
         tensors = mask, lengths, offsets, slopes, bias
@@ -166,53 +179,15 @@ def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table
 
     assert visible.lengths is not None
     batch = broadcast(query.shape[:-3], table.shape[:-1], visible.lengths.shape)
-    query, b = _four(query, batch), batch.numel()
+    query, b = four(query, batch), batch.numel()
     table = table.expand(*batch, table.shape[-1]).reshape(b, -1).to(torch.int64).contiguous()
-    lengths, offsets = _of_batch(visible.lengths, batch), _of_batch(visible.offsets, batch)
+    lengths, offsets = numbers_of(visible.lengths, batch), numbers_of(visible.offsets, batch)
     start, stop = step.bounds(b, 0, visible._replace(lengths=lengths, offsets=offsets))
     scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
     output, logarithms = step.attend(query, key_pages, value_pages, scale, start, stop, table)
     if bool(logarithms.isnan().any()):
         return None
     return output.reshape(*batch, *output.shape[1:]), logarithms.reshape(*batch, *logarithms.shape[1:])
-
-
-# Operands with one dimension for the batch
-
-
-def _batch(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> torch.Size:
-    shapes = [x.shape[:-3] for x in (query, key, value)]
-    if visible.mask is not None:
-        shapes.append(visible.mask.shape[:-2])
-    shapes += [x.shape for x in (visible.lengths, visible.offsets) if x is not None]
-    if scoring.bias is not None:
-        shapes.append(scoring.bias.shape[:-3])
-    first = shapes[0]
-    return first if all(x == first for x in shapes) else broadcast(*shapes)
-
-
-def _four(x: Tensor, batch: torch.Size) -> Tensor:
-    """x (*#batch, heads, rows, columns) with one dimension for the batch."""
-    if len(batch) != 1 or x.shape[:-3] != batch:
-        x = x.expand(*batch, *x.shape[-3:]).reshape(batch.numel(), *x.shape[-3:])
-    return x
-
-
-def _of_batch(numbers: Tensor | None, batch: torch.Size) -> Tensor | None:
-    return None if numbers is None else numbers.expand(batch).reshape(-1).to(torch.int64).contiguous()
-
-
-def _mask(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
-    """(*#batch, #n, #m) as (b|1, 1, #n, m) with contiguous rows."""
-    return _bias(mask.unsqueeze(-3), batch, m)
-
-
-def _bias(x: Tensor, batch: torch.Size, m: int) -> Tensor:
-    """(*#batch, #heads, #n, #m) as (b|1, #heads, #n, m) with contiguous rows."""
-    x = x.expand(*x.shape[:-1], m)
-    alone = x.shape[:-3].numel() == 1
-    x = x.reshape(1, *x.shape[-3:]) if alone else _four(x, batch)
-    return x if x.stride(-1) == 1 or m == 1 else x.contiguous()
 
 
 def _stops(b: int, m: int, right: int, lengths: Tensor | None, offsets: Tensor | None) -> Tensor:

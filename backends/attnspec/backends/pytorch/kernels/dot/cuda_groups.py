@@ -1,0 +1,173 @@
+"""Attention in groups of heads on CUDA by the kernels that PyTorch has, with log Σ exp.
+
+``enable_gqa`` is the flash kernel of ``F.scaled_dot_product_attention(enable_gqa=True)``, called by the name of its
+operator, for that function keeps log Σ exp to itself. ``flex`` is flex_attention (`dot.flex`), which has all options
+and gradients of both results. ``plain`` is the formula. Nothing here was measured on a GPU, nor is chosen by cost.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.additive import HAS_TRITON
+from attnspec.backends.pytorch.kernels.dot.batches import (
+    batch_of,
+    batches,
+    bias_of,
+    features,
+    four,
+    mask_of,
+    numbers_of,
+)
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.visible import Visible
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
+from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.recording import recorded
+
+WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
+"""Features of a head up to which tiles fit into the shared memory of a GPU; other dtypes have no kernel."""
+
+SCALES = 2.0**-40, 2.0**40
+"""Smallest and largest scale and cap that float32 takes; others are the formula's."""
+
+FIRST = 8, 0
+"""The compute capability from which on the kernels run: Ampere."""
+
+
+class Call(NamedTuple):
+    """What of a call decides on its path, as far as no tensor is read."""
+
+    device: str
+    dtype: torch.dtype
+    heads: int
+    n: int
+    d: int
+    heads_k: int
+    m: int
+    d_v: int
+    entries: int = 1
+    tracked: bool = False
+    learned: bool = False
+
+
+def route(call: Call, visible: Visible, scoring: Scoring, flash: bool = True, wish: str | None = None) -> str:
+    """``enable_gqa``, ``flex`` or ``plain``; ``flash`` says whether PyTorch's flash kernels run on the device.
+
+    ``tracked`` asks for gradients, ``learned`` for those of bias or slopes; on the CPU ``flex`` must be wished for.
+    """
+    here = call.device == "cuda" or (call.device == "cpu" and wish == "flex" and not call.tracked)
+    if not here or wish == "plain" or not _served(call, scoring):
+        return "plain"
+    alone = all(x is None for x in (*scoring[1:], visible.mask, visible.left, visible.lengths))
+    aligned = visible.right is None or (visible.right == 0 and visible.offsets is None and call.n <= call.m)
+    flash = flash and wish != "flex" and takes_flash(call, scoring)
+    return "enable_gqa" if flash and alone and aligned else "flex"
+
+
+def takes_flash(call: Call, scoring: Scoring) -> bool:
+    """Whether flash kernels may compute it: not in float32, without cap, and log Σ exp has no gradient there.
+
+    They take the greatest product for that of the greatest score, which it is not with a negative scale.
+    """
+    positive = scoring.scale is None or scoring.scale > 0
+    return call.dtype in HALF_DTYPES and not call.tracked and scoring.softcap is None and positive
+
+
+def _served(call: Call, scoring: Scoring) -> bool:
+    scale = (call.d or 1) ** -0.5 if scoring.scale is None else scoring.scale
+    cap = 1.0 if scoring.softcap is None else scoring.softcap
+    return (
+        max(call.d, call.d_v) <= WIDEST.get(call.dtype, 0)
+        and min(call.entries, call.heads, call.n, call.d, call.heads_k, call.m, call.d_v) > 0
+        and SCALES[0] <= abs(scale) <= SCALES[1]
+        and SCALES[0] <= cap <= SCALES[1]
+        and not call.learned
+    )
+
+
+def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> str:
+    """The path that `attend` takes, from `route` and what runs on the device.
+
+    Excluded NaN and infinities are the formula's on the CPU; elsewhere finding them would mean waiting for the device.
+    """
+    call = call_of(query, key, value, visible, scoring)
+    if query.is_cuda and not runs(query.device):
+        return "plain"
+    if query.is_cpu and any(x is not None for x in visible) and not (finite(key) and finite(value)):
+        return "plain"
+    return route(call, visible, scoring, query.is_cuda and torch._C._get_flash_sdp_enabled(), forced())
+
+
+def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> Call:
+    """What of these tensors decides."""
+    (heads, n, d), (heads_k, m, d_v) = query.shape[-3:], value.shape[-3:]
+    others = [x for x in (*visible, scoring.bias, scoring.slopes) if isinstance(x, Tensor)]
+    kinds = Tensor, torch.nn.Parameter
+    strided = all(x.layout is torch.strided and type(x) in kinds for x in (query, key, value, *others))
+    alike = strided and query.dtype == key.dtype == value.dtype
+    learned = any(x is not None and recorded(x) for x in (scoring.bias, scoring.slopes))
+    entries = min(batch.numel() for batch in batches(query, key, value, visible, scoring))
+    device, dtype = query.device.type if alike else "none", query.dtype
+    return Call(device, dtype, heads, n, d, heads_k, m, d_v, entries, recorded(query, key, value), learned)
+
+
+@lru_cache(maxsize=8)
+def runs(device: torch.device) -> bool:
+    """Whether the kernels run on a GPU."""
+    return HAS_TRITON and torch.cuda.get_device_capability(device) >= FIRST
+
+
+def attend(path: str, query: Tensor, key: Tensor, value: Tensor, visible: Visible,
+           scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output and log Σ exp, as `groups.attend` gives them, by ``enable_gqa`` or ``flex``."""
+    batch = batch_of(query, key, value, visible, scoring)
+    query, key, value = four(query, batch), four(key, batch), four(value, batch)
+    if path == "enable_gqa":
+        output, logarithms = by_flash(query, key, value, visible.right == 0, scoring.scale)
+    else:
+        output, logarithms = by_flex(query, key, value, visible, scoring, batch)
+    return output.reshape(*batch, *output.shape[1:]), logarithms.reshape(*batch, *logarithms.shape[1:])
+
+
+def by_flash(query: Tensor, key: Tensor, value: Tensor, causal: bool,
+             scale: float | None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The kernel wants features in eights, as many of values as of keys, and as many keys as queries if causal."""
+    d, d_v = query.shape[-1], value.shape[-1]
+    if causal:
+        key, value = key[:, :, : query.shape[-2]], value[:, :, : query.shape[-2]]
+    width = -(-max(d, d_v) // 8) * 8
+    query, key, value = (features(x, width) for x in (query, key, value))
+    output, logarithms = flash(query, key, value, causal, d**-0.5 if scale is None else float(scale))
+    return output[..., :d_v], logarithms
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """PyTorch's flash kernel: output and natural logarithms in float32."""
+    output, logarithms, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, causal, scale=scale
+    )
+    return output, logarithms
+
+
+def by_flex(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring,
+            batch: torch.Size) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """flex_attention; what lies beyond the lengths of a cache is not read as a number, whatever it is."""
+    from attnspec.backends.pytorch.kernels.dot import flex
+
+    (b, heads, n, _), m = query.shape, key.shape[-2]
+    lengths, offsets = numbers_of(visible.lengths, batch), numbers_of(visible.offsets, batch)
+    shared = lengths is None and offsets is None
+    mask = bias = None
+    if visible.mask is not None:
+        mask = mask_of(visible.mask, batch, m)
+        shared, mask = shared and mask.shape[0] == 1, mask.expand(b, 1, n, m).squeeze(1)
+    if scoring.bias is not None:
+        bias = bias_of(scoring.bias, batch, m).expand(b, heads, n, m)
+    if lengths is not None:
+        absent = (torch.arange(m, device=key.device) >= lengths[:, None])[:, None, :, None]
+        key, value = key.masked_fill(absent, 0), value.masked_fill(absent, 0)
+    condition = flex.conditions(visible._replace(mask=mask, lengths=lengths, offsets=offsets), query.device)
+    return flex.attend(query, key, value, condition, scoring._replace(bias=bias), by_element=not shared)

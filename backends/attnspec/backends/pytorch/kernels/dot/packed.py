@@ -1,0 +1,109 @@
+"""Attention of packed sequences on CUDA: by ``torch.nn.attention.varlen``, or flex_attention where that does not serve.
+
+``varlen`` is the flash kernel of sequences one behind the other. It has no cap, log Σ exp has no gradient there, it
+aligns the last query with the last key, and what it gives to queries without keys is not ours to rely on. ``flex`` has
+all of this, and skips pairs of blocks that share no sequence. ``plain`` and the CPU compute as `groups` says.
+"""
+
+from functools import lru_cache
+from importlib.util import find_spec
+from inspect import signature
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.dot import cuda_groups, groups
+from attnspec.backends.pytorch.kernels.dot.batches import features, four
+from attnspec.backends.pytorch.kernels.dot.cuda_groups import Call, takes_flash
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.visible import Visible, places
+from attnspec.backends.pytorch.runtime.accumulation import finite
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.forcing import forced
+
+Ends = tuple[list[int], list[int]]
+"""Where the queries and the keys of each sequence begin, and the last ones end."""
+
+
+def route(call: Call, ends: Ends, visible: Visible, scoring: Scoring, varlen: bool = True,
+          wish: str | None = None) -> str:  # fmt: skip
+    """``varlen``, ``flex`` or ``plain``; ``varlen`` says whether this kernel of PyTorch runs on the device."""
+    path = cuda_groups.route(call, visible, scoring, False, wish)
+    if path != "flex" or wish == "flex" or not (varlen and takes_flash(call, scoring)):
+        return path
+    counts = [[b - a for a, b in pairwise(x)] for x in ends]
+    with_keys = all(keys or not queries for queries, keys in zip(*counts, strict=True))
+    aligned = (visible.left is None and visible.right is None) or counts[0] == counts[1]
+    return "varlen" if with_keys and aligned else "flex"
+
+
+def path_for(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
+             visible: Visible = groups.EVERYTHING, scoring: Scoring = groups.AS_IT_IS) -> str:  # fmt: skip
+    """The path of packed sequences, which may depend on their lengths; ``visible`` has a window or nothing."""
+    path = groups.path_for(query, key, value, Visible(), scoring)
+    if path not in ("enable_gqa", "flex"):
+        return path
+    if query.is_cpu and not (finite(key) and finite(value)):
+        return "plain"
+    call = cuda_groups.call_of(query, key, value, visible, scoring)
+    ends = query_ends.tolist(), key_ends.tolist()
+    varlen = query.is_cuda and torch._C._get_flash_sdp_enabled() and has_varlen()
+    return route(call, ends, visible, scoring, varlen, forced())
+
+
+@lru_cache(maxsize=1)
+def has_varlen() -> bool:
+    """Whether this version of PyTorch has the kernel for groups of heads and windows, with log Σ exp."""
+    if find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa", "window_size", "return_aux", "scale"} <= set(signature(varlen_attn).parameters)
+
+
+def attend(path: str, query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
+           visible: Visible, scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n) by ``varlen`` or ``flex``."""
+    batch = broadcast(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    query, key, value = four(query, batch), four(key, batch), four(value, batch)
+    if path == "varlen":
+        window = visible.left, visible.right
+        output, logarithms = by_varlen(query, key, value, query_ends, key_ends, window, scoring.scale)
+    else:
+        from attnspec.backends.pytorch.kernels.dot import flex
+
+        of_query, of_key = places(query_ends, query.shape[-2]), places(key_ends, key.shape[-2])
+        condition = flex.in_sequences(of_query, of_key, visible.left, visible.right)
+        output, logarithms = flex.attend(query, key, value, condition, scoring, by_element=False)
+    return output.reshape(*batch, *output.shape[1:]), logarithms.reshape(*batch, *logarithms.shape[1:])
+
+
+def by_varlen(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
+              window: tuple[int | None, int | None], scale: float | None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The elements of the batch are packed behind each other too: the kernel has (positions, heads, features)."""
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+    (b, heads, n, d), d_v = query.shape, value.shape[-1]
+    width = -(-max(d, d_v) // 8) * 8
+    queries, keys, values = (features(x, width).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    left, right = (-1 if x is None else min(x, n) for x in window)
+    found = varlen_attn(
+        queries, keys, values, _repeated(query_ends, b), _repeated(key_ends, b), _longest(query_ends),
+        _longest(key_ends), return_aux=AuxRequest(lse=True), scale=d**-0.5 if scale is None else float(scale),
+        window_size=(left, right), enable_gqa=True,
+    )  # fmt: skip
+    output, logarithms = found
+    logarithms = logarithms.reshape(heads, b, n).transpose(0, 1)
+    return output[..., :d_v].unflatten(0, (b, n)).transpose(1, 2), logarithms
+
+
+def _repeated(ends: Tensor, b: int) -> Tensor:
+    """The ends of all sequences of all elements."""
+    ends = ends.to(torch.int32)
+    starts = torch.arange(b, dtype=torch.int32, device=ends.device)[:, None] * ends[-1]
+    return torch.cat(((starts + ends[:-1]).flatten(), ends[-1:] * b))
+
+
+def _longest(ends: Tensor) -> int:
+    return int(ends.diff().max())

@@ -1,0 +1,366 @@
+"""The paths that attention in groups of heads takes on CUDA, without a GPU: which one, and what it is asked for.
+
+``flex`` runs on the CPU as it is written. Of the flash kernels what they are given is computed by their definition.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as flexible
+from torch.nn.attention import varlen
+
+from attnspec.backends import pytorch as backend
+from attnspec.backends.pytorch.kernels import formula
+from attnspec.backends.pytorch.kernels.dot import cuda_groups, flex, groups, packed
+from attnspec.backends.pytorch.kernels.dot.cuda_groups import Call
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.visible import Visible, visible
+from attnspec.backends.pytorch.runtime.forcing import forcing
+
+from .test_grouped_kernels import CLOSE, OPTIONS, close, normal, on_one_thread, with_gradients
+
+__all__ = ["on_one_thread"]
+
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+SMALL = 21, 37
+"""Queries and keys."""
+
+ITSELF = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:The .grad attribute:UserWarning"
+)
+"""What PyTorch warns of when it compiles flex_attention, and hides from those for whom warnings are no errors."""
+
+MASK, LENGTHS, EVERY = torch.ones(1, 1, dtype=torch.bool), torch.tensor([3]), torch.ones(1, 1, 1)
+FLASH = Call("cuda", torch.bfloat16, 8, 128, 64, 2, 128, 64)
+
+
+def cut(options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The same options for fewer queries and keys."""
+    n, m = SMALL
+    found = dict(options)
+    for name in {"mask", "bias"} & set(found):
+        found[name] = found[name][..., :n, :m]
+    if "key_lengths" in found:
+        found["key_lengths"] = found["key_lengths"] * m // 130
+    return {k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in found.items()}
+
+
+def operands(dtype: torch.dtype, d: int = 24, d_v: int = 40) -> list[Tensor]:
+    n, m = SMALL
+    return [normal(2, 4, n, d, dtype=dtype), normal(2, 2, m, d, dtype=dtype), normal(2, 2, m, d_v, dtype=dtype)]
+
+
+@pytest.fixture
+def learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flex_attention refuses gradients on the CPU; what it would compute there is right all the same."""
+    monkeypatch.setattr(flexible, "_validate_device", lambda *_: None)
+    served = cuda_groups.route
+    monkeypatch.setattr(cuda_groups, "route", lambda call, *others: served(call._replace(tracked=False), *others))
+
+
+# Which path -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "seen", "scoring", "path"),
+    [
+        (FLASH, Visible(), Scoring(), "enable_gqa"),
+        (FLASH._replace(dtype=torch.float16), Visible(), Scoring(0.3), "enable_gqa"),
+        (FLASH, visible(None, True, None), Scoring(), "enable_gqa"),
+        (FLASH._replace(n=1), Visible(), Scoring(), "enable_gqa"),
+        (FLASH._replace(n=64), visible(None, True, None), Scoring(), "enable_gqa"),
+        (FLASH._replace(n=256), visible(None, True, None), Scoring(), "flex"),
+        (FLASH, visible(None, True, None, None, LENGTHS), Scoring(), "flex"),
+        (FLASH, visible(None, False, None, None, LENGTHS), Scoring(), "enable_gqa"),
+        (FLASH, visible(None, False, (3, None)), Scoring(), "flex"),
+        (FLASH, visible(None, False, (None, 3)), Scoring(), "flex"),
+        (FLASH, Visible(mask=MASK), Scoring(), "flex"),
+        (FLASH, Visible(lengths=LENGTHS), Scoring(), "flex"),
+        (FLASH, Visible(), Scoring(softcap=2.0), "flex"),
+        (FLASH, Visible(), Scoring(bias=EVERY), "flex"),
+        (FLASH, Visible(), Scoring(slopes=torch.ones(8)), "flex"),
+        (FLASH, Visible(), Scoring(scale=-1.0), "flex"),
+        (FLASH._replace(tracked=True), Visible(), Scoring(), "flex"),
+        (FLASH._replace(dtype=torch.float32), Visible(), Scoring(), "flex"),
+        (FLASH._replace(dtype=torch.float32, d=136), Visible(), Scoring(), "plain"),
+        (FLASH._replace(dtype=torch.float64), Visible(), Scoring(), "plain"),
+        (FLASH._replace(d_v=264), Visible(), Scoring(), "plain"),
+        (FLASH._replace(m=0), Visible(), Scoring(), "plain"),
+        (FLASH._replace(n=0), Visible(), Scoring(), "plain"),
+        (FLASH._replace(entries=0), Visible(), Scoring(), "plain"),
+        (FLASH._replace(learned=True), Visible(), Scoring(bias=EVERY), "plain"),
+        (FLASH, Visible(), Scoring(scale=0.0), "plain"),
+        (FLASH, Visible(), Scoring(softcap=1e-20), "plain"),
+        (FLASH._replace(device="cpu"), Visible(), Scoring(), "plain"),
+        (FLASH._replace(device="meta"), Visible(), Scoring(), "plain"),
+    ],
+)
+def test_a_call_on_cuda_has_one_path(call: Call, seen: Visible, scoring: Scoring, path: str) -> None:
+    assert cuda_groups.route(call, seen, scoring) == path
+    without_flash = {"enable_gqa": "flex"}.get(path, path)
+    assert cuda_groups.route(call, seen, scoring, flash=False) == without_flash
+    assert cuda_groups.route(call, seen, scoring, wish="plain") == "plain"
+    if call.device == "cuda":
+        assert cuda_groups.route(call, seen, scoring, wish="flex") == without_flash
+        assert cuda_groups.route(call, seen, scoring, wish="llvm") == path
+
+
+SAME = [0, 5, 5, 128], [0, 5, 5, 128]
+OTHER = [0, 5, 128], [0, 7, 128]
+
+
+@pytest.mark.parametrize(
+    ("call", "ends", "seen", "scoring", "path"),
+    [
+        (FLASH, SAME, Visible(), Scoring(), "varlen"),
+        (FLASH, OTHER, Visible(), Scoring(), "varlen"),
+        (FLASH, SAME, visible(None, True, (4, None)), Scoring(0.5), "varlen"),
+        (FLASH, OTHER, visible(None, True, None), Scoring(), "flex"),
+        (FLASH, OTHER, visible(None, False, (3, 3)), Scoring(), "flex"),
+        (FLASH, ([0, 5, 128], [0, 0, 128]), Visible(), Scoring(), "flex"),
+        (FLASH, ([0, 0, 128], [0, 5, 128]), Visible(), Scoring(), "varlen"),
+        (FLASH, SAME, Visible(), Scoring(softcap=2.0), "flex"),
+        (FLASH, SAME, Visible(), Scoring(scale=-1.0), "flex"),
+        (FLASH._replace(tracked=True), SAME, Visible(), Scoring(), "flex"),
+        (FLASH._replace(dtype=torch.float32), SAME, Visible(), Scoring(), "flex"),
+        (FLASH._replace(dtype=torch.float64), SAME, Visible(), Scoring(), "plain"),
+        (FLASH._replace(m=0), ([0, 128], [0, 0]), Visible(), Scoring(), "plain"),
+    ],
+)
+def test_packed_sequences_on_cuda_have_one_path(
+    call: Call, ends: packed.Ends, seen: Visible, scoring: Scoring, path: str
+) -> None:
+    assert packed.route(call, ends, seen, scoring) == path
+    other = {"varlen": "flex"}.get(path, path)
+    assert packed.route(call, ends, seen, scoring, varlen=False) == other
+    assert packed.route(call, ends, seen, scoring, wish="flex") == other
+    assert packed.route(call, ends, seen, scoring, wish="plain") == "plain"
+
+
+def test_what_decides_is_read_from_the_tensors() -> None:
+    query, key, value = operands(torch.bfloat16)
+    call = cuda_groups.call_of(query, key, value, Visible(), Scoring())
+    assert call == Call("cpu", torch.bfloat16, 4, SMALL[0], 24, 2, SMALL[1], 40, 2)
+    assert cuda_groups.call_of(query, key, value, Visible(lengths=LENGTHS[:0]), Scoring()).entries == 0
+    assert cuda_groups.call_of(query, key, value.requires_grad_(), Visible(), Scoring()).tracked
+    bias = EVERY.clone().requires_grad_()
+    assert cuda_groups.call_of(query, key, value.detach(), Visible(), Scoring(bias=bias)).learned
+    assert cuda_groups.call_of(query, key, value.double(), Visible(), Scoring()).device == "none"
+    assert packed.has_varlen()
+
+
+def test_flex_on_the_cpu_is_named_where_it_is_asked_for() -> None:
+    query, key, value = operands(torch.float32)
+    ends, of_keys = torch.tensor([0, 5, 21]), torch.tensor([0, 30, 37])
+    with forcing("flex"):
+        assert groups.path_for(query, key, value) == "flex"
+        assert packed.path_for(query, key, value, ends, of_keys) == "flex"
+        unseen = key.clone()
+        unseen[..., -1, :] = torch.nan
+        assert groups.path_for(query, unseen, value, Visible(right=0)) == "plain"
+        assert packed.path_for(query, unseen, value, ends, of_keys) == "plain"
+        assert groups.path_for(query.double(), key.double(), value.double()) == "plain"
+        assert groups.path_for(query.clone().requires_grad_(), key, value) == "plain"
+    assert packed.path_for(query, key, value, ends, of_keys) == groups.path_for(query, key, value)
+
+
+# flex -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_flex_gives_the_formula_and_its_gradients(name: str, dtype: torch.dtype, learning: None) -> None:
+    given, options = operands(dtype), cut(OPTIONS[name], dtype)
+    found = with_gradients("flex", [x.clone() for x in given], options)
+    wide = {k: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in options.items()}
+    expected = with_gradients("plain", [x.double() for x in given], wide)
+    for own, exact in zip(found, expected, strict=True):
+        assert own.shape == exact.shape
+        assert own.dtype == dtype
+        assert close(own, exact, dtype)
+
+
+@pytest.mark.parametrize("shapes", [((3, 1), (2,)), ((), ()), ((2,), (1,))], ids=str)
+@pytest.mark.parametrize(("d", "d_v"), [(1, 3), (20, 8)])
+def test_flex_takes_batches_that_broadcast_and_any_features(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], d: int, d_v: int
+) -> None:
+    ours, theirs = shapes
+    query, key, value = normal(*ours, 4, 5, d), normal(*theirs, 2, 7, d), normal(*theirs, 2, 7, d_v)
+    options: dict[str, Any] = {"mask": normal(*ours, 5, 7) > 0, "bias": normal(*theirs, 1, 5, 1), "softcap": 3.0}
+    with forcing("flex"):
+        found = backend.grouped_query_attention(query, key, value, **options)
+    with forcing("plain"):
+        expected = backend.grouped_query_attention(query, key, value, **options)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flex_computes_packed_sequences_pages_and_latent_keys(causal: bool) -> None:
+    query, key, value = operands(torch.float32)
+    ends, of_keys = torch.tensor([0, 0, 7, 15, 21]), torch.tensor([0, 5, 5, 30, 37])
+    pages, table, lengths = normal(5, 2, 6, 24), torch.tensor([[4, 0, 1], [2, 2, 3]]), torch.tensor([13, 0])
+    latent = [normal(*s) for s in ((2, 4, 3, 8), (2, 4, 3, 2), (2, 5, 6), (2, 5, 2), (4, 8, 6), (4, 7, 6))]
+    found: list[Tensor | None] = []
+    expected: list[Tensor | None] = []
+    further: list[dict[str, Any]] = [{}, {"window": (3, 1), "softcap": 2.0}]
+    for path, results in (("flex", found), ("plain", expected)):
+        with forcing(path):
+            for options in further:
+                results += backend.variable_length_attention(query, key, value, ends, of_keys, causal=causal, **options)
+                results += backend.paged_attention(
+                    query[..., :4, :], pages, pages, table, lengths, causal=causal, **options
+                )
+            results.append(backend.latent_attention(*latent, causal=causal))
+    torch.testing.assert_close(found, expected)
+
+
+def test_flex_does_not_read_what_lies_beyond_the_lengths(learning: None) -> None:
+    given, lengths = operands(torch.float32), torch.tensor([5, 0])
+    expected = with_gradients("plain", [x.clone() for x in given], {"key_lengths": lengths})
+    for b, length in enumerate(lengths.tolist()):
+        given[1][b, :, length:], given[2][b, :, length:] = torch.nan, torch.inf
+    found = with_gradients("flex", given, {"key_lengths": lengths})
+    torch.testing.assert_close(found, expected)
+
+
+def test_without_keys_flex_has_gradients_of_zero(learning: None) -> None:
+    query, key, value = (x.requires_grad_() for x in operands(torch.float32))
+    nobody = torch.zeros(1, 1, dtype=torch.bool)
+    with forcing("flex"):
+        output, logarithms = backend.grouped_query_attention(query, key, value, mask=nobody)
+    assert logarithms is not None
+    assert logarithms.eq(-torch.inf).all()
+    for x in torch.autograd.grad(output.sum() + logarithms.sum(), (query, key, value)):
+        assert x.eq(0).all()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """flex_attention as it is compiled on CUDA, up to the compiler of kernels."""
+    torch._dynamo.reset()
+    words: Any = {"dynamic": True, "fullgraph": True, "backend": "aot_eager"}
+    monkeypatch.setattr(flex, "_eagerly", torch.compile(flexible.flex_attention, **words))
+    monkeypatch.setattr(flex, "create_block_mask", torch.compile(flexible.create_block_mask, **words))
+    yield
+    torch._dynamo.reset()
+
+
+@ITSELF
+@pytest.mark.parametrize("name", ["nothing", "lengths in a window", "everything"])
+def test_what_is_compiled_is_one_graph_forward_and_backward(name: str, traced: None, learning: None) -> None:
+    given, options = operands(torch.float32), cut(OPTIONS[name], torch.float32)
+    found = with_gradients("flex", [x.clone() for x in given], options)
+    expected = with_gradients("plain", [x.clone() for x in given], options)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@ITSELF
+def test_other_numbers_need_no_new_kernel(traced: None) -> None:
+    given = operands(torch.float32)
+    with forcing("flex"):
+        backend.grouped_query_attention(*given, window=(3, 2), softcap=2.0, key_lengths=torch.tensor([5, 9]))
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        for left, cap in ((4, 3.0), (5, 0.5)):
+            backend.grouped_query_attention(*given, window=(left, 1), softcap=cap, key_lengths=torch.tensor([7, 0]))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+        backend.grouped_query_attention(*given, window=(3, 2), slopes=torch.ones(4), key_lengths=torch.tensor([5, 9]))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
+
+
+# Flash kernels, by their definition -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("d", "d_v"), [(24, 40), (3, 1), (64, 64)])
+def test_the_flash_kernel_gets_what_it_wants(d: int, d_v: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        assert query.shape[-1] == key.shape[-1] == value.shape[-1]
+        assert query.shape[-1] % 8 == 0
+        assert not causal or query.shape[-2] == key.shape[-2]
+        allowed = visible(None, causal, None).allowed(query.shape[-2], key.shape[-2], query.device)
+        return formula.attention(query, key, value, allowed, Scoring(scale))
+
+    monkeypatch.setattr(cuda_groups, "flash", flash)
+    query, key, value = (x[None] for x in operands(torch.bfloat16, d, d_v))
+    found = cuda_groups.attend("enable_gqa", query, key, value, visible(None, causal, None), Scoring())
+    with forcing("plain"):
+        wide = (x.double() for x in (query, key, value))
+        expected = backend.grouped_query_attention(*wide, causal=causal)
+    for own, exact in zip(found, expected, strict=True):
+        assert exact is not None
+        assert own.shape == exact.shape
+        assert close(own, exact, torch.bfloat16)
+
+
+def test_the_operators_of_pytorch_are_those_that_are_called() -> None:
+    """On tensors without numbers: shapes, and the dtype of the logarithms."""
+    query, key = (torch.empty(2, h, m, 16, device="meta", dtype=torch.bfloat16) for h, m in ((4, 5), (2, 7)))
+    output, logarithms = cuda_groups.flash(query, key, key, False, 0.3)
+    assert (output.shape, logarithms.shape, logarithms.dtype) == (query.shape, query.shape[:-1], torch.float32)
+    ends = torch.empty(2, device="meta", dtype=torch.int32)
+    queries, keys = (x.transpose(1, 2).flatten(0, 1) for x in (query, key))
+    found = varlen.varlen_attn(
+        queries, keys, keys, ends, ends, 5, 7, return_aux=varlen.AuxRequest(lse=True), scale=0.3,
+        window_size=(-1, 0), enable_gqa=True,
+    )  # fmt: skip
+    assert [x.shape for x in found] == [queries.shape, (4, 10)]
+
+
+def packed_by_definition(
+    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, most: int, most_keys: int, *,
+    return_aux: varlen.AuxRequest, scale: float, window_size: tuple[int, int], enable_gqa: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What varlen_attn says of itself: positions, heads, features; windows count from the last key."""
+    assert return_aux.lse
+    assert enable_gqa
+    assert query_ends.dtype == key_ends.dtype == torch.int32
+    assert query.shape[-1] == value.shape[-1]
+    assert (most, most_keys) == (int(query_ends.diff().max()), int(key_ends.diff().max()))
+    outputs, logarithms = [], []
+    spans = (zip(e[:-1].tolist(), e[1:].tolist(), strict=True) for e in (query_ends, key_ends))
+    for (a, b), (c, d) in zip(*spans, strict=True):
+        q, k, v = (x.transpose(0, 1) for x in (query[a:b], key[c:d], value[c:d]))
+        left, right = (None if x < 0 else x for x in window_size)
+        seen = Visible(None, left, right, offsets=torch.tensor((d - c) - (b - a)))
+        output, logarithm = formula.attention(q, k, v, seen.allowed(b - a, d - c, q.device), Scoring(scale))
+        outputs.append(output.transpose(0, 1))
+        logarithms.append(logarithm)
+    return torch.cat(outputs), torch.cat(logarithms, -1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "of_keys", "options"),
+    [
+        ([0, 3, 3, 21], [0, 5, 6, 37], {}),
+        ([0, 21], [0, 37], {"scale": 0.5}),
+        ([0, 3, 3, 21], [0, 3, 3, 21], {"causal": True}),
+        ([0, 9, 21], [0, 9, 21], {"causal": True, "window": (4, 7)}),
+        ([0, 9, 21], [0, 9, 21], {"window": (None, 2)}),
+        ([0, 9, 21], [0, 9, 21], {"window": (10**12, 0)}),
+    ],
+)
+def test_the_kernel_of_packed_sequences_gets_what_it_wants(
+    ends: list[int], of_keys: list[int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", packed_by_definition)
+    query, key, value = (x.bfloat16() for x in operands(torch.float32))
+    key, value = key[..., : of_keys[-1], :], value[..., : of_keys[-1], :]
+    seen, scoring = visible(None, options.get("causal", False), options.get("window")), Scoring(options.get("scale"))
+    call = cuda_groups.call_of(query, key, value, seen, scoring)._replace(device="cuda")
+    assert packed.route(call, (ends, of_keys), seen, scoring) == "varlen"
+    numbers = torch.tensor(ends), torch.tensor(of_keys)
+    found = packed.attend("varlen", query, key, value, *numbers, seen, scoring)
+    with forcing("plain"):
+        query, key, value = (x.double() for x in (query, key, value))
+        expected = backend.variable_length_attention(query, key, value, *numbers, **options)
+    for own, exact in zip(found, expected, strict=True):
+        assert exact is not None
+        assert own.shape == exact.shape
+        assert close(own, exact, torch.bfloat16)
+
+
+assert set(DTYPES) < set(CLOSE)
