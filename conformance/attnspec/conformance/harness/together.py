@@ -1,7 +1,7 @@
 """All judged rows together: an error far below the rounding of every number is plain over many of them.
 
 The filters are those of the laws on ensembles (``docs/precision.md``), on anybody's inputs. They assume that errors of
-different rows are independent, and as often positive as negative. Rows that are equal count once. A filter that would
+different rows are independent, and as often positive as negative. Rows that round alike count once. A filter that would
 accuse is asked first of weights that are rounded as the class allows: where these show too, as they do where every row
 has a weight of almost 1, its assumptions do not hold, and it tells nothing.
 """
@@ -13,6 +13,14 @@ from math import prod
 
 import numpy as np
 
+from attnspec.conformance.harness.dependence import (
+    NUMBERS,
+    independent,
+    probed,
+    step_of_results,
+    step_of_weights,
+    valued,
+)
 from attnspec.conformance.harness.heads import own_heads
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.rounding import HONEST, rounded
@@ -119,12 +127,32 @@ class Ensemble:
 
     @cached_property
     def kept(self) -> Numbers:
-        """The groups that count: of those that are equal the first, and none with a number that nobody knows."""
+        """The groups that count: of those that round alike the first, and none with a number that nobody knows."""
         oracles = [self.subject.oracle(part.arguments) for part in self.parts]
         value, sigma = self._all([x.value for x in oracles]), self._all([x.sigma for x in oracles])
-        first = np.unique(value, axis=0, return_index=True)[1]
-        known = np.asarray(np.isfinite(value) & (sigma < UNKNOWN / 2)).all(-1)
-        return np.sort(first[np.asarray(known)[first]])
+        kept = np.flatnonzero(np.asarray(np.isfinite(value) & (sigma < UNKNOWN / 2)).all(-1))
+        kept = kept[independent(value[kept], step_of_results(self.subject.precision))]
+        if len(kept) < FEWEST or not self.by_row or not valued(self.subject.operation):
+            return kept
+        return kept[independent(self._probes[kept], step_of_weights(self.subject.precision, self.keys))]
+
+    @property
+    def keys(self) -> int:
+        """How many keys every row has."""
+        return self.arguments.keys_count or 0
+
+    @property
+    def _probes(self) -> Numbers:
+        """Sums of the weights of every group with random signs, whatever masks hide."""
+        found: list[Numbers] = []
+        while not found or sum(x.shape[-1] for x in found) < NUMBERS:
+
+            def of(part: Part, seed: int = len(found)) -> Numbers:
+                return exact(self.subject, probed(part.arguments.without_masks().plain(), seed))
+
+            wide_as = [part.results[self.leaf.path].shape for part in self.parts]
+            found.append(self._all([np.broadcast_to(*x) for x in zip(self.each(of, self.parts), wide_as, strict=True)]))
+        return np.concatenate(found, -1)
 
     def stacked(self, arrays: Sequence[Numbers]) -> Numbers:
         """One row for every group that counts, from an array for each part."""
@@ -191,7 +219,7 @@ class Ensemble:
 
     def single_keys(self) -> Iterator[tuple[str, Numbers]]:
         """What the results are where a single key is attended to, for some keys and for one of zeros, with words."""
-        for j in sampled(self.arguments.keys_count or 0, KEYS, np.random.default_rng(0)):
+        for j in sampled(self.keys, KEYS, np.random.default_rng(0)):
             yield f"key {j}", self.exactly(partial(_alone, keys=take([j])))
         yield "a key of zeros", self.exactly(partial(_alone, keys=zeros))
 
