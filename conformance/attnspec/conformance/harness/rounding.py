@@ -11,8 +11,14 @@ from attnspec.conformance.inputs.dtypes import numpy_dtype
 from attnspec.conformance.judging.subject import Subject
 from attnspec.reference.budget import Statistical, is_real, oracle_dtype
 from attnspec.reference.budget.error_array import Extremes
+from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
+
+PHASES = 8
+"""Sizes of the largest exponential between 1 and 2 that are tried: numbers that are equal in all rows round alike."""
+
+UNIT_OF_DOUBLE = 2.0**-53
 
 
 def nearest(x: Numbers, unit: float) -> Numbers:
@@ -32,29 +38,56 @@ class WeightsRounded(Statistical):
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
         if a.weights is not None:
-            stored = self.stored(a.value, self.precision.weights)
+            stored = self.stored(a.value, self.precision)
             a = self._computed(stored, a.error, weights=a.weights, level=a.level)
             value = a.value @ b.value
         return super()._matmul(value, a, b)
 
-    @staticmethod
-    def stored(weights: Numbers, unit: float) -> Numbers:
+    @classmethod
+    def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
         """The weights as they multiply the values."""
-        return nearest(weights, unit)
+        return nearest(weights, precision.weights)
 
 
 class ExponentialsRounded(WeightsRounded):
-    """Exponentials are rounded, and divided by their sum after they have multiplied the values."""
+    """Exponentials are rounded, and divided by their sum after they have multiplied the values.
 
-    @staticmethod
-    def stored(weights: Numbers, unit: float) -> Numbers:
-        """Weights relative to the largest of their row, which is 1."""
-        largest = weights.max(-1, keepdims=True, initial=0.0)
-        largest = np.where(largest > 0, largest, 1.0)
-        return nearest(weights / largest, unit) * largest
+    The largest of a row is ``largest``: implementations subtract a maximum of the scores, or a number that is near it.
+    """
+
+    largest = 1.0
+
+    @classmethod
+    def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
+        """Weights relative to the largest of their row."""
+        top = weights.max(-1, keepdims=True, initial=0.0)
+        unit = np.where(top > 0, top, 1.0) / cls.largest
+        return cls.of_exponentials(weights / unit, precision) * unit
+
+    @classmethod
+    def of_exponentials(cls, x: Numbers, precision: Precision) -> Numbers:
+        """Exponentials as they multiply the values."""
+        return nearest(x, precision.weights)
 
 
-HONEST = (WeightsRounded, ExponentialsRounded)
+class SumsRounded(ExponentialsRounded):
+    """Exponentials are summed one by one, so that equal ones round the sum in the same direction again and again."""
+
+    @classmethod
+    def of_exponentials(cls, x: Numbers, precision: Precision) -> Numbers:
+        """Exponentials, multiplied by what their sum is wrong by."""
+        single = np.float32 if precision.accumulation > UNIT_OF_DOUBLE else np.float64
+        summed = np.cumsum(x.astype(single), -1, single)[..., -1:].astype(x.dtype)
+        return np.asarray(x * np.where(summed > 0, x.sum(-1, keepdims=True) / np.where(summed > 0, summed, 1.0), 1.0))
+
+
+def _at_phases(way: type[ExponentialsRounded]) -> list[type[WeightsRounded]]:
+    """The same with the largest exponential in other places between two powers of two, where others are rounded."""
+    phases = 2.0 ** (np.arange(PHASES) / PHASES)
+    return [type(f"{way.__name__}{i}", (way,), {"largest": phase}) for i, phase in enumerate(phases)]
+
+
+HONEST = (WeightsRounded, *_at_phases(ExponentialsRounded), *_at_phases(SumsRounded))
 """The ways in which implementations round weights."""
 
 

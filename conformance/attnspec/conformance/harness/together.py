@@ -36,6 +36,7 @@ from attnspec.conformance.laws.single_keys import along_key
 from attnspec.conformance.laws.spreads import no_wider
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import Operation
@@ -53,6 +54,9 @@ those that are summed more than those that multiply values. PyTorch's on the CPU
 
 SLOPE = 8.0
 """How much steeper that error may be than it is large: its sign changes with every power of two."""
+
+SHARED = 2.0
+"""How much larger what roundings have in common may be than it is in those that are tried."""
 
 PART_OF_KEY = 0.25
 """The part of a mean weight by which that of a key must be wrong: one that is left out is off by 1."""
@@ -140,6 +144,12 @@ class Ensemble:
     def keys(self) -> int:
         """How many keys every row has."""
         return self.arguments.keys_count or 0
+
+    @property
+    def terms(self) -> int:
+        """How many terms a score is the sum of, at most."""
+        names = self.subject.operation.sizes_of(Axis.FEATURE)
+        return max((self.arguments.size(name) for name in names), default=1)
 
     @property
     def _probes(self) -> Numbers:
@@ -246,19 +256,31 @@ class Filter:
     what: str
     check: Callable[[Numbers], None]
     least: float = 0.0
+    signed: bool = True
 
-    def asked(self, subject: Subject, got: Numbers) -> tuple[float, str]:
-        """How many times the limit results are off, and what the filter sees in words; 0 and nothing within it."""
-        ratio = subject.ratio
+    def asked(self, subject: Subject, got: Numbers) -> tuple[float, float, str]:
+        """What the filter estimates, the limit of it, and in words what it sees; nothing within the limit."""
+        ratio, words = subject.ratio, ""
+        subject.estimates.pop(self.what, None)
         try:
             self.check(got)
         except Violation as violation:
-            found, limit = subject.estimates[self.what]
-            if abs(found) > limit + self.least:
-                return abs(found) / (limit + self.least), violation.message
+            words = violation.message
         finally:
             subject.ratio = ratio
-        return 0.0, ""
+        found, limit = subject.estimates.get(self.what, (0.0, 0.0))
+        limit += self.least
+        return found, limit, words if abs(found) > limit else ""
+
+    def tells(self, ensemble: "Ensemble", estimate: float, limit: float) -> bool:
+        """Whether an estimate beyond the limit cannot be that of an honest result on these inputs.
+
+        What all rows have in common of the roundings of honest ones, such as that of an exponential which they share,
+        may come to what is seen of other origin, and be twice as large in an implementation that rounds elsewhere.
+        """
+        honest = [self.asked(ensemble.subject, x) for x in ensemble.honest]
+        common = SHARED * max(abs(found) for found, _, _ in honest[: len(HONEST)]) if self.signed and HONEST else 0.0
+        return abs(estimate) > limit + common and not any(words for _, _, words in honest)
 
 
 def gain(ensemble: Ensemble) -> Iterator[Filter]:
@@ -275,6 +297,8 @@ def scale(ensemble: Ensemble) -> Iterator[Filter]:
         return
     # The less results depend on the scale, the larger is the error of it that one of the exponentials looks like.
     least = SLOPE * e.exponentials * max(1.0, size / steepness)
+    # Equal terms round the sum of a score in the same direction again and again, the more often the larger it is.
+    least = max(least, e.terms * e.subject.precision.accumulation)
     yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.steepness, what), least)
 
 
@@ -293,7 +317,7 @@ def keys(ensemble: Ensemble) -> Iterator[Filter]:
 def spread(ensemble: Ensemble) -> Iterator[Filter]:
     """The root mean square of error/σ."""
     e, what = ensemble, "the root mean square of error/σ"
-    yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what))
+    yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what), signed=False)
 
 
 FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
@@ -325,8 +349,8 @@ def accusation(ensemble: Ensemble, got: Numbers | None = None) -> str:
     if ensemble.untold:
         return ""
     subject, got = ensemble.subject, ensemble.given if got is None else got
-    seen = [(*asked.asked(subject, got), asked) for asked in filters(ensemble)]
-    for _, words, asked in sorted(seen, key=lambda x: -x[0]):
-        if words and not any(asked.asked(subject, honest)[1] for honest in ensemble.honest):
+    seen = [(asked, *asked.asked(subject, got)) for asked in filters(ensemble)]
+    for asked, found, limit, words in sorted(seen, key=lambda x: -abs(x[1]) / (x[2] or np.inf)):
+        if words and asked.tells(ensemble, found, limit):
             return words
     return ""
