@@ -1,5 +1,6 @@
 """Honest results: the formula with weights that are rounded as a precision class allows, and a result in its dtype."""
 
+from collections.abc import Sequence
 from functools import partial
 from math import log2
 from typing import Any, Self
@@ -16,7 +17,7 @@ from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
 
 PHASES = 8
-"""Sizes of the largest exponential between 1 and 2 that are tried: numbers that are equal in all rows round alike."""
+"""Factors between 1 and 2 that are tried: what is equal in all rows rounds alike, in a direction that they decide."""
 
 UNIT_OF_DOUBLE = 2.0**-53
 
@@ -31,7 +32,12 @@ def nearest(x: Numbers, unit: float) -> Numbers:
 
 
 class WeightsRounded(Statistical):
-    """Numbers that are exact but for the weights, which are rounded before they multiply the values."""
+    """Numbers that are exact but for the weights, which are rounded before they multiply the values.
+
+    They are multiplied by ``phase`` before, as exponentials are multiples of weights, by any factor.
+    """
+
+    phase = 1.0
 
     def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
         return super()._computed(value, np.zeros(np.shape(value)), **more)
@@ -46,49 +52,48 @@ class WeightsRounded(Statistical):
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
         """The weights as they multiply the values."""
-        return nearest(weights, precision.weights)
+        return nearest(weights * cls.phase, precision.weights) / cls.phase
 
 
 class ExponentialsRounded(WeightsRounded):
-    """Exponentials are rounded, and divided by their sum after they have multiplied the values.
-
-    The largest of a row is ``largest``: implementations subtract a maximum of the scores, or a number that is near it.
-    """
-
-    largest = 1.0
+    """Exponentials are rounded, and divided by their sum after they have multiplied the values."""
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
-        """Weights relative to the largest of their row."""
-        top = weights.max(-1, keepdims=True, initial=0.0)
-        unit = np.where(top > 0, top, 1.0) / cls.largest
-        return cls.of_exponentials(weights / unit, precision) * unit
-
-    @classmethod
-    def of_exponentials(cls, x: Numbers, precision: Precision) -> Numbers:
-        """Exponentials as they multiply the values."""
-        return nearest(x, precision.weights)
+        """Weights relative to the largest of their row, which is 1."""
+        largest = weights.max(-1, keepdims=True, initial=0.0)
+        largest = np.where(largest > 0, largest, 1.0)
+        return nearest(weights / largest, precision.weights) * largest
 
 
-class SumsRounded(ExponentialsRounded):
+class SumsRounded(WeightsRounded):
     """Exponentials are summed one by one, so that equal ones round the sum in the same direction again and again."""
 
     @classmethod
-    def of_exponentials(cls, x: Numbers, precision: Precision) -> Numbers:
-        """Exponentials, multiplied by what their sum is wrong by."""
+    def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
+        """Weights over their sum."""
         single = np.float32 if precision.accumulation > UNIT_OF_DOUBLE else np.float64
+        x = weights * cls.phase
         summed = np.cumsum(x.astype(single), -1, single)[..., -1:].astype(x.dtype)
-        return np.asarray(x * np.where(summed > 0, x.sum(-1, keepdims=True) / np.where(summed > 0, summed, 1.0), 1.0))
+        return np.asarray(
+            weights * np.where(summed > 0, x.sum(-1, keepdims=True), 1.0) / np.where(summed > 0, summed, 1.0)
+        )
 
 
-def _at_phases(way: type[ExponentialsRounded]) -> list[type[WeightsRounded]]:
-    """The same with the largest exponential in other places between two powers of two, where others are rounded."""
-    phases = 2.0 ** (np.arange(PHASES) / PHASES)
-    return [type(f"{way.__name__}{i}", (way,), {"largest": phase}) for i, phase in enumerate(phases)]
+def _at_phases(way: type[WeightsRounded]) -> list[type[WeightsRounded]]:
+    return [type(f"{way.__name__}{i}", (way,), {"phase": 2.0 ** (i / PHASES)}) for i in range(PHASES)]
 
 
-HONEST = (WeightsRounded, *_at_phases(ExponentialsRounded), *_at_phases(SumsRounded))
-"""The ways in which implementations round weights."""
+STORED = (ExponentialsRounded, *_at_phases(WeightsRounded))
+"""The ways in which implementations round weights that are stored."""
+
+SUMMED = (WeightsRounded, *_at_phases(SumsRounded))
+"""The same where they are not stored in fewer bits."""
+
+
+def ways(precision: Precision) -> Sequence[type[WeightsRounded]]:
+    """The ways in which implementations of a class round weights."""
+    return STORED if precision.weights else SUMMED
 
 
 def rounded(subject: Subject, arguments: Arguments, way: type[WeightsRounded]) -> Numbers:

@@ -23,7 +23,7 @@ from attnspec.conformance.harness.dependence import (
 )
 from attnspec.conformance.harness.heads import own_heads
 from attnspec.conformance.harness.parts import Part
-from attnspec.conformance.harness.rounding import HONEST, rounded
+from attnspec.conformance.harness.rounding import WeightsRounded, rounded, ways
 from attnspec.conformance.harness.scores import ADDED, has_parts, is_weight, rescaled, without
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, take
 from attnspec.conformance.inputs.dtypes import exact_in
@@ -215,12 +215,15 @@ class Ensemble:
 
         Also the exact results, with what all exponentials may share: it decides all that lies between two numbers.
         """
-        given, dtype = [part.arguments for part in self.parts], self.subject.dtype
+        dtype = self.subject.dtype
         shares = [1 + self.exponentials, 1 - self.exponentials] if self.exponentials else []
         return [
-            *(self.stacked([rounded(self.subject, arguments, way) for arguments in given]) for way in HONEST),
+            *map(self._rounded, ways(self.subject.precision)),
             *(wide(exact_in(share * self.expected, dtype)) for share in shares),
         ]
+
+    def _rounded(self, way: type[WeightsRounded]) -> Numbers:
+        return self.stacked(list(self.each(lambda part: rounded(self.subject, part.arguments, way), self.parts)))
 
     @property
     def exponentials(self) -> float:
@@ -279,7 +282,8 @@ class Filter:
         may come to what is seen of other origin, and be twice as large in an implementation that rounds elsewhere.
         """
         honest = [self.asked(ensemble.subject, x) for x in ensemble.honest]
-        common = SHARED * max(abs(found) for found, _, _ in honest[: len(HONEST)]) if self.signed and HONEST else 0.0
+        rounded = honest[: len(ways(ensemble.subject.precision))] if self.signed else []
+        common = SHARED * max((abs(found) for found, _, _ in rounded), default=0.0)
         return abs(estimate) > limit + common and not any(words for _, _, words in honest)
 
 
