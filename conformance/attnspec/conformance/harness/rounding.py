@@ -84,10 +84,10 @@ def _at_phases(way: type[WeightsRounded]) -> list[type[WeightsRounded]]:
     return [type(f"{way.__name__}{i}", (way,), {"phase": 2.0 ** (i / PHASES)}) for i in range(PHASES)]
 
 
-STORED = (ExponentialsRounded, *_at_phases(WeightsRounded))
+STORED: Sequence[type[WeightsRounded]] = (ExponentialsRounded, *_at_phases(WeightsRounded))
 """The ways in which implementations round weights that are stored."""
 
-SUMMED = (WeightsRounded, *_at_phases(SumsRounded))
+SUMMED: Sequence[type[WeightsRounded]] = (WeightsRounded, *_at_phases(SumsRounded))
 """The same where they are not stored in fewer bits."""
 
 
