@@ -61,9 +61,13 @@ class ExponentialsRounded(WeightsRounded):
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
         """Weights relative to the largest of their row, which is 1."""
-        largest = weights.max(-1, keepdims=True, initial=0.0)
-        largest = np.where(largest > 0, largest, 1.0)
+        largest = _largest(weights)
         return nearest(weights / largest, precision.weights) * largest
+
+
+def _largest(weights: Numbers) -> Numbers:
+    largest = weights.max(-1, keepdims=True, initial=0.0)
+    return np.asarray(np.where(largest > 0, largest, 1.0))
 
 
 class SumsRounded(WeightsRounded):
@@ -73,11 +77,9 @@ class SumsRounded(WeightsRounded):
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
         """Weights over their sum."""
         single = np.float32 if precision.accumulation > UNIT_OF_DOUBLE else np.float64
-        x = weights * cls.phase
-        summed = np.cumsum(x.astype(single), -1, single)[..., -1:].astype(x.dtype)
-        return np.asarray(
-            weights * np.where(summed > 0, x.sum(-1, keepdims=True), 1.0) / np.where(summed > 0, summed, 1.0)
-        )
+        x = (weights / _largest(weights) * cls.phase).astype(single)
+        summed = np.cumsum(x, -1, single)[..., -1:].astype(weights.dtype)
+        return np.asarray(weights * x.sum(-1, weights.dtype, keepdims=True) / np.where(summed > 0, summed, 1.0))
 
 
 def _at_phases(way: type[WeightsRounded]) -> list[type[WeightsRounded]]:
