@@ -116,7 +116,7 @@ def test_numbers_are_rounded_to_a_unit() -> None:
 @pytest.mark.parametrize(
     ("operation", "arguments", "options", "words"),
     [
-        (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "it takes 65 different rows, and these are 1"),
+        (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "it takes 65 rows that round differently, and these are 1"),
         (
             "general_attention",
             [np.ones((3, 4), np.float32)] * 3 + [np.eye(4, dtype=np.float32)],

@@ -1,13 +1,13 @@
 """All judged rows together: an error far below the rounding of every number is plain over many of them.
 
 The filters are those of the laws on ensembles (``docs/precision.md``), on anybody's inputs. They assume that errors of
-different rows are independent, and as often positive as negative. Rows that round alike count once. A filter that would
-accuse is asked first of weights that are rounded as the class allows: where these show too, as they do where every row
-has a weight of almost 1, its assumptions do not hold, and it tells nothing.
+different rows are independent, and as often positive as negative. Rows that round alike count once: where too few are
+left, nothing is told. A filter that would accuse is asked first of honest results, whose weights and sums are rounded
+as the class allows. What these show is added to its limit, twice; and where they would be accused, as they may be where
+every row has a weight of almost 1, its assumptions do not hold, and it tells nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from math import prod
 
@@ -21,6 +21,7 @@ from attnspec.conformance.harness.dependence import (
     step_of_weights,
     valued,
 )
+from attnspec.conformance.harness.filters import FILTERS, Filter
 from attnspec.conformance.harness.heads import own_heads
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.rounding import WeightsRounded, rounded, ways
@@ -29,18 +30,14 @@ from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, ta
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.rows import sampled
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.ensembles import along, exact, slope
-from attnspec.conformance.laws.single_keys import along_key
-from attnspec.conformance.laws.spreads import no_wider
+from attnspec.conformance.laws.ensembles import exact, slope
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.laws import attention, pooling
 
 FEWEST = int(WIDTH**2) + 1
 """Independent groups of numbers at least: no error, however large, is more than √B of its standard errors."""
@@ -51,15 +48,6 @@ KEYS = 24
 EXPONENTIALS = 2.0**-13
 """The relative error of exponentials where weights are stored in few bits: there implementations approximate them, and
 those that are summed more than those that multiply values. PyTorch's on the CPU are off by up to 9e-5."""
-
-SLOPE = 8.0
-"""How much steeper that error may be than it is large: its sign changes with every power of two."""
-
-SHARED = 2.0
-"""How much larger what roundings have in common may be than it is in those that are tried."""
-
-PART_OF_KEY = 0.25
-"""The part of a mean weight by which that of a key must be wrong: one that is left out is off by 1."""
 
 
 class Ensemble:
@@ -116,7 +104,7 @@ class Ensemble:
         if not self.by_row and any(x.shape[: x.ndim - len(leaf.core)] != whole.batch for leaf, x in whole.batched):
             return "for elements of the batch share arguments"
         if len(self.kept) < FEWEST:
-            return f"for it takes {FEWEST} different {self.groups}, and these are {len(self.kept)}"
+            return f"for it takes {FEWEST} {self.groups} that round differently, and these are {len(self.kept)}"
         return ""
 
     @property
@@ -210,17 +198,15 @@ class Ensemble:
         return self.stacked(list(self.each(of, self.parts)))
 
     @cached_property
-    def honest(self) -> list[Numbers]:
-        """Results with weights that are rounded as the class allows, in every way.
+    def rounded(self) -> list[Numbers]:
+        """Results with weights that are rounded as the class allows, in every way."""
+        return [self._rounded(way) for way in ways(self.subject.precision)]
 
-        Also the exact results, with what all exponentials may share: it decides all that lies between two numbers.
-        """
-        dtype = self.subject.dtype
+    @cached_property
+    def honest(self) -> list[Numbers]:
+        """These, and the exact results with what all exponentials may share: it decides what is between two numbers."""
         shares = [1 + self.exponentials, 1 - self.exponentials] if self.exponentials else []
-        return [
-            *map(self._rounded, ways(self.subject.precision)),
-            *(wide(exact_in(share * self.expected, dtype)) for share in shares),
-        ]
+        return [*self.rounded, *(wide(exact_in(share * self.expected, self.subject.dtype)) for share in shares)]
 
     def _rounded(self, way: type[WeightsRounded]) -> Numbers:
         return self.stacked(list(self.each(lambda part: rounded(self.subject, part.arguments, way), self.parts)))
@@ -250,87 +236,6 @@ def _alone(given: Arguments, keys: Change) -> Arguments:
 def zeros(x: Numbers, axis: int) -> Numbers:
     """A single row of zeros along an axis, in the place of all."""
     return np.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
-
-
-@dataclass(frozen=True)
-class Filter:
-    """One question to all rows: ``check`` raises what it sees, and what is no more than ``least`` beyond is nothing."""
-
-    what: str
-    check: Callable[[Numbers], None]
-    least: float = 0.0
-    signed: bool = True
-
-    def asked(self, subject: Subject, got: Numbers) -> tuple[float, float, str]:
-        """What the filter estimates, the limit of it, and in words what it sees; nothing within the limit."""
-        ratio, words = subject.ratio, ""
-        subject.estimates.pop(self.what, None)
-        try:
-            self.check(got)
-        except Violation as violation:
-            words = violation.message
-        finally:
-            subject.ratio = ratio
-        found, limit = subject.estimates.get(self.what, (0.0, 0.0))
-        limit += self.least
-        return found, limit, words if abs(found) > limit else ""
-
-    def tells(self, ensemble: "Ensemble", estimate: float, limit: float) -> bool:
-        """Whether an estimate beyond the limit cannot be that of an honest result on these inputs.
-
-        What all rows have in common of the roundings of honest ones, such as that of an exponential which they share,
-        may come to what is seen of other origin, and be twice as large in an implementation that rounds elsewhere.
-        """
-        honest = [self.asked(ensemble.subject, x) for x in ensemble.honest]
-        rounded = honest[: len(ways(ensemble.subject.precision))] if self.signed else []
-        common = SHARED * max((abs(found) for found, _, _ in rounded), default=0.0)
-        return abs(estimate) > limit + common and not any(words for _, _, words in honest)
-
-
-def gain(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter in the direction of the result itself."""
-    e, what = ensemble, "the gain"
-    yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.expected, what), e.exponentials)
-
-
-def scale(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter in the direction of the derivative with respect to the logarithm of the scale."""
-    e, what = ensemble, "the scale of the scores"
-    steepness, size = float(np.linalg.norm(e.steepness)), float(np.linalg.norm(e.expected))
-    if not steepness:
-        return
-    # The less results depend on the scale, the larger is the error of it that one of the exponentials looks like.
-    least = SLOPE * e.exponentials * max(1.0, size / steepness)
-    # Equal terms round the sum of a score in the same direction again and again, the more often the larger it is.
-    least = max(least, e.terms * e.subject.precision.accumulation)
-    yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.steepness, what), least)
-
-
-def keys(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter along each of some keys, and of one of zeros: is it left out, or does it count which should not?"""
-    e = ensemble
-    for words, alone in e.single_keys():
-        what = f"the weight of {words}"
-
-        def check(got: Numbers, what: str = what, away: Numbers = alone - e.expected) -> None:
-            along_key(e.subject, e.arguments, (got - e.expected, away, e.expected), what)
-
-        yield Filter(what, check, PART_OF_KEY)
-
-
-def spread(ensemble: Ensemble) -> Iterator[Filter]:
-    """The root mean square of error/σ."""
-    e, what = ensemble, "the root mean square of error/σ"
-    yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what), signed=False)
-
-
-FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
-    pooling.ENSEMBLE_GAIN.id: gain,
-    attention.ENSEMBLE_SCALE.id: scale,
-    pooling.ENSEMBLE_KEYS.id: keys,
-    pooling.ENSEMBLE_SPREAD.id: spread,
-}
-"""The filters by the laws whose operations they concern."""
 
 
 def _concerns(law: str, operation: Operation) -> bool:
