@@ -47,13 +47,18 @@ def test_of_very_many_rows_some_are_compared(monkeypatch: pytest.MonkeyPatch) ->
     assert len(kept) == len(set(kept)) == 50
 
 
+class Inexact(SumsRounded):
+    """Sums of multiples of a number that rounds them."""
+
+    phase = 1.1
+
+
 def test_weights_are_rounded_where_they_are_stored_and_sums_where_they_are_not() -> None:
     assert ways(CLASSES["mixed-bfloat16"]) == STORED
     assert ways(CLASSES["ieee32"]) == SUMMED
     weights = np.full((1, 5000), 1 / 5000)
     assert abs(SumsRounded.stored(weights, CLASSES["ieee32"]).sum() - 1) < 1e-12, "1 + 1 + … is exact"
-    inexact = type("Inexact", (SumsRounded,), {"phase": 1.1})
-    assert 1e-6 < abs(inexact.stored(weights, CLASSES["ieee32"]).sum() - 1) < 1e-3
+    assert 1e-6 < abs(Inexact.stored(weights, CLASSES["ieee32"]).sum() - 1) < 1e-3
 
 
 def formula(*arguments: Numbers, **options: Any) -> Numbers:
