@@ -73,7 +73,7 @@ def test_a_number_that_is_wrong_is_named(operation: str) -> None:
 def test_what_a_verdict_says() -> None:
     output, query, key, value = attention(queries=3, keys=5)
     verdict = judge(SDPA, output, query, key, value)
-    extent = r"judged: every number\ntogether: not judged, for it takes 65 different rows, and these are 6"
+    extent = r"judged: every number\ntogether: not judged, for it takes 65 rows that round differently, and these are 6"
     pattern = rf"{SDPA} in float32 is right: the largest error is 0\.\d+ of its budget\n{extent}"
     assert re.fullmatch(pattern, str(verdict))
     output[1, 2, 3] = np.nan

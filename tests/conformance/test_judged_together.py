@@ -86,7 +86,7 @@ def test_a_filter_that_sees_honest_roundings_tells_nothing(monkeypatch: pytest.M
     output = exact_in(weights.astype(ml_dtypes.bfloat16).astype(np.float64) @ value.astype(np.float64), "bfloat16")
     verdict = judge(SDPA, output, query, key, value)
     assert verdict, verdict
-    monkeypatch.setattr(together, "HONEST", ())
+    monkeypatch.setattr(together, "ways", lambda precision: ())
     monkeypatch.setattr(together, "EXPONENTIALS", 0.0)
     assert judge(SDPA, output, query, key, value).together
 
@@ -116,7 +116,7 @@ def test_numbers_are_rounded_to_a_unit() -> None:
 @pytest.mark.parametrize(
     ("operation", "arguments", "options", "words"),
     [
-        (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "it takes 65 different rows, and these are 1"),
+        (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "it takes 65 rows that round differently, and these are 1"),
         (
             "general_attention",
             [np.ones((3, 4), np.float32)] * 3 + [np.eye(4, dtype=np.float32)],

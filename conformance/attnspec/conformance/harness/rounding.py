@@ -1,5 +1,6 @@
 """Honest results: the formula with weights that are rounded as a precision class allows, and a result in its dtype."""
 
+from collections.abc import Sequence
 from functools import partial
 from math import log2
 from typing import Any, Self
@@ -11,8 +12,14 @@ from attnspec.conformance.inputs.dtypes import numpy_dtype
 from attnspec.conformance.judging.subject import Subject
 from attnspec.reference.budget import Statistical, is_real, oracle_dtype
 from attnspec.reference.budget.error_array import Extremes
+from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
+
+PHASES = 8
+"""Factors between 1 and 2 that are tried: what is equal in all rows rounds alike, in a direction that they decide."""
+
+UNIT_OF_DOUBLE = 2.0**-53
 
 
 def nearest(x: Numbers, unit: float) -> Numbers:
@@ -25,37 +32,70 @@ def nearest(x: Numbers, unit: float) -> Numbers:
 
 
 class WeightsRounded(Statistical):
-    """Numbers that are exact but for the weights, which are rounded before they multiply the values."""
+    """Numbers that are exact but for the weights, which are rounded before they multiply the values.
+
+    They are multiplied by ``phase`` before, as exponentials are multiples of weights, by any factor.
+    """
+
+    phase = 1.0
 
     def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
         return super()._computed(value, np.zeros(np.shape(value)), **more)
 
     def _matmul(self, value: Numbers, a: Self, b: Self) -> Self:
         if a.weights is not None:
-            stored = self.stored(a.value, self.precision.weights)
+            stored = self.stored(a.value, self.precision)
             a = self._computed(stored, a.error, weights=a.weights, level=a.level)
             value = a.value @ b.value
         return super()._matmul(value, a, b)
 
-    @staticmethod
-    def stored(weights: Numbers, unit: float) -> Numbers:
+    @classmethod
+    def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
         """The weights as they multiply the values."""
-        return nearest(weights, unit)
+        return nearest(weights * cls.phase, precision.weights) / cls.phase
 
 
 class ExponentialsRounded(WeightsRounded):
     """Exponentials are rounded, and divided by their sum after they have multiplied the values."""
 
-    @staticmethod
-    def stored(weights: Numbers, unit: float) -> Numbers:
+    @classmethod
+    def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
         """Weights relative to the largest of their row, which is 1."""
-        largest = weights.max(-1, keepdims=True, initial=0.0)
-        largest = np.where(largest > 0, largest, 1.0)
-        return nearest(weights / largest, unit) * largest
+        largest = _largest(weights)
+        return nearest(weights / largest, precision.weights) * largest
 
 
-HONEST = (WeightsRounded, ExponentialsRounded)
-"""The ways in which implementations round weights."""
+def _largest(weights: Numbers) -> Numbers:
+    largest = weights.max(-1, keepdims=True, initial=0.0)
+    return np.asarray(np.where(largest > 0, largest, 1.0))
+
+
+class SumsRounded(WeightsRounded):
+    """Exponentials are summed one by one, so that equal ones round the sum in the same direction again and again."""
+
+    @classmethod
+    def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
+        """Weights over their sum."""
+        single = np.float32 if precision.accumulation > UNIT_OF_DOUBLE else np.float64
+        x = (weights / _largest(weights) * cls.phase).astype(single)
+        summed = np.cumsum(x, -1, single)[..., -1:].astype(weights.dtype)
+        return np.asarray(weights * x.sum(-1, weights.dtype, keepdims=True) / np.where(summed > 0, summed, 1.0))
+
+
+def _at_phases(way: type[WeightsRounded]) -> list[type[WeightsRounded]]:
+    return [type(f"{way.__name__}{i}", (way,), {"phase": 2.0 ** (i / PHASES)}) for i in range(PHASES)]
+
+
+STORED: Sequence[type[WeightsRounded]] = (ExponentialsRounded, *_at_phases(WeightsRounded))
+"""The ways in which implementations round weights that are stored."""
+
+SUMMED: Sequence[type[WeightsRounded]] = (WeightsRounded, *_at_phases(SumsRounded))
+"""The same where they are not stored in fewer bits."""
+
+
+def ways(precision: Precision) -> Sequence[type[WeightsRounded]]:
+    """The ways in which implementations of a class round weights."""
+    return STORED if precision.weights else SUMMED
 
 
 def rounded(subject: Subject, arguments: Arguments, way: type[WeightsRounded]) -> Numbers:

@@ -1,37 +1,43 @@
 """All judged rows together: an error far below the rounding of every number is plain over many of them.
 
 The filters are those of the laws on ensembles (``docs/precision.md``), on anybody's inputs. They assume that errors of
-different rows are independent, and as often positive as negative. Rows that are equal count once. A filter that would
-accuse is asked first of weights that are rounded as the class allows: where these show too, as they do where every row
-has a weight of almost 1, its assumptions do not hold, and it tells nothing.
+different rows are independent, and as often positive as negative. Rows that round alike count once: where too few are
+left, nothing is told. A filter that would accuse is asked first of honest results, whose weights and sums are rounded
+as the class allows. What these show is added to its limit, twice; and where they would be accused, as they may be where
+every row has a weight of almost 1, its assumptions do not hold, and it tells nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from math import prod
 
 import numpy as np
 
+from attnspec.conformance.harness.dependence import (
+    NUMBERS,
+    independent,
+    probed,
+    step_of_results,
+    step_of_weights,
+    valued,
+)
+from attnspec.conformance.harness.filters import FILTERS, Filter
 from attnspec.conformance.harness.heads import own_heads
 from attnspec.conformance.harness.parts import Part
-from attnspec.conformance.harness.rounding import HONEST, rounded
+from attnspec.conformance.harness.rounding import WeightsRounded, rounded, ways
 from attnspec.conformance.harness.scores import ADDED, has_parts, is_weight, rescaled, without
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, take
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.rows import sampled
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.ensembles import along, exact, slope
-from attnspec.conformance.laws.single_keys import along_key
-from attnspec.conformance.laws.spreads import no_wider
+from attnspec.conformance.laws.ensembles import exact, slope
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.laws import attention, pooling
 
 FEWEST = int(WIDTH**2) + 1
 """Independent groups of numbers at least: no error, however large, is more than √B of its standard errors."""
@@ -42,12 +48,6 @@ KEYS = 24
 EXPONENTIALS = 2.0**-13
 """The relative error of exponentials where weights are stored in few bits: there implementations approximate them, and
 those that are summed more than those that multiply values. PyTorch's on the CPU are off by up to 9e-5."""
-
-SLOPE = 8.0
-"""How much steeper that error may be than it is large: its sign changes with every power of two."""
-
-PART_OF_KEY = 0.25
-"""The part of a mean weight by which that of a key must be wrong: one that is left out is off by 1."""
 
 
 class Ensemble:
@@ -104,7 +104,7 @@ class Ensemble:
         if not self.by_row and any(x.shape[: x.ndim - len(leaf.core)] != whole.batch for leaf, x in whole.batched):
             return "for elements of the batch share arguments"
         if len(self.kept) < FEWEST:
-            return f"for it takes {FEWEST} different {self.groups}, and these are {len(self.kept)}"
+            return f"for it takes {FEWEST} {self.groups} that round differently, and these are {len(self.kept)}"
         return ""
 
     @property
@@ -119,12 +119,38 @@ class Ensemble:
 
     @cached_property
     def kept(self) -> Numbers:
-        """The groups that count: of those that are equal the first, and none with a number that nobody knows."""
+        """The groups that count: of those that round alike the first, and none with a number that nobody knows."""
         oracles = [self.subject.oracle(part.arguments) for part in self.parts]
         value, sigma = self._all([x.value for x in oracles]), self._all([x.sigma for x in oracles])
-        first = np.unique(value, axis=0, return_index=True)[1]
-        known = np.asarray(np.isfinite(value) & (sigma < UNKNOWN / 2)).all(-1)
-        return np.sort(first[np.asarray(known)[first]])
+        kept = np.flatnonzero(np.asarray(np.isfinite(value) & (sigma < UNKNOWN / 2)).all(-1))
+        kept = kept[independent(value[kept], step_of_results(self.subject.precision))]
+        if len(kept) < FEWEST or not self.by_row or not valued(self.subject.operation):
+            return kept
+        return kept[independent(self._probes[kept], step_of_weights(self.subject.precision, self.keys))]
+
+    @property
+    def keys(self) -> int:
+        """How many keys every row has."""
+        return self.arguments.keys_count or 0
+
+    @property
+    def terms(self) -> int:
+        """How many terms a score is the sum of, at most."""
+        names = self.subject.operation.sizes_of(Axis.FEATURE)
+        return max((self.arguments.size(name) for name in names), default=1)
+
+    @property
+    def _probes(self) -> Numbers:
+        """Sums of the weights of every group with random signs, whatever masks hide."""
+        found: list[Numbers] = []
+        while not found or sum(x.shape[-1] for x in found) < NUMBERS:
+
+            def of(part: Part, seed: int = len(found)) -> Numbers:
+                return exact(self.subject, probed(part.arguments.without_masks().plain(), seed))
+
+            wide_as = [part.results[self.leaf.path].shape for part in self.parts]
+            found.append(self._all([np.broadcast_to(*x) for x in zip(self.each(of, self.parts), wide_as, strict=True)]))
+        return np.concatenate(found, -1)
 
     def stacked(self, arrays: Sequence[Numbers]) -> Numbers:
         """One row for every group that counts, from an array for each part."""
@@ -172,17 +198,18 @@ class Ensemble:
         return self.stacked(list(self.each(of, self.parts)))
 
     @cached_property
-    def honest(self) -> list[Numbers]:
-        """Results with weights that are rounded as the class allows, in every way.
+    def rounded(self) -> list[Numbers]:
+        """Results with weights that are rounded as the class allows, in every way."""
+        return [self._rounded(way) for way in ways(self.subject.precision)]
 
-        Also the exact results, with what all exponentials may share: it decides all that lies between two numbers.
-        """
-        given, dtype = [part.arguments for part in self.parts], self.subject.dtype
+    @cached_property
+    def honest(self) -> list[Numbers]:
+        """These, and the exact results with what all exponentials may share: it decides what is between two numbers."""
         shares = [1 + self.exponentials, 1 - self.exponentials] if self.exponentials else []
-        return [
-            *(self.stacked([rounded(self.subject, arguments, way) for arguments in given]) for way in HONEST),
-            *(wide(exact_in(share * self.expected, dtype)) for share in shares),
-        ]
+        return [*self.rounded, *(wide(exact_in(share * self.expected, self.subject.dtype)) for share in shares)]
+
+    def _rounded(self, way: type[WeightsRounded]) -> Numbers:
+        return self.stacked(list(self.each(lambda part: rounded(self.subject, part.arguments, way), self.parts)))
 
     @property
     def exponentials(self) -> float:
@@ -191,7 +218,7 @@ class Ensemble:
 
     def single_keys(self) -> Iterator[tuple[str, Numbers]]:
         """What the results are where a single key is attended to, for some keys and for one of zeros, with words."""
-        for j in sampled(self.arguments.keys_count or 0, KEYS, np.random.default_rng(0)):
+        for j in sampled(self.keys, KEYS, np.random.default_rng(0)):
             yield f"key {j}", self.exactly(partial(_alone, keys=take([j])))
         yield "a key of zeros", self.exactly(partial(_alone, keys=zeros))
 
@@ -209,72 +236,6 @@ def _alone(given: Arguments, keys: Change) -> Arguments:
 def zeros(x: Numbers, axis: int) -> Numbers:
     """A single row of zeros along an axis, in the place of all."""
     return np.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
-
-
-@dataclass(frozen=True)
-class Filter:
-    """One question to all rows: ``check`` raises what it sees, and what is no more than ``least`` beyond is nothing."""
-
-    what: str
-    check: Callable[[Numbers], None]
-    least: float = 0.0
-
-    def asked(self, subject: Subject, got: Numbers) -> tuple[float, str]:
-        """How many times the limit results are off, and what the filter sees in words; 0 and nothing within it."""
-        ratio = subject.ratio
-        try:
-            self.check(got)
-        except Violation as violation:
-            found, limit = subject.estimates[self.what]
-            if abs(found) > limit + self.least:
-                return abs(found) / (limit + self.least), violation.message
-        finally:
-            subject.ratio = ratio
-        return 0.0, ""
-
-
-def gain(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter in the direction of the result itself."""
-    e, what = ensemble, "the gain"
-    yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.expected, what), e.exponentials)
-
-
-def scale(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter in the direction of the derivative with respect to the logarithm of the scale."""
-    e, what = ensemble, "the scale of the scores"
-    steepness, size = float(np.linalg.norm(e.steepness)), float(np.linalg.norm(e.expected))
-    if not steepness:
-        return
-    # The less results depend on the scale, the larger is the error of it that one of the exponentials looks like.
-    least = SLOPE * e.exponentials * max(1.0, size / steepness)
-    yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.steepness, what), least)
-
-
-def keys(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter along each of some keys, and of one of zeros: is it left out, or does it count which should not?"""
-    e = ensemble
-    for words, alone in e.single_keys():
-        what = f"the weight of {words}"
-
-        def check(got: Numbers, what: str = what, away: Numbers = alone - e.expected) -> None:
-            along_key(e.subject, e.arguments, (got - e.expected, away, e.expected), what)
-
-        yield Filter(what, check, PART_OF_KEY)
-
-
-def spread(ensemble: Ensemble) -> Iterator[Filter]:
-    """The root mean square of error/σ."""
-    e, what = ensemble, "the root mean square of error/σ"
-    yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what))
-
-
-FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
-    pooling.ENSEMBLE_GAIN.id: gain,
-    attention.ENSEMBLE_SCALE.id: scale,
-    pooling.ENSEMBLE_KEYS.id: keys,
-    pooling.ENSEMBLE_SPREAD.id: spread,
-}
-"""The filters by the laws whose operations they concern."""
 
 
 def _concerns(law: str, operation: Operation) -> bool:
@@ -297,8 +258,8 @@ def accusation(ensemble: Ensemble, got: Numbers | None = None) -> str:
     if ensemble.untold:
         return ""
     subject, got = ensemble.subject, ensemble.given if got is None else got
-    seen = [(*asked.asked(subject, got), asked) for asked in filters(ensemble)]
-    for _, words, asked in sorted(seen, key=lambda x: -x[0]):
-        if words and not any(asked.asked(subject, honest)[1] for honest in ensemble.honest):
+    seen = [(asked, *asked.asked(subject, got)) for asked in filters(ensemble)]
+    for asked, found, limit, words in sorted(seen, key=lambda x: -abs(x[1]) / (x[2] or np.inf)):
+        if words and asked.tells(ensemble, found, limit):
             return words
     return ""
