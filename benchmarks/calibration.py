@@ -20,6 +20,7 @@ from attnspec.backends.pytorch.kernels.additive import routes as additive
 from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
+from attnspec.backends.pytorch.kernels.dot import paired_formula
 from attnspec.backends.pytorch.kernels.dot import routes as dot
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES, HALF_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -98,7 +99,7 @@ def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:
     """Whether a path computes calls of a size and dtype, or another takes its place."""
     if path == "step":
         return size[1] == 1
-    return path != "plain" or dtype not in HALF_DTYPES
+    return path != "plain" or dtype not in HALF_DTYPES or paired_formula.serves(size[2], size[3], size[3], dtype)
 
 
 def _forced(path: str, call: Callable[[], Any]) -> Callable[[], Any]:

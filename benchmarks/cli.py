@@ -68,6 +68,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 def run(
     context: typer.Context,
     suite: Annotated[list[str] | None, typer.Option(help="only this suite; may be repeated")] = None,
+    case: Annotated[str, typer.Option(help="only cases with this in their names, such as 'dot bf16'")] = "",
     sizes: Annotated[str, typer.Option(help="lengths instead of the usual ones, such as 512,1024")] = "",
     threads: Annotated[str, typer.Option(help="numbers of threads on the CPU; 1 and all of them if not given")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
@@ -103,7 +104,7 @@ def run(
         with progress:
             for found in measure_suites(
                 tuple(dict.fromkeys(suite or SUITES)), settings, counts if device == "cpu" else (0,),
-                3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, before, progress,
+                3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, before, progress, case,
             ):  # fmt: skip
                 if output is not None:
                     write(found, output)
@@ -151,12 +152,16 @@ def measure_suites(
     memory: bool,
     before: Run | None,
     progress: CaseProgress,
+    named: str = "",
 ) -> Iterator[Run]:
     """After every case all that was measured so far, merged with an earlier run."""
     found = Run(described(settings.device) | {"load_before": load()}, settings.device)
     results: list[Measurement] = []
     progress.phase("inputs")
-    progress.expect(len(threads) * sum(1 for name in suites for _ in SUITES[name](settings)))
+    chosen = {name: [i for i, case in enumerate(SUITES[name](settings)) if named in case.key] for name in suites}
+    if not any(chosen.values()):
+        unusable(f"--case: expected a part of the name of a case; got {named!r}")
+    progress.expect(len(threads) * sum(map(len, chosen.values())))
     for count in threads:
         if count:
             torch.set_num_threads(count)
@@ -164,7 +169,9 @@ def measure_suites(
         rates = ceilings.measure(settings.device, quick=settings.quick)
         found = replace(found, ceilings={**found.ceilings, str(count): rates})
         for name in suites:
-            for case in SUITES[name](settings):
+            for i, case in enumerate(SUITES[name](settings)):
+                if i not in chosen[name]:
+                    continue
                 progress.case(f"{name}: {case.key}{threads_suffix(count)}")
                 results += measure(
                     case, settings, rounds=rounds, seconds=seconds, memory=memory, step=progress.step

@@ -212,6 +212,19 @@ def test_an_interrupted_run_leaves_page_picture_and_table(
     assert (tmp_path / FILE).read_text() == before
 
 
+def test_a_part_of_a_name_chooses_cases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.cli.SUITES", {"toy": interrupted})
+    monkeypatch.setattr(ceilings, "measure", lambda device, quick: dict.fromkeys(ceilings.RATES, 1e9))
+    order = ["--quick", "--suite", "toy", "--threads", "1", "--output", str(tmp_path)]
+    assert main([*order, "--case", "n=8"]) == 0
+    assert [m.size for m in read(tmp_path).measurements] == [8]
+    capsys.readouterr()
+    assert main([*order, "--case", "n=7"]) == 2
+    assert capsys.readouterr().err.endswith("--case: expected a part of the name of a case; got 'n=7'\n")
+
+
 def test_an_interrupted_run_is_completed_by_measuring_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
+from attnspec.backends.pytorch.kernels.dot import paired_formula
 from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
 from attnspec.backends.pytorch.kernels.dot.exact_exclusion import exact
 from attnspec.backends.pytorch.kernels.dot.zero_rows import has_zero_row
@@ -65,8 +66,10 @@ def _some(call: Call) -> list[str]:
     from attnspec.backends.pytorch.kernels.dot import planned_step
 
     found = ["step"] if planned_step.serves(call) else []
-    if call.mask is None and not call.causal and call.query.dtype not in HALF_DTYPES:
-        found.append("plain")
+    if call.mask is None and not call.causal:
+        m, d = call.key.shape[-2:]
+        if call.query.dtype not in HALF_DTYPES or paired_formula.serves(m, d, call.value.shape[-1], call.query.dtype):
+            found.append("plain")
     return found
 
 
@@ -140,8 +143,11 @@ def by_formula(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tenso
     batch = query.shape[:-2]
     if len(batch) != 1:
         query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (query, key, value))
-    scores = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=scale)
-    pooled = torch.bmm(torch.softmax(scores, -1), value)
+    if query.dtype is torch.bfloat16:
+        pooled = paired_formula.attend(scale, query, key, value)
+    else:
+        scores = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=scale)
+        pooled = torch.bmm(torch.softmax(scores, -1), value)
     return pooled if len(batch) == 1 else pooled.view(*batch, *pooled.shape[-2:])
 
 

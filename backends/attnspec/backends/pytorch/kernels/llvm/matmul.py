@@ -13,7 +13,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, S
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
-from attnspec.backends.pytorch.kernels.llvm.values import Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
 ROWS = 6
@@ -33,9 +33,15 @@ LEAST = 2**21
 
 
 class Product(Arguments):
-    """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c], columns in whole registers."""
+    """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c], columns in whole registers.
+
+    So of every entry, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` lie between those of two entries.
+    """
 
     tasks: Size
+    blocks: Size
+    left_entry: Size
+    right_entry: Size
     rows: Size
     columns: Size
     depth: Size
@@ -54,27 +60,34 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
     width = VECTORS * k.lanes
     add = k.add_products_of_pairs if pairs else k.fma
 
-    def tile(rows: list[Value], first: Value, count: int, start: Value, stop: Value, below: Value) -> None:
+    def tile(
+        matrices: tuple[RealPointer, RealPointer, RealPointer], rows: list[Value], first: Value, count: int,
+        start: Value, stop: Value, below: Value,
+    ) -> None:  # fmt: skip
         """The sums of some rows and of so many registers, with the terms from start to stop."""
+        left_matrix, right_matrix, output = matrices
         places = [[row * g.columns + first + c * k.lanes for c in range(count)] for row in rows]
         sums = [[Variable(k, k.full(0.0)) for _ in range(count)] for _ in rows]
         with k.when(start.is_nonzero()):
             for row, own in zip(places, sums, strict=True):
                 for place, total in zip(row, own, strict=True):
-                    total.set(k.load(g.output, place))
+                    total.set(k.load(output, place))
         with k.loop(start, stop) as t:
-            right = [k.load(g.right, t * g.columns + first + c * k.lanes) for c in range(count)]
+            right = [k.load(right_matrix, t * g.columns + first + c * k.lanes) for c in range(count)]
             for number, own in zip(rows, sums, strict=True):
-                left = k.broadcast(g.left, number * g.left_row + t * g.left_step)
+                left = k.broadcast(left_matrix, number * g.left_row + t * g.left_step)
                 for x, total in zip(right, own, strict=True):
                     total.set(add(left, x, total.get()))
         for r, (row, own) in enumerate(zip(places, sums, strict=True)):
             with k.when(below.compare(">", r)):
                 for place, total in zip(row, own, strict=True):
-                    k.store(total.get(), g.output, place)
+                    k.store(total.get(), output, place)
 
     with k.tasks(g.tasks) as task:
-        begin = task * TASK
+        entry, begin = task // g.blocks, task % g.blocks * TASK
+        matrices = (
+            g.left + entry * g.left_entry, g.right + entry * g.right_entry, g.output + entry * (g.rows * g.columns)
+        )  # fmt: skip
         end = k.minimum(begin + TASK, g.rows)
         with k.loop(0, g.depth, DEPTH) as start:
             stop = k.minimum(start + DEPTH, g.depth)
@@ -82,7 +95,7 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
             def strip(first: Value, count: int, start: Value = start, stop: Value = stop) -> None:
                 with k.loop(begin, end, ROWS) as row:
                     rows = [k.minimum(row + r, g.rows - 1) for r in range(ROWS)]
-                    tile(rows, first, count, start, stop, g.rows - row)
+                    tile(matrices, rows, first, count, start, stop, g.rows - row)
 
             whole = g.columns // width * width
             with k.loop(0, whole, width) as first:
@@ -114,7 +127,7 @@ class Projection:
         rows = (x if self.pairs else widened(x)).resolve_neg().reshape(-1, self.depth)
         if self.pairs:
             rows = rows.contiguous().view(torch.float32)
-        return _product(rows, self.right, self.pairs).view(*x.shape[:-1], self.columns)
+        return _products(rows[None], self.right[None], self.pairs).view(*x.shape[:-1], self.columns)
 
 
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
@@ -126,16 +139,27 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     """left (rows, depth) times right (depth, columns), of float32 or float64 in memory, with any strides."""
     if not worthwhile(left.shape[0], right.shape[1], right.shape[0], right):
         return left @ right
-    return _product(left.resolve_neg(), right.resolve_neg().contiguous(), False)
+    return _products(left.resolve_neg()[None], right.resolve_neg().contiguous()[None], False)[0]
 
 
-def _product(left: Tensor, right: Tensor, pairs: bool) -> Tensor:
-    (rows, depth), columns = left.shape, right.shape[1]
-    output = torch.empty(rows, columns, dtype=right.dtype)
-    tasks = -(-rows // TASK)
+def of_pairs(left: Tensor, right: Tensor) -> Tensor:
+    """left (entries, n, depth) times rightᵀ (entries, m, depth) of bfloat16 in memory, in float32.
+
+    For an even depth, columns m in whole registers, and where `multiplies_bfloat16`.
+    """
+    left, right = (x.resolve_neg().contiguous().view(torch.float32) for x in (left, right))
+    return _products(left, right.mT.contiguous(), True)
+
+
+def _products(left: Tensor, right: Tensor, pairs: bool) -> Tensor:
+    (entries, rows, depth), columns = left.shape, right.shape[2]
+    output = torch.empty(entries, rows, columns, dtype=right.dtype)
+    blocks = -(-rows // TASK)
     arguments = Product(
-        tasks=tasks, rows=rows, columns=columns, depth=depth, left=left, left_row=left.stride(0),
-        left_step=left.stride(1), right=right, output=output,
+        tasks=entries * blocks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
+        columns=columns, depth=depth, left=left, left_row=left.stride(1), left_step=left.stride(2), right=right,
+        output=output,
     )  # fmt: skip
-    run(product_kernel(8 * right.element_size(), pairs), thread_count(tasks, rows * columns * depth), arguments)
+    threads = thread_count(entries * blocks, entries * rows * columns * depth)
+    run(product_kernel(8 * right.element_size(), pairs), threads, arguments)
     return output

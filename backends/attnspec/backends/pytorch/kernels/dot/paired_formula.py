@@ -1,0 +1,93 @@
+"""softmax(scale·QKᵀ)V of bfloat16 with the scores in memory, where the processor multiplies pairs of bfloat16.
+
+Scores are float32, as they are summed; weights and their gradients are rounded to bfloat16 before they are multiplied.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
+from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
+from attnspec.backends.pytorch.runtime.first_order import first_order
+from attnspec.backends.pytorch.runtime.recording import recorded
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+
+LANES = 16
+"""Scores of a row that a register holds."""
+
+
+def serves(m: int, d: int, d_v: int, dtype: torch.dtype) -> bool:
+    """Whether products of these sizes are multiplied in pairs."""
+    if not HAS_LLVMLITE or dtype is not torch.bfloat16 or m % LANES or d % 2 or d_v % 2:
+        return False
+    from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+
+    return multiplies_bfloat16()
+
+
+def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The output for query (entries, n, d), key (entries, m, d) and value (entries, m, d_v) in memory."""
+    if recorded(query, key, value):
+        output: Tensor = PairedAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+        return output
+    return torch.bmm(_weights(scale, query, key).to(torch.bfloat16), value)
+
+
+def _weights(scale: float, query: Tensor, key: Tensor) -> Tensor:
+    from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
+
+    scores = of_pairs(query, key).mul_(scale)
+    # in place: pages of new memory take longer than what is written to them
+    return torch.softmax(scores, -1, out=scores)
+
+
+class PairedAttention(torch.autograd.Function):
+    """The output, with first derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """The backward reads the weights before and after their rounding."""
+        weights = _weights(scale, query, key)
+        rounded = weights.to(torch.bfloat16)
+        output = torch.bmm(rounded, value)
+        ctx.save_for_backward(query, key, value, output, weights, rounded)
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of query, key and value."""
+        from attnspec.backends.pytorch.kernels.dot.cpu import ONCE
+
+        query, key, value, output, weights, rounded = ctx.saved_tensors
+
+        def gradients(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+            return _gradients(ctx.scale, gradient, tensors, weights, rounded, ctx.needs_input_grad[:3])
+
+        return *first_order(ONCE, gradients, gradient, query, key, value, output), None
+
+
+def _gradients(
+    scale: float, gradient: Tensor, tensors: tuple[Tensor, ...], weights: Tensor, rounded: Tensor,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    query, key, value, output = tensors
+    gradient = gradient.resolve_neg()
+    if intercepted() or not all(map(addressable, (gradient, *tensors, weights, rounded))):
+        from attnspec.backends.pytorch.kernels.dot.cpu import gradients_by_pytorch
+
+        four = four_dimensional(query, key, value, None, False, scale)[0]
+        found = gradients_by_pytorch(four, gradient.unsqueeze(1), output.unsqueeze(1), wanted)
+        return tuple(None if x is None else x.squeeze(1) for x in found)
+    from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
+
+    by_weights = of_pairs(gradient, value)
+    torch.ops.aten._softmax_backward_data.out(by_weights, weights, -1, torch.float32, grad_input=by_weights)
+    by_scores = by_weights.mul_(scale).to(torch.bfloat16)
+    return (
+        torch.bmm(by_scores, key) if wanted[0] else None,
+        torch.bmm(by_scores.mT, query) if wanted[1] else None,
+        torch.bmm(rounded.mT, gradient) if wanted[2] else None,
+    )

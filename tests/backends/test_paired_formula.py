@@ -1,0 +1,80 @@
+"""The formula of bfloat16 by products in pairs, against the formula in double precision."""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch import sdpa
+from attnspec.backends.pytorch.kernels.dot import paired_formula
+from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+from attnspec.backends.pytorch.runtime.forcing import forcing
+
+SHAPES = [((3,), 5, 32, 8, 8), ((2, 2), 70, 48, 16, 24), ((1,), 1, 16, 2, 2)]
+"""Batch, queries, keys, features of keys and of values."""
+
+pairs = pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+@pairs
+@pytest.mark.parametrize(("batch", "n", "m", "d", "d_v"), SHAPES)
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1, 2)])
+def test_output_and_gradients_are_the_formula(
+    batch: tuple[int, ...], n: int, m: int, d: int, d_v: int, wanted: tuple[int, ...]
+) -> None:
+    given = [draw(*batch, n, d), draw(*batch, m, d), draw(*batch, m, d_v)]
+    exact = [x.double().requires_grad_() for x in given]
+    expected = torch.softmax(exact[0] @ exact[1].mT * d**-0.5, -1) @ exact[2]
+    cotangent = draw(*batch, n, d_v)
+    gradients = torch.autograd.grad(expected, exact, cotangent.double())
+    with forcing("plain"):
+        assert sdpa.path_for(*given) == "all keys: plain"
+        for _ in range(2):
+            torch.testing.assert_close(
+                pytorch.scaled_dot_product_attention(*given).double(), expected, rtol=1e-2, atol=2e-2
+            )
+            leaves = [x.clone().requires_grad_(i in wanted) for i, x in enumerate(given)]
+            output = pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+            found = torch.autograd.grad(output, [leaves[i] for i in wanted], cotangent)
+            for got, i in zip(found, wanted, strict=True):
+                assert got.dtype is torch.bfloat16
+                near = 2e-2 * max(1.0, float(gradients[i].abs().max()))
+                torch.testing.assert_close(got.double(), gradients[i], rtol=2e-2, atol=near)
+
+
+@pairs
+def test_second_derivatives_are_refused_by_name() -> None:
+    leaves = [x.requires_grad_() for x in (draw(1, 5, 8), draw(1, 16, 8), draw(1, 16, 8))]
+    with forcing("plain"):
+        output = pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+        (gradient,) = torch.autograd.grad(output.sum(), leaves[:1], create_graph=True)
+        with pytest.raises(NotImplementedError, match="second derivatives"):
+            torch.autograd.grad(gradient.sum(), leaves[:1])
+
+
+@pairs
+def test_gradients_in_a_batch_are_those_one_by_one() -> None:
+    leaves = [x.requires_grad_() for x in (draw(2, 5, 8), draw(2, 16, 8), draw(2, 16, 8))]
+    cotangents = draw(3, 2, 5, 8)
+    with forcing("plain"):
+        output = pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+        together = torch.autograd.grad(output, leaves, cotangents, is_grads_batched=True, retain_graph=True)
+        for i, one in enumerate(cotangents):
+            for x, y in zip(together, torch.autograd.grad(output, leaves, one, retain_graph=True), strict=True):
+                torch.testing.assert_close(x[i], y, rtol=3e-2, atol=3e-2)
+
+
+def test_what_is_not_multiplied_in_pairs_takes_another_path() -> None:
+    assert not paired_formula.serves(32, 8, 8, torch.float16)
+    assert not paired_formula.serves(33, 8, 8, torch.bfloat16)
+    assert not paired_formula.serves(32, 7, 8, torch.bfloat16)
+    assert paired_formula.serves(32, 8, 8, torch.bfloat16) == multiplies_bfloat16()
+    query, key = draw(1, 5, 7), draw(1, 16, 7)
+    with forcing("plain"):
+        assert sdpa.path_for(query, key, key) != "all keys: plain"
