@@ -23,15 +23,21 @@ def expected(
     dtype: torch.dtype,
     backward: bool,
     chunk: int = 64,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Some rows of the first batch entry's output; with ``backward`` also the gradients of all inputs.
 
     The first ``batched`` inputs have a batch dimension, and their gradients are those of the first entry; the others
     are shared, and their gradients are sums over the batch. Queries are processed ``chunk`` at a time.
+    A ``mask`` (B, n, m) is given to the formula, as a keyword, for the entry and rows that it computes.
     """
+
+    def of(some: Tensor, entry: int, operands: Sequence[Tensor]) -> Tensor:
+        return formula(some, *operands, **({} if mask is None else {"mask": mask[entry : entry + 1, some]}))
+
     given = [x.detach().to(dtype) for x in inputs]
     first = [x[:1] if i < batched else x for i, x in enumerate(given)]
-    out = formula(rows, *first)
+    out = of(rows, 0, first)
     if not backward:
         return (out,)
     entries = 1 if batched == len(given) else len(given[0])
@@ -42,7 +48,7 @@ def expected(
         everything = torch.arange(given[0].shape[-2], device=out.device)
         for start in range(0, len(everything), chunk):
             some = everything[start : start + chunk]
-            part = formula(some, *leaves)
+            part = of(some, entry, leaves)
             for i, gradient in enumerate(torch.autograd.grad(part, leaves, cotangent(part))):
                 if i >= batched or entry == 0:
                     totals[i] += gradient

@@ -112,14 +112,10 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
         return lambda *operands: compute(*operands, mask=mask)
 
     def formula(precision: torch.dtype) -> Sequence[Tensor]:
-        first = None if mask is None else mask[:1]
+        def of(some: Tensor, query: Tensor, *others: Tensor, mask: Tensor | None = None) -> Tensor:
+            return whole(query[:, some], *others, mask=mask)
 
-        def of(some: Tensor, query: Tensor, *others: Tensor) -> Tensor:
-            chosen = mask if first is None or len(query) > 1 else first
-            own = None if chosen is None else chosen[:, some]
-            return whole(query[:, some], *others, mask=own)
-
-        return exact.expected(of, inputs, 3, rows, dtype=precision, backward=mode == WITH_BACKWARD)
+        return exact.expected(of, inputs, 3, rows, dtype=precision, backward=mode == WITH_BACKWARD, mask=mask)
 
     whole = RIVALS[operation]["eager"]
     too_large = ""

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from torch import Tensor
 
-from benchmarks import ceilings, comparison, floors, multiply_adds, page, table
+from benchmarks import ceilings, comparison, exact, floors, multiply_adds, page, table
 from benchmarks.case import OURS
 from benchmarks.growth import growths, slope
 from benchmarks.records import read
@@ -187,3 +189,19 @@ def test_floors_are_asked_for_the_sizes_they_are_stated_for(size: int, asked: bo
     assert any("times PyTorch's best" in line for line in floors.missed(one)) is asked
     assert (best in floors.unchecked(one)) is not asked
     assert any("padding, times F.sdpa" in line for line in floors.missed(one)) is (size == 4096)
+
+
+def test_every_entry_of_a_batch_is_computed_under_its_own_mask() -> None:
+    def formula(some: Tensor, query: Tensor, w: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        assert mask is not None
+        return (query[:, some] * w).masked_fill(~mask, 0.0)
+
+    inputs = torch.ones(2, 3, 4), torch.ones(4)
+    mask = torch.tensor([[1, 0, 1], [0, 0, 1]], dtype=torch.bool)[..., None].expand(2, 3, 4)
+    rows = torch.tensor([0, 1])
+    out, of_query, of_w = exact.expected(
+        formula, inputs, 1, rows, dtype=torch.float64, backward=True, chunk=2, mask=mask
+    )
+    assert out[0, :, 0].tolist() == [1, 0]
+    assert of_query[0, :, 0].tolist() == [1, 0, 1]
+    assert of_w.tolist() == [3, -3, 3, -3]
