@@ -3,6 +3,8 @@
 Scores are float32, as they are summed; weights and their gradients are rounded to bfloat16 before they are multiplied.
 """
 
+import threading
+from math import prod
 from typing import Any
 
 import torch
@@ -32,14 +34,31 @@ def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if recorded(query, key, value):
         output: Tensor = PairedAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return output
-    return torch.bmm(_weights(scale, query, key).to(torch.bfloat16), value)
+    kept = _scratch(*query.shape[:-1], key.shape[-2])
+    return torch.bmm(_weights(scale, query, key, kept).to(torch.bfloat16), value)
 
 
-def _weights(scale: float, query: Tensor, key: Tensor) -> Tensor:
+KEPT = 2**20
+"""Scores for which a thread keeps memory between calls: pages of new memory take as long as the products."""
+
+_memory = threading.local()
+
+
+def _scratch(*shape: int) -> Tensor | None:
+    """Memory of this thread for so many scores, with what is left of others; None for many."""
+    size = prod(shape)
+    if size > KEPT:
+        return None
+    own: Tensor | None = getattr(_memory, "own", None)
+    if own is None or own.numel() < size:
+        own = _memory.own = torch.empty(size)
+    return own[:size].view(shape)
+
+
+def _weights(scale: float, query: Tensor, key: Tensor, output: Tensor | None = None) -> Tensor:
     from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
 
-    scores = of_pairs(query, key).mul_(scale)
-    # in place: pages of new memory take longer than what is written to them
+    scores = of_pairs(query, key, output).mul_(scale)
     return torch.softmax(scores, -1, out=scores)
 
 
@@ -83,7 +102,7 @@ def _gradients(
         return tuple(None if x is None else x.squeeze(1) for x in found)
     from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
 
-    by_weights = of_pairs(gradient, value)
+    by_weights = of_pairs(gradient, value, _scratch(*weights.shape))
     torch.ops.aten._softmax_backward_data.out(by_weights, weights, -1, torch.float32, grad_input=by_weights)
     by_scores = by_weights.mul_(scale).to(torch.bfloat16)
     return (

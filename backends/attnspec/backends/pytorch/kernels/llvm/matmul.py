@@ -142,18 +142,18 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return _products(left.resolve_neg()[None], right.resolve_neg().contiguous()[None], False)[0]
 
 
-def of_pairs(left: Tensor, right: Tensor) -> Tensor:
+def of_pairs(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor:
     """left (entries, n, depth) times rightᵀ (entries, m, depth) of bfloat16 in memory, in float32.
 
     For an even depth, columns m in whole registers, and where `multiplies_bfloat16`.
     """
     left, right = (x.resolve_neg().contiguous().view(torch.float32) for x in (left, right))
-    return _products(left, right.mT.contiguous(), True)
+    return _products(left, right.mT.contiguous(), True, output)
 
 
-def _products(left: Tensor, right: Tensor, pairs: bool) -> Tensor:
+def _products(left: Tensor, right: Tensor, pairs: bool, output: Tensor | None = None) -> Tensor:
     (entries, rows, depth), columns = left.shape, right.shape[2]
-    output = torch.empty(entries, rows, columns, dtype=right.dtype)
+    output = torch.empty(entries, rows, columns, dtype=right.dtype) if output is None else output
     blocks = -(-rows // TASK)
     arguments = Product(
         tasks=entries * blocks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
