@@ -37,6 +37,13 @@ def _speedup(group: Group, *, best: bool) -> float | None:
     return None if other is None else speedup(group, OURS, other.subject)
 
 
+def _over_best(group: Group) -> str:
+    """The speedup over the fastest other subject, and its name where there are several."""
+    best, timed = fastest_other(group, OURS), [m for m in group if m.seconds is not None and m.subject != OURS]
+    times = number(_speedup(group, best=True))
+    return f"{times}, {best.subject}" if times and best is not None and len(timed) > 1 else times
+
+
 def _spread(values: Sequence[float]) -> tuple[str, str]:
     return (f"{min(values):.3g} to {max(values):.3g}", number(statistics.median(values))) if values else ("", "")
 
@@ -64,7 +71,7 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
             yield (
                 name, ", ".join(str(_length(group[0], names)) for names in dimensions),
                 *(_time(by.get(subject)) for subject in subjects),
-                number(_speedup(group, best=False)), number(_speedup(group, best=True)),
+                number(_speedup(group, best=False)), _over_best(group),
                 "" if own is None else percent(ceiling_share(run, own)),
                 *(peak(by[subject]) if subject in by else "" for subject in peaks),
             )  # fmt: skip

@@ -87,6 +87,12 @@ def test_the_page_has_a_row_for_each_size_then_the_growth_of_each_subject() -> N
     ]  # fmt: skip
 
 
+def test_the_page_names_the_best_of_several_rivals() -> None:
+    group = measurement("eager", 1.0), measurement("torch.compile", 0.1), measurement(OURS, 0.02)
+    (_, row) = comparison.rows(run(*group))
+    assert row[5:7] == ("50", "5, torch.compile")
+
+
 def test_the_page_that_is_kept_shows_the_results_that_are_kept() -> None:
     kept = page.ROOT / "benchmarks" / "results" / "cpu"
     text = (kept / page.PAGE).read_text(encoding="utf-8")
