@@ -21,6 +21,7 @@ MODULES = ("additive_attention", "multi_head_attention", "lstm_cell", "encoder_l
         ("threaded", "pytorch on threads conforms", ATTENTION),
         ("stepping", "pytorch in decoding steps conforms", ("bahdanau_context",)),
         ("modules", "pytorch by modules conforms", MODULES),
+        ("multiplying", "pytorch by products of its own conforms", ("additive_attention",)),
     ],
 )
 def test_the_suite_acquits_the_adapter(adapter: str, verdict: str, operations: tuple[str, ...]) -> None:
@@ -33,7 +34,7 @@ def test_the_suite_acquits_every_path(path: str) -> None:
     check(
         f"attnspec.backends.pytorch.runtime.paths:{path}",
         f"pytorch by {path} conforms",
-        GROUPS if path == "flex" else ATTENTION,
+        GROUPS if path == "flex" else (*ATTENTION, GROUPS[0]) if path == "pytorch" else ATTENTION,
     )
 
 
