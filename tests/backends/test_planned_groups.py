@@ -137,6 +137,19 @@ def test_options_are_no_part_of_a_plan() -> None:
     assert torch.equal(alone, again)
 
 
+def test_keys_without_a_batch_are_no_batch_of_keys() -> None:
+    """As many entries as heads of keys, so that a missing dimension changes no first size."""
+    query, key, value = draw((2, 4, 2, 5, 7, 16), torch.float32)
+    for shared in ((key[0], value[0]), (key[0], value), (key, value[0])):
+        expected = backend.grouped_query_attention(query, *(x.expand(2, 2, 7, 16).contiguous() for x in shared))
+        for _ in range(2):
+            for path in (None, "llvm", "pytorch"):
+                with forcing(path):
+                    found = backend.grouped_query_attention(query, *shared)
+                for got, want in zip(found, expected, strict=True):
+                    torch.testing.assert_close(got, want)
+
+
 def test_a_refusal_stays_the_same() -> None:
     query, key, value = draw((1, 4, 2, 5, 5, 16), torch.float32)
     backend.grouped_query_attention(query, key, value)

@@ -46,7 +46,7 @@ class Fused(NamedTuple):
 def plan(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None, by_formula: Formula
          ) -> Fused | None:  # fmt: skip
     """For query (b, heads, n, d), key and value (b, heads_k, m, d); None where the kernel does not take them."""
-    if FORWARD is None or BACKWARD is None or query.dim() != 4 or key.shape != value.shape:
+    if FORWARD is None or BACKWARD is None or query.dim() != 4 or key.dim() != 4 or key.shape != value.shape:
         return None
     if query.shape[0] != key.shape[0] or query.shape[-1] != key.shape[-1]:
         return None

@@ -76,7 +76,7 @@ def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
 
     given = query, key, value
     visible, scoring = Visible(right=0 if causal else None), Scoring(scale)
-    if query.dim() != 4 or any(x.is_neg() or x._is_zerotensor() for x in given):
+    if any(x.dim() != 4 or x.is_neg() or x._is_zerotensor() for x in given):
         return None
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return None
