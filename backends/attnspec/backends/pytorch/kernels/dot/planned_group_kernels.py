@@ -84,22 +84,23 @@ class PlannedGroups(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        """By the kernel where it is first order and of the output alone, else by the formula."""
+        """By the kernel where it is first order, else by the formula."""
         plan, wanted = ctx.plan, ctx.needs_input_grad[:3]
         *operands, pooled, numbers = ctx.saved_tensors
         wide = [x.float() for x in operands] if plan.half else operands
         # hooks on saved tensors may have changed their strides and classes
         alike = tuple(x.stride() for x in wide) == plan.strides and pooled.is_contiguous()
-        plain = of_logarithms is not None or torch.is_grad_enabled() or transforms() or intercepted()
-        if gradient is not None and gradient.is_neg():
-            gradient = gradient.resolve_neg()
-        if gradient is None or plain or not alike or not all(map(addressable, (gradient, *wide, pooled, numbers))):
+        given = [x.resolve_neg() for x in (gradient, of_logarithms) if x is not None]
+        plain = torch.is_grad_enabled() or transforms() or intercepted() or not alike
+        if plain or not all(map(addressable, (*given, *wide, pooled, numbers))):
             by_formula = gradients_by_formula(plan.scale, plan.causal)
             found = by_formula((operands[0], operands[1], operands[2]), (gradient, of_logarithms))
         else:
-            gradient = gradient.to(pooled.dtype)
-            if gradient.stride(-1) != 1:
-                gradient = gradient.contiguous()
-            found = planned_kernel.backward(plan, wide, None, gradient, pooled, numbers, wanted)
+            b, h, n, _, _, d_v = plan.sizes
+            whole = pooled.new_zeros(b, h, n, d_v) if gradient is None else given[0].to(pooled.dtype)
+            if whole.stride(-1) != 1:
+                whole = whole.contiguous()
+            of_rows = None if of_logarithms is None else given[-1].to(pooled.dtype).contiguous()
+            found = planned_kernel.backward(plan, wide, None, whole, pooled, numbers, wanted, of_rows)
         dtype = operands[0].dtype
         return *(x.to(dtype) if x is not None and want else None for x, want in zip(found, wanted, strict=True)), None

@@ -239,9 +239,9 @@ def as_four(x: Tensor, rank: int) -> Tensor:
 
 def backward(
     plan: Plan, operands: Sequence[Tensor], mask: Tensor | None, gradient: Tensor, pooled: Tensor, numbers: Tensor,
-    wanted: Sequence[bool],
+    wanted: Sequence[bool], of_rows: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of the operands that are wanted, in the dtype of the sums."""
+    """Gradients of the operands that are wanted, in the dtype of the sums; ``of_rows`` (b, h, n) are of log Σ exp."""
     query, key, value = operands
     (b, h, n, m, d, d_v), p = plan.sizes, plan.backward
     assert p is not None
@@ -266,6 +266,8 @@ def backward(
     words[_B_QUERY], words[_B_KEY], words[_B_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
     if mask is not None:
         words[_B_MASK] = mask.data_ptr()
+    if of_rows is not None:
+        words[_OF_ROWS] = of_rows.data_ptr()
     words[_B_OUTPUT] = pooled.data_ptr()
     words[_B_MAXIMUM] = address = numbers.data_ptr()
     words[_B_RECIPROCAL] = address + b * h * n * numbers.element_size()
@@ -281,10 +283,11 @@ _B_OPERANDS = LEADING + Backward.operands
 _B_QUERY, _B_KEY, _B_VALUE, _B_MASK, _B_OUTPUT, _B_MAXIMUM, _B_RECIPROCAL = (
     word - _OPERANDS + _B_OPERANDS for word in (_QUERY, _KEY, _VALUE, _MASK, _OUTPUT, _MAXIMUM, _RECIPROCAL)
 )
-_B_SCRATCH, _GRADIENT, _BY_QUERY, _BY_KEY, _BY_VALUE = (
+_B_SCRATCH, _GRADIENT, _OF_ROWS, _BY_QUERY, _BY_KEY, _BY_VALUE = (
     LEADING + word
     for word in (
-        Backward.scratch, Backward.gradient, Backward.query_gradient, Backward.key_gradient, Backward.value_gradient,
+        Backward.scratch, Backward.gradient, Backward.row_gradient, Backward.query_gradient, Backward.key_gradient,
+        Backward.value_gradient,
     )
 )  # fmt: skip
 
