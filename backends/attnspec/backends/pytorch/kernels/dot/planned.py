@@ -107,7 +107,7 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
     if chosen == "plain":
         return partial(by_formula, call.scale) if all(x.shape[:-2] == batch for x in operands) else _nothing
     if chosen == "pytorch":
-        alike = key.shape == value.shape and query.shape[:-2] == key.shape[:-2] and len(batch) <= 2
+        alike = key.shape == value.shape and query.shape[:-2] == key.shape[:-2] == batch and len(batch) <= 2
         if not alike or not torch._C._get_flash_sdp_enabled():
             return _nothing
         if mask is None and not causal:
