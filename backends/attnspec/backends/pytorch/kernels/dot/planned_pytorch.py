@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
 from attnspec.backends.pytorch.kernels.dot import cpu_routes
 from attnspec.backends.pytorch.kernels.dot.call import Call
-from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
+from attnspec.backends.pytorch.kernels.dot.zero_rows import finder, has_zero_row
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 
 WORTH_WIDENING = 2**13
@@ -90,11 +90,13 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
 
 def _with_nan(attend: Attend, call: Call, scale: float | None) -> Attend:
     size = 4 if _widens(call) else call.query.element_size()
-    hides = finder(torch.Size((*call.query.shape[:-1], call.value.shape[-1])), size)
+    shape = torch.Size((*call.query.shape[:-1], call.value.shape[-1]))
+    hides, numbers = finder(shape, size), shape.numel()
 
     def attend_with_nan(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
         found = attend(query, key, value, None)
-        if hides(found):
+        # a part of the batch has fewer rows than the finder looks at
+        if (hides if found.numel() == numbers else has_zero_row)(found):
             return cpu_routes.with_nan(found, query, key, value, None, False, scale)
         return found
 
