@@ -13,6 +13,7 @@ from attnspec.backends import pytorch
 from benchmarks import exact, multiply_adds
 from benchmarks.case import FORWARD, OURS, WITH_BACKWARD, Case, Subject, compiled, make_call
 from benchmarks.suites import never_slower_groups
+from benchmarks.suites.never_slower_groups import COMPILED
 from benchmarks.suites.settings import Inputs, Settings
 
 SUITE = "never_slower"
@@ -29,8 +30,6 @@ OTHERS = (
 )  # fmt: skip
 """The same in float32."""
 MASKED = ((1, 1, 64, 64), (4, 20, 20, 64), (16, 4, 128, 64), (4, 64, 64, 64), (1, 512, 512, 64))
-COMPILED = 4096
-"""Queries times keys from which compiled rivals are measured too."""
 MAX_BYTES = 2 * 2**30
 """Of the intermediates (B, n, m, h) of additive attention, up to which the formula is measured."""
 

@@ -19,7 +19,7 @@ SIZES = ((1, 1, 1, 8), (1, 1, 64, 64), (2, 8, 8, 32), (1, 16, 16, 64), (4, 32, 3
 """Batch, queries, keys and features, of 8 heads that share 2 heads of keys."""
 DTYPES: Mapping[str, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16}
 COMPILED = 4096
-"""Queries times keys from which FlexAttention under ``torch.compile`` is measured too."""
+"""Queries times keys from which what is compiled is measured too."""
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:

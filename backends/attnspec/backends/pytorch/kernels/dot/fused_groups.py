@@ -11,11 +11,10 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.cpu_routes import few_keys
 from attnspec.backends.pytorch.kernels.dot.group_gradients import Formula, gradients_by_formula
-from attnspec.backends.pytorch.kernels.dot.planned_pytorch import FEW_HALF, WORTH_WIDENING
+from attnspec.backends.pytorch.kernels.dot.planned_pytorch import widens
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.recent import transforms
 from attnspec.backends.pytorch.runtime.recording import recorded
 
@@ -55,20 +54,20 @@ def plan(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float |
     regular = inspector((query, key, value))
     if regular is None:
         return None
-    widens = query.dtype in HALF_DTYPES and query.shape[-2] <= FEW_HALF and key.numel() >= WORTH_WIDENING
-    dtype = torch.float32 if widens else query.dtype
+    wide = widens(query, key)
+    dtype = torch.float32 if wide else query.dtype
     hides = finder(query.shape, query.element_size()) if key.shape[-2] < few_keys(dtype) else None
-    return Fused(causal, scale, widens, regular, hides, by_formula)
+    return Fused(causal, scale, wide, regular, hides, by_formula)
 
 
 def attend(call: Fused, tracked: bool, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
     """Output and log Σ exp in the dtype of the operands; None where something is not finite."""
-    causal, scale, widens, regular, hides, _ = call
+    causal, scale, wide, regular, hides, _ = call
     if not regular(query, key, value):
         return None
     if tracked:
         found = FusedGroups.apply(query, key, value, call)  # type: ignore[no-untyped-call]
-    elif widens:
+    elif wide:
         found = _widened(call, query, key, value)[:2]
     else:
         found = FORWARD(query, key, value, 0.0, causal, scale=scale)  # type: ignore[misc]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
-from attnspec.backends.pytorch.kernels.dot import cuda_groups
+from attnspec.backends.pytorch.kernels.dot import cuda_groups, logarithms
 from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
 from attnspec.backends.pytorch.kernels.dot.fused_groups import attend as attend_fused
 from attnspec.backends.pytorch.kernels.dot.fused_groups import costs_least, fused, is_fusible
@@ -29,9 +29,6 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
-
-SCALES = 2.0**-40, 2.0**40
-"""Smallest and largest scale that the kernels take, and cap over scale: numbers over it stay far from the limits."""
 
 PLAIN = 60.0
 """Microseconds that the operations of ``plain`` take more than PyTorch's fused kernel, of which the costs are known."""
@@ -90,8 +87,8 @@ def _served(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
         and query.numel() > 0
         and key.numel() > 0
         and value.numel() > 0
-        and SCALES[0] <= scale <= SCALES[1]
-        and SCALES[0] <= cap <= SCALES[1]
+        and cuda_groups.SCALES[0] <= scale <= cuda_groups.SCALES[1]
+        and cuda_groups.SCALES[0] <= cap <= cuda_groups.SCALES[1]
         and not (scoring.bias is not None and recorded(scoring.bias))
         and not (scoring.slopes is not None and recorded(scoring.slopes))
         and all(map(addressable, (query, key, value, *others)))
@@ -247,14 +244,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, call: GroupedCall, *tens
     threads = thread_count(tasks, b * h * n * m * (d + d_v) / 2)
     scratch = query.new_empty(threads, sum(forward_scratch(bits, padded(d, bits), padded(d_v, bits))))
     run(forward_kernel(bits), threads, Forward(tasks=tasks, operands=operands, scratch=scratch, nan=nan))
-    return output, logarithms_of(numbers, call.scale), numbers, nan[0] != 0
-
-
-def logarithms_of(numbers: Tensor, scale: float) -> Tensor:
-    """log Σ exp of rows whose largest score before the scale, and 1/Σ exp(score − maximum), these numbers are."""
-    maximum, reciprocal = numbers.unbind()
-    found = torch.add(reciprocal.log().neg_(), maximum, alpha=scale)
-    return found.masked_fill_(reciprocal == 0, -torch.inf)
+    return output, logarithms.of_numbers(numbers, call.scale), numbers, nan[0] != 0
 
 
 def _backward(call: GroupedCall, operands: tuple[Tensor, ...], tensors: list[Tensor | None],

@@ -12,6 +12,7 @@ from attnspec.backends.pytorch.kernels.dot.arguments import forward_scratch, pad
 from attnspec.backends.pytorch.kernels.dot.cpu import CAUSAL, NOTHING, operands_of
 from attnspec.backends.pytorch.kernels.dot.forward import Forward, forward_kernel
 from attnspec.backends.pytorch.kernels.dot.group_gradients import gradients_by_formula
+from attnspec.backends.pytorch.kernels.dot.logarithms import of_rows
 from attnspec.backends.pytorch.kernels.dot.planned_kernel import Plan
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
@@ -64,7 +65,7 @@ def _logarithms(plan: Plan, numbers: Tensor) -> Tensor:
     """log Σ exp (b, h, n) of rows of which none is empty, from their maxima and the reciprocals of their sums."""
     b, h, n, *_ = plan.sizes
     rows = b * h * n
-    return torch.add(numbers[rows : 2 * rows].log().neg_(), numbers[:rows], alpha=plan.scale).view(b, h, n)
+    return of_rows(numbers[:rows], numbers[rows : 2 * rows], plan.scale).view(b, h, n)
 
 
 class PlannedGroups(torch.autograd.Function):

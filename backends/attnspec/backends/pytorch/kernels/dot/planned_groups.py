@@ -45,6 +45,7 @@ def at_once(operation: Callable[..., Results]) -> Callable[..., Results]:
             and not tracing()
             and not (forward_ad._current_level >= 0 or modes() or transforms() or trace() is not None or autocasts())
         )  # fmt: skip
+        declined = False
         if simple:
             options = causal, scale, grad(), threads(), flash(), forced()
             for alike, plan in known.get(options, ()):
@@ -52,19 +53,23 @@ def at_once(operation: Callable[..., Results]) -> Callable[..., Results]:
                     found = plan(query, key, value)
                     if found is not None:
                         return found
+                    declined = True
                     break
         results = operation(
             query, key, value, mask=mask, causal=causal, scale=scale, window=window, softcap=softcap, bias=bias,
             slopes=slopes, sinks=sinks, key_lengths=key_lengths,
         )  # fmt: skip
-        if simple and not intercepted() and ordinary(query, key, value):
-            made = _made(query, key, value, causal, scale)
-            if made is not None:
-                _recent.remember(options, made, query, key, value)
+        if simple and not declined and not intercepted() and ordinary(query, key, value):
+            made = _made(query, key, value, causal, scale) or _nothing
+            _recent.remember(options, made, query, key, value)
         return results
 
     named(called, operation.__name__)
     return called
+
+
+def _nothing(query: Tensor, key: Tensor, value: Tensor) -> None:
+    return None
 
 
 def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Plan | None:

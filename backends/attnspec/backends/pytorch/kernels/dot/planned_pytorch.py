@@ -49,7 +49,7 @@ def by_pytorch(call: Call, rank: int, scale: float | None) -> Attend:
     attend: Attend = (of_none, of_one, of_two)[rank]
     if call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype):
         attend = _with_nan(attend, call, scale)
-    return _widened(attend, call) if _widens(call) else attend
+    return _widened(attend, call) if widens(call.query, call.key) else attend
 
 
 def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: int, scale: float | None) -> Plan | None:
@@ -63,23 +63,26 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
 
     causal, one, tracked = call.causal, rank == 1, call.differentiates()
     few = call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype)
-    # What is excluded and not finite makes the result NaN, but infinite queries and keys gradients even where not.
-    before = tracked or few
     # values are looked at where they are fewer than results
     values = few or call.key.shape[-2] <= call.query.shape[-2]
-    like = call.query.new_empty((*given[0].shape[:-1], given[2].shape[-1]))
-    regular = inspector(given if values else given[:2], mask) if before else None
-    of_result = None if before and values else inspector((like,))
-    if (before and regular is None) or (of_result is None and not (before and values)):
-        return None
+    regular = of_result = None
+    # What is excluded and not finite makes the result NaN, but infinite queries and keys gradients even where not.
+    if before := tracked or few:
+        regular = inspector(given if values else given[:2], mask)
+        if regular is None:
+            return None
+    if not (before and values):
+        of_result = inspector((call.query.new_empty((*given[0].shape[:-1], given[2].shape[-1])),))
+        if of_result is None:
+            return None
     sdpa = scaled_dot_product_attention if scale is None else partial(scaled_dot_product_attention, scale=scale)
-    widens = mask is not None and one and mask.dim() == 3
+    of_batch = mask is not None and one and mask.dim() == 3
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
         if regular is not None and not regular(query, key, value if values else None, mask):
             return None
         if one:
-            own = mask.unsqueeze(1) if widens and mask is not None else mask
+            own = mask.unsqueeze(1) if of_batch and mask is not None else mask
             found = sdpa(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), own, 0.0, causal).squeeze(1)
         else:
             found = sdpa(query, key, value, mask, 0.0, causal)
@@ -89,7 +92,7 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
 
 
 def _with_nan(attend: Attend, call: Call, scale: float | None) -> Attend:
-    size = 4 if _widens(call) else call.query.element_size()
+    size = 4 if widens(call.query, call.key) else call.query.element_size()
     shape = torch.Size((*call.query.shape[:-1], call.value.shape[-1]))
     hides, numbers = finder(shape, size), shape.numel()
 
@@ -127,6 +130,6 @@ def _parts(call: Call) -> tuple[slice, ...]:
     return tuple(slice(i, i + size) for i in range(0, b, size))
 
 
-def _widens(call: Call) -> bool:
+def widens(query: Tensor, key: Tensor) -> bool:
     """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long."""
-    return call.query.dtype in HALF_DTYPES and call.query.shape[-2] <= FEW_HALF and call.key.numel() >= WORTH_WIDENING
+    return query.dtype in HALF_DTYPES and query.shape[-2] <= FEW_HALF and key.numel() >= WORTH_WIDENING

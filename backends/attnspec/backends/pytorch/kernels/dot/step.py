@@ -31,6 +31,7 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, sums_o
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
+from . import logarithms
 from .arguments import Strided
 
 BLOCK = 16
@@ -277,11 +278,11 @@ def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable
         words[_MAXIMUM] = address = numbers.data_ptr()
         words[_RECIPROCAL], words[_SCRATCH] = address + rows * size, address + 2 * rows * size
         call(kernel, threads, words)
-        logarithms = torch.add(numbers[rows : 2 * rows].log().neg_(), numbers[:rows], alpha=scale)
-        if isnan(logarithms.sum()):
+        found = logarithms.of_rows(numbers[:rows], numbers[rows : 2 * rows], scale)
+        if isnan(found.sum()):
             return None
-        logarithms = logarithms.view(b, heads, 1)
-        return (output, logarithms) if output.dtype is dtype else (output.to(dtype), logarithms.to(dtype))
+        found = found.view(b, heads, 1)
+        return (output, found) if output.dtype is dtype else (output.to(dtype), found.to(dtype))
 
     return attend
 
@@ -302,13 +303,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, start: Tenso
     key (b, heads_k, m, d) and value (b, heads_k, m, d_v), or pages (pages, heads_k, page, d) that a table (b, blocks)
     numbers; start and stop (b) are contiguous 64-bit integers.
     """
-    from attnspec.backends.pytorch.kernels.dot.groups import logarithms_of
-
     b, heads, d_v, wide = *query.shape[:2], value.shape[-1], widened(query).contiguous()
     output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
     kernel, threads, arguments, _ = _call(wide, key, value, scale, start, stop, table, output, numbers)
     run(kernel, threads, arguments)
-    return output, logarithms_of(numbers, scale)
+    return output, logarithms.of_numbers(numbers, scale)
 
 
 def _call(

@@ -111,10 +111,9 @@ class Projection:
     def __init__(self, w: Tensor, rows: int) -> None:
         """For so many rows of x."""
         self.columns, self.depth = w.shape
-        self.pairs = w.dtype is torch.bfloat16 and self.depth % 2 == 0 and multiplies_bfloat16()
         wide = widened(w)
         self.fast = worthwhile(rows, self.columns, self.depth, wide)
-        self.pairs = self.pairs and self.fast
+        self.pairs = self.fast and w.dtype is torch.bfloat16 and self.depth % 2 == 0 and multiplies_bfloat16()
         if self.pairs:
             self.right = w.resolve_neg().contiguous().view(torch.float32).mT.contiguous()
         else:

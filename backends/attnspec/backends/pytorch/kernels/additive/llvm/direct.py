@@ -68,35 +68,41 @@ def attend_ordinary(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, 
         output, nan, *_ = _forward(plan, operands, _projections(operands), mask, (0, plan.entries), False)
         output = output.to(value.dtype) if plan.half else output
     else:
-        output, nan, *_ = _in_pieces(plan, operands, mask, False)
+        output, nan = _in_pieces(plan, operands, mask)
     return None if nan and mask is not None else output
 
 
-def _in_pieces(plan: Plan, operands: Operands, mask: Tensor | None, save: bool) -> "Found":
-    """`_forward` for a batch of several pieces; the output is in the dtype of the operands."""
+def _in_pieces(
+    plan: Plan, operands: Operands, mask: Tensor | None, kept: Sequence[Tensor] | None = None
+) -> tuple[Tensor, bool]:
+    """The output of a batch of several pieces in the dtype of the operands, and whether a NaN was met.
+
+    Projected query and key, and weights, go to what is ``kept``.
+    """
     query, key, value, w_q, w_k, w_v = operands
-    first = plan.pieces[0][1]
-    project = _projections(Operands(query[:first], key[:first], value, w_q, w_k, w_v))
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
+    first = plan.pieces[0][1]
+    project = _projections(Operands(rows[0][:first], rows[1][:first], value, w_q, w_k, w_v))
     masks = mask if mask is None or len(mask.shape) < 3 else mask.flatten(0, -3)
     output = value.new_empty(plan.entries, plan.n, plan.d)
-    real = _real(plan)
-    a, b = real.new_empty(plan.entries, plan.n, plan.h), real.new_empty(plan.entries, plan.m, plan.h)
-    weights = real.new_empty(plan.entries, plan.n, plan.m)
     nan = False
     for start, stop in plan.pieces:
         part = Operands(rows[0][start:stop], rows[1][start:stop], rows[2][start:stop], w_q, w_k, w_v)
         own = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
-        output[start:stop], strange, own_a, own_b, own_weights = _forward(plan, part, project, own, (start, stop), save)
-        if own_weights is not None:
-            a[start:stop], b[start:stop], weights[start:stop] = own_a, own_b, own_weights
+        output[start:stop], strange, *found = _forward(plan, part, project, own, (start, stop), kept is not None)
+        for whole, x in zip(kept or (), found, strict=False):
+            if x is not None:
+                whole[start:stop] = x
         nan = nan or strange
-    return output.view(*plan.batch, plan.n, plan.d), nan, a, b, weights
+    return output.view(*plan.batch, plan.n, plan.d), nan
 
 
-def _real(plan: Plan) -> Tensor:
-    """An empty tensor of the dtype of the sums."""
-    return torch.empty(0, dtype=torch.float64 if plan.bits == 64 else torch.float32)
+def _kept(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for what the backward reads of all pieces, in the dtype of the sums."""
+    real = torch.float64 if plan.bits == 64 else torch.float32
+    sizes = (plan.n, plan.h), (plan.m, plan.h), (plan.n, plan.m)
+    a, b, weights = (torch.empty(plan.entries, *size, dtype=real) for size in sizes)
+    return a, b, weights
 
 
 Found: TypeAlias = tuple[Tensor, bool, Tensor, Tensor, Tensor | None]
@@ -112,8 +118,8 @@ def _projections(operands: Operands) -> Projections:
     query, key, _, w_q, w_k, _ = operands
     if w_q is None or w_k is None:
         return _as_given, _as_given
-    rows = (x.numel() // max(x.shape[-1], 1) for x in (query, key))
-    return matmul.Projection(w_q, next(rows)), matmul.Projection(w_k, next(rows))
+    of_query, of_key = (x.shape[:-1].numel() for x in (query, key))
+    return matmul.Projection(w_q, of_query), matmul.Projection(w_k, of_key)
 
 
 def _as_given(x: Tensor) -> Tensor:
@@ -172,14 +178,16 @@ class DirectAttention(torch.autograd.Function):
         operands = Operands(query, key, value, w_q, w_k, w_v)
         kept: Sequence[Tensor | None] = _NOTHING
         if len(plan.pieces) > 1:
-            output, nan, a, b, weights = _in_pieces(plan, operands, mask, True)
+            whole = _kept(plan)
+            output, nan = _in_pieces(plan, operands, mask, whole)
+            found: Sequence[Tensor | None] = whole
         else:
             widened = wide(operands) if plan.half else operands
-            output, nan, a, b, weights = _forward(plan, widened, _projections(widened), mask, (0, plan.entries), True)
+            output, nan, *found = _forward(plan, widened, _projections(widened), mask, (0, plan.entries), True)
             if plan.half and plan.entries * plan.m * plan.h <= PIECE:
                 kept = widened
-        projected = (None, None) if w_q is None else (a, b)
-        ctx.save_for_backward(*operands, *projected, weights, *kept)
+        projected = (None, None) if w_q is None else found[:2]
+        ctx.save_for_backward(*operands, *projected, found[2], *kept)
         ctx.plan = plan
         return output.to(value.dtype) if plan.half else output, nan
 
