@@ -18,7 +18,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import run
-from attnspec.backends.pytorch.kernels.llvm.vector_functions import tanh
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import log, tanh
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.conformance import replay
@@ -267,6 +267,24 @@ class Curve(Arguments):
 
     x: Reals
     y: Reals
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_log_is_right_for_all_normal_numbers(bits: int) -> None:
+    k = Kernel("logarithms", Curve, bits)
+    k.store(log(k, k.load(k.argument.x, 0)), k.argument.y, 0)
+    kernel: Compiled[Curve] = Compiled(*k.code())
+    dtype = torch.float32 if bits == 32 else torch.float64
+    lanes, limits = register_bytes() * 8 // bits, torch.finfo(dtype)
+    drawn = torch.Generator().manual_seed(bits)
+    for low, high in ((0.5, 1.5), (0.99, 1.01), (1.0, 1e6), (limits.tiny, 1e-20), (1e20, limits.max)):
+        for _ in range(200):
+            x = torch.empty(lanes, dtype=dtype)
+            x.copy_(torch.linspace(0, 1, lanes).mul(torch.rand(lanes, generator=drawn)).double() * (high - low) + low)
+            x[:2] = torch.tensor([1.0, nan])
+            y = torch.empty_like(x)
+            run(kernel, 1, Curve(x=x, y=y))
+            torch.testing.assert_close(y.double(), x.double().log(), rtol=2 * limits.eps, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("bits", [32, 64])

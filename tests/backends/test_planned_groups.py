@@ -114,6 +114,21 @@ def test_what_is_not_finite_is_left_to_the_formula(place: int, bad: float, causa
     torch.testing.assert_close(logarithms, expected_logarithms, equal_nan=True)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_scores_that_overflow_are_left_to_the_formula(wanted: bool, causal: bool) -> None:
+    query, key, value = draw((1, 4, 2, 5, 5, 16), torch.float32)
+    backend.grouped_query_attention(query.requires_grad_(wanted), key, value, causal=causal)
+    query.detach()[0, 0, 3] = torch.tensor([1e25, -1e25]).repeat(8)
+    key[0, 0] = 1e25
+    found, logarithms = backend.grouped_query_attention(query, key, value, causal=causal)
+    with forcing("plain"):
+        expected, expected_logarithms = backend.grouped_query_attention(query, key, value, causal=causal)
+    assert expected[0, 0, 3].isnan().all()
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.testing.assert_close(logarithms, expected_logarithms, equal_nan=True)
+
+
 def test_batched_gradients_are_those_one_by_one() -> None:
     leaves = [x.requires_grad_() for x in draw((1, 4, 2, 5, 7, 16), torch.float64)]
     cotangents = torch.randn(3, 1, 4, 5, 16, dtype=torch.float64)

@@ -1,10 +1,10 @@
 """Plans of recent calls, found by one comparison in C++.
 
 PyTorch's compiler guards its code by comparing tensors with those that it was made for: classes, sizes, strides,
-dtypes, devices, whether gradients are wanted, and lazy signs. It does not see what `torch.compile` traces, autocast,
-modes, tracing, transforms and forward mode: who asks looks at these first. All of it takes as long as reading two
-shapes in Python. Where a version of PyTorch has no such comparison, nothing is remembered, and plans are looked up by
-`plans`.
+dtypes, devices, whether gradients are wanted, and lazy signs; and what of autocast, tracing and transforms was active
+when they were made, for these change what a tensor is dispatched by. It does not see what `torch.compile` traces, nor
+forward mode and all modes: who asks looks at these first. All of it takes as long as reading two shapes in Python.
+Where a version of PyTorch has no such comparison, nothing is remembered, and plans are looked up by `plans`.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ try:
 except ImportError:  # a private name, which may move
     guards = None  # type: ignore[assignment]
 
-# what guards do not see, by functions of PyTorch in C++
-modes, transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
-trace, autocasts = torch._C._get_tracing_state, torch._C._is_any_autocast_enabled
+# what guards do not see, and what a call is not remembered under, by functions of PyTorch in C++
+modes = torch._C._len_torch_dispatch_stack
+transforms, autocasts = torch._C._are_functorch_transforms_active, torch._C._is_any_autocast_enabled
 
 Plan = TypeVar("Plan")
 

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
-from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, modes, named, trace, transforms
+from attnspec.backends.pytorch.runtime.recent import Recent, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
@@ -34,7 +34,7 @@ _plans: Plans[Plan] = Plans()
 def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """For additive attention: calls like recent ones run by their plan.
 
-    Under autocast, modes and transforms there is none, so that this stands outside of what lowers dtypes.
+    Under autocast, modes and transforms no call is like them, so that this stands outside of what lowers dtypes.
     """
     known, tracing = _recent.known, torch.compiler.is_dynamo_compiling
 
@@ -44,11 +44,7 @@ def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
         mask: Tensor | None = None, causal: bool = False,
     ) -> Tensor:  # fmt: skip
         # all in this frame: those of helpers would take as long as what they do
-        if (
-            (causal is True or causal is False)
-            and not tracing()
-            and not (forward_ad._current_level >= 0 or modes() or transforms() or trace() is not None or autocasts())
-        ):
+        if (causal is True or causal is False) and not tracing() and forward_ad._current_level < 0 and not modes():
             operands = query, key, value, w_q, w_k, w_v
             for alike, plan in known.get((causal, mask is None, grad(), threads(), forced()), ()):
                 if alike(*operands) if mask is None else alike(*operands, mask):

@@ -109,12 +109,13 @@ class Options(NamedTuple):
 
 
 class Operands(Arguments):
-    """A call of attention with its output, and with the two numbers for each query that the backward pass needs.
+    """A call of attention with its output, the two numbers for each query that the backward needs, and log Σ exp.
 
     ``group`` heads of queries share a head of keys. ``left`` and ``right`` are `FAR` without an end. What is added to
     scores or caps them comes before the scale: ``cap`` is the cap over the scale, and ``slopes`` are over it too.
     ``log2_scale`` is the scale of the scores, times log₂ e. ``maximum`` (b, h, n) is the largest score of a row before
     the scale, ``reciprocal`` (b, h, n) is 1/Σ exp(score − maximum); both are 0 where no key is attendable.
+    ``logarithms`` (b, h, n), if wanted, are −∞ there.
     """
 
     query_blocks: Size
@@ -138,6 +139,7 @@ class Operands(Arguments):
     slopes: OptionalReals
     bias: OptionalStridedReals
     over_scale: Real
+    scale: Real
     log2_scale: Real
     query: StridedReals
     key: StridedReals
@@ -146,6 +148,7 @@ class Operands(Arguments):
     output: StridedReals
     maximum: Reals
     reciprocal: Reals
+    logarithms: OptionalReals
 
 
 def padded(columns: int, bits: int) -> int:

@@ -87,7 +87,8 @@ NOTHING, CAUSAL = Options(), Options(right=0)
 
 
 def operands_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options, scale: float,
-              output: Tensor, maximum: Tensor, reciprocal: Tensor) -> Operands:  # fmt: skip
+              output: Tensor, maximum: Tensor, reciprocal: Tensor, logarithms: Tensor | None = None
+              ) -> Operands:  # fmt: skip
     """What both kernels take; all tensors have contiguous rows."""
     (_, h, n, d), (heads_k, m, d_v), bits = query.shape, value.shape[-3:], query.element_size() * 8
     left, right, lengths, offsets, softcap, slopes, bias = options
@@ -100,8 +101,8 @@ def operands_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
         right=FAR if right is None else min(right, FAR), lengths=lengths, offsets=offsets,
         adjusts=adjusts, capped=softcap is not None, cap=cap, over_cap=1 / cap,
         slopes=slopes, bias=bias, over_scale=1 / scale,
-        log2_scale=scale * log2(e), query=query, key=key, value=value, mask=mask,
-        output=output, maximum=maximum, reciprocal=reciprocal,
+        scale=scale, log2_scale=scale * log2(e), query=query, key=key, value=value, mask=mask,
+        output=output, maximum=maximum, reciprocal=reciprocal, logarithms=logarithms,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Result, 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.memory import Index
 from attnspec.backends.pytorch.kernels.llvm.values import IntPointer, RealPointer, Value, Variable
-from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, tanh
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log, tanh
 
 from .arguments import KEYS, Operands, Strided, forward_scratch
 from .tiles import (
@@ -186,7 +186,7 @@ def values_of(sums: Sums) -> list[list[Value]]:
 
 @compiled
 def forward_kernel(bits: int) -> Kernel[Forward]:
-    """Output, row maximum and reciprocal of the row sum, as `Operands` says."""
+    """Output, row maximum, reciprocal of the row sum, and log Σ exp, as `Operands` says."""
     k = Kernel("dot_forward", Forward, bits)
     define_transpose(k)
     g, o, lanes = k.argument, k.argument.operands, width(bits)
@@ -290,6 +290,9 @@ def _finish(k: Kernel[Forward], task: QueryBlock, pooled: RealPointer, attends: 
         at = task.entry * o.n + task.first + c * k.lanes
         k.store_lanes(k.select(attends[c], maximum[c], k.full(0.0)), inside, o.maximum, at)
         k.store_lanes(reciprocal, inside, o.reciprocal, at)
+        with k.when(o.logarithms.is_given()):
+            logarithm = k.fma(maximum[c], o.scale.load(), log(k, total[c]))
+            k.store_lanes(k.select(attends[c], logarithm, k.full(float("-inf"))), inside, o.logarithms, at)
         with k.loop(0, o.d_v) as column:
             place = column * task.lanes + c * k.lanes
             value = k.load(pooled, place) * reciprocal

@@ -19,11 +19,14 @@ from attnspec.backends.pytorch.runtime.recent import transforms
 from attnspec.backends.pytorch.runtime.recording import recorded
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
-FORWARD, BACKWARD = (
-    getattr(getattr(torch.ops.aten, name, None), "default", None) for name in (_NAME, f"{_NAME}_backward")
-)
+# a function of C++, and an operator without its method in Python: they take a microsecond less than `torch.ops` has
+FORWARD: Callable[..., tuple[Tensor, Tensor]] | None = getattr(torch, _NAME, None)
+_operator = getattr(getattr(torch.ops.aten, f"{_NAME}_backward", None), "default", None)
+BACKWARD: Callable[..., tuple[Tensor, ...]] | None = getattr(_operator, "_op", _operator)
 
-OF_LOGARITHMS, OF_GRADIENTS, OF_ONE = 4.0, 25.0, 200.0
+grad = torch.is_grad_enabled
+
+OF_LOGARITHMS, OF_GRADIENTS, OF_ONE = 4.0, 15.0, 200.0
 """Microseconds that other paths take longer than for dot products alone: without gradients, with them, and with those
 of one query, for which there is no plan."""
 
@@ -31,7 +34,7 @@ of one query, for which there is no plan."""
 class Fused(NamedTuple):
     """What of a call is no tensor.
 
-    ``regular`` says of operands that all is finite, ``hides`` of a result that a NaN may be hidden in it.
+    ``regular`` says of operands that all is moderate, ``hides`` of a result that a NaN may be hidden in it.
     """
 
     causal: bool
@@ -49,31 +52,36 @@ def plan(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float |
         return None
     if query.shape[0] != key.shape[0] or query.shape[-1] != key.shape[-1]:
         return None
-    from attnspec.backends.pytorch.kernels.dot.regular import inspector
+    from attnspec.backends.pytorch.kernels.dot.regular import SUMMED, inspector
 
     regular = inspector((query, key, value))
     if regular is None:
         return None
     wide = widens(query, key)
     dtype = torch.float32 if wide else query.dtype
-    hides = finder(query.shape, query.element_size()) if key.shape[-2] < few_keys(dtype) else None
+    overflows = query.shape[-1] * max(1.0, scale or 0.0) > SUMMED
+    hides = finder(query.shape, query.element_size()) if overflows and key.shape[-2] < few_keys(dtype) else None
     return Fused(causal, scale, wide, regular, hides, by_formula)
 
 
-def attend(call: Fused, tracked: bool, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Output and log Σ exp in the dtype of the operands; None where something is not finite."""
+def attending(call: Fused, tracked: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+    """What gives output and log Σ exp in the dtype of the operands; None where something is not finite."""
     causal, scale, wide, regular, hides, _ = call
-    if not regular(query, key, value):
-        return None
-    if tracked:
-        found = FusedGroups.apply(query, key, value, call)  # type: ignore[no-untyped-call]
-    elif wide:
-        found = _widened(call, query, key, value)[:2]
-    else:
-        found = FORWARD(query, key, value, 0.0, causal, scale=scale)  # type: ignore[misc]
-        if found[1].dtype is not query.dtype:
-            found = found[0], found[1].to(query.dtype)
-    return None if hides is not None and hides(found[0]) else found
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        if not regular(query, key, value):
+            return None
+        if tracked:
+            output, logarithms = _apply(query, key, value, call)
+        elif wide:
+            output, logarithms, *_ = _widened(call, query, key, value)
+        else:
+            output, logarithms = FORWARD(query, key, value, 0.0, causal, scale=scale)  # type: ignore[misc]
+            if logarithms.dtype is not query.dtype:
+                logarithms = logarithms.type(query.dtype)
+        return None if hides is not None and hides(output) else (output, logarithms)
+
+    return attend
 
 
 def _widened(call: Fused, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -99,23 +107,27 @@ class FusedGroups(torch.autograd.Function):
             return output, logarithms
         output, logarithms = FORWARD(query, key, value, 0.0, call.causal, scale=call.scale)  # type: ignore[misc]
         ctx.save_for_backward(query, key, value, output, logarithms)
-        return output, logarithms if logarithms.dtype is query.dtype else logarithms.to(query.dtype)
+        return output, logarithms if logarithms.dtype is query.dtype else logarithms.type(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None) -> tuple[Tensor | None, ...]:
         """By PyTorch's kernel where it is first order and of the output alone, else by the formula."""
-        call, saved = ctx.call, ctx.saved_tensors
-        if gradient is None or of_logarithms is not None or torch.is_grad_enabled() or transforms():
-            found = call.by_formula(saved[:3], (gradient, of_logarithms))
+        causal, scale, wide, _, _, by_formula = ctx.call
+        if gradient is None or of_logarithms is not None or grad() or transforms():
+            found = by_formula(ctx.saved_tensors[:3], (gradient, of_logarithms))
+        elif wide:
+            found = BACKWARD(gradient.float(), *ctx.saved_tensors[3:], 0.0, causal, scale=scale)  # type: ignore[misc]
         else:
-            assert BACKWARD is not None
-            kept = saved[3:] if call.widens else saved
-            gradient = gradient.float() if call.widens else gradient
-            found = BACKWARD(gradient, *kept, 0.0, call.causal, scale=call.scale)
-        dtype, wanted = saved[0].dtype, ctx.needs_input_grad
-        if found[0].dtype is not dtype:
-            found = tuple(x.to(dtype) for x in found)
-        return found[0] if wanted[0] else None, found[1] if wanted[1] else None, found[2] if wanted[2] else None, None
+            query, key, value, output, logarithms = ctx.saved_tensors
+            a, b, c = BACKWARD(gradient, query, key, value, output, logarithms, 0.0, causal, scale=scale)  # type: ignore[misc]
+            # autograd drops gradients that nobody wants in less time than they are looked through here
+            return a, b, c, None
+        dtype = ctx.saved_tensors[0].dtype
+        return *(x if x is None else x.to(dtype) for x in found), None
+
+
+# without what `Function.apply` does for torch.func, under which nothing comes here
+_apply: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, FusedGroups).apply
 
 
 def is_fusible(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:

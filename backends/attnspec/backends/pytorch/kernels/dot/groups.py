@@ -7,7 +7,8 @@ where it costs least and serves (`dot.fused_groups`). ``llvm`` are the kernels o
 dot-product attention, which share keys among heads without copies and skip what windows and lengths leave out.
 ``plain`` are PyTorch's operations (`formula`), with scores in memory: in ``torch.compile``, ``torch.func`` and modes,
 in forward mode, without llvmlite, where it costs less, for gradients of biases and slopes, for empty operands, and
-where something is not finite. Second derivatives are those of ``plain``.
+where something is not finite. Of bfloat16 it takes products of pairs (`dot.paired_groups`) where these serve. Second
+derivatives are those of ``plain``.
 """
 
 from array import array
@@ -17,10 +18,9 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
-from attnspec.backends.pytorch.kernels.dot import cuda_groups, logarithms
+from attnspec.backends.pytorch.kernels.dot import cuda_groups, paired_groups
 from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
-from attnspec.backends.pytorch.kernels.dot.fused_groups import attend as attend_fused
-from attnspec.backends.pytorch.kernels.dot.fused_groups import costs_least, fused, is_fusible
+from attnspec.backends.pytorch.kernels.dot.fused_groups import attending, costs_least, fused, is_fusible
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -72,7 +72,10 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
     tracked = recorded(query, key, value)
     sizes = entries, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
     by_llvm, by_pytorch = (microseconds(path, *sizes) or 0.0 for path in ("llvm", "pytorch"))
-    return "llvm" if wish == "llvm" or by_llvm <= by_pytorch + PLAIN else "plain"
+    by_plain = by_pytorch + PLAIN
+    if paired_groups.serves(query, key, value, visible, scoring):
+        by_plain = paired_groups.cost(query, key, value) or by_plain
+    return "llvm" if wish == "llvm" or by_llvm <= by_plain else "plain"
 
 
 def _served(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:
@@ -117,13 +120,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
     """
     path = path_for(query, key, value, visible, scoring)
     if path == "plain":
-        return None
+        return _paired(query, key, value, visible, scoring)
     if path in ("enable_gqa", "flex"):
         return cuda_groups.attend(path, query, key, value, visible, scoring)
     if path == "pytorch":
         by_pytorch = fused(query, key, value, visible.right == 0, scoring.scale)
         assert by_pytorch is not None
-        return attend_fused(by_pytorch, recorded(query, key, value), query, key, value)
+        return attending(by_pytorch, recorded(query, key, value))(query, key, value)
     batch = batch_of(query, key, value, visible, scoring)
     query, key, value = four(query, batch), four(key, batch), four(value, batch)
     (b, heads, n, d), (heads_k, m, d_v) = query.shape, value.shape[-3:]
@@ -160,6 +163,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
         if joins:
             output, logarithms = output.reshape(b, heads, 1, d_v), logarithms.reshape(b, heads, 1)
     return output.reshape(*batch, heads, n, d_v), logarithms.reshape(*batch, heads, n)
+
+
+def _paired(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
+            scoring: Scoring) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """``plain`` by products of pairs, where these serve."""
+    if intercepted() or not all(map(addressable, (query, key, value))):
+        return None
+    if not paired_groups.serves(query, key, value, visible, scoring):
+        return None
+    scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+    return paired_groups.attend(scale, query, key, value)
 
 
 def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table: Tensor, visible: Visible,
@@ -238,13 +252,16 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, call: GroupedCall, *tens
     query, key, value = cpu.rows(query), cpu.rows(key), cpu.rows(value)
     (b, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
     output, numbers = query.new_empty(b, h, n, d_v), query.new_empty(2, b, h, n)
+    logarithms = query.new_empty(b, h, n)
     options = Options(call.left, call.right, lengths, offsets, call.softcap, slopes, bias)
-    operands = cpu.operands_of(query, key, value, mask, options, call.scale, output, numbers[0], numbers[1])
+    operands = cpu.operands_of(
+        query, key, value, mask, options, call.scale, output, numbers[0], numbers[1], logarithms
+    )  # fmt: skip
     nan, tasks = array("q", [0]), b * h * -(-n // width(bits))
     threads = thread_count(tasks, b * h * n * m * (d + d_v) / 2)
     scratch = query.new_empty(threads, sum(forward_scratch(bits, padded(d, bits), padded(d_v, bits))))
     run(forward_kernel(bits), threads, Forward(tasks=tasks, operands=operands, scratch=scratch, nan=nan))
-    return output, logarithms.of_numbers(numbers, call.scale), numbers, nan[0] != 0
+    return output, logarithms, numbers, nan[0] != 0
 
 
 def _backward(call: GroupedCall, operands: tuple[Tensor, ...], tensors: list[Tensor | None],

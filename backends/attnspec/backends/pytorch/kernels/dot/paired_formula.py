@@ -34,8 +34,9 @@ def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if recorded(query, key, value):
         output: Tensor = PairedAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return output
-    kept = _scratch(*query.shape[:-1], key.shape[-2])
-    return torch.bmm(_weights(scale, query, key, kept).to(torch.bfloat16), value)
+    kept = scratch(*query.shape[:-1], key.shape[-2])
+    weights = torch.softmax(scores(scale, query, key, kept), -1, out=kept)
+    return torch.bmm(weights.to(torch.bfloat16), value)
 
 
 KEPT = 2**20
@@ -44,7 +45,7 @@ KEPT = 2**20
 _memory = threading.local()
 
 
-def _scratch(*shape: int) -> Tensor | None:
+def scratch(*shape: int) -> Tensor | None:
     """Memory of this thread for so many scores, with what is left of others; None for many."""
     size = prod(shape)
     if size > KEPT:
@@ -55,11 +56,11 @@ def _scratch(*shape: int) -> Tensor | None:
     return own[:size].view(shape)
 
 
-def _weights(scale: float, query: Tensor, key: Tensor, output: Tensor | None = None) -> Tensor:
+def scores(scale: float, query: Tensor, key: Tensor, output: Tensor | None = None) -> Tensor:
+    """scale·QKᵀ in float32, as they are summed."""
     from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
 
-    scores = of_pairs(query, key, output).mul_(scale)
-    return torch.softmax(scores, -1, out=scores)
+    return of_pairs(query, key, output).mul_(scale)
 
 
 class PairedAttention(torch.autograd.Function):
@@ -68,7 +69,8 @@ class PairedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """The backward reads the weights before and after their rounding."""
-        weights = _weights(scale, query, key)
+        weights = scores(scale, query, key)
+        torch.softmax(weights, -1, out=weights)
         rounded = weights.to(torch.bfloat16)
         output = torch.bmm(rounded, value)
         ctx.save_for_backward(query, key, value, output, weights, rounded)
@@ -100,10 +102,21 @@ def _gradients(
         four = four_dimensional(query, key, value, None, False, scale)[0]
         found = gradients_by_pytorch(four, gradient.unsqueeze(1), output.unsqueeze(1), wanted)
         return tuple(None if x is None else x.squeeze(1) for x in found)
+    return products(scale, gradient, (query, key, value), weights, rounded, wanted)
+
+
+def products(
+    scale: float, gradient: Tensor, operands: tuple[Tensor, Tensor, Tensor], weights: Tensor, rounded: Tensor,
+    wanted: tuple[bool, bool, bool], of_logarithms: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of the operands from those of the output and of log Σ exp (entries, n)."""
     from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
 
-    by_weights = of_pairs(gradient, value, _scratch(*weights.shape))
+    query, key, value = operands
+    by_weights = of_pairs(gradient, value, scratch(*weights.shape))
     torch.ops.aten._softmax_backward_data.out(by_weights, weights, -1, torch.float32, grad_input=by_weights)
+    if of_logarithms is not None:
+        by_weights.addcmul_(weights, of_logarithms.unsqueeze(-1))
     by_scores = by_weights.mul_(scale).to(torch.bfloat16)
     return (
         torch.bmm(by_scores, key) if wanted[0] else None,

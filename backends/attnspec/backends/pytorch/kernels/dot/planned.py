@@ -14,7 +14,7 @@ from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
 from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_formula, by_pytorch, excluding
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
-from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, modes, named, trace, transforms
+from attnspec.backends.pytorch.runtime.recent import Recent, modes, named
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 Attention: TypeAlias = Callable[..., Tensor]
@@ -29,7 +29,7 @@ _plans: Plans[Plan] = Plans()
 def at_once(scale: float | None) -> Callable[[Attention], Attention]:
     """For an operation of dot products, times 1/√d unless a scale is given: calls like recent ones run by their plan.
 
-    Under autocast, modes and transforms there is none, so that this stands outside of what lowers dtypes.
+    Under autocast, modes and transforms no call is like them, so that this stands outside of what lowers dtypes.
     """
 
     def decorated(operation: Attention) -> Attention:
@@ -40,13 +40,7 @@ def at_once(scale: float | None) -> Callable[[Attention], Attention]:
             query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
         ) -> Tensor:
             # all in this frame: those of helpers would take as long as what they do
-            if (
-                (causal is True or causal is False)
-                and not tracing()
-                and not (
-                    forward_ad._current_level >= 0 or modes() or transforms() or trace() is not None or autocasts()
-                )
-            ):
+            if (causal is True or causal is False) and not tracing() and forward_ad._current_level < 0 and not modes():
                 options = causal, scale, mask is None, grad(), threads(), flash(), forced()
                 for alike, plan in known.get(options, ()):
                     if alike(query, key, value) if mask is None else alike(query, key, value, mask):

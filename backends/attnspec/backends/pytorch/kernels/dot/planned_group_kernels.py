@@ -12,8 +12,8 @@ from attnspec.backends.pytorch.kernels.dot.arguments import forward_scratch, pad
 from attnspec.backends.pytorch.kernels.dot.cpu import CAUSAL, NOTHING, operands_of
 from attnspec.backends.pytorch.kernels.dot.forward import Forward, forward_kernel
 from attnspec.backends.pytorch.kernels.dot.group_gradients import gradients_by_formula
-from attnspec.backends.pytorch.kernels.dot.logarithms import of_rows
 from attnspec.backends.pytorch.kernels.dot.planned_kernel import Plan
+from attnspec.backends.pytorch.kernels.dot.regular import inspector
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
@@ -28,8 +28,10 @@ def attention(
     """What computes calls like this one; None where operands would have to be copied to be read."""
     tracked = recorded(query, key, value)
     half, dtype = query.dtype in HALF_DTYPES, query.dtype
+    sums = torch.float32 if half else dtype
     if any(x.stride(-1) != 1 for x in (query, key, value)):
         return None
+    are_finite = (inspector((key, value)) or _finite) if tracked and causal else None
     if half:
         query, key, value = query.detach().float(), key.detach().float(), value.detach().float()
     (b, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
@@ -50,10 +52,10 @@ def attention(
         if tracked:
             found: tuple[Tensor, Tensor, bool] = PlannedGroups.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
             pooled, logarithms, nan = found
-            nan = nan or (causal and not (finite(key) and finite(value)))
+            nan = nan or (are_finite is not None and not are_finite(key, value))
         else:
-            pooled, numbers, nan = planned_kernel.forward(plan, query, key, value, None, False)
-            logarithms = _logarithms(plan, numbers)
+            logarithms = torch.empty((b, h, n), dtype=sums)
+            pooled, _, nan = planned_kernel.forward(plan, query, key, value, None, False, logarithms)
             if half:
                 pooled, logarithms = pooled.to(dtype), logarithms.to(dtype)
         return None if nan else (pooled, logarithms)
@@ -61,11 +63,8 @@ def attention(
     return attend
 
 
-def _logarithms(plan: Plan, numbers: Tensor) -> Tensor:
-    """log Σ exp (b, h, n) of rows of which none is empty, from their maxima and the reciprocals of their sums."""
-    b, h, n, *_ = plan.sizes
-    rows = b * h * n
-    return of_rows(numbers[:rows], numbers[rows : 2 * rows], plan.scale).view(b, h, n)
+def _finite(key: Tensor, value: Tensor) -> bool:
+    return finite(key) and finite(value)
 
 
 class PlannedGroups(torch.autograd.Function):
@@ -74,8 +73,9 @@ class PlannedGroups(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan) -> tuple[Tensor, Tensor, bool]:
         """The backward reads the output before its rounding."""
-        pooled, numbers, nan = planned_kernel.forward(plan, query, key, value, None, True)
-        output, logarithms = pooled, _logarithms(plan, numbers)
+        logarithms = torch.empty(plan.sizes[:3], dtype=torch.float32 if plan.half else query.dtype)
+        pooled, numbers, nan = planned_kernel.forward(plan, query, key, value, None, True, logarithms)
+        output = pooled
         if plan.half:
             output, logarithms = pooled.to(query.dtype), logarithms.to(query.dtype)
         ctx.save_for_backward(query, key, value, pooled if plan.half else output, numbers)

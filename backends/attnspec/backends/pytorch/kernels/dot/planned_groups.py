@@ -10,9 +10,9 @@ from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.plans import ordinary
-from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, modes, named, trace, transforms
+from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 Results: TypeAlias = tuple[Tensor, Tensor | None]
 Plan: TypeAlias = Callable[[Tensor, Tensor, Tensor], Results | None]
@@ -27,7 +27,7 @@ _recent: Recent[Plan] = Recent()
 def at_once(operation: Callable[..., Results]) -> Callable[..., Results]:
     """For attention in groups: calls like recent ones run by their plan.
 
-    Under autocast, modes and transforms there is none, so that this stands outside of what lowers dtypes.
+    Under autocast, modes and transforms no call is like them, so that this stands outside of what lowers dtypes.
     """
     known, tracing = _recent.known, torch.compiler.is_dynamo_compiling
 
@@ -42,8 +42,7 @@ def at_once(operation: Callable[..., Results]) -> Callable[..., Results]:
         simple = (
             mask is None and window is None and softcap is None and bias is None and slopes is None and sinks is None
             and key_lengths is None and (causal is True or causal is False) and (scale is None or type(scale) is float)
-            and not tracing()
-            and not (forward_ad._current_level >= 0 or modes() or transforms() or trace() is not None or autocasts())
+            and not tracing() and forward_ad._current_level < 0 and not modes()
         )  # fmt: skip
         declined = False
         if simple:
@@ -59,7 +58,7 @@ def at_once(operation: Callable[..., Results]) -> Callable[..., Results]:
             query, key, value, mask=mask, causal=causal, scale=scale, window=window, softcap=softcap, bias=bias,
             slopes=slopes, sinks=sinks, key_lengths=key_lengths,
         )  # fmt: skip
-        if simple and not declined and not intercepted() and ordinary(query, key, value):
+        if simple and not declined and not (intercepted() or autocasts()) and ordinary(query, key, value):
             made = _made(query, key, value, causal, scale) or _nothing
             _recent.remember(options, made, query, key, value)
         return results
@@ -74,8 +73,8 @@ def _nothing(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Plan | None:
     """The plan of a call whose arguments fit together; None where there is nothing to be known before."""
-    from attnspec.backends.pytorch.kernels.dot import groups
-    from attnspec.backends.pytorch.kernels.dot.fused_groups import attend, fused
+    from attnspec.backends.pytorch.kernels.dot import groups, paired_groups
+    from attnspec.backends.pytorch.kernels.dot.fused_groups import attending, fused
     from attnspec.backends.pytorch.kernels.formula import Scoring
     from attnspec.backends.pytorch.kernels.visible import Visible
 
@@ -88,10 +87,10 @@ def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
     path, tracked = groups.path_for(*given, visible, scoring), recorded(*given)
     if path == "pytorch":
         call = fused(*given, causal, scale)
-        if call is None:
-            return None
-        return partial(attend, call, tracked)
+        return None if call is None else attending(call, tracked)
     own_scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if path == "plain" and paired_groups.serves(*given, visible, scoring) and all(map(addressable, given)):
+        return partial(paired_groups.attend, own_scale)
     if path == "step" and not causal:
         from attnspec.backends.pytorch.kernels.dot import step
 

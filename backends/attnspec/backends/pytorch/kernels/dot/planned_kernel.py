@@ -127,11 +127,11 @@ def template(arguments: Arguments) -> "array[int]":
 
 
 _OPERANDS = LEADING + Forward.operands
-_QUERY, _KEY, _VALUE, _MASK, _OUTPUT, _MAXIMUM, _RECIPROCAL = (
+_QUERY, _KEY, _VALUE, _MASK, _OUTPUT, _MAXIMUM, _RECIPROCAL, _LOGARITHMS = (
     _OPERANDS + word
     for word in (
         Operands.query, Operands.key, Operands.value, Operands.mask, Operands.output, Operands.maximum,
-        Operands.reciprocal,
+        Operands.reciprocal, Operands.logarithms,
     )
 )  # fmt: skip
 _SCRATCH, _NAN, _STRANGE = LEADING + Forward.scratch, LEADING + Forward.nan, LEADING + Forward.words
@@ -152,9 +152,13 @@ def attend(plan: Plan, tracked: bool, query: Tensor, key: Tensor, value: Tensor,
 
 
 def forward(
-    plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, save: bool
-) -> tuple[Tensor, Tensor, bool]:
-    """The output before its rounding, two numbers for each row (and scratch, unless saved), whether a NaN is in it."""
+    plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, save: bool,
+    logarithms: Tensor | None = None,
+) -> tuple[Tensor, Tensor, bool]:  # fmt: skip
+    """The output before its rounding, two numbers for each row (and scratch, unless saved), whether a NaN is in it.
+
+    ``logarithms`` (b, h, n), in the dtype of the sums, become log Σ exp.
+    """
     if plan.half:
         query, key, value = query.float(), key.float(), value.float()
     output = torch.empty(plan.shape, dtype=query.dtype)
@@ -168,6 +172,8 @@ def forward(
     words[_OUTPUT] = output.data_ptr()
     words[_MAXIMUM] = address = numbers.data_ptr()
     words[_RECIPROCAL] = address + rows * numbers.element_size()
+    if logarithms is not None:
+        words[_LOGARITHMS] = logarithms.data_ptr()
     if save:
         scratch = torch.empty(size, dtype=query.dtype)
         words[_SCRATCH] = scratch.data_ptr()

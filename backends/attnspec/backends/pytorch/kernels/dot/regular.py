@@ -1,7 +1,7 @@
-"""Whether PyTorch's kernel may be trusted with excluded keys: all numbers are finite, and every row has a key.
+"""Whether PyTorch's kernel may be trusted with excluded keys: numbers are moderate, and every row has a key.
 
-It multiplies what is excluded by 0, and lets gradients of rows without keys through. One kernel looks at all operands
-in less time than any of PyTorch's operations takes.
+It multiplies what is excluded by 0, and lets gradients of rows without keys through. Products of moderate numbers are
+finite, and so are sums of many. One kernel looks at all operands in less time than any of PyTorch's operations takes.
 """
 
 from array import array
@@ -19,6 +19,12 @@ from .step import STORED
 
 AT_ONCE = 4
 """Sums that do not wait for one another."""
+
+MODERATE = {32: 2.0**56, 64: 2.0**500}
+"""Beyond these numbers one is strange, by the bits in which it is computed with."""
+
+SUMMED = 2.0**14
+"""Products of two moderate numbers whose sum is finite, times a scale where that is more than 1."""
 
 
 class Regular(Arguments):
@@ -43,13 +49,22 @@ def regular_kernel(bits: int, stored: str) -> Kernel[Regular]:
     g, size = k.argument, k.size if stored == "real" else 2
     strange = Variable(k, k.integer(0))
     totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
+    # the last power of two is infinite, times what is beyond the moderate
+    most = k.full((2.0**128 if bits == 32 else 2.0**1023) / MODERATE[bits])
+
+    def add(x: BytePointer, at: Value, total: Variable) -> None:
+        """0·x, which is NaN where x is not finite."""
+        total.set(k.fma(k.load_stored(x, at * size, stored) * most, k.full(0.0), total.get()))
 
     def look_at(x: BytePointer, count: Value) -> None:
-        # the last registers overlap those before; 0·x is NaN where x is not finite
-        with k.loop(0, count, AT_ONCE * k.lanes) as i:
+        step = AT_ONCE * k.lanes
+        whole = count // step * step
+        with k.loop(0, whole, step) as i:
             for number, total in enumerate(totals):
-                at = k.minimum(i + number * k.lanes, count - k.lanes)
-                total.set(k.fma(k.load_stored(x, at * size, stored), k.full(0.0), total.get()))
+                add(x, i + number * k.lanes, total)
+        # the last register overlaps the one before
+        with k.loop(whole, count, k.lanes) as i:
+            add(x, k.minimum(i, count - k.lanes), totals[0])
 
     for x, count in ((g.first, g.first_count), (g.second, g.second_count), (g.third, g.third_count)):
         look_at(x, count)

@@ -1,6 +1,7 @@
-"""Functions of whole vector registers in a kernel: exponentials, and a transposition."""
+"""Functions of whole vector registers in a kernel: exponentials, a logarithm, and a transposition."""
 
 import math
+import struct
 from collections.abc import Sequence
 from decimal import Decimal
 
@@ -68,6 +69,35 @@ def tanh(k: Arithmetic, x: Value) -> Value:
     less = k.fma(power, series * rest, power - 1.0)
     found = less / (k.full(-2.0) - less)
     return k.select(x.compare("<", 0.0), k.full(0.0) - found, found)
+
+
+def log(k: Arithmetic, x: Value) -> Value:
+    """log(x) of normal numbers above 0 to about one unit in the last place, NaN for NaN."""
+    mantissa, terms = (23, 5) if k.bits == 32 else (52, 11)
+    high = math.floor(math.ldexp(math.log(2.0), 11)) / 2.0**11  # its product with a power is exact
+    low = float(Decimal(2).ln() - Decimal(high))
+    b = k.builder
+    # x = 2**power·rest, with rest between √½ and √2
+    half = ir.Constant(k.word, [_bits(math.sqrt(0.5), k.bits)] * k.lanes)
+    shift = ir.Constant(k.word, [mantissa] * k.lanes)
+    power = b.ashr(b.sub(b.bitcast(x.ssa, k.word), half), shift)
+    rest = Value(k, b.bitcast(b.sub(b.bitcast(x.ssa, k.word), b.shl(power, shift)), k.vector))
+    whole = Value(k, b.sitofp(power, k.vector))
+    ratio = (rest - 1.0) / (rest + 1.0)
+    square = ratio * ratio
+    series, *others = (k.full(2.0 / (2 * i + 1)) for i in reversed(range(1, terms)))
+    for coefficient in others:
+        series = k.fma(series, square, coefficient)
+    # log(rest) = 2 artanh(ratio)
+    near = k.fma(ratio * square, series, k.fma(whole, k.full(low), ratio * 2.0))
+    return k.select(x.compare("!=", x), x, k.fma(whole, k.full(high), near))
+
+
+def _bits(x: float, bits: int) -> int:
+    """The bits of a number, as an integer."""
+    real, integer = ("f", "i") if bits == 32 else ("d", "q")
+    found: int = struct.unpack(integer, struct.pack(real, x))[0]
+    return found
 
 
 def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:

@@ -1,0 +1,127 @@
+"""Groups of heads of bfloat16 by products in pairs, against the formula in double precision."""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch.kernels.dot import groups, paired_groups
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+from attnspec.backends.pytorch.kernels.visible import Visible
+from attnspec.backends.pytorch.runtime.forcing import forcing
+
+SHAPES = [(1, 4, 2, 5, 32, 8, 8), (2, 6, 2, 70, 48, 16, 24), (3, 2, 2, 1, 16, 2, 2)]
+"""Batch, heads, heads of keys, queries, keys, features of keys and of values."""
+
+pytestmark = pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def operands(shape: tuple[int, ...]) -> list[Tensor]:
+    b, heads, heads_k, n, m, d, d_v = shape
+    return [draw(b, heads, n, d), draw(b, heads_k, m, d), draw(b, heads_k, m, d_v)]
+
+
+def formula(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return torch.softmax(scores, -1) @ value, torch.logsumexp(scores, -1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("asked", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (1,)])
+def test_results_and_gradients_are_the_formula(
+    shape: tuple[int, ...], asked: tuple[int, ...], wanted: tuple[int, ...]
+) -> None:
+    given = operands(shape)
+    exact = [x.double().requires_grad_() for x in given]
+    expected = formula(*exact)
+    cotangents = [draw(*x.shape) for x in expected]
+    weights = [cotangents[i].double() for i in asked]
+    gradients = torch.autograd.grad([expected[i] for i in asked], exact, weights, allow_unused=True)
+    with forcing("plain"):
+        assert groups.path_for(given[0], given[1], given[2]) == "plain"
+        for _ in range(2):
+            for got, want in zip(pytorch.grouped_query_attention(*given), expected, strict=True):
+                assert got is not None
+                assert got.dtype is torch.bfloat16
+                torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=2e-2)
+            leaves = [x.clone().requires_grad_(i in wanted) for i, x in enumerate(given)]
+            results = pytorch.grouped_query_attention(leaves[0], leaves[1], leaves[2])
+            outputs = [x for i, x in enumerate(results) if i in asked and x is not None]
+            found = torch.autograd.grad(
+                outputs, [leaves[i] for i in wanted], [cotangents[i] for i in asked], allow_unused=True
+            )
+            for leaf, i in zip(found, wanted, strict=True):
+                got = torch.zeros_like(given[i]) if leaf is None else leaf
+                want = torch.zeros_like(exact[i]) if gradients[i] is None else gradients[i]
+                assert got.dtype is torch.bfloat16
+                near = 2e-2 * max(1.0, float(want.abs().max()))
+                torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=near)
+
+
+def test_it_takes_what_costs_least_with_gradients() -> None:
+    given = operands((1, 8, 2, 256, 256, 64, 64))
+    everything, as_it_is = Visible(), Scoring()
+    assert paired_groups.serves(given[0], given[1], given[2], everything, as_it_is)
+    leaves = [x.clone().requires_grad_() for x in given]
+    chosen = groups.path_for(leaves[0], leaves[1], leaves[2])
+    assert chosen in ("plain", "llvm")
+    found = paired_groups.cost(leaves[0], leaves[1], leaves[2])
+    assert found is None or found > 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "scoring"),
+    [
+        (Visible(right=0), Scoring()),
+        (Visible(left=1), Scoring()),
+        (Visible(lengths=torch.tensor([3])), Scoring()),
+        (Visible(), Scoring(softcap=2.0)),
+        (Visible(), Scoring(bias=torch.zeros(1, 1, 1, 1))),
+    ],
+)
+def test_options_are_left_to_others(visible: Visible, scoring: Scoring) -> None:
+    given = operands(SHAPES[0])
+    assert not paired_groups.serves(given[0], given[1], given[2], visible, scoring)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 2, 5, 33, 8, 8), (1, 4, 2, 5, 32, 7, 8), (1, 4, 2, 0, 32, 8, 8)])
+def test_sizes_that_are_no_pairs_are_left_to_others(shape: tuple[int, ...]) -> None:
+    given = operands(shape)
+    assert not paired_groups.serves(given[0], given[1], given[2], Visible(), Scoring())
+
+
+def test_other_batches_and_dtypes_are_left_to_others() -> None:
+    query, key, value = operands((2, 4, 2, 5, 32, 8, 8))
+    assert not paired_groups.serves(query, key[:1], value, Visible(), Scoring())
+    assert not paired_groups.serves(query.half(), key.half(), value.half(), Visible(), Scoring())
+
+
+def test_second_derivatives_and_batches_of_gradients_are_the_formula() -> None:
+    given = operands(SHAPES[0])
+    exact = [x.double().requires_grad_() for x in given]
+    leaves = [x.clone().requires_grad_() for x in given]
+
+    def penalty(output: Tensor, key: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(output.sum(), key, create_graph=True)
+        return gradient.square().sum()
+
+    (want,) = torch.autograd.grad(penalty(formula(*exact)[0], exact[1]), exact[0])
+    with forcing("plain"):
+        output, _ = pytorch.grouped_query_attention(leaves[0], leaves[1], leaves[2])
+        cotangents = draw(3, *output.shape)
+        together = torch.autograd.grad(output, leaves, cotangents, is_grads_batched=True, retain_graph=True)
+        for i, one in enumerate(cotangents):
+            for x, y in zip(together, torch.autograd.grad(output, leaves, one, retain_graph=True), strict=True):
+                torch.testing.assert_close(x[i], y, rtol=3e-2, atol=3e-2)
+        (found,) = torch.autograd.grad(penalty(output, leaves[1]), leaves[0])
+    torch.testing.assert_close(found.double(), want, rtol=3e-2, atol=3e-2 * float(want.abs().max()))
