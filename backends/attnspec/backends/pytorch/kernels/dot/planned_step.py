@@ -14,7 +14,8 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
 from attnspec.backends.pytorch.kernels.dot.cpu import ONCE, gradients_by_pytorch
 from attnspec.backends.pytorch.kernels.dot.planned_kernel import as_four, template
-from attnspec.backends.pytorch.kernels.dot.step import STORED, Step, reads, step_kernel, step_scratch
+from attnspec.backends.pytorch.kernels.dot.step import reads, step_kernel, step_scratch
+from attnspec.backends.pytorch.kernels.dot.step_arguments import STORED, Step
 from attnspec.backends.pytorch.kernels.dot.step_backward import StepBackward, backward_kernel
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes

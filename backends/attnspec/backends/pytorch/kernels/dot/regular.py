@@ -15,7 +15,7 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Value, Variable
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
-from .step import STORED
+from .step_arguments import STORED
 
 AT_ONCE = 4
 """Sums that do not wait for one another."""

@@ -2,7 +2,9 @@
 
 Keys and values are read once for all heads of a group, where they lie and as they are stored: in half dtypes they are
 half as many bytes. They may lie in pages. A task is one head of keys. Keys come in blocks; scores of up to four heads
-are sums over lanes, at the end with a query and a key in each; values are added up with a column in each lane.
+are sums over lanes, at the end with a query and a key in each; values are added up with a column in each lane. Where
+the processor multiplies pairs of bfloat16, products are taken so for many heads, with weights in two parts, which keep
+16 bits of them.
 """
 
 from array import array
@@ -12,162 +14,38 @@ from math import e, isnan, log2
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.llvm.arguments import (
-    Arguments,
-    Integers,
-    Kind,
-    OptionalIntegers,
-    Real,
-    Reals,
-    Scratch,
-    Size,
-)
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
-from attnspec.backends.pytorch.kernels.llvm.memory import Memory
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
-from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, RealPointer, Value, Variable
-from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, sums_of_lanes
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, Variable
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import deinterleaved, exp2
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
 from . import logarithms
-from .arguments import Strided
+from .key_rows import TOGETHER, KeyRows
+from .step_arguments import PAIRS, STORED, Step
 
 BLOCK = 16
 """Keys in a block: a whole register of scores, and few enough that all is at hand that was asked for ahead."""
 
-COLUMNS = (8, 4, 1)
-"""Vectors of columns of the output that are summed at once."""
-
-TOGETHER = 2
-"""Heads of which they are."""
-
-STORED = {torch.float32: "real", torch.float64: "real", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-
-class StridedBytes(Kind[Tensor, Strided[BytePointer]]):
-    """Numbers (entries, heads, rows, columns) of any dtype, with contiguous rows; strides in bytes."""
-
-    words = 4
-
-    @staticmethod
-    def to_words(given: Tensor) -> tuple[int, int, int, int]:
-        """Address and strides."""
-        first, second, third, size = *given.stride()[:3], given.element_size()
-        return given.data_ptr(), first * size, second * size, third * size
-
-    @staticmethod
-    def read(k: Memory, words: IntPointer, first: int) -> Strided[BytePointer]:
-        """Address and strides."""
-        base, *strides = (k.load_int(words, first + i) for i in range(4))
-        return Strided(BytePointer(base), *strides)
-
-
-class Step(Arguments):
-    """Arguments of `step_kernel`; ``tasks`` are heads of keys of all batch elements.
-
-    query (b, heads, d) and output (b, heads, d_v) are contiguous; ``maximum`` and ``reciprocal`` (b, heads) are as in
-    `Operands`. Keys ``start`` (b) to ``stop`` (b) are attended to. They lie in pages of ``page`` keys, the entries of
-    ``key`` and ``value``, whose numbers ``table`` (b, ``pages``) holds; without a table a batch element is one page.
-    """
-
-    tasks: Size
-    heads_k: Size
-    group: Size
-    d: Size
-    d_v: Size
-    page: Size
-    pages: Size
-    log2_scale: Real
-    table: OptionalIntegers
-    start: Integers
-    stop: Integers
-    query: Reals
-    key: StridedBytes
-    value: StridedBytes
-    output: Reals
-    maximum: Reals
-    reciprocal: Reals
-    scratch: Scratch
-
-
-class KeyRows:
-    """Some keys and values of one page, from the addresses of the first on; and where the keys after them begin.
-
-    Rows are read one after another, each from its first column to its last. With every key its value is asked for, and
-    with every value the key that comes a block later: so both are read at nearly the rate of a single row of numbers.
-    """
-
-    def __init__(self, k: Kernel[Step], stored: str, key: BytePointer, value: BytePointer, next_key: BytePointer,
-                 count: Value) -> None:  # fmt: skip
-        self.k, self.stored, self.key, self.value, self.next_key, self.count = k, stored, key, value, next_key, count
-        self.bytes = k.size if stored == "real" else 2
-
-    def scores(self, queries: list[RealPointer], first: Value, partial: RealPointer) -> Value:
-        """Scores of some queries with some keys from one on, those of a query next to each other.
-
-        Keys beyond the last count as the last. ``partial`` holds a vector for each score.
-        """
-        k, g = self.k, self.k.argument
-        segment = k.lanes // len(queries)
-        with k.loop(0, k.integer(segment)) as r:
-            row = self.key + k.minimum(first + r, self.count - 1) * g.key.row
-            ahead = self.value + k.minimum(first + r, self.count - 1) * g.value.row
-            sums = [Variable(k, k.full(0.0)) for _ in queries]
-            with k.loop(0, g.d, k.lanes) as column:
-                key = k.load_stored(row, column * self.bytes, self.stored)
-                k.prefetch(ahead, column * self.bytes)
-                for query, total in zip(queries, sums, strict=True):
-                    total.set(k.fma(key, k.load(query, column), total.get()))
-            for i, total in enumerate(sums):
-                k.store(total.get(), partial, (r + i * segment) * k.lanes)
-        return sums_of_lanes(k, [k.load(partial, i * k.lanes) for i in range(k.lanes)])
-
-    def pool(self, weights: RealPointer, shrink: RealPointer, outputs: list[RealPointer], segment: int) -> None:
-        """output = shrink*output + the sum over keys of weight*value, for some outputs."""
-        k, g = self.k, self.k.argument
-        begin = k.integer(0)
-        for vectors in COLUMNS:
-            wide = vectors * k.lanes
-            end = begin + (g.d_v - begin) // wide * wide
-            with k.loop(begin, end, wide) as column:
-                places = [column + c * k.lanes for c in range(vectors)]
-                sums = [
-                    [Variable(k, k.load(output, place) * k.broadcast(shrink, i * segment)) for place in places]
-                    for i, output in enumerate(outputs)
-                ]
-                with k.loop(0, self.count) as key:
-                    row = self.value + key * g.value.row
-                    own = [k.load_stored(row, place * self.bytes, self.stored) for place in places]
-                    for place in places:
-                        k.prefetch(self.next_key + key * g.key.row, place * self.bytes)
-                    at = key // segment * k.lanes + key % segment
-                    for i, totals in enumerate(sums):
-                        weight = k.broadcast(weights, at + i * segment)
-                        for value, total in zip(own, totals, strict=True):
-                            total.set(k.fma(weight, value, total.get()))
-                for output, totals in zip(outputs, sums, strict=True):
-                    for place, total in zip(places, totals, strict=True):
-                        k.store(total.get(), output, place)
-            begin = end
-
 
 def step_scratch(lanes: int, group: Extent, d_v: Extent, members: int) -> tuple[Extent | int, ...]:
-    """Reals of a thread: weights, parts of scores, factors; for each head of the group maxima, totals, the output."""
-    heads = group + members
-    return BLOCK * members, lanes * lanes, lanes, heads * lanes, heads * lanes, heads * d_v
+    """Reals of a thread: weights, two parts of them in bfloat16, parts of scores, factors; for each head of the group
+    maxima, totals, the output."""
+    heads, some = group + members, BLOCK * members
+    return some, some // 2, some // 2, lanes * lanes, lanes, heads * lanes, heads * lanes, heads * d_v
 
 
 @compiled
 def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
     """Output, row maximum and reciprocal of the row sum, so many heads at once, of keys and values stored so."""
-    k = Kernel("dot_step", Step, bits)
+    k, pairs = Kernel("dot_step", Step, bits), stored == PAIRS
     g, lowest, zero, segment = k.argument, k.full(float("-inf")), k.full(0.0), k.lanes // members
     with k.tasks(g.tasks) as entry:
         batch, head_k = entry // g.heads_k, entry % g.heads_k
         sizes = step_scratch(k.lanes, g.group, g.d_v, members)
-        weights, partial, factors, maxima, totals, pooled = k.parts(g.scratch.of(k.thread), sizes)
+        weights, high, low, partial, factors, maxima, totals, pooled = k.parts(g.scratch.of(k.thread), sizes)
         first_head, scale = entry * g.group, g.log2_scale.load()
         with k.loop(0, (g.group + members) * g.d_v, k.lanes) as i:
             k.store(zero, pooled, i)
@@ -195,7 +73,7 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
                 rows = KeyRows(k, stored, key, value, BytePointer(next_key), count)
                 with k.loop(0, g.group, members) as member:
                     heads = [k.minimum(member + i, g.group - 1) + first_head for i in range(members)]
-                    queries = [g.query + head * g.d for head in heads]
+                    queries = [g.query + head * (g.d // 2 if pairs else g.d) for head in heads]
                     largest = Variable(k, lowest)
                     with k.loop(0, count, segment) as at:
                         scores = rows.scores(queries, at, partial)
@@ -208,8 +86,14 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
                     shift = k.select(new.compare("==", lowest), zero, new)
                     with k.loop(0, count, segment) as at:
                         weight = exp2(k, (k.load(weights, at * members) - shift) * scale)
-                        k.store(weight, weights, at * members)
                         total.add(weight)
+                        if pairs:
+                            place_of_half = at * members * 2
+                            k.store_stored(weight, BytePointer(high.address), place_of_half, "bfloat16")
+                            rounded = k.load_stored(BytePointer(high.address), place_of_half, "bfloat16")
+                            k.store_stored(weight - rounded, BytePointer(low.address), place_of_half, "bfloat16")
+                        else:
+                            k.store(weight, weights, at * members)
                     shrink = exp2(k, (old - shift) * scale)
                     k.store(new, maxima, place)
                     k.store(k.fma(k.load(totals, place), shrink, total.get()), totals, place)
@@ -217,7 +101,12 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
                     outputs = [pooled + (member + i) * g.d_v for i in range(members)]
                     for some in range(0, members, TOGETHER):
                         lane = some * segment
-                        rows.pool(weights + lane, factors + lane, outputs[some : some + TOGETHER], segment)
+                        own_outputs = outputs[some : some + TOGETHER]
+                        if pairs:
+                            parts = high + lane // 2, low + lane // 2
+                            rows.pool_pairs(parts, factors + lane, own_outputs, segment)
+                        else:
+                            rows.pool(weights + lane, factors + lane, own_outputs, segment)
         with k.loop(0, g.group) as member:
             place, own_lane = member // members * members * k.lanes, member % members * segment
             sums = k.of_segments(k.load(totals, place), segment, lambda x, y: x + y)
@@ -226,10 +115,20 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
             reciprocal = k.broadcast(factors, own_lane)
             k.store_first(reciprocal, g.reciprocal, first_head + member)
             k.store(k.select(none, zero, k.load(maxima, place)), factors, 0)
-            k.store_first(k.broadcast(factors, own_lane), g.maximum, first_head + member)
             row, target = pooled + member * g.d_v, g.output + (first_head + member) * g.d_v
-            with k.loop(0, g.d_v, k.lanes) as column:
-                k.store(k.load(row, column) * reciprocal, target, column)
+            found = Variable(k, k.broadcast(factors, own_lane))
+            if pairs:
+                with k.loop(0, g.d_v, 2 * k.lanes) as column:
+                    low_half, high_half = k.load(row, column), k.load(row, column + k.lanes)
+                    ordered = deinterleaved(k, low_half * reciprocal, high_half * reciprocal)
+                    for c, own_values in enumerate(ordered):
+                        k.store(own_values, target, column + c * k.lanes)
+                        nan = k.any(own_values.compare("!=", own_values))
+                        found.set(k.select(nan, k.full(float("nan")), found.get()))
+            else:
+                with k.loop(0, g.d_v, k.lanes) as column:
+                    k.store(k.load(row, column) * reciprocal, target, column)
+            k.store_first(found.get(), g.maximum, first_head + member)
     return k
 
 
@@ -259,19 +158,20 @@ def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable
     It gives None where a NaN is in a result.
     """
     (b, heads, *_), (m, d_v), dtype = query.shape, value.shape[-2:], query.dtype
-    wide = widened(query).contiguous()
+    wide = widened(query[..., :0])
     output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
     start, stop = torch.zeros(b, dtype=torch.int64), torch.full((b,), m)
-    kernel, threads, arguments, scratch = _call(wide, key, value, scale, start, stop, None, output, numbers)
+    kernel, threads, arguments, scratch = _call(query, key, value, scale, start, stop, None, output, numbers)
     template = array("q", bytes(8 * LEADING))
     template.extend(arguments.to_words())
     size, rows = wide.element_size(), b * heads
+    sums, pairs = wide.dtype, _in_pairs(query, key, value)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        wide = query.float() if size == 4 else query
+        wide = query.float() if size == 4 and not pairs else query
         wide = wide if wide.is_contiguous() else wide.contiguous()
-        output = wide.new_empty((b, heads, 1, d_v))
-        numbers = wide.new_empty(2 * rows + threads * scratch)
+        output = torch.empty((b, heads, 1, d_v), dtype=sums)
+        numbers = torch.empty(2 * rows + threads * scratch, dtype=sums)
         words = template[:]
         words[_QUERY], words[_KEY], words[_VALUE] = wide.data_ptr(), key.data_ptr(), value.data_ptr()
         words[_START], words[_STOP], words[_OUTPUT] = start.data_ptr(), stop.data_ptr(), output.data_ptr()
@@ -303,28 +203,38 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, start: Tenso
     key (b, heads_k, m, d) and value (b, heads_k, m, d_v), or pages (pages, heads_k, page, d) that a table (b, blocks)
     numbers; start and stop (b) are contiguous 64-bit integers.
     """
-    b, heads, d_v, wide = *query.shape[:2], value.shape[-1], widened(query).contiguous()
+    b, heads, d_v, wide = *query.shape[:2], value.shape[-1], widened(query[..., :0])
     output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
-    kernel, threads, arguments, _ = _call(wide, key, value, scale, start, stop, table, output, numbers)
+    kernel, threads, arguments, _ = _call(query, key, value, scale, start, stop, table, output, numbers)
     run(kernel, threads, arguments)
     return output, logarithms.of_numbers(numbers, scale)
 
 
 def _call(
-    wide: Tensor, key: Tensor, value: Tensor, scale: float, start: Tensor, stop: Tensor, table: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, scale: float, start: Tensor, stop: Tensor, table: Tensor | None,
     output: Tensor, numbers: Tensor,
 ) -> tuple[Compiled[Step], int, Step, int]:  # fmt: skip
     """The kernel, how many threads run it, its arguments, and reals of scratch memory of each thread."""
-    (b, heads, _, d), (heads_k, page, d_v), stored = wide.shape, value.shape[1:], STORED[key.dtype]
-    group, lanes = heads // heads_k, register_bytes() // wide.element_size()
+    (b, heads, _, d), (heads_k, page, d_v) = query.shape, value.shape[1:]
+    pairs = _in_pairs(query, key, value)
+    stored = PAIRS if pairs else STORED[key.dtype]
+    own = query.contiguous().view(torch.float32) if pairs else widened(query).contiguous()
+    group, lanes = heads // heads_k, register_bytes() // output.element_size()
     tasks, members = b * heads_k, 1 if group == 1 else 2 if group == 2 else 4
     blocks = 1 if table is None else table.shape[-1]
     threads = thread_count(tasks, b * heads * page * blocks * (d + d_v) / 2)
     scratch = sum(step_scratch(lanes, group, d_v, members))
     arguments = Step(
         tasks=tasks, heads_k=heads_k, group=group, d=d, d_v=d_v, page=page, pages=blocks,
-        log2_scale=scale * log2(e), table=table, start=start, stop=stop, query=wide, key=key, value=value,
+        log2_scale=scale * log2(e), table=table, start=start, stop=stop, query=own, key=key, value=value,
         output=output, maximum=numbers[0], reciprocal=numbers[1],
-        scratch=wide.new_empty(threads, scratch),
+        scratch=output.new_empty(threads, scratch),
     )  # fmt: skip
-    return step_kernel(wide.element_size() * 8, stored, members), threads, arguments, scratch
+    return step_kernel(output.element_size() * 8, stored, members), threads, arguments, scratch
+
+
+def _in_pairs(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether products are taken in pairs of bfloat16: of many heads with each key, for few are read no faster."""
+    pairs, many = register_bytes() // 2, query.shape[1] > 2 * key.shape[1]
+    columns = query.shape[-1] % pairs == 0 and value.shape[-1] % pairs == 0
+    return many and columns and query.dtype is key.dtype is torch.bfloat16 and multiplies_bfloat16()

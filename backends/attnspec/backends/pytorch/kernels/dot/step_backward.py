@@ -9,7 +9,7 @@ from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
-from .step import StridedBytes
+from .step_arguments import StridedBytes
 
 KEYS = 2
 """Keys whose sums are in registers at once."""

@@ -111,6 +111,29 @@ def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:
     return vectors
 
 
+def interleaved(k: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+    """Pairs of 16 bits of x and y, of the lower and of the upper half of every 16 bytes."""
+    kind = ir.VectorType(ir.IntType(16), 2 * k.lanes)
+    first, second = (k.builder.bitcast(v.ssa, kind) for v in (x, y))
+    found = []
+    for half in (0, 4):
+        order = [2 * k.lanes * (i % 2) + i // 8 * 8 + half + i % 8 // 2 for i in range(2 * k.lanes)]
+        pairs = k.builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(INT32, 2 * k.lanes), order))
+        found.append(Value(k, k.builder.bitcast(pairs, k.vector)))
+    return found[0], found[1]
+
+
+def deinterleaved(k: Builder, low: Value, high: Value) -> tuple[Value, Value]:
+    """Lanes in order, of which `interleaved` has brought so many to the one or the other."""
+    found = []
+    for start in (0, k.lanes):
+        places = range(start, start + k.lanes)
+        order = [i // 8 * 4 + i % 4 + k.lanes * (i % 8 // 4) for i in places]
+        kind = ir.Constant(ir.VectorType(INT32, k.lanes), order)
+        found.append(Value(k, k.builder.shuffle_vector(low.ssa, high.ssa, kind)))
+    return found[0], found[1]
+
+
 def sums_of_lanes(k: Builder, rows: Sequence[Value]) -> Value:
     """Lane r is the sum of the lanes of row r, for as many rows as lanes."""
     vectors, step = list(rows), 1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot.step import STORED
+from attnspec.backends.pytorch.kernels.dot.step_arguments import STORED
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 from attnspec.backends.pytorch.runtime.first_order import first_order

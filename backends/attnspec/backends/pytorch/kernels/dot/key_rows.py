@@ -1,0 +1,122 @@
+"""Keys and values of one query in each head: scores, and sums of weighted values.
+
+Rows are read one after another, each from its first column to its last. With every key its value is asked for, and with
+every value the key that comes a block later: so both are read at nearly the rate of a single row of numbers.
+"""
+
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import interleaved, sums_of_lanes
+
+from .step_arguments import PAIRS, Step
+
+COLUMNS = (8, 4, 1)
+"""Vectors of columns of the output that are summed at once."""
+
+PAIRED_COLUMNS = (8, 4, 2)
+"""The same where values are taken in pairs of keys."""
+
+TOGETHER = 2
+"""Heads of which they are."""
+
+
+class KeyRows:
+    """Some keys and values of one page, from the addresses of the first on; and where the keys after them begin."""
+
+    def __init__(self, k: Kernel[Step], stored: str, key: BytePointer, value: BytePointer, next_key: BytePointer,
+                 count: Value) -> None:  # fmt: skip
+        self.k, self.stored, self.key, self.value, self.next_key, self.count = k, stored, key, value, next_key, count
+        self.bytes = k.size if stored == "real" else 2
+
+    def scores(self, queries: list[RealPointer], first: Value, partial: RealPointer) -> Value:
+        """Scores of some queries with some keys from one on, those of a query next to each other.
+
+        Keys beyond the last count as the last. ``partial`` holds a vector for each score.
+        """
+        k, g = self.k, self.k.argument
+        segment = k.lanes // len(queries)
+        pairs = self.stored == PAIRS
+        stored, add, words = ("real", k.add_products_of_pairs, g.d // 2) if pairs else (self.stored, k.fma, g.d)
+        size = k.size if pairs else self.bytes
+        with k.loop(0, k.integer(segment)) as r:
+            row = self.key + k.minimum(first + r, self.count - 1) * g.key.row
+            ahead = self.value + k.minimum(first + r, self.count - 1) * g.value.row
+            sums = [Variable(k, k.full(0.0)) for _ in queries]
+            with k.loop(0, words, k.lanes) as column:
+                key = k.load_stored(row, column * size, stored)
+                k.prefetch(ahead, column * size)
+                for query, total in zip(queries, sums, strict=True):
+                    total.set(add(key, k.load(query, column), total.get()))
+            for i, total in enumerate(sums):
+                k.store(total.get(), partial, (r + i * segment) * k.lanes)
+        return sums_of_lanes(k, [k.load(partial, i * k.lanes) for i in range(k.lanes)])
+
+    def pool(self, weights: RealPointer, shrink: RealPointer, outputs: list[RealPointer], segment: int) -> None:
+        """output = shrink*output + the sum over keys of weight*value, for some outputs."""
+        k, g = self.k, self.k.argument
+        begin = k.integer(0)
+        for vectors in COLUMNS:
+            wide = vectors * k.lanes
+            end = begin + (g.d_v - begin) // wide * wide
+            with k.loop(begin, end, wide) as column:
+                places = [column + c * k.lanes for c in range(vectors)]
+                sums = self._shrunk(outputs, places, shrink, segment)
+                with k.loop(0, self.count) as key:
+                    row = self.value + key * g.value.row
+                    own = [k.load_stored(row, place * self.bytes, self.stored) for place in places]
+                    for place in places:
+                        k.prefetch(self.next_key + key * g.key.row, place * self.bytes)
+                    at = key // segment * k.lanes + key % segment
+                    for i, totals in enumerate(sums):
+                        weight = k.broadcast(weights, at + i * segment)
+                        for value, total in zip(own, totals, strict=True):
+                            total.set(k.fma(weight, value, total.get()))
+                self._store(sums, outputs, places)
+            begin = end
+
+    def pool_pairs(self, parts: tuple[RealPointer, RealPointer], shrink: RealPointer, outputs: list[RealPointer],
+                   segment: int) -> None:  # fmt: skip
+        """The same of pairs of keys, for weights that are the sums of two ``parts`` of bfloat16.
+
+        Of each two vectors of an output, the columns are in the order of `interleaved`.
+        """
+        k, g = self.k, self.k.argument
+        begin, zero = k.integer(0), k.full(0.0)
+        for vectors in PAIRED_COLUMNS:
+            wide = vectors * k.lanes
+            end = begin + (g.d_v - begin) // wide * wide
+            with k.loop(begin, end, wide) as column:
+                places = [column + c * k.lanes for c in range(vectors)]
+                sums = self._shrunk(outputs, places, shrink, segment)
+                with k.loop(0, self.count, 2) as key:
+                    second = k.minimum(key + 1, self.count - 1)
+                    rows = self.value + key * g.value.row, self.value + second * g.value.row
+                    own: list[Value] = []
+                    for place in places[::2]:
+                        x, y = (k.load_stored(row, place * self.bytes, "real") for row in rows)
+                        # behind the last key there are zeros, for the last may be infinite
+                        own.extend(interleaved(k, x, k.select((key + 1).compare("<", self.count), y, zero)))
+                        k.prefetch(self.next_key + key * g.key.row, place * self.bytes)
+                        k.prefetch(self.next_key + second * g.key.row, place * self.bytes)
+                    at = key // segment * k.lanes + key % segment
+                    for i, totals in enumerate(sums):
+                        for part in parts:
+                            weight = k.broadcast(part, (at + i * segment) // 2)
+                            for value, total in zip(own, totals, strict=True):
+                                total.set(k.add_products_of_pairs(weight, value, total.get()))
+                self._store(sums, outputs, places)
+            begin = end
+
+    def _shrunk(
+        self, outputs: list[RealPointer], places: list[Value], shrink: RealPointer, segment: int
+    ) -> list[list[Variable]]:
+        k = self.k
+        return [
+            [Variable(k, k.load(output, place) * k.broadcast(shrink, i * segment)) for place in places]
+            for i, output in enumerate(outputs)
+        ]
+
+    def _store(self, sums: list[list[Variable]], outputs: list[RealPointer], places: list[Value]) -> None:
+        for output, totals in zip(outputs, sums, strict=True):
+            for place, total in zip(places, totals, strict=True):
+                self.k.store(total.get(), output, place)

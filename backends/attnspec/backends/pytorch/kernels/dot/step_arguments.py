@@ -1,0 +1,72 @@
+"""Arguments of the kernel for one query in each head, and how the numbers are stored that it reads."""
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import (
+    Arguments,
+    Integers,
+    Kind,
+    OptionalIntegers,
+    Real,
+    Reals,
+    Scratch,
+    Size,
+)
+from attnspec.backends.pytorch.kernels.llvm.memory import Memory
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, IntPointer
+
+from .arguments import Strided
+
+STORED = {torch.float32: "real", torch.float64: "real", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+PAIRS = "pairs"
+"""How bfloat16 is stored whose products are taken in pairs: with queries that are stored alike, and with weights."""
+
+
+class StridedBytes(Kind[Tensor, Strided[BytePointer]]):
+    """Numbers (entries, heads, rows, columns) of any dtype, with contiguous rows; strides in bytes."""
+
+    words = 4
+
+    @staticmethod
+    def to_words(given: Tensor) -> tuple[int, int, int, int]:
+        """Address and strides."""
+        first, second, third, size = *given.stride()[:3], given.element_size()
+        return given.data_ptr(), first * size, second * size, third * size
+
+    @staticmethod
+    def read(k: Memory, words: IntPointer, first: int) -> Strided[BytePointer]:
+        """Address and strides."""
+        base, *strides = (k.load_int(words, first + i) for i in range(4))
+        return Strided(BytePointer(base), *strides)
+
+
+class Step(Arguments):
+    """Arguments of `step.step_kernel`; ``tasks`` are heads of keys of all batch elements.
+
+    query (b, heads, d), of `PAIRS` bfloat16 as it is stored, and output (b, heads, d_v) are contiguous; ``maximum`` and
+    ``reciprocal`` (b, heads) are as in `Operands`. Of `PAIRS` the maximum is NaN where the output has one, for products
+    with parts of weights may give it where those with weights give infinities. Keys ``start`` (b) to ``stop`` (b) are
+    attended to. They lie in pages of ``page`` keys, the entries of ``key`` and ``value``, whose numbers ``table``
+    (b, ``pages``) holds; without a table a batch element is one page.
+    """
+
+    tasks: Size
+    heads_k: Size
+    group: Size
+    d: Size
+    d_v: Size
+    page: Size
+    pages: Size
+    log2_scale: Real
+    table: OptionalIntegers
+    start: Integers
+    stop: Integers
+    query: Reals
+    key: StridedBytes
+    value: StridedBytes
+    output: Reals
+    maximum: Reals
+    reciprocal: Reals
+    scratch: Scratch
