@@ -8,6 +8,7 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.laws import masking as law
 from attnspec.spec.laws import training
@@ -29,7 +30,9 @@ def evenly(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Number
 
 def _even(given: Arguments) -> Arguments:
     """The same call with scores of 0 for all keys, none of which is masked."""
-    exponents = given.operation.sharpened
+    operation = given.operation
+    added = {path for path, part in operation.parts.items() if part in (Part.BIAS, Part.SLOPES)}
+    exponents = set(operation.sharpened) or {leaf.path for leaf in operation.queries} | added
     zero = {leaf.path: np.zeros_like(x) for leaf, x in given.floats if leaf.path in exponents}
     return given.replaced(zero).without_masks()
 
