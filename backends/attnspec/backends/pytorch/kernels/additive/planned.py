@@ -105,7 +105,7 @@ def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> 
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
     chosen = routes.by_cost(math.prod(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked=tracked)
     if chosen != "direct":
-        return _nothing
+        return _nothing if tracked else _sharing(shape, operands, mask, causal)
     from .llvm import direct, few
     from .llvm.direct_plan import Operands as Given
     from .llvm.direct_plan import plan as plan_of
@@ -117,3 +117,15 @@ def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> 
     if of_few is not None:
         return lambda operands, mask: few.attend(of_few, operands, mask, tracked)
     return lambda operands, mask: direct.attend_ordinary(plan, operands, mask, tracked)
+
+
+def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> Plan:
+    """By the kernels that share exponentials, without gradients."""
+    from .llvm import shared
+    from .llvm.direct_plan import Operands as Given
+
+    batch = torch.Size(shape[:-2])
+    if not math.prod(shape) or not shared.serves(Given(*operands), mask, batch):
+        return _nothing
+    attend_all = shared.plan(Given(*operands), causal, batch)
+    return lambda operands, _: attend_all(Given(*operands))

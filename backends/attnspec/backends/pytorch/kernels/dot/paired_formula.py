@@ -3,7 +3,6 @@
 Scores are float32, as they are summed; weights and their gradients are rounded to bfloat16 before they are multiplied.
 """
 
-import threading
 from math import prod
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
 from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
 from attnspec.backends.pytorch.runtime.first_order import first_order
+from attnspec.backends.pytorch.runtime.kept_memory import kept
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
@@ -34,26 +34,15 @@ def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if recorded(query, key, value):
         output: Tensor = PairedAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return output
-    kept = scratch(*query.shape[:-1], key.shape[-2])
-    weights = torch.softmax(scores(scale, query, key, kept), -1, out=kept)
+    memory = scratch(*query.shape[:-1], key.shape[-2])
+    weights = torch.softmax(scores(scale, query, key, memory), -1, out=memory)
     return torch.bmm(weights.to(torch.bfloat16), value)
-
-
-KEPT = 2**20
-"""Scores for which a thread keeps memory between calls: pages of new memory take as long as the products."""
-
-_memory = threading.local()
 
 
 def scratch(*shape: int) -> Tensor | None:
     """Memory of this thread for so many scores, with what is left of others; None for many."""
-    size = prod(shape)
-    if size > KEPT:
-        return None
-    own: Tensor | None = getattr(_memory, "own", None)
-    if own is None or own.numel() < size:
-        own = _memory.own = torch.empty(size)
-    return own[:size].view(shape)
+    found = kept("paired_formula", prod(shape), torch.float32)
+    return None if found is None else found.view(shape)
 
 
 def scores(scale: float, query: Tensor, key: Tensor, output: Tensor | None = None) -> Tensor:

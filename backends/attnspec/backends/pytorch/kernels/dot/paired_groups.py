@@ -49,8 +49,7 @@ def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> tuple[Ten
     if recorded(query, key, value):
         found: tuple[Tensor, Tensor] = PairedGroups.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return found
-    kept = paired_formula.scratch(*_sizes(query, key))
-    return _forward(scale, query, key, value, kept)[:2]
+    return _forward(scale, query, key, value, paired_formula.scratch(*_sizes(query, key)))[:2]
 
 
 def _sizes(query: Tensor, key: Tensor) -> tuple[int, int, int]:
@@ -64,11 +63,11 @@ def _joined(x: Tensor, entries: int) -> Tensor:
 
 
 def _forward(
-    scale: float, query: Tensor, key: Tensor, value: Tensor, kept: Tensor | None
+    scale: float, query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output and log Σ exp, and the weights before and after their rounding."""
     entries = key.shape[0] * key.shape[1]
-    weights = paired_formula.scores(scale, _joined(query, entries), _joined(key, entries), kept)
+    weights = paired_formula.scores(scale, _joined(query, entries), _joined(key, entries), memory)
     largest = weights.amax(-1)
     torch.softmax(weights, -1, out=weights)
     # the largest weight is exp(largest score − log Σ exp)

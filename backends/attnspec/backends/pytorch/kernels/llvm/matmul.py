@@ -5,14 +5,17 @@ Zen 5, 50 G multiply-adds/s in float32 and 118 here, of 142. Where the processor
 products are taken twice as fast again, and their sums not rounded to bfloat16, as PyTorch's are.
 """
 
+from array import array
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
-from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16, register_bytes
-from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
@@ -129,6 +132,32 @@ class Projection:
         return _products(rows[None], self.right[None], self.pairs).view(*x.shape[:-1], self.columns)
 
 
+def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], None] | None:
+    """What writes x wᵀ to a third tensor (rows, columns), all in memory, for x (rows, depth) and w (columns, depth).
+
+    None where PyTorch's product is faster, or operands would have to be widened.
+    """
+    like = widened(torch.empty(0, dtype=dtype))
+    pairs = dtype is torch.bfloat16 and depth % 2 == 0 and multiplies_bfloat16()
+    if not worthwhile(rows, columns, depth, like) or not (pairs or like.dtype is dtype):
+        return None
+    left = like.new_empty(1, rows, depth // 2 if pairs else depth)
+    arguments = _arguments(left, like.new_empty(1, left.shape[2], columns), like.new_empty(1, rows, columns))
+    template = array("q", bytes(8 * LEADING))
+    template.extend(arguments.to_words())
+    kernel = product_kernel(8 * like.element_size(), pairs)
+    threads = thread_count(-(-rows // TASK), rows * columns * depth)
+    of_left, of_right, of_output = (LEADING + word for word in (Product.left, Product.right, Product.output))
+
+    def multiply(x: Tensor, w: Tensor, output: Tensor) -> None:
+        right = (w.view(torch.float32) if pairs else w).mT.contiguous()
+        words = template[:]
+        words[of_left], words[of_right], words[of_output] = x.data_ptr(), right.data_ptr(), output.data_ptr()
+        call(kernel, threads, words)
+
+    return multiply
+
+
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
     """Whether a product of this size, in the dtype of x, is faster here than PyTorch's."""
     return rows * columns * depth >= LEAST and columns % (register_bytes() // x.element_size()) == 0
@@ -153,12 +182,17 @@ def of_pairs(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tenso
 def _products(left: Tensor, right: Tensor, pairs: bool, output: Tensor | None = None) -> Tensor:
     (entries, rows, depth), columns = left.shape, right.shape[2]
     output = torch.empty(entries, rows, columns, dtype=right.dtype) if output is None else output
+    arguments = _arguments(left, right, output)
+    threads = thread_count(entries * -(-rows // TASK), entries * rows * columns * depth)
+    run(product_kernel(8 * right.element_size(), pairs), threads, arguments)
+    return output
+
+
+def _arguments(left: Tensor, right: Tensor, output: Tensor) -> Product:
+    (entries, rows, depth), columns = left.shape, right.shape[2]
     blocks = -(-rows // TASK)
-    arguments = Product(
+    return Product(
         tasks=entries * blocks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
         columns=columns, depth=depth, left=left, left_row=left.stride(1), left_step=left.stride(2), right=right,
         output=output,
     )  # fmt: skip
-    threads = thread_count(entries * blocks, entries * rows * columns * depth)
-    run(product_kernel(8 * right.element_size(), pairs), threads, arguments)
-    return output

@@ -103,22 +103,27 @@ class Weight:
 
     @classmethod
     def of(cls, w: Tensor) -> "Weight":
-        """w (h)."""
-        limit = 2.0**36 if w.dtype == torch.float32 else 2.0**200
-        raw = w.detach().numpy()
-        room = 124 if w.dtype == torch.float32 else 1020
-        # max|w| h < 2**(room + excess), and for what is infinite frexp gives 0
-        excess = int(np.frexp(np.abs(raw).max())[1]) + len(raw).bit_length() - room
-        unit = raw.dtype.type(2.0 ** max(excess, 0))
-        raw = raw / unit
-        scale = np.abs(raw).max()
-        odd = np.cumsum(raw != 0) % 2 == 1
-        flip = np.where((raw < 0) == odd, -1, 1).astype(raw.dtype)
-        flipped = raw * flip
-        with np.errstate(all="ignore"):
-            ratio = np.clip(np.where(raw == 0, limit, scale / flipped), -limit, limit).astype(raw.dtype)
-        offset = flipped.sum(dtype=np.float64).astype(raw.dtype)
-        return cls(*(torch.from_numpy(np.atleast_1d(x)) for x in (raw, flip, ratio, offset, -2 * scale, unit)))
+        """w (h), contiguous; made once for the same numbers."""
+        return _weight(w.detach().numpy().tobytes(), w.dtype)
+
+
+@lru_cache(maxsize=64)
+def _weight(numbers: bytes, dtype: torch.dtype) -> Weight:
+    single = dtype == torch.float32
+    limit, room = (2.0**36, 124) if single else (2.0**200, 1020)
+    raw: np.ndarray = np.frombuffer(numbers, np.float32 if single else np.float64)
+    # max|w| h < 2**(room + excess), and for what is infinite frexp gives 0
+    excess = int(np.frexp(np.abs(raw).max())[1]) + len(raw).bit_length() - room
+    unit = raw.dtype.type(2.0 ** max(excess, 0))
+    raw = raw / unit
+    scale = np.abs(raw).max()
+    odd = np.cumsum(raw != 0) % 2 == 1
+    flip = np.where((raw < 0) == odd, -1, 1).astype(raw.dtype)
+    flipped = raw * flip
+    with np.errstate(all="ignore"):
+        ratio = np.clip(np.where(raw == 0, limit, scale / flipped), -limit, limit).astype(raw.dtype)
+    offset = flipped.sum(dtype=np.float64).astype(raw.dtype)
+    return Weight(*(torch.from_numpy(np.atleast_1d(x)) for x in (raw, flip, ratio, offset, -2 * scale, unit)))
 
 
 @dataclass
@@ -137,12 +142,13 @@ class Factors:
     maximum: Tensor
 
     @classmethod
-    def of_queries(cls, a: Tensor, flip: Tensor, ratio: Tensor) -> "Factors":
-        """a (entries, n, h)."""
+    def of_queries(cls, a: Tensor, flip: Tensor, ratio: Tensor, memory: Tensor | None = None) -> "Factors":
+        """a (entries, n, h); ``memory`` for as many numbers."""
         h = a.shape[-1]
         rows = a.numel() // h
         tasks = -(-rows // factor_kernels.ROWS)
-        factor, flag, maximum = torch.empty_like(a), a.new_empty(rows), a.new_empty(tasks, h)
+        factor = torch.empty_like(a) if memory is None else memory.view(a.shape)
+        flag, maximum = a.new_empty(rows), a.new_empty(tasks, h)
         arguments = QueryFactors(
             tasks=tasks, rows=rows, h=h, raw=a, flip=flip, ratio=ratio, factor=factor, flag=flag, maximum=maximum
         )  # fmt: skip
@@ -151,11 +157,13 @@ class Factors:
         return cls(a, factor, flag, flag.amax(), maximum, maximum.amax(0))
 
     @classmethod
-    def of_keys(cls, b: Tensor, flip: Tensor, *, kept: bool = False) -> "Factors":
-        """b (entries, m, h); `kept` for many queries."""
+    def of_keys(cls, b: Tensor, flip: Tensor, *, kept: bool = False, memory: Tensor | None = None) -> "Factors":
+        """b (entries, m, h); `kept` for many queries; ``memory`` for as many numbers, of whole blocks of keys."""
         entries, m, h = b.shape
         count, width = blocks(m, b), key_lanes(bits(b))
-        factor, flag = pages.empty(b, entries, count, h, width, kept=kept), b.new_empty(entries, count * width)
+        shape = entries, count, h, width
+        factor = pages.empty(b, *shape, kept=kept) if memory is None else memory.view(shape)
+        flag = b.new_empty(entries, count * width)
         maximum = b.new_empty(entries, count, h)
         tasks = entries * count
         arguments = KeyFactors(tasks=tasks, m=m, h=h, raw=b, flip=flip, factor=factor, flag=flag, maximum=maximum)
@@ -169,16 +177,22 @@ def needs_direct(queries: Factors, keys: Factors) -> bool:
     return float(queries.maximum_flag) + float(keys.maximum_flag) >= DIRECT_FLAGS
 
 
+@lru_cache(maxsize=64)
+def _limits(h: int, bits: int) -> np.ndarray:
+    """The largest product of factors that each unit may have."""
+    limit = np.full(h, capacity(bits, SHARED))
+    if rest := last_group(h):
+        limit[h - rest :] = capacity(bits, rest)
+    return limit
+
+
 def terms(queries: Factors, keys: Factors, weight: Weight) -> Terms:
     """The terms of the scores of these queries and keys."""
     h = weight.raw.shape[0]
     direct = needs_direct(queries, keys)
-    limit = np.full(h, capacity(bits(queries.raw), SHARED))
-    if rest := last_group(h):
-        limit[h - rest :] = capacity(bits(queries.raw), rest)
     # the largest key factor of each unit that cannot reach the clamp; a NaN compares false, and so is clamped
     with np.errstate(all="ignore"):
-        room = (limit - np.abs(weight.ratio.numpy())) / queries.maximum.numpy()
+        room = (_limits(h, bits(queries.raw)) - np.abs(weight.ratio.numpy())) / queries.maximum.numpy()
     free = (keys.maximum.numpy() <= room).all()
     tiles = None if free else torch.from_numpy(~(keys.group_maximum.numpy() <= room).all(-1))
     return Terms(

@@ -1,0 +1,129 @@
+"""Whole calls of the kernels that share exponentials, without gradients, against the formula in double precision."""
+
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+
+from attnspec.backends import pytorch
+from attnspec.backends.pytorch.kernels.additive.llvm import shared
+from attnspec.backends.pytorch.kernels.additive.llvm.direct_plan import Operands
+from attnspec.backends.pytorch.runtime import kept_memory
+from attnspec.backends.pytorch.runtime.forcing import forcing
+
+CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+SHAPES = [((2,), 5, 7, 8, 8, 3), ((), 40, 130, 32, 64, 16), ((2, 3), 64, 70, 48, 32, 33)]
+"""Batch, queries, keys, features of queries and keys, hidden units, features of values."""
+
+
+@pytest.fixture(autouse=True)
+def _by_shared_exponentials() -> Iterator[None]:
+    with forcing("llvm"):
+        yield
+
+
+def draw(shape: tuple[tuple[int, ...], int, int, int, int, int], dtype: torch.dtype) -> list[Tensor]:
+    batch, n, m, d_q, h, d = shape
+    made = torch.Generator().manual_seed(n)
+    sizes = (*batch, n, d_q), (*batch, m, d_q), (*batch, m, d), (h, d_q), (h, d_q), (h,)
+    return [torch.randn(*size, generator=made).to(dtype) for size in sizes]
+
+
+def formula(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, causal: bool) -> Tensor:
+    terms = torch.tanh((query @ w_q.mT).unsqueeze(-2) + (key @ w_k.mT).unsqueeze(-3))
+    scores = terms @ w_v
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return torch.softmax(scores, -1) @ value
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+def test_the_output_is_the_formula(
+    dtype: torch.dtype, shape: tuple[tuple[int, ...], int, int, int, int, int], causal: bool
+) -> None:
+    given = draw(shape, dtype)
+    wide = [x.double() for x in given]
+    expected = formula(wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], causal)
+    found = [pytorch.additive_attention(*given, causal=causal) for _ in range(3)]
+    for output in found:
+        assert output.dtype is dtype
+        torch.testing.assert_close(output.double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+    assert torch.equal(found[0], found[2])
+
+
+def test_weights_that_change_in_place_are_read_again() -> None:
+    given = draw(SHAPES[1], torch.float32)
+    before = pytorch.additive_attention(*given)
+    given[5].numpy()[:] *= -2.0
+    given[3].data.mul_(0.5)
+    wide = [x.double() for x in given]
+    expected = formula(wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], False)
+    after = pytorch.additive_attention(*given)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
+def test_values_that_are_not_moderate(bad: float) -> None:
+    given = draw(SHAPES[0], torch.float32)
+    pytorch.additive_attention(*given)
+    given[2][0, 3, 1] = bad
+    wide = [x.double() for x in given]
+    expected = formula(wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], False)
+    torch.testing.assert_close(
+        pytorch.additive_attention(*given).double(), expected, rtol=1e-4, atol=1e-4, equal_nan=True
+    )
+
+
+def test_results_are_not_in_memory_that_is_kept() -> None:
+    first, second = draw(SHAPES[1], torch.float32), draw(SHAPES[1], torch.float32)
+    second[0] = -second[0]
+    output = pytorch.additive_attention(*first)
+    copy = output.clone()
+    pytorch.additive_attention(*second)
+    assert torch.equal(output, copy)
+
+
+def test_every_thread_has_memory_of_its_own() -> None:
+    given = draw(SHAPES[2], torch.float32)
+    expected = pytorch.additive_attention(*given)
+    found: list[Tensor] = []
+
+    def repeat() -> None:
+        found.extend(pytorch.additive_attention(*given) for _ in range(20))
+
+    threads = [Thread(target=repeat) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    assert all(torch.equal(x, expected) for x in found)
+
+
+def test_what_does_not_lie_in_memory_is_left_to_others() -> None:
+    query, key, value, w_q, w_k, w_v = draw(SHAPES[0], torch.float32)
+    batch = query.shape[:-2]
+    assert shared.serves(Operands(query, key, value, w_q, w_k, w_v), None, batch)
+    assert not shared.serves(Operands(query[:1], key, value, w_q, w_k, w_v), None, batch)
+    assert not shared.serves(Operands(query, key, value, w_q.mT.contiguous().mT, w_k, w_v), None, batch)
+    assert not shared.serves(Operands(query, key, value, None, None, w_v), None, batch)
+    assert not shared.serves(Operands(query, key, value, w_q, w_k, w_v), torch.ones(5, 7, dtype=torch.bool), batch)
+
+
+def test_memory_is_kept_up_to_a_limit() -> None:
+    small = kept_memory.kept("test", 100, torch.float32)
+    again = kept_memory.kept("test", 50, torch.float64)
+    assert small is not None
+    assert again is not None
+    assert small.data_ptr() == again.data_ptr()
+    other = kept_memory.kept("another", 100, torch.float32)
+    assert other is not None
+    assert other.data_ptr() != small.data_ptr()
+    assert kept_memory.kept("test", kept_memory.MOST, torch.float32) is None
