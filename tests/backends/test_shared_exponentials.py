@@ -114,6 +114,7 @@ def test_what_does_not_lie_in_memory_is_left_to_others() -> None:
     assert not shared.serves(Operands(query[:1], key, value, w_q, w_k, w_v), None, batch)
     assert not shared.serves(Operands(query, key, value, w_q.mT.contiguous().mT, w_k, w_v), None, batch)
     assert not shared.serves(Operands(query, key, value, None, None, w_v), None, batch)
+    assert not shared.serves(Operands(query, key[:, :0], value[:, :0], w_q, w_k, w_v), None, batch)
     assert not shared.serves(Operands(query, key, value, w_q, w_k, w_v), torch.ones(5, 7, dtype=torch.bool), batch)
 
 

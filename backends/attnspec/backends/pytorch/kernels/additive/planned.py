@@ -125,7 +125,7 @@ def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) 
     from .llvm.direct_plan import Operands as Given
 
     batch = torch.Size(shape[:-2])
-    if not math.prod(shape) or not shared.serves(Given(*operands), mask, batch):
+    if not shared.serves(Given(*operands), mask, batch):
         return _nothing
     attend_all = shared.plan(Given(*operands), causal, batch)
     return lambda operands, _: attend_all(Given(*operands))

@@ -20,11 +20,11 @@ from .layout import Factors, Weight, entry_index, padded
 
 
 def serves(operands: Operands, mask: Tensor | None, batch: torch.Size) -> bool:
-    """Whether all operands lie in memory as they are read, each with the whole batch."""
+    """Whether all operands lie in memory as they are read, none of them empty, each with the whole batch."""
     query, key, value, w_q, w_k, w_v = operands
     whole = all(x.shape[:-2] == batch for x in (query, key, value))
     given = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
-    return mask is None and whole and len(given) == len(operands) and all(x.is_contiguous() for x in given)
+    return mask is None and whole and len(given) == len(operands) and all(x.is_contiguous() and x.numel() for x in given)
 
 
 def plan(operands: Operands, causal: bool, batch: torch.Size) -> Callable[[Operands], Tensor | None]:
