@@ -24,7 +24,8 @@ def serves(operands: Operands, mask: Tensor | None, batch: torch.Size) -> bool:
     query, key, value, w_q, w_k, w_v = operands
     whole = all(x.shape[:-2] == batch for x in (query, key, value))
     given = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
-    return mask is None and whole and len(given) == len(operands) and all(x.is_contiguous() and x.numel() for x in given)
+    lies = len(given) == len(operands) and all(x.is_contiguous() and x.numel() for x in given)
+    return mask is None and whole and lies
 
 
 def plan(operands: Operands, causal: bool, batch: torch.Size) -> Callable[[Operands], Tensor | None]:
