@@ -7,12 +7,13 @@ PATHS = ("llvm", "direct", "step", "plain", "pytorch", "flex")
 """What may be forced: the paths of additive attention but for ``triton``, those of scaled dot-product attention, and of
 those that groups of heads take on CUDA the one that the CPU has too."""
 
-_forced: str | None = None
+chosen: str | None = None
+"""`forced`, for who cannot wait for a call."""
 
 
 def forced() -> str | None:
     """The path that all calls take where it serves them; None where each takes what costs least."""
-    return _forced
+    return chosen
 
 
 @contextmanager
@@ -20,9 +21,9 @@ def forcing(path: str | None) -> Iterator[None]:
     """All calls of the process take this path where it serves them, until the context ends; ValueError for others."""
     if path is not None and path not in PATHS:
         raise ValueError(f"path: expected one of {', '.join(PATHS)}; got {path!r}")
-    global _forced
-    before, _forced = _forced, path
+    global chosen
+    before, chosen = chosen, path
     try:
         yield
     finally:
-        _forced = before
+        chosen = before

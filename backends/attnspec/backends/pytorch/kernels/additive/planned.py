@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.kernels import additive
-from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
 from attnspec.backends.pytorch.runtime.recent import Recent, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
@@ -46,7 +46,7 @@ def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
         # all in this frame: those of helpers would take as long as what they do
         if (causal is True or causal is False) and not tracing() and forward_ad._current_level < 0 and not modes():
             operands = query, key, value, w_q, w_k, w_v
-            for alike, plan in known.get((causal, mask is None, grad(), threads(), forced()), ()):
+            for alike, plan in known.get((causal, mask is None, grad(), threads(), forcing.chosen), ()):
                 if alike(*operands) if mask is None else alike(*operands, mask):
                     output = plan(operands, mask)
                     if output is not None:
@@ -72,7 +72,7 @@ def attend(
         return None
     kind: Any = None
     plan = None
-    options = causal, mask is None, grad(), threads(), forced()
+    options = causal, mask is None, grad(), threads(), forcing.chosen
     try:
         kind = options, *map(seen, operands), seen(mask), all(x.is_contiguous() for x in operands)
         plan = _plans.get(kind)
@@ -98,7 +98,7 @@ def _nothing(operands: Operands, mask: Tensor | None) -> None:
 def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> Plan:
     query, key, value, _, _, w_v = operands
     tracked = recorded(*operands)
-    if "direct" not in additive.available_paths(query.device.type) or forced() == "plain":
+    if "direct" not in additive.available_paths(query.device.type) or forcing.chosen == "plain":
         return _nothing
     if not ordinary(*operands, mask) or any(x.dtype is not query.dtype for x in operands):
         return _nothing

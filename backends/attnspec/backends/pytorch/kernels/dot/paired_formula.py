@@ -49,7 +49,7 @@ def scores(scale: float, query: Tensor, key: Tensor, output: Tensor | None = Non
     """scale·QKᵀ in float32, as they are summed."""
     from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
 
-    return of_pairs(query, key, output).mul_(scale)
+    return of_pairs(query, key, scale, output)
 
 
 class PairedAttention(torch.autograd.Function):
@@ -102,11 +102,12 @@ def products(
     from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
 
     query, key, value = operands
-    by_weights = of_pairs(gradient, value, scratch(*weights.shape))
+    # scaled already, for the gradient of a softmax is linear
+    by_weights = of_pairs(gradient, value, scale, scratch(*weights.shape))
     torch.ops.aten._softmax_backward_data.out(by_weights, weights, -1, torch.float32, grad_input=by_weights)
     if of_logarithms is not None:
-        by_weights.addcmul_(weights, of_logarithms.unsqueeze(-1))
-    by_scores = by_weights.mul_(scale).to(torch.bfloat16)
+        by_weights.addcmul_(weights, of_logarithms.unsqueeze(-1), value=scale)
+    by_scores = by_weights.to(torch.bfloat16)
     return (
         torch.bmm(by_scores, key) if wanted[0] else None,
         torch.bmm(by_scores.mT, query) if wanted[1] else None,

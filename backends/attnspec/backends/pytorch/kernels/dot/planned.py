@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from attnspec.backends.pytorch.kernels.dot import cpu_routes
 from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
 from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_formula, by_pytorch, excluding
-from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
 from attnspec.backends.pytorch.runtime.recent import Recent, modes, named
 from attnspec.backends.pytorch.runtime.transforms import intercepted
@@ -41,7 +41,7 @@ def at_once(scale: float | None) -> Callable[[Attention], Attention]:
         ) -> Tensor:
             # all in this frame: those of helpers would take as long as what they do
             if (causal is True or causal is False) and not tracing() and forward_ad._current_level < 0 and not modes():
-                options = causal, scale, mask is None, grad(), threads(), flash(), forced()
+                options = causal, scale, mask is None, grad(), threads(), flash(), forcing.chosen
                 for alike, plan in known.get(options, ()):
                     if alike(query, key, value) if mask is None else alike(query, key, value, mask):
                         output = plan(query, key, value, mask)
@@ -69,7 +69,7 @@ def attend(
         return None
     kind: Any = None
     plan = None
-    options = causal, scale, mask is None, grad(), threads(), flash(), forced()
+    options = causal, scale, mask is None, grad(), threads(), flash(), forcing.chosen
     try:
         kind = (
             options, seen(query), seen(key), seen(value), query.stride(), key.stride(), value.stride(),

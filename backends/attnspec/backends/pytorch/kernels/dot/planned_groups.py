@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import ordinary
 from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
@@ -46,7 +46,7 @@ def at_once(operation: Callable[..., Results]) -> Callable[..., Results]:
         )  # fmt: skip
         declined = False
         if simple:
-            options = causal, scale, grad(), threads(), flash(), forced()
+            options = causal, scale, grad(), threads(), flash(), forcing.chosen
             for alike, plan in known.get(options, ()):
                 if alike(query, key, value):
                     found = plan(query, key, value)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Real, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
@@ -36,9 +36,9 @@ LEAST = 2**21
 
 
 class Product(Arguments):
-    """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c], columns in whole registers.
+    """output[r, c] = factor times the sum over t of left[r left_row + t left_step] right[t, c].
 
-    So of every entry, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` lie between those of two entries.
+    Columns fill registers. So of every entry, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` lie between those of two entries.
     """
 
     tasks: Size
@@ -53,6 +53,7 @@ class Product(Arguments):
     left_step: Size
     right: Reals
     output: Reals
+    factor: Real
 
 
 @compiled
@@ -81,10 +82,11 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
                 left = k.broadcast(left_matrix, number * g.left_row + t * g.left_step)
                 for x, total in zip(right, own, strict=True):
                     total.set(add(left, x, total.get()))
+        factor = k.select(stop.compare("==", g.depth), g.factor.load(), k.full(1.0))
         for r, (row, own) in enumerate(zip(places, sums, strict=True)):
             with k.when(below.compare(">", r)):
                 for place, total in zip(row, own, strict=True):
-                    k.store(total.get(), output, place)
+                    k.store(total.get() * factor, output, place)
 
     with k.tasks(g.tasks) as task:
         entry, begin = task // g.blocks, task % g.blocks * TASK
@@ -170,29 +172,31 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return _products(left.resolve_neg()[None], right.resolve_neg().contiguous()[None], False)[0]
 
 
-def of_pairs(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor:
-    """left (entries, n, depth) times rightᵀ (entries, m, depth) of bfloat16 in memory, in float32.
+def of_pairs(left: Tensor, right: Tensor, factor: float, output: Tensor | None = None) -> Tensor:
+    """factor·left·rightᵀ for left (entries, n, depth) and right (entries, m, depth) of bfloat16 in memory, in float32.
 
     For an even depth, columns m in whole registers, and where `multiplies_bfloat16`.
     """
     left, right = (x.resolve_neg().contiguous().view(torch.float32) for x in (left, right))
-    return _products(left, right.mT.contiguous(), True, output)
+    return _products(left, right.mT.contiguous(), True, output, factor)
 
 
-def _products(left: Tensor, right: Tensor, pairs: bool, output: Tensor | None = None) -> Tensor:
+def _products(
+    left: Tensor, right: Tensor, pairs: bool, output: Tensor | None = None, factor: float = 1.0
+) -> Tensor:  # fmt: skip
     (entries, rows, depth), columns = left.shape, right.shape[2]
     output = torch.empty(entries, rows, columns, dtype=right.dtype) if output is None else output
-    arguments = _arguments(left, right, output)
+    arguments = _arguments(left, right, output, factor)
     threads = thread_count(entries * -(-rows // TASK), entries * rows * columns * depth)
     run(product_kernel(8 * right.element_size(), pairs), threads, arguments)
     return output
 
 
-def _arguments(left: Tensor, right: Tensor, output: Tensor) -> Product:
+def _arguments(left: Tensor, right: Tensor, output: Tensor, factor: float = 1.0) -> Product:
     (entries, rows, depth), columns = left.shape, right.shape[2]
     blocks = -(-rows // TASK)
     return Product(
         tasks=entries * blocks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
         columns=columns, depth=depth, left=left, left_row=left.stride(1), left_step=left.stride(2), right=right,
-        output=output,
+        output=output, factor=factor,
     )  # fmt: skip
