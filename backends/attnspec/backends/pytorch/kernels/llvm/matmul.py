@@ -38,7 +38,8 @@ LEAST = 2**21
 class Product(Arguments):
     """output[r, c] = factor times the sum over t of left[r left_row + t left_step] right[t, c].
 
-    Columns fill registers. So of every entry, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` lie between those of two entries.
+    Columns fill registers. So for every entry of the batch, ``blocks`` tasks each; ``left_entry`` and ``right_entry``
+    are the distances from one entry to the next.
     """
 
     tasks: Size
