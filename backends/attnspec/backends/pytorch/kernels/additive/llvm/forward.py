@@ -1,8 +1,10 @@
 """Additive attention for one block of query rows: factors in, weighted values out."""
 
+import math
+
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
-from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
 from .arguments import Attend, attention_scratch
 from .products import Finish, emit_product, emit_row_product
@@ -49,7 +51,7 @@ def emit_attention(k: Kernel[Attend], block: Block, single: bool) -> None:
 
 def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPointer, low: Variable,
                  high: Variable) -> None:  # fmt: skip
-    """Scores of a row into exp(score - maximum), exactly 0 where not attendable, and the reciprocal of their sum.
+    """Scores of a row into exp(score − maximum), exactly 0 where not attendable, and the reciprocal of their sum.
 
     Under a mask the range low..high grows to hold the row's attendable keys.
     """
@@ -60,7 +62,11 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
     end = block.key_blocks * (KEY_TILE * k.lanes)
     lowest = k.full(float("-inf"))
     maximum = Variable(k, lowest)
-    with k.loop(0, end, k.lanes) as j:
+    # registers of attendable keys alone are read, and not written back
+    whole = k.select(g.mask.is_null(), limit // k.lanes * k.lanes, k.integer(0))
+    with k.loop(0, whole, k.lanes) as j:
+        maximum.set(k.maximum(k.load(row, j), maximum.get()))  # in this order a NaN is passed over
+    with k.loop(whole, end, k.lanes) as j:
         attendable = Variable(k, k.lanes_below(limit - j))
         with k.when(g.mask.is_given()):
             attendable.set(k.load_bytes(_mask_row(k, block, number), j, attendable.get()))
@@ -69,12 +75,12 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
                 high.set(k.maximum(high.get(), k.minimum(j + k.lanes, block.keys)))
         score = k.select(attendable.get(), k.load(row, j), lowest)
         k.store(score, row, j)
-        maximum.set(k.maximum(score, maximum.get()))  # in this order a NaN is passed over
+        maximum.set(k.maximum(score, maximum.get()))
     largest = k.max(maximum.get())
     largest = k.select(largest.compare("==", lowest), k.full(0.0), largest)
-    total, unit = Variable(k, k.full(0.0)), k.broadcast(g.terms.unit, 0)
+    total, unit = Variable(k, k.full(0.0)), k.broadcast(g.terms.unit, 0) * (1.0 / math.log(2.0))
     with k.loop(0, end, k.lanes) as j:
-        weight = exp(k, (k.load(row, j) - largest) * unit)
+        weight = exp2(k, (k.load(row, j) - largest) * unit)
         k.store(weight, row, j)
         total.add(weight)
     row_sum = k.sum(total.get())
