@@ -27,9 +27,9 @@ BACKWARD: Callable[..., tuple[Tensor, ...]] | None = getattr(_operator, "_op", _
 
 grad = torch.is_grad_enabled
 
-OF_LOGARITHMS, OF_GRADIENTS, OF_ONE = 4.0, 15.0, 200.0
-"""Microseconds that other paths take longer than for dot products alone: without gradients, with them, and with those
-of one query, for which there is no plan."""
+OF_LOGARITHMS, OF_GRADIENTS, OF_ONE = 0.4, 0.27, 3.5
+"""What other paths take longer than for dot products alone: without gradients, with them, and with those of one query,
+for which there is no plan; as part of the least time that PyTorch's kernel takes."""
 
 
 Found: TypeAlias = tuple[Tensor, Tensor]
@@ -161,5 +161,6 @@ def costs_least(query: Tensor, key: Tensor, value: Tensor) -> bool:
     sizes = query.shape[:-3].numel() * heads, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
     others = ("llvm", "step") if n == 1 and not tracked else ("llvm",)
     known = [time for path in others if (time := microseconds(path, *sizes)) is not None]
-    more = OF_LOGARITHMS if not tracked else OF_ONE if n == 1 else OF_GRADIENTS
+    least = microseconds("pytorch", 1, 1, 1, 1, 1, query.dtype, tracked, 1) or 0.0
+    more = (OF_LOGARITHMS if not tracked else OF_ONE if n == 1 else OF_GRADIENTS) * least
     return (microseconds("pytorch", *sizes) or 0.0) < min(known, default=0.0) + more
