@@ -5,19 +5,30 @@ every value the key that comes a block later: so both are read at nearly the rat
 """
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import interleaved, sums_of_lanes
 
 from .step_arguments import PAIRS, Step
 
-COLUMNS = (8, 4, 1)
-"""Vectors of columns of the output that are summed at once."""
+SUMS = 16 if register_bytes() == 64 else 8
+"""Vectors of columns of outputs that are summed at once: AVX-512 has twice as many registers."""
+
+COLUMNS = {8: (8, 4, 1), 4: (4, 1), 2: (2, 1)}
+"""Of one output, where there may be so many."""
 
 PAIRED_COLUMNS = (8, 4, 2)
 """The same where values are taken in pairs of keys."""
 
-TOGETHER = 2
-"""Heads of which they are."""
+
+def together(stored: str, members: int) -> int:
+    """How many outputs are summed at once of so many heads that share keys.
+
+    Where registers are few, numbers that must be widened are read once for all heads, a few columns at a time.
+    """
+    if register_bytes() == 64:
+        return min(2, members)
+    return 1 if stored == "real" else members
 
 
 class KeyRows:
@@ -55,7 +66,7 @@ class KeyRows:
         """output = shrink*output + the sum over keys of weight*value, for some outputs."""
         k, g = self.k, self.k.argument
         begin = k.integer(0)
-        for vectors in COLUMNS:
+        for vectors in COLUMNS[min(8, SUMS // len(outputs))]:
             wide = vectors * k.lanes
             end = begin + (g.d_v - begin) // wide * wide
             with k.loop(begin, end, wide) as column:

@@ -23,7 +23,7 @@ from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
 from . import logarithms
-from .key_rows import TOGETHER, KeyRows
+from .key_rows import KeyRows, together
 from .step_arguments import PAIRS, STORED, Step
 
 BLOCK = 16
@@ -42,6 +42,7 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
     """Output, row maximum and reciprocal of the row sum, so many heads at once, of keys and values stored so."""
     k, pairs = Kernel("dot_step", Step, bits), stored == PAIRS
     g, lowest, zero, segment = k.argument, k.full(float("-inf")), k.full(0.0), k.lanes // members
+    at_once = together(stored, members)
     with k.tasks(g.tasks) as entry:
         batch, head_k = entry // g.heads_k, entry % g.heads_k
         sizes = step_scratch(k.lanes, g.group, g.d_v, members)
@@ -99,9 +100,9 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
                     k.store(k.fma(k.load(totals, place), shrink, total.get()), totals, place)
                     k.store(shrink, factors, 0)
                     outputs = [pooled + (member + i) * g.d_v for i in range(members)]
-                    for some in range(0, members, TOGETHER):
+                    for some in range(0, members, at_once):
                         lane = some * segment
-                        own_outputs = outputs[some : some + TOGETHER]
+                        own_outputs = outputs[some : some + at_once]
                         if pairs:
                             parts = high + lane // 2, low + lane // 2
                             rows.pool_pairs(parts, factors + lane, own_outputs, segment)
