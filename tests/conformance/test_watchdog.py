@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from attnspec import reference
+from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.results import Result, Status
@@ -130,6 +131,21 @@ def test_a_crash_is_named(tmp_path: Path, end: str) -> None:
     assert found == Result("dot_scores", ORACLE, "float64", Status.FAILED, "crashed", message)
     assert incidents.verdicts("dot_scores", "float64") == {ORACLE: found}
     assert incidents.verdicts("dot_scores", "float32") == {}
+
+
+def test_an_example_is_said_in_words(tmp_path: Path) -> None:
+    sizes, batch = {"n": 0, "d": 16}, (4,)
+    example = Example(
+        sizes, batch, kinds={"query": "huge", "key": "normal"}, options={"causal": False}, masks={"mask": "nothing"},
+        absent=frozenset({"bias"}), seed=7,
+    )  # fmt: skip
+    check(tmp_path, ORACLE, example)
+    found = Incidents(tmp_path, PATIENT).record("dot_scores", "float64")
+    assert found is not None
+    assert found.message == (
+        "the backend ended the process at the input n = 0, d = 16, causal = False, mask = nothing, query = huge, "
+        "batch (4,), without bias, seed 7"
+    )
 
 
 @pytest.mark.parametrize(("seconds", "reason"), [(8.9, "crashed"), (9.1, "hung")])
@@ -267,7 +283,7 @@ def test_a_diagnosis_leaves_its_last_input_as_one_of_the_formula(tmp_path: Path)
     crumb = Breadcrumb.read(breadcrumb_path(tmp_path, "dot_scores-float64"))
     assert crumb is not None
     assert crumb.law == ORACLE
-    assert crumb.input.startswith("Example(")
+    assert crumb.input.startswith("n = ")
 
 
 # What pytest-xdist is asked to do -------------------------------------------------------------------------------------

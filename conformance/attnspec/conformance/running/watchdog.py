@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.running.verdicts import case_of
@@ -71,6 +72,18 @@ def example_path(folder: Path, case: str, law: str = "") -> Path:
     return folder / (f"{case}.{law}.example" if law else f"{case}.example")
 
 
+def in_words(given: Any) -> str:
+    """What an input is made of, where it is an example: what is ordinary is left out."""
+    if not isinstance(given, Example):
+        return str(given)
+    kinds = {name: kind for name, kind in given.kinds.items() if kind != "normal"}
+    chosen = {**given.sizes, **given.options, **given.masks, **kinds}
+    words = [f"{name} = {value}" for name, value in chosen.items()]
+    words += [f"batch {given.batch}"] if given.batch else []
+    words += [f"without {', '.join(sorted(given.absent))}"] if given.absent else []
+    return ", ".join([*words, f"seed {given.seed}"])
+
+
 class Watchdog:
     """In a worker: called with a law and its input before every check, it leaves a breadcrumb and restarts the timer.
 
@@ -91,7 +104,7 @@ class Watchdog:
     def __call__(self, law: str, given: Any) -> None:
         """Leave a breadcrumb, and restart the timer unless it has just been started."""
         if given is not self._given:  # an input is printed once for all laws
-            self._given, self._text = given, str(given)[:INPUT_CHARACTERS]
+            self._given, self._text = given, in_words(given)[:INPUT_CHARACTERS]
             self._example.write_bytes(pickle.dumps(given))
         now = time.time()
         written = Breadcrumb(law, self._text, now).encoded()
