@@ -301,3 +301,18 @@ def test_what_is_done_for_an_accelerator_is_the_formula(n: int, m: int, kind: st
     expected = formula(query, key, value, mask, causal, 0.5)
     torch.testing.assert_close(got.double(), torch.where(expected.isnan(), 0, expected), rtol=0, atol=1e-5)
     assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), leaves))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("path", ["llvm", "pytorch"])
+def test_many_rows_in_float16_show_no_common_error(path: str, masked: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2**14, n, 8, generator=draw).half() for n in (1, 8, 8))
+    mask = torch.rand(2**14, 1, 8, generator=draw) < (0.5 if masked else 1.0)
+    mask[..., 0] = True
+    scores = (query.double() @ key.double().mT * 8**-0.5).masked_fill(~mask, -torch.inf)
+    expected = torch.softmax(scores, -1) @ value.double()
+    with forcing(path):
+        got = attend(query, key, value, mask=mask if masked else None)
+    terms = ((got.double() - expected) * expected).flatten(1).sum(1)
+    assert float(terms.sum().abs()) < 8 * float(terms.square().sum().sqrt())

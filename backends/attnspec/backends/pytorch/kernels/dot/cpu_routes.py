@@ -30,6 +30,10 @@ SMALL_IN_LAYER = 1 << 18
 SCALES = 2.0**-126, 2.0**126
 """Smallest and largest scale that the kernels take: within the normal numbers of float32."""
 
+APPROXIMATED = (torch.float16,) if torch.backends.cpu.get_cpu_capability() == "AVX2" else ()
+"""Dtypes that are widened for PyTorch's fused kernel, whose errors would show: on AVX2 its exponentials of half dtypes
+make scores count as 2·10⁻⁵ larger than they are, which float16 resolves in the mean of many rows."""
+
 
 def kernel(call: Call, *, fits: bool = False) -> str:
     """``llvm``, ``step``, ``plain`` or ``pytorch``; ``fits`` if operands were given in four dimensions."""
@@ -87,7 +91,10 @@ def by_pytorch(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
     """The output of PyTorch's kernel, with NaN in rows whose scores are all NaN, where sizes may be read."""
-    output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)
+    dtype = query.dtype
+    if query.is_cpu and dtype in APPROXIMATED:
+        query, key, value = query.float(), key.float(), value.float()
+    output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale).to(dtype)
     if intercepted() or key.shape[-2] >= few_keys(key.dtype) or not output.numel():
         return output
     return with_nan(output, query, key, value, mask, causal, scale)
