@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
 from attnspec.backends.pytorch.kernels.llvm import matmul
-from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16, register_bytes
 
 SIZES = [(1, 16, 1), (6, 64, 5), (7, 80, 256), (49, 48, 257), (100, 144, 600), (3, 256, 2)]
 """Rows, columns and depth: more and fewer than tiles, tasks and blocks of terms have."""
@@ -21,6 +21,7 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 @pytest.fixture(autouse=True)
 def _every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "LEAST", 1)
+    monkeypatch.setattr(matmul, "WIDE", register_bytes())
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
@@ -62,4 +63,4 @@ def test_columns_that_fill_no_registers_are_left_to_pytorch() -> None:
 def test_small_products_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not matmul.worthwhile(64, 64, 64, draw(1, dtype=torch.float32))
-    assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32))
+    assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32)) is (register_bytes() == matmul.WIDE)
