@@ -316,3 +316,14 @@ def test_many_rows_in_float16_show_no_common_error(path: str, masked: bool) -> N
         got = attend(query, key, value, mask=mask if masked else None)
     terms = ((got.double() - expected) * expected).flatten(1).sum(1)
     assert float(terms.sum().abs()) < 8 * float(terms.square().sum().sqrt())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_nan_over_few_keys_keep_the_dtype(dtype: torch.dtype, causal: bool) -> None:
+    query, key, value = (torch.randn(2, n, 8, dtype=dtype) for n in (3, 4, 4))
+    query[0, 1] = torch.nan
+    with forcing("pytorch"):
+        got = attend(query, key, value, causal=causal)
+    assert got.dtype is dtype
+    assert got.isnan().any(-1).tolist() == [[False, True, False], [False] * 3]

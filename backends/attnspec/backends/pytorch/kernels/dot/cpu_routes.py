@@ -8,7 +8,9 @@ addressable memory, and wherever fused kernels are switched off (``torch.nn.atte
 the formula is computed, for no fused kernel has tangents.
 """
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -87,14 +89,23 @@ def at_once(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return forced() is None and 0 < shape.numel() * 2 * others[2] <= SMALL_IN_LAYER
 
 
+def in_float32(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same of query, key and value in float32, with the result in their dtype."""
+
+    def attend_widened(query: Tensor, key: Tensor, value: Tensor, *others: Any, **options: Any) -> Tensor:
+        return attend(query.float(), key.float(), value.float(), *others, **options).to(query.dtype)
+
+    return attend_widened
+
+
 def by_pytorch(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
     """The output of PyTorch's kernel, with NaN in rows whose scores are all NaN, where sizes may be read."""
-    dtype = query.dtype
-    if query.is_cpu and dtype in APPROXIMATED:
-        query, key, value = query.float(), key.float(), value.float()
-    output = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale).to(dtype)
+    sdpa = F.scaled_dot_product_attention
+    if query.is_cpu and query.dtype in APPROXIMATED:
+        sdpa = in_float32(sdpa)
+    output = sdpa(query, key, value, mask, 0.0, causal, scale=scale)
     if intercepted() or key.shape[-2] >= few_keys(key.dtype) or not output.numel():
         return output
     return with_nan(output, query, key, value, mask, causal, scale)

@@ -76,20 +76,17 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
         if of_result is None:
             return None
     sdpa = scaled_dot_product_attention if scale is None else partial(scaled_dot_product_attention, scale=scale)
+    sdpa = cpu_routes.in_float32(sdpa) if call.query.dtype in cpu_routes.APPROXIMATED else sdpa
     of_batch = mask is not None and one and mask.dim() == 3
-    dtype, wide = call.query.dtype, call.query.dtype in cpu_routes.APPROXIMATED
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
         if regular is not None and not regular(query, key, value if values else None, mask):
             return None
-        if wide:
-            query, key, value = query.float(), key.float(), value.float()
         if one:
             own = mask.unsqueeze(1) if of_batch and mask is not None else mask
             found = sdpa(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), own, 0.0, causal).squeeze(1)
         else:
             found = sdpa(query, key, value, mask, 0.0, causal)
-        found = found.to(dtype) if wide else found
         return found if of_result is None or of_result(found) else None
 
     return attend
@@ -111,14 +108,14 @@ def _with_nan(attend: Attend, call: Call, scale: float | None) -> Attend:
 
 
 def _widened(attend: Attend, call: Call) -> Attend:
-    parts = _parts(call)
+    parts, attend_whole = _parts(call), cpu_routes.in_float32(attend)
+    if len(parts) == 1:
+        return attend_whole
 
     def attend_widened(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
-        if len(parts) == 1:
-            return attend(query.float(), key.float(), value.float(), None).to(query.dtype)
         output = torch.empty_like(query)
         for part in parts:
-            output[part] = attend(query[part].float(), key[part].float(), value[part].float(), None)
+            output[part] = attend_whole(query[part], key[part], value[part])
         return output
 
     return attend_widened
@@ -135,6 +132,7 @@ def _parts(call: Call) -> tuple[slice, ...]:
 
 
 def widens(query: Tensor, key: Tensor) -> bool:
-    """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long."""
+    """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long, and of
+    some dtypes its errors show."""
     few = query.shape[-2] <= FEW_HALF and key.numel() >= WORTH_WIDENING
     return query.dtype in HALF_DTYPES and (few or query.dtype in cpu_routes.APPROXIMATED)
