@@ -21,7 +21,7 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 @pytest.fixture(autouse=True)
 def _every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "LEAST", 1)
-    monkeypatch.setattr(matmul, "WIDE", register_bytes())
+    monkeypatch.setattr(matmul, "HAS_512_BITS", True)
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
@@ -63,4 +63,4 @@ def test_columns_that_fill_no_registers_are_left_to_pytorch() -> None:
 def test_small_products_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not matmul.worthwhile(64, 64, 64, draw(1, dtype=torch.float32))
-    assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32)) is (register_bytes() == matmul.WIDE)
+    assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32)) is (register_bytes() == 64)

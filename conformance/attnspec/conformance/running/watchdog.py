@@ -73,7 +73,7 @@ def example_path(folder: Path, case: str, law: str = "") -> Path:
 
 
 def in_words(given: Any) -> str:
-    """What an input is made of, where it is an example: what is ordinary is left out."""
+    """An input in a line; of an example its sizes, options and masks, numbers that are not normal, and its seed."""
     if not isinstance(given, Example):
         return str(given)
     kinds = {name: kind for name, kind in given.kinds.items() if kind != "normal"}

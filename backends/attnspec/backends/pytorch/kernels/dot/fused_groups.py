@@ -154,13 +154,12 @@ def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
 
 def costs_least(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether PyTorch's fused kernel is the cheapest."""
-    from attnspec.backends.pytorch.kernels.dot.routes import microseconds
+    from attnspec.backends.pytorch.kernels.dot.routes import least, microseconds
 
     (heads, n, d), (m, d_v) = query.shape[-3:], value.shape[-2:]
     tracked = recorded(query, key, value)
     sizes = query.shape[:-3].numel() * heads, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
     others = ("llvm", "step") if n == 1 and not tracked else ("llvm",)
     known = [time for path in others if (time := microseconds(path, *sizes)) is not None]
-    least = microseconds("pytorch", 1, 1, 1, 1, 1, query.dtype, tracked, 1) or 0.0
-    more = (OF_LOGARITHMS if not tracked else OF_ONE if n == 1 else OF_GRADIENTS) * least
+    more = (OF_LOGARITHMS if not tracked else OF_ONE if n == 1 else OF_GRADIENTS) * least(query.dtype, tracked)
     return (microseconds("pytorch", *sizes) or 0.0) < min(known, default=0.0) + more

@@ -5,14 +5,14 @@ every value the key that comes a block later: so both are read at nearly the rat
 """
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
-from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import interleaved, sums_of_lanes
 
 from .step_arguments import PAIRS, Step
 
-SUMS = 16 if register_bytes() == 64 else 8
-"""Vectors of columns of outputs that are summed at once: AVX-512 has twice as many registers."""
+SUMS = 16 if HAS_512_BITS else 8
+"""Vectors of columns of outputs that are summed at once."""
 
 COLUMNS = {8: (8, 4, 1), 4: (4, 1), 2: (2, 1)}
 """Of one output, where there may be so many."""
@@ -26,7 +26,7 @@ def together(stored: str, members: int) -> int:
 
     Where registers are few, numbers that must be widened are read once for all heads, a few columns at a time.
     """
-    if register_bytes() == 64:
+    if HAS_512_BITS:
         return min(2, members)
     return 1 if stored == "real" else members
 

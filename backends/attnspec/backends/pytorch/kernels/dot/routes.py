@@ -44,7 +44,7 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
     }
     times["pytorch"] += EXCLUDING * excludes
     if fits and not tracked:
-        times["pytorch"] -= VIEWS * (microseconds("pytorch", 1, 1, 1, 1, 1, dtype, tracked, 1) or 0)
+        times["pytorch"] -= VIEWS * least(dtype, tracked)
     return min(times, key=times.__getitem__)
 
 
@@ -55,6 +55,11 @@ def microseconds(
     """What a call takes on a path by so many threads, those of PyTorch; None where the path was not measured."""
     cost = cost_of("dot", path, dtype, tracked)
     return cost and costs.microseconds(cost, work(path, entries, n, m, d, d_v, dtype), _measured(path, dtype))
+
+
+def least(dtype: torch.dtype, tracked: bool) -> float:
+    """Microseconds of the smallest call of PyTorch's kernel."""
+    return microseconds("pytorch", 1, 1, 1, 1, 1, dtype, tracked, 1) or 0.0
 
 
 @lru_cache(maxsize=64)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
-from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.memory import Index
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import transposed
 
-TILE_ROWS = 8 if register_bytes() == 64 else 4
+TILE_ROWS = 8 if HAS_512_BITS else 4
 TILE_VECTORS = 2
 
 Sums = list[list[Variable]]

@@ -18,10 +18,14 @@ def register_bytes() -> int:
     return 32 if features.get("avx2") else 16
 
 
+HAS_512_BITS = register_bytes() == 64
+"""Whether registers are those of AVX-512, of which there are twice as many as with AVX2."""
+
+
 @lru_cache(maxsize=1)
 def multiplies_bfloat16() -> bool:
     """Whether one instruction adds the products of two pairs of bfloat16 to each lane of float32."""
-    return register_bytes() == 64 and bool(llvm.get_host_cpu_features().get("avx512bf16"))
+    return HAS_512_BITS and bool(llvm.get_host_cpu_features().get("avx512bf16"))
 
 
 def _machine() -> llvm.TargetMachine:

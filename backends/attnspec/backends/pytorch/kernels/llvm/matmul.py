@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Real, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.runtime.accumulation import widened
@@ -23,10 +23,7 @@ from attnspec.backends.pytorch.runtime.accumulation import widened
 ROWS = 6
 """Rows of a tile of sums."""
 
-WIDE = 64
-"""Bytes of a register of processors for which PyTorch's library may not be made."""
-
-VECTORS = 4 if register_bytes() == WIDE else 2
+VECTORS = 4 if HAS_512_BITS else 2
 """Registers of a row of a tile."""
 
 DEPTH = 256
@@ -168,7 +165,7 @@ def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Callable
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
     """Whether a product of this size, in the dtype of x, is faster here than PyTorch's: on AVX2 none is."""
     whole = columns % (register_bytes() // x.element_size()) == 0
-    return register_bytes() == WIDE and rows * columns * depth >= LEAST and whole
+    return HAS_512_BITS and rows * columns * depth >= LEAST and whole
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

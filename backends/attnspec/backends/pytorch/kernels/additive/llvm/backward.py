@@ -11,11 +11,12 @@ of one batch entry, all queries and keys of it, so that every sum is taken in on
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Integers, Reals, Scratch, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
 from attnspec.backends.pytorch.kernels.llvm.values import Extent, RealPointer, Value, Variable
 
 from .products import Finish, emit_product
 from .scores import capacity, direct_exponential
-from .tiles import CHUNK, HAS_512_BITS, KEY_TILE, PRODUCT_ROWS, key_lanes
+from .tiles import CHUNK, KEY_TILE, PRODUCT_ROWS, key_lanes
 
 ROWS = 8 if HAS_512_BITS else 4
 """Query rows whose scores' gradients are in registers at once."""

@@ -1,6 +1,6 @@
 """Additive attention for one block of query rows: factors in, weighted values out."""
 
-import math
+from math import e, log2
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
@@ -62,7 +62,7 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
     end = block.key_blocks * (KEY_TILE * k.lanes)
     lowest = k.full(float("-inf"))
     maximum = Variable(k, lowest)
-    # registers of attendable keys alone are read, and not written back
+    # where all keys of a register are attendable, nothing is excluded, and nothing written back
     whole = k.select(g.mask.is_null(), limit // k.lanes * k.lanes, k.integer(0))
     with k.loop(0, whole, k.lanes) as j:
         maximum.set(k.maximum(k.load(row, j), maximum.get()))  # in this order a NaN is passed over
@@ -78,7 +78,7 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
         maximum.set(k.maximum(score, maximum.get()))
     largest = k.max(maximum.get())
     largest = k.select(largest.compare("==", lowest), k.full(0.0), largest)
-    total, unit = Variable(k, k.full(0.0)), k.broadcast(g.terms.unit, 0) * (1.0 / math.log(2.0))
+    total, unit = Variable(k, k.full(0.0)), k.broadcast(g.terms.unit, 0) * log2(e)
     with k.loop(0, end, k.lanes) as j:
         weight = exp2(k, (k.load(row, j) - largest) * unit)
         k.store(weight, row, j)

@@ -1,8 +1,6 @@
 """Sizes of the tiles of additive attention, as registers allow, and of the blocks in which keys are stored."""
 
-from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
-
-HAS_512_BITS = register_bytes() == 64
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, register_bytes
 
 ROW_TILE = 4 if HAS_512_BITS else 1
 """Query rows whose scores are in registers at once, against `KEY_TILE` vectors of keys."""
