@@ -2,7 +2,6 @@
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.laws import ensembles
-from attnspec.conformance.laws.common import wide
 from attnspec.spec.contract.axes import Axis, Part, Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Leaf
@@ -33,5 +32,4 @@ def rescaled(given: Arguments, factor: float) -> Arguments:
     """Arguments whose scores are multiplied by a factor before anything else is done to them, in double precision."""
     if given.operation.sharpened or not given.operation.part(Part.SCALE):
         return ensembles.rescaled(given, factor)
-    queries = {leaf.path for leaf in given.operation.queries}
-    return given.replaced({leaf.path: wide(x) * (factor if leaf.path in queries else 1.0) for leaf, x in given.floats})
+    return ensembles.multiplied(given, {leaf.path: factor for leaf in given.operation.queries})

@@ -6,7 +6,7 @@ are within one. For independent symmetric t_b, |Σ t_b| exceeds z √Σ t_b² wi
 however they are distributed (Hoeffding's inequality for their signs): 3·10⁻¹⁴ at the z of 8 that is used here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -175,7 +175,7 @@ def exact(subject: Subject, arguments: Arguments) -> Numbers:
 def _exact(subject: Subject, arguments: Arguments) -> Numbers:
     dtype = oracle_dtype(subject.precision.dtype)
     given = subject.aligned(arguments)
-    given = given.replaced({leaf.path: x.astype(dtype) for leaf, x in given.floats})
+    given = given.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in given.floats})
     with np.errstate(all="ignore"):
         found = subject.formula()(**given.values_by_name)
     named: Results = {leaf.path: x for leaf, x in results(subject.operation, found)}
@@ -184,9 +184,14 @@ def _exact(subject: Subject, arguments: Arguments) -> Numbers:
 
 def rescaled(arguments: Arguments, factor: float) -> Arguments:
     """Arguments whose scores are those of the given ones, multiplied by a factor, in double precision."""
-    exponents = arguments.operation.sharpened
+    powers = {path: factor**exponent for path, exponent in arguments.operation.sharpened.items()}
+    return multiplied(arguments, powers)
+
+
+def multiplied(arguments: Arguments, factors: Mapping[str, float]) -> Arguments:
+    """Arguments in double precision, those of these paths multiplied by a factor."""
     return arguments.replaced(
-        {leaf.path: wide(x) * factor ** exponents.get(leaf.path, 0.0) for leaf, x in arguments.floats}
+        {leaf.path: wide(x) * factors[leaf.path] if leaf.path in factors else wide(x) for leaf, x in arguments.floats}
     )
 
 

@@ -108,6 +108,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     _scale: Numbers | Callable[[], Numbers] | None = None
     _magnitude: Numbers | None = None
     _squares: Numbers | None = None
+    _errs: bool | None = None
 
     def __init__(
         self,
@@ -121,7 +122,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self.value = np.asarray(value)
         error = np.asarray(error, dtype=np.float64)
         if error.shape != self.value.shape:
-            error = np.full(self.value.shape, error) if error.any() else np.zeros(self.value.shape)
+            self._errs = bool(error.any())
+            error = np.full(self.value.shape, error) if self._errs else np.zeros(self.value.shape)
         self.error = error
         self.precision = precision
         self.given = given
@@ -227,6 +229,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             moved.terms = self.terms
         if self.alike:
             moved.alike = self.alike
+        if self._errs is False:
+            moved._errs = False
         return moved
 
     def _joined(self, join: Callable[[Sequence[Numbers]], Numbers], parts: Sequence[Self]) -> Self:
@@ -279,6 +283,13 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return None
         x, w = self.factors
         return np.abs(x.value).astype(np.float64), np.abs(w.value @ b.value).astype(np.float64)
+
+    @property
+    def errs(self) -> bool:
+        """Whether any of the numbers has an error."""
+        if self._errs is None:
+            self._errs = bool(np.count_nonzero(self.error))
+        return self._errs
 
     @property
     def operand_rounding(self) -> float:

@@ -133,9 +133,9 @@ class Rigorous(Approximate):
             error = error + a.operand_step * right.sum(-2 if b.ndim > 1 else -1, keepdims=matrices)
         if b.operand_step:
             error = error + b.operand_step * left.sum(-1, keepdims=b.ndim > 1)
-        if np.count_nonzero(a.error):
+        if a.errs:
             error = error + a.error @ (right + b.error)
-        if np.count_nonzero(b.error):
+        if b.errs:
             error = error + left @ b.error
         other = a.other_order(b)
         if other is not None:
@@ -156,22 +156,23 @@ class Rigorous(Approximate):
         squares, square = factor @ v**2, value**2 * total
         spread = squares - 2 * value * (factor @ v) + square
         spread = np.maximum(spread, 0) + 2.0**-50 * (squares + square)
-        reachable = w.attendable.any(-2)[..., None]
-        inf = np.inf
-        highest = np.where(reachable, v, -inf).max(axis=-2, keepdims=True, initial=-inf)
-        lowest = np.where(reachable, v, inf).min(axis=-2, keepdims=True, initial=inf)
+        reached = w.attendable.any(-2)[..., None]
+        all_reached, inf = bool(reached.all()), np.inf
+        highest = (v if all_reached else np.where(reached, v, -inf)).max(axis=-2, keepdims=True, initial=-inf)
+        lowest = (v if all_reached else np.where(reached, v, inf)).min(axis=-2, keepdims=True, initial=inf)
         farthest = np.maximum(np.maximum(highest - value, value - lowest), 0)
         weighting = np.minimum(np.sqrt(total * spread), np.where(np.isfinite(farthest), farthest, 0))
         keys, u = a.shape[-1], p.accumulation
-        counted = np.where(reachable, np.abs(v), 0)
+        counted = b.magnitude if all_reached else np.where(reached, b.magnitude, 0)
         # What is rounded are the values that the weights have come to, which may be larger than those at α.
         moved = np.minimum(factor @ counted, counted.max(-2, keepdims=True, initial=0.0))
-        mass = alpha @ (counted + b.error) + moved
+        of_values = alpha @ b.error if b.errs else 0.0
+        mass = alpha @ counted + of_values + moved
         roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
         sums = counted.sum(-2, keepdims=True)
         self._note_peak(sums)
         underflow = b.operand_step + 4 * (keys * p.smallest + p.weights_smallest * sums)
-        error: Numbers = weighting + alpha @ b.error + roundings + underflow + w.common * np.abs(value)
+        error: Numbers = weighting + of_values + roundings + underflow + w.common * np.abs(value)
         return error
 
     def _softmax(self, softmax: Softmax) -> Self:

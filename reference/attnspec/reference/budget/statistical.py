@@ -155,10 +155,10 @@ class Statistical(Approximate):
             variance = variance + b.operand_step**2 * left.sum(-1, keepdims=b.ndim > 1)
         if p.bias:
             variance = variance + (p.bias * double) ** 2
-        if np.count_nonzero(a.error):
+        if a.errs:
             # Equal errors add linearly.
             variance = variance + max(a.repeats, a.own_terms.count) * (a.error**2 @ right)
-        if np.count_nonzero(b.error):
+        if b.errs:
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
             # So do the errors of equal weights that are summed one by one, or rounded as operands.
