@@ -21,7 +21,6 @@ from attnspec.conformance.running.suite import run_case
 from attnspec.conformance.running.watchdog import (
     INPUT_CHARACTERS,
     SIZE,
-    STOP_AFTER,
     Breadcrumb,
     CrashHandler,
     Incidents,
@@ -33,6 +32,15 @@ PATIENT = 1000.0
 """Seconds after which none of these checks counts as hung."""
 
 ORACLE, DTYPE = "operation.oracle", "operation.dtype"
+
+STOPPING = (
+    ("float32", ORACLE),
+    ("bfloat16", ORACLE),
+    ("float64", ORACLE),
+    ("bfloat16", "operation.shape"),
+    ("float32", "operation.broadcasting"),
+)
+"""Incidents at three laws, one of them at several dtypes."""
 
 
 def check(folder: Path, law: str, given: object, case: str = "dot_scores-float64") -> None:
@@ -203,12 +211,11 @@ def test_an_incident_is_recorded_once(tmp_path: Path) -> None:
     assert list(incidents.verdicts("dot_scores", "float64")) == [ORACLE, DTYPE]
 
 
-def test_three_incidents_of_an_operation_stop_it_at_all_dtypes(tmp_path: Path) -> None:
+def test_incidents_at_three_laws_stop_an_operation_at_all_dtypes(tmp_path: Path) -> None:
     incidents = Incidents(tmp_path, PATIENT)
-    for i in range(STOP_AFTER):
+    for dtype, law in STOPPING:
         assert incidents.given_up("dot_scores") is None
-        dtype = ("float64", "float32", "bfloat16")[i]
-        check(tmp_path, ORACLE, "an input", f"dot_scores-{dtype}")
+        check(tmp_path, law, "an input", f"dot_scores-{dtype}")
         incidents.record("dot_scores", dtype)
     assert incidents.given_up("dot_scores") == "crashed"
     assert incidents.given_up("softmax") is None
@@ -252,15 +259,15 @@ def test_a_law_that_crashed_is_not_checked_again_and_the_others_are(tmp_path: Pa
 
 def test_nothing_of_an_operation_that_was_given_up_is_called(tmp_path: Path) -> None:
     incidents = Incidents(tmp_path, PATIENT)
-    for dtype in ("float32", "bfloat16", "float64"):
-        check(tmp_path, ORACLE, "an input", f"dot_scores-{dtype}")
+    for dtype, law in STOPPING:
+        check(tmp_path, law, "an input", f"dot_scores-{dtype}")
         incidents.record("dot_scores", dtype)
     calls: list[Any] = []
     found = run_again(tmp_path, counting(calls), ORACLE, DTYPE)
     assert calls == []
     assert found[ORACLE] == incidents.verdicts("dot_scores", "float64")[ORACLE]
     assert (found[DTYPE].status, found[DTYPE].reason) == (Status.FAILED, "crashed")
-    assert found[DTYPE].message == "not judged: the operation was stopped after it had crashed 3 times"
+    assert found[DTYPE].message == "not judged: the operation was stopped after it had crashed at 3 laws"
 
 
 def test_a_run_leaves_the_last_check_in_the_breadcrumb(tmp_path: Path) -> None:

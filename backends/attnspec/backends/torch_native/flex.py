@@ -1,12 +1,12 @@
 """Rows of ``torch.nn.attention.flex_attention``: eager, and compiled.
 
 Eager, it would be traced anew for many shapes before it does the same: PyTorch's own switch for debugging spares that.
-Compiled, it is never replaced by what is eager: where PyTorch cannot compile, it raises. Every shape that differs in
-what is 0 or 1, and every kind of mask, is compiled anew, so that few are judged.
+Compiled, it is never replaced by what is eager: where PyTorch cannot compile, it raises. Every shape and every layout
+is compiled anew, in some seconds, so that few are judged.
 
-In PyTorch 2.13.0 what is compiled after other shapes may be no C++: cpp_flex_attention_template.py replaces the symbol
-of a size, such as ks7, wherever it begins another one, such as ks75, which becomes cur_kvSplitSize5. Which law meets
-this depends on what was compiled before it.
+Compiled for sizes that are symbols, it may be no C++ in PyTorch 2.13.0: cpp_flex_attention_template.py replaces the
+symbol of a size, such as ks7, wherever it begins another one, such as ks75, which becomes cur_kvSplitSize5. Which law
+meets this depends on what was compiled before it, so that the row has sizes compiled as the numbers that they are.
 """
 
 from collections.abc import Callable
@@ -55,16 +55,24 @@ def attended_eagerly(
 
 @lru_cache(maxsize=1)
 def compiled() -> Any:
-    """flex_attention, compiled once for all shapes; PyTorch would go back to what is not compiled after 8 kinds."""
+    """flex_attention, compiled for every shape; PyTorch would go back to what is not compiled after 8 of them."""
     torch._dynamo.config.recompile_limit = 1_000
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def in_few_layouts(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """Rows of the whole batch: as they lie in float32, in other dtypes, or where elements share them, without gaps."""
+    shared = x.shape[:-2] != batch
+    return x.expand(*batch, *x.shape[-2:]).contiguous() if shared or x.dtype != torch.float32 else x
 
 
 def attended_compiled(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """flexible() with what is compiled."""
-    return flexible(compiled(), query, key, value, mask, causal)
+    batch = batch_of(query, key, value, mask)
+    q, k, v = (in_few_layouts(x, batch) for x in (query, key, value))
+    return flexible(compiled(), q, k, v, mask, causal)
 
 
 LEARNED = None if "cuda" in devices() else ()
@@ -96,9 +104,10 @@ class Compiled(Flex):
     name = "flex_attention, compiled"
     semantics = replace(Flex.semantics, nan_queries="hidden", attendable_nan="hidden")
     tools = ("CppCompileError", "InvalidCxxCompiler")
-    limits = replace(Flex.limits, head_sizes=(16,), multiple_of=16, max_length=64, max_batch_dims=1)
+    limits = replace(Flex.limits, head_sizes=(16,), multiple_of=16, max_length=32, max_batch_dims=1)
+    notes = Flex.notes | {"layouts": "judged in float32 alone: in other dtypes it is called with copies without gaps"}
     hang_after = 300.0
-    parts = (batch_of, as_heads, both, flexible, compiled)
+    parts = (batch_of, as_heads, both, flexible, compiled, in_few_layouts)
     calls = {"scaled_dot_product_attention": attended_compiled}  # noqa: RUF012 - a declaration
     imports = f"from functools import lru_cache\n{Flex.imports}"
 

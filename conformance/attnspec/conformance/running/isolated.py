@@ -88,7 +88,7 @@ class Isolated:
         reason = incidents.given_up(case.operation)
         if reason is not None:
             recorded = examined(incidents, contract.origin, case, settings)
-            message = f"{UNJUDGED}the operation was stopped after it had {reason} {STOP_AFTER} times"
+            message = f"{UNJUDGED}the operation was stopped after it had {reason} at {STOP_AFTER} laws"
             return [
                 recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
                 for law in case.laws

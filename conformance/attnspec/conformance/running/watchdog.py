@@ -36,7 +36,7 @@ LENIENCE = 0.1
 """How much longer than allowed a check may take, so that a timer, which is a thread, serves more than one check."""
 
 STOP_AFTER = 3
-"""Crashes and hangs after which an operation is given up."""
+"""Laws at which it has crashed or hung, at whatever dtype, after which an operation is given up."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Incidents:
         if example_path(self.folder, case).exists():
             example_path(self.folder, case).replace(example_path(self.folder, case, crumb.law))
         with self._reasons_path(operation).open("a", encoding="utf-8") as f:
-            f.write(f"{reason}\n")
+            f.write(f"{crumb.law} {reason}\n")
         return result
 
     def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
@@ -201,8 +201,8 @@ class Incidents:
     def given_up(self, operation: str) -> str | None:
         """Why an operation is given up, ``crashed`` or ``hung``; None if it is not."""
         path = self._reasons_path(operation)
-        reasons = path.read_text(encoding="utf-8").split() if path.exists() else []
-        return reasons[-1] if len(reasons) >= STOP_AFTER else None
+        reasons = [line.split() for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return reasons[-1][1] if len({law for law, _ in reasons}) >= STOP_AFTER else None
 
     def _crumb(self, operation: str, dtype: str) -> Path:
         return breadcrumb_path(self.folder, f"{operation}-{dtype}")
