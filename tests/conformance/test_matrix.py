@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html import unescape
 from importlib import resources
@@ -302,8 +303,9 @@ def test_a_failure_of_a_tool_is_no_verdict() -> None:
 
     row = Probed("scores", contract_of(Scores(), "scores"), None, tools=TOOLS)
     maker = Maker(Library("scores", "scores", (), ("cpu",)), Settings(), 1, Console(file=StringIO()))
-    cell = maker._cell(row, "float32", "forward", [failed("operation.oracle", BROKEN)])
-    assert (cell.state, cell.violations) == (State.NOT_JUDGED, ())
+    with ThreadPoolExecutor(1) as pool:
+        cell, violations = maker._cell(row, "float32", "forward", [failed("operation.oracle", BROKEN)], pool)
+    assert (cell.state, violations) == (State.NOT_JUDGED, [])
     assert cell.reason == f"operation.oracle: {BROKEN}"
 
 

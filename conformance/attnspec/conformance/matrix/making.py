@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
@@ -96,7 +97,10 @@ class Maker:
                 return _unjudged(p, str(error))
             if self.interrupted:
                 break
-        cells = [self._exemplified(p, d, x, results) for d in p.contract.limits.dtypes for x in DIRECTIONS]
+        with ThreadPoolExecutor(self.workers) as pool:
+            places = [(d, x) for d in p.contract.limits.dtypes for x in DIRECTIONS]
+            found = [self._exemplified(p, d, x, results, pool) for d, x in places]
+            cells = [replace(cell, violations=tuple(v.result() for v in violations)) for cell, violations in found]
         return replace(_unjudged(p, ""), cells=tuple(cells))
 
     def _settled(self, p: Probed, group: Group) -> list[Result]:
@@ -111,19 +115,21 @@ class Maker:
                 break
         return results
 
-    def _exemplified(self, p: Probed, dtype: str, direction: str, results: Sequence[Result]) -> Cell:
-        """A cell; where the profile has no example for it, by the profile that has more."""
-        found = self._cell(p, dtype, direction, [r for r in results if _concerns(r, dtype, direction)])
+    def _exemplified(
+        self, p: Probed, dtype: str, direction: str, results: Sequence[Result], pool: ThreadPoolExecutor
+    ) -> tuple[Cell, "list[Future[Violation]]"]:
+        """A cell and its violations; where the profile has no example for it, by the profile that has more."""
+        cell, violations = self._cell(p, dtype, direction, [r for r in results if _concerns(r, dtype, direction)], pool)
         profile = MORE.get(self.settings.profile)
-        if found.reason != NO_EXAMPLE or profile is None or self.interrupted or p.contract is None:
-            return found
-        names = tuple(n for n in p.contract.operations if n not in found.partly)
+        if cell.reason != NO_EXAMPLE or profile is None or self.interrupted or p.contract is None:
+            return cell, violations
+        names = tuple(n for n in p.contract.operations if n not in cell.partly)
         told = f"judging {direction} {dtype} by the profile {profile}: {NO_EXAMPLE}"
         self.console.print(told, highlight=False, markup=False)
         group = Group((dtype,), names, direction == "backward")
         more = self._judged(p, group, laws=laws_of(direction), profile=profile)
-        cell = self._cell(p, dtype, direction, [r for r in more if _concerns(r, dtype, direction)])
-        return replace(cell, profile=profile)
+        cell, violations = self._cell(p, dtype, direction, [r for r in more if _concerns(r, dtype, direction)], pool)
+        return replace(cell, profile=profile), violations
 
     def _judged(
         self, p: Probed, group: Group, *, laws: tuple[str, ...] = (), profile: str | None = None
@@ -153,15 +159,17 @@ class Maker:
         self.interrupted |= done.broken_off is not None
         return Report.of(done.plan, done.verdicts, settings, 0.0, broken_off=done.broken_off).results
 
-    def _cell(self, p: Probed, dtype: str, direction: str, results: Sequence[Result]) -> Cell:
-        """A cell from its verdicts, and from what the library refused."""
+    def _cell(
+        self, p: Probed, dtype: str, direction: str, results: Sequence[Result], pool: ThreadPoolExecutor
+    ) -> tuple[Cell, "list[Future[Violation]]"]:
+        """A cell from its verdicts, and from what the library refused; its violations, several at a time."""
         contract = p.contract
         assert contract is not None
         refused = {} if p.offers is None else _refused(p.offers.get(dtype, {}), direction)
         offered = [name for name in contract.operations if name not in refused]
         cell = Cell(dtype, direction, State.NOT_OFFERED)
         if not offered:
-            return replace(cell, reason=without_places("; ".join(dict.fromkeys(refused.values()))))
+            return replace(cell, reason=without_places("; ".join(dict.fromkeys(refused.values())))), []
         stopped = [r for r in results if r.message.startswith(UNJUDGED)]
         broken = [r for r in results if failed_by(r, p.tools)]
         judged = [r for r in results if r.judged and r not in stopped and r not in broken]
@@ -172,17 +180,17 @@ class Maker:
             why = f"{', '.join(r.law for r in broken)}: {without_places(broken[0].message)}"
         if not judged and not why:
             why = NO_EXAMPLE
-        return replace(
+        found = replace(
             cell,
             state=self._state(p, bool(causes), bool(why), offered),
             reason=why,
             partly={name: without_places(reason) for name, reason in refused.items()},
-            violations=tuple(self._violation(p, r) for r in causes),
             following=tuple(dict.fromkeys(r.law for r in following)),
             held=sum(r.status is Status.PASSED for r in judged),
             examples=sum(r.examples for r in judged),
             error_ratio=json_number(max((r.error_ratio for r in judged), default=0.0)),
         )
+        return found, [pool.submit(self._violation, p, r) for r in causes]
 
     @staticmethod
     def _state(p: Probed, violates: bool, lacking: bool, offered: Sequence[str]) -> State:
