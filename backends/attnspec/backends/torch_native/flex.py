@@ -61,9 +61,9 @@ def compiled() -> Any:
 
 
 def in_few_layouts(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """Rows of the whole batch: as they lie in float32, in other dtypes, or where elements share them, without gaps."""
+    """Rows of the whole batch: as they lie in bfloat16, in other dtypes, or where elements share them, without gaps."""
     shared = x.shape[:-2] != batch
-    return x.expand(*batch, *x.shape[-2:]).contiguous() if shared or x.dtype != torch.float32 else x
+    return x.expand(*batch, *x.shape[-2:]).contiguous() if shared or x.dtype != torch.bfloat16 else x
 
 
 def attended_compiled(
@@ -105,7 +105,7 @@ class Compiled(Flex):
     semantics = replace(Flex.semantics, nan_queries="hidden", attendable_nan="hidden")
     tools = ("CppCompileError", "InvalidCxxCompiler")
     limits = replace(Flex.limits, head_sizes=(16,), multiple_of=16, max_length=32, max_batch_dims=1)
-    notes = Flex.notes | {"layouts": "judged in float32 alone: in other dtypes it is called with copies without gaps"}
+    notes = Flex.notes | {"layouts": "judged in bfloat16 alone: in other dtypes it is called with copies without gaps"}
     hang_after = 300.0
     parts = (batch_of, as_heads, both, flexible, compiled, in_few_layouts)
     calls = {"scaled_dot_product_attention": attended_compiled}  # noqa: RUF012 - a declaration
