@@ -341,6 +341,14 @@ def test_a_cotangent_may_leave_logarithms_out() -> None:
         assert judge(GROUPS, results, **given, gradients=zeros, cotangent=cotangent)
 
 
+def test_a_cotangent_is_none_where_no_logarithms_are_given() -> None:
+    given = inputs(5, 6)
+    output, _ = attention(given)
+    words = re.escape(f"{GROUPS}: cotangent: expected (output, None): result: expected a tuple; got ndarray")
+    with pytest.raises(TypeError, match=words):
+        judge(GROUPS, (output, None), **given, gradients={"value": given["value"]}, cotangent=output)
+
+
 # Numbers that tell nothing --------------------------------------------------------------------------------------------
 
 

@@ -204,6 +204,13 @@ def test_errors_reach_the_peak_where_an_intermediate_overflows() -> None:
     assert judged(REFERENCE["dot_scores"], arguments, p).peak > p.largest
 
 
+def test_values_that_no_row_of_an_empty_batch_reaches_reach_no_peak() -> None:
+    key, value = np.ones((4, 3), np.float32), np.full((4, 3), np.inf, np.float32)
+    arguments = {"query": np.ones((0, 4, 3), np.float32), "key": key, "value": value}
+    attention, p = "scaled_dot_product_attention", precision("scaled_dot_product_attention", "float32")
+    assert judged(REFERENCE[attention], arguments, p).peak < p.largest
+
+
 def test_gradients_of_plain_float32_stay_within_and_come_near() -> None:
     query, key = normal(6, 8), normal(9, 8)
     p = precision("dot_scores", "float32")

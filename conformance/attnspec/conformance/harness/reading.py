@@ -161,9 +161,11 @@ def _kind_of(x: Any) -> str:
 
 
 def _structure(node: Node) -> str:
-    """A tree as it is passed: the paths of its arrays, in the brackets of its tuples and records."""
+    """A tree as it is passed: the paths of its arrays, in the brackets of its tuples and records; None for nothing."""
     if not isinstance(node, Branch):
         return node.path.rpartition(".")[2]
+    if not node.nodes:
+        return "None"
     inner = ", ".join(map(_structure, node.nodes))
     return f"({inner}, …)" if node.many else f"({inner})"
 

@@ -157,7 +157,7 @@ class Rigorous(Approximate):
         spread = squares - 2 * value * (factor @ v) + square
         spread = np.maximum(spread, 0) + 2.0**-50 * (squares + square)
         reached = w.attendable.any(-2)[..., None]
-        all_reached, inf = bool(reached.all()), np.inf
+        all_reached, inf = bool(reached.size and reached.all()), np.inf
         highest = (v if all_reached else np.where(reached, v, -inf)).max(axis=-2, keepdims=True, initial=-inf)
         lowest = (v if all_reached else np.where(reached, v, inf)).min(axis=-2, keepdims=True, initial=inf)
         farthest = np.maximum(np.maximum(highest - value, value - lowest), 0)
