@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.numbers import DOUBLE, Numbers, Softmax, as_double, attendable_softmax, repeated_terms
+from attnspec.reference.budget.numbers import DOUBLE, EqualTerms, Numbers, Softmax, as_double, attendable_softmax
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
@@ -46,25 +46,6 @@ class Extremes:
 
     peak: float = 0.0
     level: float = 0.0
-
-
-class EqualTerms:
-    """The largest number of equal nonzero terms in a row of a product: they have the same error.
-
-    ``count``, at least 1, is found when it is first needed. Hidden units with equal weights are equal in every row, so
-    that a sample of rows is enough.
-    """
-
-    __slots__ = ("_product", "count")
-
-    def __init__(self, product: Numbers) -> None:
-        self._product = product
-
-    def __getattr__(self, name: str) -> float:
-        if name != "count":
-            raise AttributeError(name)
-        self.count = repeated_terms(self._product)
-        return self.count
 
 
 def operators(ufunc: Any) -> tuple[Any, Any]:

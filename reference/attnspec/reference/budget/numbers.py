@@ -83,3 +83,22 @@ def repeated_terms(x: Numbers, rows: int = 4) -> float:
     if len(some) == 0:
         return 1.0
     return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
+
+
+class EqualTerms:
+    """The largest number of equal nonzero terms in a row of a product: they have the same error.
+
+    ``count``, at least 1, is found when it is first needed. Hidden units with equal weights are equal in every row, so
+    that a sample of rows is enough.
+    """
+
+    __slots__ = ("_product", "count")
+
+    def __init__(self, product: Numbers) -> None:
+        self._product = product
+
+    def __getattr__(self, name: str) -> float:
+        if name != "count":
+            raise AttributeError(name)
+        self.count = repeated_terms(self._product)
+        return self.count

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import WIDTH, Approximate, EqualTerms
-from attnspec.reference.budget.numbers import Numbers, Softmax, as_double
+from attnspec.reference.budget.error_array import WIDTH, Approximate
+from attnspec.reference.budget.numbers import EqualTerms, Numbers, Softmax, as_double
 from attnspec.reference.budget.softmax import statistical_logarithms, statistical_sums, statistical_weights
 
 LEAST = 2.0**-510
