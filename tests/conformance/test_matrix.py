@@ -28,7 +28,7 @@ from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.page import as_page
 from attnspec.conformance.matrix.program import Call, program
 from attnspec.conformance.matrix.rows import Library, Probed, refusal
-from attnspec.conformance.matrix.showing import as_markdown, print_matrix, said
+from attnspec.conformance.matrix.showing import as_markdown, print_matrix, said, seen
 from attnspec.conformance.running.loading import contract_of
 from attnspec.conformance.running.settings import Settings
 
@@ -180,6 +180,18 @@ def test_a_row_that_dies_is_shown_with_its_input(made: tuple[Path, "subprocess.C
     assert {v.reason for v in violations} == {"crashed"}
     assert violations[0].confirmation is Confirmation.NO_PROGRAM
     assert said(violations[0]) == "No program without attnspec shows it: the row has no program of its own."
+
+
+def test_a_crash_is_shown_at_the_input_of_the_call_and_confirmed_by_a_signal() -> None:
+    message = "the backend ended the process at the input n = 0, m = 32"
+    crash = Violation(
+        "dot_scores", "semantics.no_keys", "A statement.", "crashed", message, {"key": []}, Confirmation.CONFIRMED
+    )
+    assert seen(crash) == "the backend ended the process at this input"
+    assert said(crash) == "Confirmed: a program without attnspec is ended by a signal."
+    assert seen(replace(crash, arguments={})) == message
+    wrong = replace(crash, reason="numbers", message="the result is 1, at the input 2")
+    assert (seen(wrong), said(wrong)) == (wrong.message, "Confirmed: a program without attnspec exits with 1.")
 
 
 def test_every_form_comes_from_the_same_data(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:

@@ -5,7 +5,7 @@ from html import escape
 from importlib import resources
 
 from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Matrix, Row, State, Violation
-from attnspec.conformance.matrix.showing import MAX_PROGRAM, MEANINGS, facts, inputs, mark, remarks, said
+from attnspec.conformance.matrix.showing import MAX_PROGRAM, MEANINGS, facts, inputs, mark, remarks, said, seen
 
 
 def as_page(matrix: Matrix) -> str:
@@ -78,7 +78,7 @@ def _violation(v: Violation) -> str:
     arguments = escape("\n".join(inputs(v)))
     return (
         f"<article><h4><code>{escape(v.law)}</code> by <code>{escape(v.operation)}</code></h4>"
-        f"<p>{escape(v.statement)}</p><p>{escape(v.message)}</p><pre><code>{arguments}</code></pre>"
+        f"<p>{escape(v.statement)}</p><p>{escape(seen(v))}</p><pre><code>{arguments}</code></pre>"
         f"<p>{escape(said(v))}</p>{program}</article>"
     )
 

@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Confirmation, Matrix, Row, State, Violation
 from attnspec.conformance.reporting.markup import table
+from attnspec.conformance.running.watchdog import AT
 
 COLOURS = {
     State.CONFORMS: "green",
@@ -95,10 +97,20 @@ def _where(matrix: Matrix, cells: list[Cell]) -> str:
     return "; ".join(f"{d} {text}" for d, text in every.items() if text)
 
 
+ENDS = {str(Reason.CRASHED): "is ended by a signal", str(Reason.HUNG): "does not come to its end"}
+"""What a program without attnspec does that shows such a violation; it exits with 1 where it shows another one."""
+
+
+def seen(violation: Violation) -> str:
+    """What was seen, without the example that a law made its inputs from where those of the call are known."""
+    known = violation.reason in ENDS and violation.arguments
+    return f"{violation.message.partition(AT)[0]} at this input" if known else violation.message
+
+
 def said(violation: Violation) -> str:
     """Whether a violation is confirmed, in a sentence."""
     if violation.confirmation is Confirmation.CONFIRMED:
-        return "Confirmed: a program without attnspec exits with 1."
+        return f"Confirmed: a program without attnspec {ENDS.get(violation.reason, 'exits with 1')}."
     if violation.confirmation is Confirmation.NOT_CONFIRMED:
         return f"Not confirmed by a program without attnspec: {violation.why}."
     return f"No program without attnspec shows it: {violation.why}."
@@ -136,7 +148,7 @@ def print_matrix(matrix: Matrix, console: Console) -> None:
             console.print(Text(f"  {title}: {text}"), soft_wrap=True)
     for row, cell, violation in matrix.violations():
         console.print(Text(f"\n{_heading(row, cell, violation)}", style="red"), soft_wrap=True)
-        lines = [violation.statement, violation.message, *inputs(violation), said(violation)]
+        lines = [violation.statement, seen(violation), *inputs(violation), said(violation)]
         console.print(Text("\n".join(f"  {line}" for line in lines)), soft_wrap=True)
         if cell.following and violation is cell.violations[-1]:
             console.print(Text(f"  {_following(cell)}"), soft_wrap=True)
@@ -183,7 +195,7 @@ def parts(matrix: Matrix) -> Iterator[tuple[int, str, str]]:
 def _violation(cell: Cell, violation: Violation) -> str:
     lines = [
         _code_free(violation.statement),
-        f"{_code_free(violation.message)}.".replace("..", "."),
+        f"{_code_free(seen(violation))}.".replace("..", "."),
         "```text\n" + "\n".join(inputs(violation)) + "\n```",
         _code_free(said(violation)),
     ]

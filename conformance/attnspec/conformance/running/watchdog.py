@@ -35,6 +35,9 @@ SIZE = 1024 + 12 * INPUT_CHARACTERS
 LENIENCE = 0.1
 """How much longer than allowed a check may take, so that a timer, which is a thread, serves more than one check."""
 
+AT = " at the input "
+"""What comes before the input in the message of an incident."""
+
 STOP_AFTER = 3
 """Laws at which it has crashed or hung, at whatever dtype, after which an operation is given up."""
 
@@ -170,7 +173,7 @@ class Incidents:
             return None
         hung = self._hung(crumb) if hung is None else hung
         what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
-        message = f"the backend {what} at the input {crumb.input}"
+        message = f"the backend {what}{AT}{crumb.input}"
         message += f"; left behind, and ended: {', '.join(left)}" if left else ""
         reason = Reason.HUNG if hung else Reason.CRASHED
         result = Result(operation, crumb.law, dtype, Status.FAILED, reason, message)
