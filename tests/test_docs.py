@@ -172,7 +172,7 @@ def test_the_page_on_judging_shows_what_is_printed(capsys: pytest.CaptureFixture
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     page = read("docs/judge.md")
     examples = re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     number = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
     names: dict[str, object] = {}
     torch.manual_seed(0)

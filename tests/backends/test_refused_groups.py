@@ -17,7 +17,7 @@ ENDS, OF_KEYS = torch.tensor([0, 1, 3]), torch.tensor([0, 2, 5])
 LATENT = [torch.ones(s) for s in ((2, 4, 3, 8), (2, 4, 3, 2), (2, 5, 6), (2, 5, 2), (4, 8, 6), (4, 7, 6))]
 
 INTEGERS = "torch.uint8 or a signed integer dtype"
-SIDES = "(left, right), each an integer of at least 0 or None"
+SIDES = "a tuple (left, right), each an integer of at least 0 or None"
 OF_GROUPS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"key_lengths": torch.tensor([-1, 2])}, ValueError, "key_lengths in 0..5; got -1"),
     ({"key_lengths": torch.tensor([6, 2])}, ValueError, "key_lengths in 0..5; got 6"),

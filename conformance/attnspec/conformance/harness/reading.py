@@ -163,7 +163,7 @@ def _kind_of(x: Any) -> str:
 def _structure(node: Node) -> str:
     """A tree as it is passed: the paths of its arrays, in the brackets of its tuples and records; None for nothing."""
     if not isinstance(node, Branch):
-        return node.path.rpartition(".")[2]
+        return node.path.rpartition(".")[2] + (" or None" if isinstance(node, Leaf) and node.optional else "")
     if not node.nodes:
         return "None"
     inner = ", ".join(map(_structure, node.nodes))

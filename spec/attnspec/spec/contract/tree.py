@@ -131,7 +131,7 @@ class Option:
         if self.choices == (False, True):
             return "True or False"
         if self.kind is Kind.WINDOW:
-            return "(left, right), each an integer of at least 0 or None"
+            return "a tuple (left, right), each an integer of at least 0 or None"
         words = " or ".join(map(repr, self.choices))
         return words or ("a number" if self.kind is Kind.NUMBER else "an integer")
 
