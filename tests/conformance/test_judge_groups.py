@@ -347,6 +347,12 @@ def test_a_cotangent_is_none_where_no_logarithms_are_given() -> None:
     words = re.escape(f"{GROUPS}: cotangent: expected (output, None): result: expected a tuple; got ndarray")
     with pytest.raises(TypeError, match=words):
         judge(GROUPS, (output, None), **given, gradients={"value": given["value"]}, cotangent=output)
+    words = re.escape(f"{GROUPS}: output: expected (output, log_sum_exp or None): result: expected a tuple")
+    with pytest.raises(TypeError, match=words):
+        judge(GROUPS, output, **given)
+
+
+SIDES = r"window: expected a tuple \(left, right\), each an integer .*; got \(-1, 0\)"
 
 
 # Numbers that tell nothing --------------------------------------------------------------------------------------------
@@ -371,7 +377,7 @@ def test_a_cotangent_that_is_not_finite_is_refused(number: float, words: str) ->
         ({"softcap": float("inf")}, ValueError, "softcap: expected a finite number; got inf"),
         ({"softcap": 0.0}, ValueError, r"softcap: expected a number above 0; got 0\.0"),
         ({"softcap": -1}, ValueError, "softcap: expected a number above 0; got -1"),
-        ({"window": (-1, 0)}, TypeError, r"window: expected a tuple \(left, right\), each .*; got \(-1, 0\)"),
+        ({"window": (-1, 0)}, TypeError, SIDES),
         ({"scale": np.ones(())}, TypeError, r"scale: expected a number; got an array of shape \(\)"),
         ({"key_lengths": np.array([7, 1])}, ValueError, r"key_lengths: expected key_lengths in 0\.\.6; got 7"),
     ],

@@ -79,7 +79,8 @@ def test_windows(window: Any, allowed: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("window", [3, (1,), (1, -1), (1.0, 0), [1, 0], (True, 0)])
 def test_what_is_no_window_is_named(window: Any) -> None:
-    with pytest.raises(TypeError, match=r"^sliding_window_mask: window: expected a tuple \(left, right\), each"):
+    words = r"^sliding_window_mask: window: expected a tuple \(left, right\), each an integer"
+    with pytest.raises(TypeError, match=words):
         sliding_window_mask(3, 5, window=window)
 
 
