@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html import unescape
 from importlib import resources
@@ -315,9 +314,8 @@ def test_a_failure_of_a_tool_is_no_verdict() -> None:
 
     row = Probed("scores", contract_of(Scores(), "scores"), None, tools=TOOLS)
     maker = Maker(Library("scores", "scores", (), ("cpu",)), Settings(), 1, Console(file=StringIO()))
-    with ThreadPoolExecutor(1) as pool:
-        cell, violations = maker._cell(row, "float32", "forward", [failed("operation.oracle", BROKEN)], pool)
-    assert (cell.state, violations) == (State.NOT_JUDGED, [])
+    cell, causes = maker._cell(row, "float32", "forward", [failed("operation.oracle", BROKEN)])
+    assert (cell.state, cell.violations, causes) == (State.NOT_JUDGED, (), [])
     assert cell.reason == f"operation.oracle: {BROKEN}"
 
 

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
@@ -97,10 +97,11 @@ class Maker:
                 return _unjudged(p, str(error))
             if self.interrupted:
                 break
+        found = [self._exemplified(p, d, x, results) for d in p.contract.limits.dtypes for x in DIRECTIONS]
         with ThreadPoolExecutor(self.workers) as pool:
-            places = [(d, x) for d in p.contract.limits.dtypes for x in DIRECTIONS]
-            found = [self._exemplified(p, d, x, results, pool) for d, x in places]
-            cells = [replace(cell, violations=tuple(v.result() for v in violations)) for cell, violations in found]
+            confirming = [[pool.submit(self._violation, p, r) for r in causes] for _, causes in found]
+        violations = [tuple(v.result() for v in those) for those in confirming]
+        cells = [replace(cell, violations=those) for (cell, _), those in zip(found, violations, strict=True)]
         return replace(_unjudged(p, ""), cells=tuple(cells))
 
     def _settled(self, p: Probed, group: Group) -> list[Result]:
@@ -116,20 +117,20 @@ class Maker:
         return results
 
     def _exemplified(
-        self, p: Probed, dtype: str, direction: str, results: Sequence[Result], pool: ThreadPoolExecutor
-    ) -> tuple[Cell, "list[Future[Violation]]"]:
-        """A cell and its violations; where the profile has no example for it, by the profile that has more."""
-        cell, violations = self._cell(p, dtype, direction, [r for r in results if _concerns(r, dtype, direction)], pool)
+        self, p: Probed, dtype: str, direction: str, results: Sequence[Result]
+    ) -> tuple[Cell, list[Result]]:
+        """A cell and what violates; where the profile has no example for it, by the profile that has more."""
+        cell, causes = self._cell(p, dtype, direction, [r for r in results if _concerns(r, dtype, direction)])
         profile = MORE.get(self.settings.profile)
         if cell.reason != NO_EXAMPLE or profile is None or self.interrupted or p.contract is None:
-            return cell, violations
+            return cell, causes
         names = tuple(n for n in p.contract.operations if n not in cell.partly)
         told = f"judging {direction} {dtype} by the profile {profile}: {NO_EXAMPLE}"
         self.console.print(told, highlight=False, markup=False)
         group = Group((dtype,), names, direction == "backward")
         more = self._judged(p, group, laws=laws_of(direction), profile=profile)
-        cell, violations = self._cell(p, dtype, direction, [r for r in more if _concerns(r, dtype, direction)], pool)
-        return replace(cell, profile=profile), violations
+        cell, causes = self._cell(p, dtype, direction, [r for r in more if _concerns(r, dtype, direction)])
+        return replace(cell, profile=profile), causes
 
     def _judged(
         self, p: Probed, group: Group, *, laws: tuple[str, ...] = (), profile: str | None = None
@@ -159,10 +160,8 @@ class Maker:
         self.interrupted |= done.broken_off is not None
         return Report.of(done.plan, done.verdicts, settings, 0.0, broken_off=done.broken_off).results
 
-    def _cell(
-        self, p: Probed, dtype: str, direction: str, results: Sequence[Result], pool: ThreadPoolExecutor
-    ) -> tuple[Cell, "list[Future[Violation]]"]:
-        """A cell from its verdicts, and from what the library refused; its violations, several at a time."""
+    def _cell(self, p: Probed, dtype: str, direction: str, results: Sequence[Result]) -> tuple[Cell, list[Result]]:
+        """A cell from its verdicts, and from what the library refused; and what violates, to be confirmed."""
         contract = p.contract
         assert contract is not None
         refused = {} if p.offers is None else _refused(p.offers.get(dtype, {}), direction)
@@ -190,7 +189,7 @@ class Maker:
             examples=sum(r.examples for r in judged),
             error_ratio=json_number(max((r.error_ratio for r in judged), default=0.0)),
         )
-        return found, [pool.submit(self._violation, p, r) for r in causes]
+        return found, causes
 
     @staticmethod
     def _state(p: Probed, violates: bool, lacking: bool, offered: Sequence[str]) -> State:

@@ -1,7 +1,7 @@
 """A matrix as people read it on a terminal and as Markdown."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -97,7 +97,7 @@ def _where(matrix: Matrix, cells: list[Cell]) -> str:
     return "; ".join(f"{d} {text}" for d, text in every.items() if text)
 
 
-ENDS = {str(Reason.CRASHED): "is ended by a signal", str(Reason.HUNG): "does not come to its end"}
+ENDS: Mapping[str, str] = {Reason.CRASHED: "is ended by a signal", Reason.HUNG: "does not come to its end"}
 """What a program without attnspec does that shows such a violation; it exits with 1 where it shows another one."""
 
 

@@ -158,12 +158,16 @@ class Rigorous(Approximate):
         spread = np.maximum(spread, 0) + 2.0**-50 * (squares + square)
         reached = w.attendable.any(-2)[..., None]
         all_reached, inf = bool(reached.size and reached.all()), np.inf
-        highest = (v if all_reached else np.where(reached, v, -inf)).max(axis=-2, keepdims=True, initial=-inf)
-        lowest = (v if all_reached else np.where(reached, v, inf)).min(axis=-2, keepdims=True, initial=inf)
+
+        def among(x: Numbers, otherwise: float) -> Numbers:
+            return x if all_reached else np.where(reached, x, otherwise)
+
+        highest = among(v, -inf).max(axis=-2, keepdims=True, initial=-inf)
+        lowest = among(v, inf).min(axis=-2, keepdims=True, initial=inf)
         farthest = np.maximum(np.maximum(highest - value, value - lowest), 0)
         weighting = np.minimum(np.sqrt(total * spread), np.where(np.isfinite(farthest), farthest, 0))
         keys, u = a.shape[-1], p.accumulation
-        counted = b.magnitude if all_reached else np.where(reached, b.magnitude, 0)
+        counted = among(b.magnitude, 0.0)
         # What is rounded are the values that the weights have come to, which may be larger than those at α.
         moved = np.minimum(factor @ counted, counted.max(-2, keepdims=True, initial=0.0))
         of_values = alpha @ b.error if b.errs else 0.0
