@@ -20,7 +20,7 @@ from attnspec.backends.pytorch.kernels.additive import routes as additive
 from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
-from attnspec.backends.pytorch.kernels.dot import paired_formula
+from attnspec.backends.pytorch.kernels.dot import few, paired_formula
 from attnspec.backends.pytorch.kernels.dot import routes as dot
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES, HALF_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -32,7 +32,7 @@ KINDS = {str(x).removeprefix("torch."): x for x in FLOAT_DTYPES}
 MODES = {"forward": FORWARD, "gradients": WITH_BACKWARD}
 OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "additive": (pytorch.additive_attention, ("direct", "llvm")),
-    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "plain")),
+    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "few", "plain")),
 }
 Size = tuple[int, int, int, int]
 
@@ -99,6 +99,10 @@ def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:
     """Whether a path computes calls of a size and dtype, or another takes its place."""
     if path == "step":
         return size[1] == 1
+    if path == "few":
+        batch, n, m, d = size
+        query, key = (torch.empty(batch, 1, rows, d, dtype=dtype) for rows in (n, m))
+        return few.serves(query, key, key, None)
     return path != "plain" or dtype not in HALF_DTYPES or paired_formula.serves(size[2], size[3], size[3], dtype)
 
 

@@ -96,13 +96,16 @@ def forward_backward(
     """Forward and backward: the output, and the gradients of all inputs for a cotangent of alternating signs.
 
     ``parameters`` belong to a module, and ``compute`` is not passed them; ``rearrange`` brings their gradients into the
-    order and shapes of the formula's.
+    order and shapes of the formula's. The cotangent is made once: it is the caller's.
     """
     leaves = [x.detach().requires_grad_() for x in inputs]
+    given: list[Tensor] = []
 
     def call() -> Sequence[Tensor]:
         out = compute(*leaves)
-        gradients = torch.autograd.grad(out, [*leaves, *parameters], cotangent(out))
+        if not given:
+            given.append(cotangent(out))
+        gradients = torch.autograd.grad(out, [*leaves, *parameters], given[0])
         return (out, *gradients[: len(leaves)], *rearrange(gradients[len(leaves) :]))
 
     return call

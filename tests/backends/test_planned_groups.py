@@ -100,6 +100,20 @@ def test_second_derivatives_are_those_of_the_formula(path: str) -> None:
             assert torch.autograd.gradgradcheck(backend.grouped_query_attention, leaves)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("path", ["pytorch", "llvm", "few"])
+def test_second_derivatives_of_some_operands_are_too(path: str) -> None:
+    query, key, value = draw((1, 4, 2, 3, 6, 8), torch.float64)
+    found = []
+    for own in (path, path, "plain"):
+        with forcing(own):
+            output, _ = backend.grouped_query_attention(query.requires_grad_(), key, value.requires_grad_())
+            (first,) = torch.autograd.grad(output.sin().sum(), query, create_graph=True)
+            found.append(torch.autograd.grad(first.sin().sum(), (query, value)))
+    for again in found[:2]:
+        for got, expected in zip(again, found[2], strict=True):
+            torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -125,7 +125,7 @@ def test_paths_are_forced_and_named() -> None:
     x = torch.randn(2, 6, 8)
     with (
         pytest.raises(
-            ValueError, match=r"^path: expected one of llvm, direct, step, plain, pytorch, flex; got 'fast'$"
+            ValueError, match=r"^path: expected one of llvm, direct, step, few, plain, pytorch, flex; got 'fast'$"
         ),
         forcing("fast"),
     ):
@@ -266,7 +266,7 @@ def test_every_path_gives_the_same_where_routes_change() -> None:
             last = chosen
             for call, names in (
                 (lambda q, k, v: pytorch.additive_attention(q, k, v, *w), ("llvm", "direct", "plain")),  # noqa: B023
-                (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "plain")),
+                (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "few", "plain")),
             ):
                 results = []
                 for path in names:
@@ -288,7 +288,7 @@ def test_the_path_that_is_chosen_takes_least_time(operation: str, tracked: bool)
     """Where one takes less than half the time of the other, three times: what load adds is not the same for both."""
     if instruction_set() not in ("avx512", "avx2"):
         pytest.skip("the costs of this instruction set were not measured")
-    names = ("direct", "llvm") if operation == "additive" else ("llvm", "pytorch", "step", "plain")
+    names = ("direct", "llvm") if operation == "additive" else ("llvm", "pytorch", "step", "few", "plain")
     wrong = []
     for batch, n, m, d in GRID:
         given = operands(n, m, d, (batch,)) + (weights(d) if operation == "additive" else [])

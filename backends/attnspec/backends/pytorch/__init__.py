@@ -56,10 +56,10 @@ notes = {
     )
     + "; additive.path_for names the path that a call takes",
     "scaled dot-product attention": "cpu: "
-    + ("llvm, step, plain or pytorch" if additive.HAS_LLVMLITE else "pytorch")
+    + ("llvm, step, few, plain or pytorch" if additive.HAS_LLVMLITE else "pytorch")
     + "; sdpa.path_for names the kernel that a call takes",
     "attention in groups of heads": "cpu: "
-    + ("step, llvm, pytorch or plain" if additive.HAS_LLVMLITE else "plain")
+    + ("step, few, llvm, pytorch or plain" if additive.HAS_LLVMLITE else "plain")
     + ("; cuda: enable_gqa, flex or plain" if "cuda" in devices() else "")
     + "; groups.path_for names the path that a call takes",
     "torch": torch.__version__,

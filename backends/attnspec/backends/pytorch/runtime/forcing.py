@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATHS = ("llvm", "direct", "step", "plain", "pytorch", "flex")
+PATHS = ("llvm", "direct", "step", "few", "plain", "pytorch", "flex")
 """What may be forced: the paths of additive attention but for ``triton``, those of scaled dot-product attention, and of
 those that groups of heads take on CUDA the one that the CPU has too."""
 

@@ -1,5 +1,6 @@
 """The PyTorch backend with one path for all calls that it serves, so that each is judged: `attnspec check` takes
-``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:step``, ``:plain``, ``:pytorch`` and ``:flex``."""
+``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:step``, ``:few``, ``:plain``, ``:pytorch`` and
+``:flex``."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -44,4 +45,4 @@ class Forced:
             return backend.pullback(operation, arguments, wanted)
 
 
-llvm, direct, step, plain, pytorch, flex = (Forced(path) for path in PATHS)
+llvm, direct, step, few, plain, pytorch, flex = (Forced(path) for path in PATHS)

@@ -18,6 +18,8 @@ try:
 except ImportError:  # a private name, which may move
     guards = None  # type: ignore[assignment]
 
+__all__ = ["KEPT", "Recent", "autocasts", "guards", "modes", "named", "transforms"]
+
 # what guards do not see, and what a call is not remembered under, by functions of PyTorch in C++
 modes = torch._C._len_torch_dispatch_stack
 transforms, autocasts = torch._C._are_functorch_transforms_active, torch._C._is_any_autocast_enabled

@@ -1,11 +1,11 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
-``llvm`` are the kernels of this package (``dot``), ``step`` those for one query in each head. ``plain`` is the formula
-by PyTorch's products of matrices, with the scores in memory, where nothing is excluded and that takes less time.
-``pytorch`` is what PyTorch takes by itself: inside ``torch.compile``, ``torch.func`` and modes, without llvmlite, where
-it takes less time (`routes`), for empty operands, for scales that are not positive, for tensors that are not
-addressable memory, and wherever fused kernels are switched off (``torch.nn.attention.sdpa_kernel``). In forward mode
-the formula is computed, for no fused kernel has tangents.
+``llvm`` are the kernels of this package (``dot``), ``step`` those for one query in each head, ``few`` those for few
+queries and keys. ``plain`` is the formula by PyTorch's products of matrices, with the scores in memory, where nothing
+is excluded and that takes less time. ``pytorch`` is what PyTorch takes by itself: inside ``torch.compile``,
+``torch.func`` and modes, without llvmlite, where it takes less time (`routes`), for empty operands, for scales that
+are not positive, for tensors that are not addressable memory, and wherever fused kernels are switched off
+(``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused kernel has tangents.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ make scores count as 2·10⁻⁵ larger than they are, which float16 resolves in
 
 
 def kernel(call: Call, *, fits: bool = False) -> str:
-    """``llvm``, ``step``, ``plain`` or ``pytorch``; ``fits`` if operands were given in four dimensions."""
+    """``llvm``, ``step``, ``few``, ``plain`` or ``pytorch``; ``fits`` if operands were given in four dimensions."""
     if intercepted():  # before any size is read, which torch.export would make a constraint
         return "pytorch"
     query, key, value, mask, _, scale, _, in_layer = call
@@ -69,9 +69,11 @@ def kernel(call: Call, *, fits: bool = False) -> str:
 
 def _some(call: Call) -> list[str]:
     """The paths that serve this call and not every other."""
-    from attnspec.backends.pytorch.kernels.dot import planned_step
+    from attnspec.backends.pytorch.kernels.dot import few, planned_step
 
     found = ["step"] if planned_step.serves(call) else []
+    if few.serves(*call[:4]):
+        found.append("few")
     if call.mask is None and not call.causal:
         m, d = call.key.shape[-2:]
         if call.query.dtype not in HALF_DTYPES or paired_formula.serves(m, d, call.value.shape[-1], call.query.dtype):
@@ -140,6 +142,11 @@ def attend(call: Call, *, fits: bool = False) -> Tensor:
         return exact(call.query, call.key, call.value, call.allowed(), call.scale)
     excludes = call.mask is not None or call.causal
     chosen = kernel(call, fits=fits)
+    if chosen == "few":
+        from attnspec.backends.pytorch.kernels.dot import few
+
+        found = few.attend(call)
+        return exact(call.query, call.key, call.value, call.allowed(), call.scale) if found is None else found
     if chosen == "llvm":
         from attnspec.backends.pytorch.kernels.dot import cpu
 

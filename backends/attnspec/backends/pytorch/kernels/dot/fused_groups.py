@@ -13,6 +13,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot.cpu_routes import few_keys
 from attnspec.backends.pytorch.kernels.dot.group_gradients import gradients_by_formula
 from attnspec.backends.pytorch.kernels.dot.planned_pytorch import widens
+from attnspec.backends.pytorch.kernels.dot.routes import least, microseconds
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -31,6 +32,8 @@ OF_LOGARITHMS, OF_GRADIENTS, OF_ONE = 0.4, 0.27, 3.5
 """What other paths take longer than for dot products alone: without gradients, with them, and with those of one query,
 for which there is no plan; as part of the least time that PyTorch's kernel takes."""
 
+
+Sizes: TypeAlias = tuple[int, int, int, int, int, torch.dtype, bool, int]
 
 Found: TypeAlias = tuple[Tensor, Tensor]
 """Output and log Σ exp."""
@@ -108,7 +111,9 @@ def recording(causal: bool, scale: float | None, wide: bool) -> Callable[[Tensor
             saved = ctx.saved_tensors
             if gradient is None or of_logarithms is not None or grad() or transforms():
                 own = saved[0].shape[-1] ** -0.5 if scale is None else scale
-                found = gradients_by_formula(own, causal)(saved[:3], (gradient, of_logarithms))
+                found = gradients_by_formula(own, causal)(
+                    saved[:3], (gradient, of_logarithms), ctx.needs_input_grad[:3]
+                )
             elif wide:
                 found = BACKWARD(gradient.float(), *saved[3:], 0.0, causal, scale=scale)  # type: ignore[misc]
             else:
@@ -126,9 +131,14 @@ def recording(causal: bool, scale: float | None, wide: bool) -> Callable[[Tensor
 
 def is_fusible(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:
     """Whether PyTorch's fused kernel serves the call: nothing but causality and scale, and one batch."""
+    simple = is_simple(visible, scoring)
+    return simple and fused(query, key, value, visible.right == 0, scoring.scale) is not None
+
+
+def is_simple(visible: Visible, scoring: Scoring) -> bool:
+    """Whether there is nothing but causality and scale."""
     causal = visible.left is None and visible.right in (None, 0)
-    alone = all(x is None for x in (visible.mask, visible.lengths, visible.offsets, *scoring[1:]))
-    return causal and alone and fused(query, key, value, visible.right == 0, scoring.scale) is not None
+    return causal and all(x is None for x in (visible.mask, visible.lengths, visible.offsets, *scoring[1:]))
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Fused | None:
@@ -154,12 +164,24 @@ def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
 
 def costs_least(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether PyTorch's fused kernel is the cheapest."""
-    from attnspec.backends.pytorch.kernels.dot.routes import least, microseconds
+    sizes, others, more = _costs(query, key, value)
+    return (microseconds("pytorch", *sizes) or 0.0) < min(others, default=0.0) + more
 
+
+def few_costs_least(query: Tensor, key: Tensor, value: Tensor, *, fusible: bool) -> bool:
+    """Whether the kernels for few queries are the cheapest."""
+    sizes, others, more = _costs(query, key, value)
+    few, fused = microseconds("few", *sizes), microseconds("pytorch", *sizes) or 0.0
+    others = [time + more for time in others] + [fused] * fusible
+    return few is not None and few < min(others, default=0.0)
+
+
+def _costs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Sizes, list[float], float]:
+    """The sizes of a call as `microseconds` takes them, what other paths take, and what they take longer in groups."""
     (heads, n, d), (m, d_v) = query.shape[-3:], value.shape[-2:]
     tracked = recorded(query, key, value)
     sizes = query.shape[:-3].numel() * heads, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
     others = ("llvm", "step") if n == 1 and not tracked else ("llvm",)
     known = [time for path in others if (time := microseconds(path, *sizes)) is not None]
     more = (OF_LOGARITHMS if not tracked else OF_ONE if n == 1 else OF_GRADIENTS) * least(query.dtype, tracked)
-    return (microseconds("pytorch", *sizes) or 0.0) < min(known, default=0.0) + more
+    return sizes, known, more

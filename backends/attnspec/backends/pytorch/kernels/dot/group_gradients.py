@@ -12,9 +12,9 @@ from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
 Formula: TypeAlias = Callable[
-    [tuple[Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor | None]], tuple[Tensor | None, ...]
+    [tuple[Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor | None], tuple[bool, ...]], tuple[Tensor | None, ...]
 ]
-"""Gradients of three operands, from those of output and logarithms."""
+"""Gradients of those of three operands that are wanted, from those of output and logarithms."""
 
 
 class GroupedCall(NamedTuple):
@@ -51,13 +51,15 @@ def gradients_by_formula(scale: float, causal: bool) -> Formula:
     own = GroupedCall(scale, None, 0 if causal else None, None)
 
     def gradients(
-        operands: tuple[Tensor, Tensor, Tensor], gradients: tuple[Tensor | None, Tensor | None]
+        operands: tuple[Tensor, Tensor, Tensor],
+        gradients: tuple[Tensor | None, Tensor | None],
+        wanted: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
         (*rows, _), d_v, like = operands[0].shape, operands[2].shape[-1], widened(operands[0])
         given = [
             like.new_zeros(shape) if x is None else x.to(like.dtype)
             for x, shape in zip(gradients, ((*rows, d_v), rows), strict=True)
         ]
-        return by_formula(own, operands, [None] * 5, (given[0], given[1]), (True, True, True))
+        return by_formula(own, operands, [None] * 5, (given[0], given[1]), wanted)
 
     return gradients

@@ -2,9 +2,10 @@
 
 On CUDA these are PyTorch's (`dot.cuda_groups`), on the CPU the compiled ones:
 
-``step`` reads the keys of one query once, as they are stored (`dot.step`). ``pytorch`` is the fused kernel of PyTorch,
-where it costs least and serves (`dot.fused_groups`). ``llvm`` are the kernels of scaled
-dot-product attention, which share keys among heads without copies and skip what windows and lengths leave out.
+``step`` reads the keys of one query once, as they are stored (`dot.step`). ``few`` are kernels for few queries and keys
+(`dot.few`). ``pytorch`` is the fused kernel of PyTorch, where it costs least and serves (`dot.fused_groups`). ``llvm``
+are the kernels of scaled dot-product attention, which share keys among heads without copies and skip what windows and
+lengths leave out.
 ``plain`` are PyTorch's operations (`formula`), with scores in memory: in ``torch.compile``, ``torch.func`` and modes,
 in forward mode, without llvmlite, where it costs less, for gradients of biases and slopes, for empty operands, and
 where something is not finite. Of bfloat16 it takes products of pairs (`dot.paired_groups`) where these serve. Second
@@ -20,7 +21,14 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
 from attnspec.backends.pytorch.kernels.dot import cuda_groups, paired_groups
 from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
-from attnspec.backends.pytorch.kernels.dot.fused_groups import attending, costs_least, fused, is_fusible
+from attnspec.backends.pytorch.kernels.dot.fused_groups import (
+    attending,
+    costs_least,
+    few_costs_least,
+    fused,
+    is_fusible,
+    is_simple,
+)
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -43,7 +51,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
              scoring: Scoring = AS_IT_IS) -> str:  # fmt: skip
     """The path of query (*batch, heads, n, d), key and value (*batch, heads_k, m, d).
 
-    ``step``, ``llvm``, ``pytorch`` or ``plain`` on the CPU, ``enable_gqa``, ``flex`` or ``plain`` on CUDA.
+    ``step``, ``few``, ``llvm``, ``pytorch`` or ``plain`` on the CPU, ``enable_gqa``, ``flex`` or ``plain`` on CUDA.
     """
     if intercepted():
         return "plain"
@@ -52,9 +60,13 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
     if not (HAS_LLVMLITE and _served(query, key, value, visible, scoring)):
         return "plain"
     wish = forced()
-    if wish not in (None, "llvm", "step", "pytorch"):
+    if wish not in (None, "llvm", "step", "few", "pytorch"):
         return "plain"
-    fusible = is_fusible(query, key, value, visible, scoring)
+    fusible, is_few = (serves(query, key, value, visible, scoring) for serves in (is_fusible, _is_few))
+    if wish == "few":
+        return "few" if is_few else "plain"
+    if is_few and wish is None and few_costs_least(query, key, value, fusible=fusible):
+        return "few"
     if wish == "pytorch":
         return "pytorch" if fusible else "plain"
     if fusible and wish is None and costs_least(query, key, value):
@@ -107,6 +119,15 @@ def _is_step(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scorin
     return query.shape[-2] == 1 and alone and few and not recorded(query, key, value) and step.reads(key, value)
 
 
+def _is_few(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:
+    """Whether the kernels for few queries serve the call: nothing but causality and scale, and one batch."""
+    from attnspec.backends.pytorch.kernels.dot import few
+
+    given = query, key, value
+    one_batch = all(x.dim() == 4 and x.shape[0] == query.shape[0] for x in given)
+    return one_batch and is_simple(visible, scoring) and few.serves(*given, None)
+
+
 def _joins(visible: Visible, scoring: Scoring) -> bool:
     """Whether the heads of a group may be the queries of one head, where each has one query."""
     return visible.left is None and scoring.bias is None and scoring.slopes is None
@@ -123,6 +144,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
         return _paired(query, key, value, visible, scoring)
     if path in ("enable_gqa", "flex"):
         return cuda_groups.attend(path, query, key, value, visible, scoring)
+    if path == "few":
+        from attnspec.backends.pytorch.kernels.dot import few
+
+        scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+        return few.grouped(query, key, value, visible.right == 0, scale)(query, key, value)
     if path == "pytorch":
         by_pytorch = fused(query, key, value, visible.right == 0, scoring.scale)
         assert by_pytorch is not None

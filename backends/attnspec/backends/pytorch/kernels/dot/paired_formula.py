@@ -34,9 +34,11 @@ def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if recorded(query, key, value):
         output: Tensor = PairedAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return output
+    from attnspec.backends.pytorch.kernels.dot import weight_rows
+
     memory = scratch(*query.shape[:-1], key.shape[-2])
-    weights = torch.softmax(scores(scale, query, key, memory), -1, out=memory)
-    return torch.bmm(weights.to(torch.bfloat16), value)
+    rounded, _ = weight_rows.weights(scores(scale, query, key, memory), kept=False)
+    return torch.bmm(rounded, value)
 
 
 def scratch(*shape: int) -> Tensor | None:
@@ -58,9 +60,10 @@ class PairedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """The backward reads the weights before and after their rounding."""
+        from attnspec.backends.pytorch.kernels.dot import weight_rows
+
         weights = scores(scale, query, key)
-        torch.softmax(weights, -1, out=weights)
-        rounded = weights.to(torch.bfloat16)
+        rounded, _ = weight_rows.weights(weights, kept=True)
         output = torch.bmm(rounded, value)
         ctx.save_for_backward(query, key, value, output, weights, rounded)
         ctx.scale = scale
@@ -99,15 +102,14 @@ def products(
     wanted: tuple[bool, bool, bool], of_logarithms: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of the operands from those of the output and of log Σ exp (entries, n)."""
+    from attnspec.backends.pytorch.kernels.dot import weight_rows
     from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
 
     query, key, value = operands
     # scaled already, for the gradient of a softmax is linear
     by_weights = of_pairs(gradient, value, scale, scratch(*weights.shape))
-    torch.ops.aten._softmax_backward_data.out(by_weights, weights, -1, torch.float32, grad_input=by_weights)
-    if of_logarithms is not None:
-        by_weights.addcmul_(weights, of_logarithms.unsqueeze(-1), value=scale)
-    by_scores = by_weights.to(torch.bfloat16)
+    of_rows = None if of_logarithms is None else (of_logarithms * scale).contiguous()
+    by_scores = weight_rows.gradients(weights, by_weights, of_rows)
     return (
         torch.bmm(by_scores, key) if wanted[0] else None,
         torch.bmm(by_scores.mT, query) if wanted[1] else None,

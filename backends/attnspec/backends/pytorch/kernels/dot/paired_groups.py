@@ -15,9 +15,6 @@ from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
-OF_SCORES = 1e-4
-"""Microseconds in which two maxima are found for log Σ exp, for each score."""
-
 
 def serves(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:
     """Whether every query attends to all keys, with nothing but a scale, and products can be taken in pairs."""
@@ -40,8 +37,7 @@ def cost(query: Tensor, key: Tensor, value: Tensor) -> float | None:
 
     (b, heads, n, d), (heads_k, m, d_v) = query.shape, value.shape[1:]
     sizes = b * heads_k, heads // heads_k * n, m, d, d_v, query.dtype
-    found = microseconds("plain", *sizes, recorded(query, key, value), torch.get_num_threads())
-    return None if found is None else found + OF_SCORES * query.shape[:3].numel() * m
+    return microseconds("plain", *sizes, recorded(query, key, value), torch.get_num_threads())
 
 
 def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +45,7 @@ def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> tuple[Ten
     if recorded(query, key, value):
         found: tuple[Tensor, Tensor] = PairedGroups.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return found
-    return _forward(scale, query, key, value, paired_formula.scratch(*_sizes(query, key)))[:2]
+    return _forward(scale, query, key, value, paired_formula.scratch(*_sizes(query, key)), kept=False)[:2]
 
 
 def _sizes(query: Tensor, key: Tensor) -> tuple[int, int, int]:
@@ -63,18 +59,17 @@ def _joined(x: Tensor, entries: int) -> Tensor:
 
 
 def _forward(
-    scale: float, query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None
+    scale: float, query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None, *, kept: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output and log Σ exp, and the weights before and after their rounding."""
+    """Output and log Σ exp, and the weights before, if they are ``kept``, and after their rounding."""
+    from attnspec.backends.pytorch.kernels.dot import weight_rows
+
     entries = key.shape[0] * key.shape[1]
     weights = paired_formula.scores(scale, _joined(query, entries), _joined(key, entries), memory)
-    largest = weights.amax(-1)
-    torch.softmax(weights, -1, out=weights)
-    # the largest weight is exp(largest score − log Σ exp)
-    logarithms = torch.sub(largest, weights.amax(-1).log_())
-    rounded = weights.to(torch.bfloat16)
+    rounded, logarithms = weight_rows.weights(weights, kept=kept, logarithms=True)
+    assert logarithms is not None
     output = torch.bmm(rounded, _joined(value, entries)).view(*query.shape[:-1], value.shape[-1])
-    return output, logarithms.view(query.shape[:-1]).to(torch.bfloat16), weights, rounded
+    return output, logarithms.view(query.shape[:-1]), weights, rounded
 
 
 class PairedGroups(torch.autograd.Function):
@@ -83,7 +78,7 @@ class PairedGroups(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """The backward reads the weights before and after their rounding."""
-        output, logarithms, weights, rounded = _forward(scale, query, key, value, None)
+        output, logarithms, weights, rounded = _forward(scale, query, key, value, None, kept=True)
         ctx.save_for_backward(query, key, value, weights, rounded)
         ctx.scale = scale
         ctx.set_materialize_grads(False)
@@ -97,7 +92,7 @@ class PairedGroups(torch.autograd.Function):
         given = [x.resolve_neg() for x in (gradient, of_logarithms) if x is not None]
         addressed = all(map(addressable, (*given, *operands, weights, rounded)))
         if gradient is None or torch.is_grad_enabled() or intercepted() or not addressed:
-            found = gradients_by_formula(ctx.scale, False)(operands, (gradient, of_logarithms))
+            found = gradients_by_formula(ctx.scale, False)(operands, (gradient, of_logarithms), wanted)
             return *(None if x is None else x.to(query.dtype) for x in found), None
         entries = weights.shape[0]
         rows = None if of_logarithms is None else given[1].reshape(weights.shape[:2]).float()

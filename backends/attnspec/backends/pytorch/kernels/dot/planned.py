@@ -107,8 +107,10 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
         if mask is None and not causal:
             return by_pytorch(call, len(batch), scale)
         return excluding(call, operands, mask, len(batch), scale) or _nothing
-    from attnspec.backends.pytorch.kernels.dot import planned_kernel, planned_step
+    from attnspec.backends.pytorch.kernels.dot import few, planned_kernel, planned_step
 
+    if chosen == "few":
+        return few.planned(call, operands, mask, batch) or _nothing
     if chosen == "step":
         return planned_step.attention(call, operands, batch) or _nothing
     made = planned_kernel.plan(call, operands, mask, batch)

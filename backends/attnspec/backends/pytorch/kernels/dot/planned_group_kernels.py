@@ -95,7 +95,7 @@ class PlannedGroups(torch.autograd.Function):
         plain = torch.is_grad_enabled() or transforms() or intercepted() or not alike
         if plain or not all(map(addressable, (*given, *wide, pooled, numbers))):
             by_formula = gradients_by_formula(plan.scale, plan.causal)
-            found = by_formula((operands[0], operands[1], operands[2]), (gradient, of_logarithms))
+            found = by_formula((operands[0], operands[1], operands[2]), (gradient, of_logarithms), wanted)
         else:
             b, h, n, _, _, d_v = plan.sizes
             whole = pooled.new_zeros(b, h, n, d_v) if gradient is None else given[0].to(pooled.dtype)

@@ -89,6 +89,10 @@ def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
         call = fused(*given, causal, scale)
         return None if call is None else attending(call, tracked)
     own_scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if path == "few":
+        from attnspec.backends.pytorch.kernels.dot import few
+
+        return few.grouped(*given, causal, own_scale)
     if path == "plain" and paired_groups.serves(*given, visible, scoring) and all(map(addressable, given)):
         return partial(paired_groups.attend, own_scale)
     if path == "step" and not causal:

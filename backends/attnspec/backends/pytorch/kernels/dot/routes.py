@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.runtime.forcing import forced
 
 EVERYWHERE = "llvm", "pytorch"
-"""Paths that serve every call of `by_cost`; ``step`` and ``plain`` serve some."""
+"""Paths that serve every call of `by_cost`; the others serve some."""
 
 EXCLUDING = 10.0
 """Microseconds that the kernel of PyTorch takes longer where keys are excluded: what it is given must be checked."""
@@ -29,19 +29,21 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
             also: Sequence[str] = (), fits: bool = False) -> str:  # fmt: skip
     """The cheapest path for operands of these sizes whose gradients are taken if ``tracked``.
 
-    ``also`` are those of ``step``, one query in each head, and ``plain``, the formula as it is written, that serve the
-    call. ``fits`` says that operands have four dimensions, as PyTorch's kernel wants them.
+    ``also`` are those of ``step``, one query in each head, ``few``, and ``plain``, the formula as it is written, that
+    serve the call. ``fits`` says that operands have four dimensions, as PyTorch's kernel wants them.
     """
     wish, entries = forced(), b * h
     if wish in (*EVERYWHERE, *also):
         return str(wish)
     if entries * n * m > MOST_SCORES:
         also = [path for path in also if path != "plain"]
-    times = {
-        path: time
-        for path in (*EVERYWHERE, *also)
-        if (time := microseconds(path, entries, n, m, d, d_v, dtype, tracked, torch.get_num_threads())) is not None
-    }
+    times = {}
+    for path in (*EVERYWHERE, *also):
+        # what is excluded is taken to be half of all, which `few` does not read
+        keys = -(-m // 2) if excludes and path == "few" else m
+        time = microseconds(path, entries, n, keys, d, d_v, dtype, tracked, torch.get_num_threads())
+        if time is not None:
+            times[path] = time
     times["pytorch"] += EXCLUDING * excludes
     if fits and not tracked:
         times["pytorch"] -= VIEWS * least(dtype, tracked)

@@ -142,8 +142,8 @@ class OptionalIntegers(Kind[Tensor | None, IntPointer]):
     read = Integers.read
 
 
-class OptionalBooleans(Kind[Tensor | None, BytePointer]):
-    """Booleans, a byte each, or None."""
+class OptionalBytes(Kind[Tensor | None, BytePointer]):
+    """Numbers of any dtype, whose places are counted in bytes, or None."""
 
     expression = OPTIONAL_ADDRESS
 
@@ -151,6 +151,10 @@ class OptionalBooleans(Kind[Tensor | None, BytePointer]):
     def read(k: Memory, words: IntPointer, first: int) -> BytePointer:
         """The address."""
         return BytePointer(k.load_int(words, first))
+
+
+class OptionalBooleans(OptionalBytes):
+    """Booleans, a byte each, or None."""
 
 
 class Result(Kind[IntArray, IntPointer]):

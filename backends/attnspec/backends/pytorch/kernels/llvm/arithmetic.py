@@ -10,17 +10,17 @@ from attnspec.backends.pytorch.kernels.llvm.values import BIT, INT, INT32, Build
 Choice = TypeVar("Choice", Value, RealPointer)
 
 
-class _Bfloat16(ir.Type):  # type: ignore[misc]
+class Bfloat16(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite does not name."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bfloat16)
+        return isinstance(other, Bfloat16)
 
     def __hash__(self) -> int:
-        return hash(_Bfloat16)
+        return hash(Bfloat16)
 
 
 class Arithmetic(Builder):
@@ -33,7 +33,7 @@ class Arithmetic(Builder):
 
     def add_products_of_pairs(self, x: Value, y: Value, z: Value) -> Value:
         """z plus both products of the pairs of bfloat16 that each lane of x and y holds, where the machine has it."""
-        b, pairs = self.builder, ir.VectorType(_Bfloat16(), 2 * self.lanes)
+        b, pairs = self.builder, ir.VectorType(Bfloat16(), 2 * self.lanes)
         signature = ir.FunctionType(self.vector, [self.vector, pairs, pairs])
         given = [z.ssa, b.bitcast(x.ssa, pairs), b.bitcast(y.ssa, pairs)]
         return self.intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}", signature, given)

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import llvmlite.ir as ir
 
-from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic
+from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic, Bfloat16
 from attnspec.backends.pytorch.kernels.llvm.values import (
     BIT,
     BYTE,
@@ -42,6 +42,30 @@ class Memory(Arithmetic):
         wide = b.shl(b.zext(words, self.word), ir.Constant(self.word, [16] * self.lanes))
         return Value(self, b.bitcast(wide, self.vector))
 
+    def load_stored_lanes(self, inside: Value, base: BytePointer, byte: Index, stored: str) -> Value:
+        """The lanes of `load_stored` marked in `inside`; other lanes are 0 and are not read."""
+        if stored == "real":
+            return self.load_lanes(inside, RealPointer(base.address + byte), 0)
+        b, kind = self.builder, ir.VectorType(ir.IntType(16), self.lanes)
+        signature = ir.FunctionType(kind, [POINTER, INT32, ir.VectorType(BIT, self.lanes), kind])
+        arguments = [base.at(byte), INT32(2), inside.ssa, ir.Constant(kind, None)]
+        words = self.intrinsic(f"llvm.masked.load.v{self.lanes}i16.p0", signature, arguments).ssa
+        if stored == "float16":
+            return Value(self, b.fpext(b.bitcast(words, ir.VectorType(ir.HalfType(), self.lanes)), self.vector))
+        wide = b.shl(b.zext(words, self.word), ir.Constant(self.word, [16] * self.lanes))
+        return Value(self, b.bitcast(wide, self.vector))
+
+    def store_stored_lanes(self, value: Value, inside: Value, base: BytePointer, byte: Index, stored: str) -> None:
+        """Store the lanes marked in `inside` as `store_stored` does."""
+        if stored == "real":
+            self.store_lanes(value, inside, RealPointer(base.address + byte), 0)
+            return
+        kind = ir.VectorType(ir.IntType(16), self.lanes)
+        signature = ir.FunctionType(ir.VoidType(), [kind, POINTER, INT32, ir.VectorType(BIT, self.lanes)])
+        words = self.builder.bitcast(self._as_stored(value, stored), kind)
+        arguments = [words, base.at(byte), INT32(2), inside.ssa]
+        self.intrinsic(f"llvm.masked.store.v{self.lanes}i16.p0", signature, arguments)
+
     def load_stored_one(self, base: BytePointer, byte: Index, stored: str) -> Value:
         """One real, stored as in `load_stored`, in every lane."""
         b, place = self.builder, base.at(byte)
@@ -62,6 +86,17 @@ class Memory(Arithmetic):
         b.store(
             b.extract_element(lanes, INT32(0)) if first else lanes, place, align=2 if stored != "real" else self.size
         )
+
+    def store_bfloat16(self, value: Value, base: BytePointer, byte: Index) -> None:
+        """Store all lanes, rounded to bfloat16 by the instruction that goes with products of pairs.
+
+        It takes what is smaller than the smallest normal number for 0, as these products do.
+        """
+        b, kind = self.builder, ir.VectorType(Bfloat16(), self.lanes)
+        rounded = self.intrinsic(
+            f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * self.lanes}", ir.FunctionType(kind, [self.vector]), [value.ssa]
+        ).ssa
+        b.store(b.bitcast(rounded, ir.VectorType(ir.IntType(16), self.lanes)), base.at(byte), align=2)
 
     def _as_stored(self, value: Value, stored: str) -> ir.Value:
         b = self.builder

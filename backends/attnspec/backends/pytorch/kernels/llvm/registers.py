@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
-from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value
 
 Inside: TypeAlias = Value | None
 """Booleans, which lanes there are; None for all."""
@@ -24,6 +24,21 @@ def store(k: Kernel, value: Value, inside: Inside, base: RealPointer, i: Value) 
         k.store(value, base, i)
     else:
         k.store_lanes(value, inside, base, i)
+
+
+def load_stored(k: Kernel, inside: Inside, row: BytePointer, i: Value, stored: str) -> Value:
+    """The same of the numbers of a row that are ``stored`` so, from a place on."""
+    byte = i * (k.size if stored == "real" else 2)
+    return k.load_stored(row, byte, stored) if inside is None else k.load_stored_lanes(inside, row, byte, stored)
+
+
+def store_stored(k: Kernel, value: Value, inside: Inside, row: BytePointer, i: Value, stored: str) -> None:
+    """Store the lanes that there are, as numbers that are ``stored`` so."""
+    byte = i * (k.size if stored == "real" else 2)
+    if inside is None:
+        k.store_stored(value, row, byte, stored)
+    else:
+        k.store_stored_lanes(value, inside, row, byte, stored)
 
 
 def vectors(k: Kernel, count: Value, body: Callable[[Value, Inside], None]) -> None:

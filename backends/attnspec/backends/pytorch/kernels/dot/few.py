@@ -1,0 +1,318 @@
+"""Attention of few queries and keys by one plan for all calls of the same kind; heads may share keys."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import e, log2
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from attnspec.backends.pytorch.kernels.dot.call import Call
+from attnspec.backends.pytorch.kernels.dot.few_kernels import (
+    Backward,
+    Few,
+    Forward,
+    backward_kernel,
+    backward_scratch,
+    forward_kernel,
+    forward_scratch,
+    in_registers,
+)
+from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
+from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
+from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.recent import KEPT, guards, modes
+from attnspec.backends.pytorch.runtime.recording import recorded
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+
+from .planned_kernel import as_four, template
+from .step_arguments import STORED, StridedBytes
+
+MOST = 2**18
+"""Scores, or numbers of queries or keys, of a head of keys, up to which a thread has memory for them."""
+
+empty, empty_like, grad = torch.empty, torch.empty_like, torch.is_grad_enabled
+
+Found: TypeAlias = tuple[Tensor, Tensor | None]
+"""Output, and log Σ exp where it is wanted, in the dtype of the operands."""
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Found | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all calls with the same shapes, strides and flags have in common.
+
+    ``gives`` says whether log Σ exp is wanted; ``strides`` are those of the operands as they are given, ``weights`` and
+    ``scratch`` numbers of reals.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    real: torch.dtype
+    gives: bool
+    causal: bool
+    scale: float
+    strides: tuple[tuple[int, ...], ...]
+    weights: int
+    scratch: int
+    threads: int
+    kernel: "Compiled[Forward]"
+    words: "array[int]"
+    backward: "BackwardPlan | None"
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """The same of the gradients, whose scratch memory lies behind the weights.
+
+    ``alike`` says of all tensors that it reads, as `Recent` does, whether they lie as some words have it, but for
+    addresses; a backward makes it that finds none.
+    """
+
+    words: "array[int]"
+    kernel: "Compiled[Backward]"
+    alike: "list[tuple[Callable[..., bool], array[int]]]"
+
+
+def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether the kernels read query (b, heads, n, d), key and value (b, heads_k, m, ·) and mask (b, heads, n, m)."""
+    given = [query, key, value] if mask is None else [query, key, value, mask]
+    if query.dtype not in STORED or any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in given):
+        return False
+    group, n, m = query.shape[1] // key.shape[1], query.shape[-2], key.shape[-2]
+    widest = max(query.shape[-1], value.shape[-1])
+    return group * n * m <= MOST and max(group * n, m) * widest <= MOST
+
+
+def _lanes(x: Tensor) -> int:
+    """Numbers of a register in which sums of this dtype are taken."""
+    return register_bytes() // (8 if x.dtype is torch.float64 else 4)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, *,
+    shape: Sequence[int], given: Sequence[Tensor], logarithms: bool,
+) -> Attend:  # fmt: skip
+    """What computes calls like this one, in four dimensions; it gives None where something is not finite.
+
+    It takes the operands as ``given``, of which those in four dimensions are views, and gives an output of ``shape``.
+    """
+    (b, heads, n, d), (heads_k, m, d_v) = query.shape, value.shape[1:]
+    group, real, lanes = heads // heads_k, widened(query[:0, :0]).dtype, _lanes(query)
+    m_whole, rows = in_registers(m, lanes), b * heads * n
+    bits, kind = 8 * real.itemsize, (STORED[query.dtype], mask is not None)
+    tracked = recorded(*given)
+    threads = thread_count(b * heads_k, b * heads * n * m * (d + d_v) / 2)
+    sizes: dict[str, Any] = {
+        "tasks": b * heads_k, "heads_k": heads_k, "group": group, "n": n, "m": m, "d": d, "d_v": d_v,
+        "causal": causal, "scale": scale, "log2_scale": scale * log2(e), "query": query, "key": key, "value": value,
+        "mask": mask,
+    }  # fmt: skip
+    output, numbers = query.new_empty(b, heads, n, d_v), torch.empty(1, dtype=real)
+    scratch = threads * sum(forward_scratch(lanes, n, m, d, d_v))
+    arguments = Forward(
+        **sizes, scratch=numbers.expand(threads, scratch // threads), weights=None, output=output, logarithms=None,
+        strange=array("q", [0]),
+    )  # fmt: skip
+    backward = None
+    if tracked:
+        more = sum(backward_scratch(lanes, group, n, m, d, d_v))
+        scratch = max(scratch, threads * more)
+        by_query, by_key, by_value = (as_four(empty_like(x), x.dim() - 2) for x in given)
+        of_results = Backward(
+            **sizes, scratch=numbers.expand(threads, more), weights=numbers, gradient=output, of_logarithms=None,
+            of_query=by_query, of_key=by_key, of_value=by_value,
+        )  # fmt: skip
+        backward = BackwardPlan(template(of_results), backward_kernel(bits, *kind), [])
+    plan = Plan(
+        tuple(shape), query.dtype, real, logarithms, causal, scale, tuple(x.stride() for x in given),
+        rows * m_whole if tracked else 0, scratch, threads, forward_kernel(bits, *kind), template(arguments), backward,
+    )  # fmt: skip
+    compute = partial(_forward, plan) if backward is None else _differentiable(plan, backward)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Found | None:
+        output, logarithms, _, strange = compute(query, key, value, mask)
+        return None if strange else (output, logarithms)
+
+    return attend
+
+
+def grouped(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+    """What computes calls of attention in groups of heads like this one: output and log Σ exp."""
+    shape, given = (*query.shape[:-1], value.shape[-1]), (query, key, value)
+    compute = attention(query, key, value, None, causal, scale, shape=shape, given=given, logarithms=True)
+    return cast("Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]", compute)
+
+
+def planned(
+    call: Call, given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, batch: torch.Size
+) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor | None] | None:
+    """What computes calls of scaled dot-product attention like this one; None where operands must be copied."""
+    views = [*zip(call[:3], given, strict=True), *([(call.mask, mask)] if mask is not None else [])]
+    if any(own is None or own.data_ptr() != x.data_ptr() for own, x in views):
+        return None
+    if call.differentiates() and (len(batch) > 2 or any(x.shape[:-2] != batch for x in given)):
+        return None
+    shape = *batch, call.query.shape[-2], call.value.shape[-1]
+    own = attention(*call[:6], shape=shape, given=given, logarithms=False)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor | None:
+        found = own(query, key, value, mask)
+        return None if found is None else found[0]
+
+    return attend
+
+
+def attend(call: Call) -> Tensor | None:
+    """The output of a call that `serves` admits, planned for it alone; None where something is not finite."""
+    given = call.query, call.key, call.value
+    shape = *call.query.shape[:-1], call.value.shape[-1]
+    found = attention(*call[:6], shape=shape, given=given, logarithms=False)(*call[:4])
+    return None if found is None else found[0]
+
+
+_QUERY, _KEY, _VALUE, _MASK, _SCRATCH, _WEIGHTS, _OUTPUT, _LOGARITHMS, _STRANGE = (
+    LEADING + word
+    for word in (
+        Few.query, Few.key, Few.value, Few.mask, Few.scratch, Forward.weights, Forward.output, Forward.logarithms,
+        Forward.strange,
+    )
+)  # fmt: skip
+_ANSWER = LEADING + Forward.words
+
+
+def _forward(
+    plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor, bool]:
+    """Output, log Σ exp if it is wanted, memory that begins with the weights, and whether something is not finite."""
+    output = empty(plan.shape, dtype=plan.dtype)
+    memory = empty(plan.weights + plan.scratch, dtype=plan.real)
+    words = plan.words[:]
+    words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    words[_OUTPUT], address = output.data_ptr(), memory.data_ptr()
+    words[_STRANGE] = words.buffer_info()[0] + 8 * _ANSWER
+    words[_SCRATCH] = address + plan.weights * plan.real.itemsize
+    if plan.weights:
+        words[_WEIGHTS] = address
+    if mask is not None:
+        words[_MASK] = mask.data_ptr()
+    logarithms = None
+    if plan.gives:
+        logarithms = empty(plan.shape[:-1], dtype=plan.dtype)
+        words[_LOGARITHMS] = logarithms.data_ptr()
+    call_kernel(plan.kernel, plan.threads, words)
+    return output, logarithms, memory, words[_ANSWER] != 0
+
+
+def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tuple[Tensor, Tensor | None, None, bool]]:
+    """`_forward` as a function of autograd.
+
+    What is known of the call is no argument and no attribute of a context, each of which takes a part of a microsecond.
+    """
+
+    class FewQueries(torch.autograd.Function):
+        """Output, log Σ exp if it is wanted, nothing, and whether something is not finite."""
+
+        @staticmethod
+        def forward(
+            ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        ) -> tuple[Tensor, Tensor | None, None, bool]:
+            """The backward reads the weights."""
+            output, logarithms, memory, strange = _forward(plan, query, key, value, mask)
+            ctx.save_for_backward(query, key, value, memory, mask)
+            ctx.set_materialize_grads(False)
+            return output, logarithms, None, strange
+
+        @staticmethod
+        def backward(
+            ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None, *_: None
+        ) -> tuple[Tensor | None, ...]:
+            """By the kernel where it is first order, else by the formula."""
+            query, key, value, memory, mask = saved = ctx.saved_tensors
+            if gradient is None:
+                gradient = query.new_zeros(plan.shape)
+            elif gradient.stride(-1) != 1:
+                gradient = gradient.contiguous()
+            ordinary = not grad() and not modes() and forward_ad._current_level < 0
+            for alike, words in backward_plan.alike:
+                if ordinary and alike(gradient, *saved if mask is not None else saved[:4]):
+                    return *_gradients(plan, backward_plan, words, saved, gradient, of_logarithms), None
+            operands, given = (query, key, value), [x for x in (gradient, *saved) if x is not None]
+            # hooks on saved tensors may have changed their strides and classes
+            lie = tuple(x.stride() for x in operands) == plan.strides and all(map(addressable, given))
+            if grad() or intercepted() or not lie or not memory.is_contiguous():
+                wanted = ctx.needs_input_grad[:3]
+                return *_by_formula(plan, operands, mask, (gradient, of_logarithms), wanted), None
+            words = backward_plan.words[:]
+            own = StridedBytes.to_words(as_four(gradient, gradient.dim() - 2))
+            words[_GRADIENT : _GRADIENT + len(own)] = array("q", own)
+            if guards is not None and len(set(map(id, given))) == len(given):
+                made = guards.TensorGuards(*given, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+                backward_plan.alike[:] = [(made.check, words), *backward_plan.alike[: KEPT - 1]]
+            return *_gradients(plan, backward_plan, words, saved, gradient, of_logarithms), None
+
+    # without what `Function.apply` does for torch.func, under which nothing comes here
+    apply: Callable[..., tuple[Tensor, Tensor | None, None, bool]] = super(torch.autograd.Function, FewQueries).apply
+    return apply
+
+
+_B_WEIGHTS, _GRADIENT, _OF_LOGARITHMS, _OF_QUERY, _OF_KEY, _OF_VALUE = (
+    LEADING + word
+    for word in (
+        Backward.weights, Backward.gradient, Backward.of_logarithms, Backward.of_query,
+        Backward.of_key, Backward.of_value,
+    )
+)  # fmt: skip
+
+
+def _gradients(
+    plan: Plan, backward: BackwardPlan, words: "array[int]", saved: Sequence[Tensor], gradient: Tensor,
+    of_logarithms: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of query, key and value, by the kernel."""
+    query, key, value, memory, mask = saved
+    by_query, by_key, by_value = empty_like(query), empty_like(key), empty_like(value)
+    words = words[:]
+    words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    words[_OF_QUERY], words[_OF_KEY], words[_OF_VALUE] = by_query.data_ptr(), by_key.data_ptr(), by_value.data_ptr()
+    words[_GRADIENT], words[_B_WEIGHTS] = gradient.data_ptr(), memory.data_ptr()
+    words[_SCRATCH] = words[_B_WEIGHTS] + plan.weights * plan.real.itemsize
+    if mask is not None:
+        words[_MASK] = mask.data_ptr()
+    if of_logarithms is not None:
+        of_logarithms = of_logarithms.resolve_neg().to(plan.real).contiguous()
+        words[_OF_LOGARITHMS] = of_logarithms.data_ptr()
+    call_kernel(backward.kernel, plan.threads, words)
+    return by_query, by_key, by_value
+
+
+def _by_formula(
+    plan: Plan, operands: Sequence[Tensor], mask: Tensor | None, gradients: tuple[Tensor, Tensor | None],
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The same, so that they can be differentiated again."""
+    like = widened(operands[0][..., :0])
+    gradient, of_logarithms = (like.new_zeros(plan.shape[:-1]) if x is None else x.to(like.dtype) for x in gradients)
+    given = operands
+    if not plan.gives:  # heads are a part of the batch, each with keys of its own
+        given = [x.reshape(-1, 1, *x.shape[-2:]) for x in operands]
+        n, m = given[0].shape[-2], given[1].shape[-2]
+        mask = None if mask is None else mask.expand(*plan.shape[:-1], m).reshape(-1, 1, n, m)
+        gradient, of_logarithms = gradient.reshape(-1, 1, *gradient.shape[-2:]), of_logarithms.reshape(-1, 1, n)
+    call = GroupedCall(plan.scale, None, 0 if plan.causal else None, None)
+    found = by_formula(
+        call, (given[0], given[1], given[2]), (mask, None, None, None, None), (gradient, of_logarithms), wanted
+    )
+    return tuple(
+        None if x is None else x.reshape(own.shape).to(own.dtype) for x, own in zip(found, operands, strict=True)
+    )

@@ -1,0 +1,174 @@
+"""Rows of scores into weights, and gradients of weights into those of scores, each in one walk while a row is in the
+cache: with the rounding to bfloat16 that products of pairs need, PyTorch's operations would read them six times."""
+
+from collections.abc import Callable
+from math import e, log2
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, OptionalBytes, OptionalReals, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.values import Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log
+
+ROWS = 8
+"""Rows of a task."""
+
+AT_ONCE = 4
+"""Registers of a row whose maxima or sums do not wait for one another."""
+
+WORK = 16
+"""Multiply-adds that take as long as an exponential."""
+
+
+class Weights(Arguments):
+    """Arguments of `weights_kernel`: rows of ``m`` scores, whole registers, which become weights if ``kept``.
+
+    ``rounded`` (rows, m) are the weights and ``logarithms`` (rows) log Σ exp, both in bfloat16.
+    """
+
+    tasks: Size
+    rows: Size
+    m: Size
+    kept: Flag
+    scores: Reals
+    rounded: OptionalBytes
+    logarithms: OptionalBytes
+
+
+class Gradients(Arguments):
+    """Arguments of `gradients_kernel`: ``weights`` and their gradients (rows, m), gradients of log Σ exp (rows).
+
+    ``rounded`` (rows, m) becomes the gradients of scores in bfloat16.
+    """
+
+    tasks: Size
+    rows: Size
+    m: Size
+    weights: Reals
+    of_weights: Reals
+    of_logarithms: OptionalReals
+    rounded: OptionalBytes
+
+
+def _each(k: Kernel, m: Value, body: Callable[[Value, int], None]) -> None:
+    """The body for every register of a row, with the number of an accumulator for it."""
+    step = AT_ONCE * k.lanes
+    whole = m // step * step
+    with k.loop(0, whole, step) as j:
+        for c in range(AT_ONCE):
+            body(j + c * k.lanes, c)
+    with k.loop(whole, m, k.lanes) as j:
+        body(j, 0)
+
+
+def _total(k: Kernel, parts: list[Variable]) -> Value:
+    first, *others = (x.get() for x in parts)
+    for other in others:
+        first = first + other
+    return k.sum(first)
+
+
+@compiled
+def weights_kernel() -> Kernel[Weights]:
+    """softmax of float32."""
+    k = Kernel("weight_rows", Weights, 32)
+    g = k.argument
+    with k.tasks(g.tasks) as task, k.loop(task * ROWS, k.minimum(g.rows, task * ROWS + ROWS)) as row:
+        _weights_of_row(k, row)
+    return k
+
+
+def _weights_of_row(k: Kernel[Weights], row: Value) -> None:
+    g = k.argument
+    scores, rounded = g.scores + row * g.m, g.rounded + row * g.m * 2
+    maxima = [Variable(k, k.full(float("-inf"))) for _ in range(AT_ONCE)]
+    totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
+
+    def compare(j: Value, c: int) -> None:
+        maxima[c].set(k.maximum(k.load(scores, j), maxima[c].get()))
+
+    _each(k, g.m, compare)
+    largest = maxima[0].get()
+    for other in maxima[1:]:
+        largest = k.maximum(other.get(), largest)
+    largest = k.max(largest)
+
+    def add(j: Value, c: int) -> None:
+        weight = exp2(k, (k.load(scores, j) - largest) * log2(e))
+        k.store(weight, scores, j)
+        totals[c].add(weight)
+
+    _each(k, g.m, add)
+    total = _total(k, totals)
+    reciprocal = k.full(1.0) / total
+
+    def scale(j: Value, _: int) -> None:
+        weight = k.load(scores, j) * reciprocal
+        k.store_bfloat16(weight, rounded, j * 2)
+        with k.when(g.kept.is_nonzero()):
+            k.store(weight, scores, j)
+
+    _each(k, g.m, scale)
+    with k.when(g.logarithms.is_given()):
+        k.store_stored(largest + log(k, total), g.logarithms, row * 2, "bfloat16", first=True)
+
+
+@compiled
+def gradients_kernel() -> Kernel[Gradients]:
+    """weights·(of_weights − Σ weights·of_weights + of_logarithms)."""
+    k = Kernel("weight_row_gradients", Gradients, 32)
+    g = k.argument
+    with k.tasks(g.tasks) as task, k.loop(task * ROWS, k.minimum(g.rows, task * ROWS + ROWS)) as row:
+        _gradients_of_row(k, row)
+    return k
+
+
+def _gradients_of_row(k: Kernel[Gradients], row: Value) -> None:
+    g = k.argument
+    weights, gradients, rounded = g.weights + row * g.m, g.of_weights + row * g.m, g.rounded + row * g.m * 2
+    totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
+
+    def add(j: Value, c: int) -> None:
+        totals[c].set(k.fma(k.load(weights, j), k.load(gradients, j), totals[c].get()))
+
+    _each(k, g.m, add)
+    mean = Variable(k, _total(k, totals))
+    with k.when(g.of_logarithms.is_given()):
+        mean.set(mean.get() - k.broadcast(g.of_logarithms, row))
+    taken = mean.get()
+
+    def change(j: Value, _: int) -> None:
+        k.store_bfloat16(k.load(weights, j) * (k.load(gradients, j) - taken), rounded, j * 2)
+
+    _each(k, g.m, change)
+
+
+def weights(scores: Tensor, *, kept: bool, logarithms: bool = False) -> tuple[Tensor, Tensor | None]:
+    """softmax of scores (…, m) in bfloat16, and log Σ exp (…) if wanted; the scores become weights if ``kept``."""
+    *batch, m = scores.shape
+    rows = scores.numel() // m
+    rounded = torch.empty(scores.shape, dtype=torch.bfloat16)
+    found = torch.empty(batch, dtype=torch.bfloat16) if logarithms else None
+    tasks = -(-rows // ROWS)
+    arguments = Weights(
+        tasks=tasks, rows=rows, m=m, kept=kept, scores=scores, rounded=rounded, logarithms=found
+    )  # fmt: skip
+    run(weights_kernel(), thread_count(tasks, rows * m * WORK), arguments)
+    return rounded, found
+
+
+def gradients(weights: Tensor, of_weights: Tensor, of_logarithms: Tensor | None) -> Tensor:
+    """Gradients of scores in bfloat16, from weights and their gradients (…, m) and those of log Σ exp (…)."""
+    m = weights.shape[-1]
+    rows = weights.numel() // m
+    rounded = torch.empty(weights.shape, dtype=torch.bfloat16)
+    tasks = -(-rows // ROWS)
+    arguments = Gradients(
+        tasks=tasks, rows=rows, m=m, weights=weights, of_weights=of_weights, of_logarithms=of_logarithms,
+        rounded=rounded,
+    )  # fmt: skip
+    run(gradients_kernel(), thread_count(tasks, rows * m * 2), arguments)
+    return rounded
