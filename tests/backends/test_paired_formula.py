@@ -25,9 +25,14 @@ def draw(*shape: int) -> Tensor:
 @pairs
 @pytest.mark.parametrize(("batch", "n", "m", "d", "d_v"), SHAPES)
 @pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1, 2)])
+@pytest.mark.parametrize("chunk", [None, 1, 1500, 6000])
 def test_output_and_gradients_are_the_formula(
-    batch: tuple[int, ...], n: int, m: int, d: int, d_v: int, wanted: tuple[int, ...]
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], n: int, m: int, d: int, d_v: int,
+    wanted: tuple[int, ...], chunk: int | None,
+) -> None:  # fmt: skip
+    if chunk is not None:
+        monkeypatch.setattr(paired_formula, "CHUNK", chunk)
+        monkeypatch.setattr(paired_formula, "KEPT", 0)
     given = [draw(*batch, n, d), draw(*batch, m, d), draw(*batch, m, d_v)]
     exact = [x.double().requires_grad_() for x in given]
     expected = torch.softmax(exact[0] @ exact[1].mT * d**-0.5, -1) @ exact[2]
@@ -78,3 +83,17 @@ def test_what_is_not_multiplied_in_pairs_takes_another_path() -> None:
     query, key = draw(1, 5, 7), draw(1, 16, 7)
     with forcing("plain"):
         assert sdpa.path_for(query, key, key) != "all keys: plain"
+
+
+@pytest.mark.parametrize(("entries", "n", "m"), [(1, 1, 16), (3, 70, 48), (5, 20, 16), (2, 3, 4096)])
+@pytest.mark.parametrize("chunk", [1, 1000, 2**19])
+def test_chunks_are_all_scores_once(monkeypatch: pytest.MonkeyPatch, entries: int, n: int, m: int, chunk: int) -> None:
+    monkeypatch.setattr(paired_formula, "CHUNK", chunk)
+    seen = torch.zeros(entries, n)
+    for some, parts in paired_formula.chunks(entries, n, m):
+        for rows in parts:
+            part = seen[some, rows]
+            assert part.is_contiguous() or part.shape[0] == 1
+            assert part.numel() * m <= chunk or part.numel() == 1
+            part += 1
+    assert seen.eq(1).all()

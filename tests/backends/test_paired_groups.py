@@ -7,7 +7,7 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.kernels.dot import groups, paired_groups
+from attnspec.backends.pytorch.kernels.dot import groups, paired_formula, paired_groups
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -38,9 +38,14 @@ def formula(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("asked", [(0, 1), (0,), (1,)])
 @pytest.mark.parametrize("wanted", [(0, 1, 2), (1,)])
+@pytest.mark.parametrize("chunk", [None, 1, 1500, 6000])
 def test_results_and_gradients_are_the_formula(
-    shape: tuple[int, ...], asked: tuple[int, ...], wanted: tuple[int, ...]
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], asked: tuple[int, ...], wanted: tuple[int, ...],
+    chunk: int | None,
+) -> None:  # fmt: skip
+    if chunk is not None:
+        monkeypatch.setattr(paired_formula, "CHUNK", chunk)
+        monkeypatch.setattr(paired_formula, "KEPT", 0)
     given = operands(shape)
     exact = [x.double().requires_grad_() for x in given]
     expected = formula(*exact)

@@ -1,8 +1,10 @@
 """softmax(scale·QKᵀ)V of bfloat16 with the scores in memory, where the processor multiplies pairs of bfloat16.
 
 Scores are float32, as they are summed; weights and their gradients are rounded to bfloat16 before they are multiplied.
+As many are computed at a time as stay in the cache. Few are kept for the backward, which computes more of them again.
 """
 
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -19,6 +21,15 @@ from attnspec.backends.pytorch.runtime.transforms import addressable, intercepte
 LANES = 16
 """Scores of a row that a register holds."""
 
+CHUNK = 2**19
+"""Scores that are computed at a time: 2 MiB of float32."""
+
+KEPT = 2**21
+"""Weights that are kept for the backward."""
+
+MOST = 2**25
+"""Scores of an entry whose weights and gradients, in bfloat16, the backward holds at a time."""
+
 
 def serves(m: int, d: int, d_v: int, dtype: torch.dtype) -> bool:
     """Whether products of these sizes are multiplied in pairs."""
@@ -34,24 +45,51 @@ def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if recorded(query, key, value):
         output: Tensor = PairedAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return output
+    return forward(scale, query, key, value)[0]
+
+
+def chunks(entries: int, n: int, m: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Entries that are computed together, and for them the rows that are."""
+    together = max(1, CHUNK // (n * m))
+    step = n if n * m <= CHUNK else max(1, CHUNK // m)
+    rows = [slice(i, min(i + step, n)) for i in range(0, n, step)]
+    for i in range(0, entries, together):
+        yield slice(i, min(i + together, entries)), rows
+
+
+def _memory(kind: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Memory of this thread, with what is left of other calls."""
+    found = kept(f"paired_formula {kind}", prod(shape), dtype)
+    return torch.empty(shape, dtype=dtype) if found is None else found.view(shape)
+
+
+def forward(
+    scale: float, query: Tensor, key: Tensor, value: Tensor, *, logarithms: bool = False, saves: bool = False
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
+    """Output, log Σ exp (entries, n) if it is wanted, and, where it ``saves`` them and they are few, weights before and
+    after their rounding."""
     from attnspec.backends.pytorch.kernels.dot import weight_rows
+    from attnspec.backends.pytorch.kernels.llvm.matmul import columns_of_pairs, times_pairs
 
-    memory = scratch(*query.shape[:-1], key.shape[-2])
-    rounded, _ = weight_rows.weights(scores(scale, query, key, memory), kept=False)
-    return torch.bmm(rounded, value)
-
-
-def scratch(*shape: int) -> Tensor | None:
-    """Memory of this thread for so many scores, with what is left of others; None for many."""
-    found = kept("paired_formula", prod(shape), torch.float32)
-    return None if found is None else found.view(shape)
-
-
-def scores(scale: float, query: Tensor, key: Tensor, output: Tensor | None = None) -> Tensor:
-    """scale·QKᵀ in float32, as they are summed."""
-    from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
-
-    return of_pairs(query, key, scale, output)
+    (entries, n, _), m = query.shape, key.shape[1]
+    found = query.new_empty(entries, n) if logarithms else None
+    keys = columns_of_pairs(key)
+    if saves and entries * n * m <= KEPT:
+        scores = times_pairs(query, keys, scale)
+        rounded = torch.empty_like(scores, dtype=torch.bfloat16)
+        weight_rows.weights(scores, rounded, kept=True, logarithms=found)
+        return torch.bmm(rounded, value), found, (scores, rounded)
+    output = value.new_empty(entries, n, value.shape[-1])
+    for some, parts in chunks(entries, n, m):
+        for rows in parts:
+            part = query[some, rows]
+            shape = *part.shape[:2], m
+            scores = times_pairs(part, keys[some], scale, _memory("scores", torch.float32, *shape))
+            rounded = _memory("weights", torch.bfloat16, *shape)
+            own = None if found is None else found[some, rows]
+            weight_rows.weights(scores, rounded, kept=False, logarithms=own)
+            torch.bmm(rounded, value[some], out=output[some, rows])
+    return output, found, None
 
 
 class PairedAttention(torch.autograd.Function):
@@ -59,13 +97,9 @@ class PairedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """The backward reads the weights before and after their rounding."""
-        from attnspec.backends.pytorch.kernels.dot import weight_rows
-
-        weights = scores(scale, query, key)
-        rounded, _ = weight_rows.weights(weights, kept=True)
-        output = torch.bmm(rounded, value)
-        ctx.save_for_backward(query, key, value, output, weights, rounded)
+        """The backward reads the weights before and after their rounding, or computes them again."""
+        output, _, weights = forward(scale, query, key, value, saves=True)
+        ctx.save_for_backward(query, key, value, output, *(weights or ()))
         ctx.scale = scale
         return output
 
@@ -74,44 +108,67 @@ class PairedAttention(torch.autograd.Function):
         """Gradients of query, key and value."""
         from attnspec.backends.pytorch.kernels.dot.cpu import ONCE
 
-        query, key, value, output, weights, rounded = ctx.saved_tensors
+        query, key, value, output, *weights = ctx.saved_tensors
 
         def gradients(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-            return _gradients(ctx.scale, gradient, tensors, weights, rounded, ctx.needs_input_grad[:3])
+            return _gradients(ctx.scale, gradient, tensors, weights, ctx.needs_input_grad[:3])
 
         return *first_order(ONCE, gradients, gradient, query, key, value, output), None
 
 
 def _gradients(
-    scale: float, gradient: Tensor, tensors: tuple[Tensor, ...], weights: Tensor, rounded: Tensor,
+    scale: float, gradient: Tensor, tensors: tuple[Tensor, ...], weights: Sequence[Tensor],
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     query, key, value, output = tensors
     gradient = gradient.resolve_neg()
-    if intercepted() or not all(map(addressable, (gradient, *tensors, weights, rounded))):
+    if intercepted() or not all(map(addressable, (gradient, *tensors, *weights))):
         from attnspec.backends.pytorch.kernels.dot.cpu import gradients_by_pytorch
 
         four = four_dimensional(query, key, value, None, False, scale)[0]
         found = gradients_by_pytorch(four, gradient.unsqueeze(1), output.unsqueeze(1), wanted)
         return tuple(None if x is None else x.squeeze(1) for x in found)
-    return products(scale, gradient, (query, key, value), weights, rounded, wanted)
+    return products(scale, gradient, (query, key, value), weights, wanted)
 
 
 def products(
-    scale: float, gradient: Tensor, operands: tuple[Tensor, Tensor, Tensor], weights: Tensor, rounded: Tensor,
+    scale: float, gradient: Tensor, operands: tuple[Tensor, Tensor, Tensor], weights: Sequence[Tensor],
     wanted: tuple[bool, bool, bool], of_logarithms: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of the operands from those of the output and of log Σ exp (entries, n)."""
+    """Gradients of the operands from those of the output and of log Σ exp (entries, n).
+
+    ``weights`` are those before and after their rounding, or empty.
+    """
     from attnspec.backends.pytorch.kernels.dot import weight_rows
-    from attnspec.backends.pytorch.kernels.llvm.matmul import of_pairs
+    from attnspec.backends.pytorch.kernels.llvm.matmul import columns_of_pairs, times_pairs
 
     query, key, value = operands
+    (entries, n, _), m, bfloat16 = query.shape, key.shape[1], torch.bfloat16
     # scaled already, for the gradient of a softmax is linear
-    by_weights = of_pairs(gradient, value, scale, scratch(*weights.shape))
     of_rows = None if of_logarithms is None else (of_logarithms * scale).contiguous()
-    by_scores = weight_rows.gradients(weights, by_weights, of_rows)
-    return (
-        torch.bmm(by_scores, key) if wanted[0] else None,
-        torch.bmm(by_scores.mT, query) if wanted[1] else None,
-        torch.bmm(rounded.mT, gradient) if wanted[2] else None,
-    )
+    by_query, by_key, by_value = (x.new_empty(x.shape) if w else None for x, w in zip(operands, wanted, strict=True))
+    values = columns_of_pairs(value)
+    keys = None if weights else columns_of_pairs(key)
+    whole = [(slice(0, entries), [slice(0, n)])]
+    for some, parts in whole if weights else chunks(entries, n, m):
+        shape = len(range(*some.indices(entries))), n, m
+        by_scores = _memory("gradients", bfloat16, *shape)
+        rounded = weights[1] if weights else _memory("weights", bfloat16, *shape)
+        for rows in parts:
+            part, own = query[some, rows], None if of_rows is None else of_rows[some, rows]
+            sizes = *part.shape[:2], m
+            if keys is None:
+                before = weights[0]
+            else:
+                before = times_pairs(part, keys[some], scale, _memory("scores", torch.float32, *sizes))
+                weight_rows.weights(before, rounded[:, rows], kept=True)
+            by_weights = _memory("gradients of weights", torch.float32, *sizes)
+            times_pairs(gradient[some, rows], values[some], scale, by_weights)
+            weight_rows.gradients(before, by_weights, own, by_scores[:, rows])
+            if by_query is not None:
+                torch.bmm(by_scores[:, rows], key[some], out=by_query[some, rows])
+        if by_key is not None:
+            torch.bmm(by_scores.mT, query[some], out=by_key[some])
+        if by_value is not None:
+            torch.bmm(rounded.mT, gradient[some], out=by_value[some])
+    return by_query, by_key, by_value

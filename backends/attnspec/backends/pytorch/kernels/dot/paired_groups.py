@@ -26,9 +26,7 @@ def serves(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring:
     m, d_v = value.shape[-2:]
     if not paired_formula.serves(m, query.shape[-1], d_v, query.dtype):
         return False
-    from attnspec.backends.pytorch.kernels.dot.routes import MOST_SCORES
-
-    return query.shape[:3].numel() * m <= MOST_SCORES
+    return query.shape[1] // key.shape[1] * query.shape[2] * m <= paired_formula.MOST
 
 
 def cost(query: Tensor, key: Tensor, value: Tensor) -> float | None:
@@ -45,12 +43,7 @@ def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> tuple[Ten
     if recorded(query, key, value):
         found: tuple[Tensor, Tensor] = PairedGroups.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return found
-    return _forward(scale, query, key, value, paired_formula.scratch(*_sizes(query, key)), kept=False)[:2]
-
-
-def _sizes(query: Tensor, key: Tensor) -> tuple[int, int, int]:
-    (b, heads, n, _), (heads_k, m) = query.shape, key.shape[1:3]
-    return b * heads_k, heads // heads_k * n, m
+    return _forward(scale, query, key, value, saves=False)[:2]
 
 
 def _joined(x: Tensor, entries: int) -> Tensor:
@@ -59,17 +52,14 @@ def _joined(x: Tensor, entries: int) -> Tensor:
 
 
 def _forward(
-    scale: float, query: Tensor, key: Tensor, value: Tensor, memory: Tensor | None, *, kept: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output and log Σ exp, and the weights before, if they are ``kept``, and after their rounding."""
-    from attnspec.backends.pytorch.kernels.dot import weight_rows
-
+    scale: float, query: Tensor, key: Tensor, value: Tensor, *, saves: bool
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """Output and log Σ exp, and what the backward reads of the weights."""
     entries = key.shape[0] * key.shape[1]
-    weights = paired_formula.scores(scale, _joined(query, entries), _joined(key, entries), memory)
-    rounded, logarithms = weight_rows.weights(weights, kept=kept, logarithms=True)
+    joined = [_joined(x, entries) for x in (query, key, value)]
+    output, logarithms, weights = paired_formula.forward(scale, *joined, logarithms=True, saves=saves)
     assert logarithms is not None
-    output = torch.bmm(rounded, _joined(value, entries)).view(*query.shape[:-1], value.shape[-1])
-    return output, logarithms.view(query.shape[:-1]), weights, rounded
+    return output.view(*query.shape[:-1], value.shape[-1]), logarithms.view(query.shape[:-1]), weights
 
 
 class PairedGroups(torch.autograd.Function):
@@ -77,9 +67,9 @@ class PairedGroups(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """The backward reads the weights before and after their rounding."""
-        output, logarithms, weights, rounded = _forward(scale, query, key, value, None, kept=True)
-        ctx.save_for_backward(query, key, value, weights, rounded)
+        """The backward reads the weights before and after their rounding, or computes them again."""
+        output, logarithms, weights = _forward(scale, query, key, value, saves=True)
+        ctx.save_for_backward(query, key, value, *(weights or ()))
         ctx.scale = scale
         ctx.set_materialize_grads(False)
         return output, logarithms
@@ -87,17 +77,17 @@ class PairedGroups(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None) -> tuple[Tensor | None, ...]:
         """By products where it is first order, else by the formula, which can be differentiated again."""
-        query, key, value, weights, rounded = ctx.saved_tensors
+        query, key, value, *weights = ctx.saved_tensors
         operands, wanted = (query, key, value), ctx.needs_input_grad[:3]
         given = [x.resolve_neg() for x in (gradient, of_logarithms) if x is not None]
-        addressed = all(map(addressable, (*given, *operands, weights, rounded)))
+        addressed = all(map(addressable, (*given, *operands, *weights)))
         if gradient is None or torch.is_grad_enabled() or intercepted() or not addressed:
             found = gradients_by_formula(ctx.scale, False)(operands, (gradient, of_logarithms), wanted)
             return *(None if x is None else x.to(query.dtype) for x in found), None
-        entries = weights.shape[0]
-        rows = None if of_logarithms is None else given[1].reshape(weights.shape[:2]).float()
+        entries = key.shape[0] * key.shape[1]
+        rows = None if of_logarithms is None else given[1].reshape(entries, -1).float()
         first, second, third = (_joined(x, entries) for x in operands)
         found = paired_formula.products(
-            ctx.scale, _joined(given[0], entries), (first, second, third), weights, rounded, wanted, rows
+            ctx.scale, _joined(given[0], entries), (first, second, third), weights, wanted, rows
         )
         return *(None if x is None else x.view(own.shape) for x, own in zip(found, operands, strict=True)), None

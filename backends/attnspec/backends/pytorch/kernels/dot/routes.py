@@ -8,6 +8,7 @@ import torch
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work, cost_of
+from attnspec.backends.pytorch.kernels.dot.paired_formula import MOST
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.runtime.forcing import forced
 
@@ -35,7 +36,7 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
     wish, entries = forced(), b * h
     if wish in (*EVERYWHERE, *also):
         return str(wish)
-    if entries * n * m > MOST_SCORES:
+    if n * m > MOST if dtype is torch.bfloat16 else entries * n * m > MOST_SCORES:
         also = [path for path in also if path != "plain"]
     times = {}
     for path in (*EVERYWHERE, *also):

@@ -4,7 +4,6 @@ cache: with the rounding to bfloat16 that products of pairs need, PyTorch's oper
 from collections.abc import Callable
 from math import e, log2
 
-import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, OptionalBytes, OptionalReals, Reals, Size
@@ -146,29 +145,32 @@ def _gradients_of_row(k: Kernel[Gradients], row: Value) -> None:
     _each(k, g.m, change)
 
 
-def weights(scores: Tensor, *, kept: bool, logarithms: bool = False) -> tuple[Tensor, Tensor | None]:
-    """softmax of scores (…, m) in bfloat16, and log Σ exp (…) if wanted; the scores become weights if ``kept``."""
-    *batch, m = scores.shape
+def weights(
+    scores: Tensor, rounded: Tensor, *, kept: bool, logarithms: Tensor | None = None
+) -> None:  # fmt: skip
+    """softmax of scores (…, m), ``rounded`` to bfloat16; the scores become weights if ``kept``.
+
+    ``logarithms`` (…) become log Σ exp, in bfloat16. All lie in memory one number after another.
+    """
+    m = scores.shape[-1]
     rows = scores.numel() // m
-    rounded = torch.empty(scores.shape, dtype=torch.bfloat16)
-    found = torch.empty(batch, dtype=torch.bfloat16) if logarithms else None
     tasks = -(-rows // ROWS)
     arguments = Weights(
-        tasks=tasks, rows=rows, m=m, kept=kept, scores=scores, rounded=rounded, logarithms=found
+        tasks=tasks, rows=rows, m=m, kept=kept, scores=scores, rounded=rounded, logarithms=logarithms
     )  # fmt: skip
     run(weights_kernel(), thread_count(tasks, rows * m * WORK), arguments)
-    return rounded, found
 
 
-def gradients(weights: Tensor, of_weights: Tensor, of_logarithms: Tensor | None) -> Tensor:
-    """Gradients of scores in bfloat16, from weights and their gradients (…, m) and those of log Σ exp (…)."""
+def gradients(weights: Tensor, of_weights: Tensor, of_logarithms: Tensor | None, rounded: Tensor) -> None:
+    """Gradients of scores, ``rounded`` to bfloat16, from weights and their gradients (…, m) and those of log Σ exp (…).
+
+    All lie in memory one number after another.
+    """
     m = weights.shape[-1]
     rows = weights.numel() // m
-    rounded = torch.empty(weights.shape, dtype=torch.bfloat16)
     tasks = -(-rows // ROWS)
     arguments = Gradients(
         tasks=tasks, rows=rows, m=m, weights=weights, of_weights=of_weights, of_logarithms=of_logarithms,
         rounded=rounded,
     )  # fmt: skip
     run(gradients_kernel(), thread_count(tasks, rows * m * 2), arguments)
-    return rounded

@@ -180,8 +180,17 @@ def of_pairs(left: Tensor, right: Tensor, factor: float, output: Tensor | None =
 
     For an even depth, columns m in whole registers, and where `multiplies_bfloat16`.
     """
-    left, right = (x.resolve_neg().contiguous().view(torch.float32) for x in (left, right))
-    return _products(left, right.mT.contiguous(), True, output, factor)
+    return times_pairs(left, columns_of_pairs(right), factor, output)
+
+
+def columns_of_pairs(right: Tensor) -> Tensor:
+    """right (entries, m, depth) as `times_pairs` reads it: (entries, depth / 2, m) pairs."""
+    return right.resolve_neg().contiguous().view(torch.float32).mT.contiguous()
+
+
+def times_pairs(left: Tensor, columns: Tensor, factor: float, output: Tensor | None = None) -> Tensor:
+    """`of_pairs` for what `columns_of_pairs` gives."""
+    return _products(left.resolve_neg().contiguous().view(torch.float32), columns, True, output, factor)
 
 
 def _products(
