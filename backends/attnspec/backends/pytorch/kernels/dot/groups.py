@@ -28,6 +28,7 @@ from attnspec.backends.pytorch.kernels.dot.fused_groups import (
     fused,
     is_fusible,
     is_simple,
+    of_heads,
 )
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
 from attnspec.backends.pytorch.kernels.formula import Scoring
@@ -65,7 +66,10 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
     fusible, is_few = (serves(query, key, value, visible, scoring) for serves in (is_fusible, _is_few))
     if wish == "few":
         return "few" if is_few else "plain"
-    if is_few and wish is None and few_costs_least(query, key, value, fusible=fusible):
+    paired = None
+    if paired_groups.serves(query, key, value, visible, scoring):
+        paired = paired_groups.cost(query, key, value)
+    if is_few and wish is None and few_costs_least(query, key, value, fusible=fusible, paired=paired):
         return "few"
     if wish == "pytorch":
         return "pytorch" if fusible else "plain"
@@ -84,9 +88,8 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
     tracked = recorded(query, key, value)
     sizes = entries, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
     by_llvm, by_pytorch = (microseconds(path, *sizes) or 0.0 for path in ("llvm", "pytorch"))
-    by_plain = by_pytorch + PLAIN
-    if paired_groups.serves(query, key, value, visible, scoring):
-        by_plain = paired_groups.cost(query, key, value) or by_plain
+    by_llvm += of_heads(query, key, value)
+    by_plain = by_pytorch + PLAIN if paired is None else paired
     return "llvm" if wish == "llvm" or by_llvm <= by_plain else "plain"
 
 

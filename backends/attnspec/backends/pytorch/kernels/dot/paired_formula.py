@@ -143,6 +143,7 @@ def products(
     from attnspec.backends.pytorch.kernels.llvm.matmul import columns_of_pairs, times_pairs
 
     query, key, value = operands
+    gradient = gradient.contiguous()
     (entries, n, _), m, bfloat16 = query.shape, key.shape[1], torch.bfloat16
     # scaled already, for the gradient of a softmax is linear
     of_rows = None if of_logarithms is None else (of_logarithms * scale).contiguous()

@@ -40,8 +40,8 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
         also = [path for path in also if path != "plain"]
     times = {}
     for path in (*EVERYWHERE, *also):
-        # what is excluded is taken to be half of all, which `few` does not read
-        keys = -(-m // 2) if excludes and path == "few" else m
+        # what is excluded is taken to be half of all, which the kernels of this package leave out
+        keys = -(-m // 2) if excludes and path in ("few", "llvm") else m
         time = microseconds(path, entries, n, keys, d, d_v, dtype, tracked, torch.get_num_threads())
         if time is not None:
             times[path] = time
