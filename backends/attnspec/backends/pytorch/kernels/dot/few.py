@@ -12,16 +12,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.kernels.dot.call import Call
-from attnspec.backends.pytorch.kernels.dot.few_kernels import (
-    Backward,
-    Few,
-    Forward,
-    backward_kernel,
-    backward_scratch,
-    forward_kernel,
-    forward_scratch,
-    in_registers,
-)
+from attnspec.backends.pytorch.kernels.dot.few_backward import Backward, backward_kernel, backward_scratch
+from attnspec.backends.pytorch.kernels.dot.few_forward import Forward, forward_kernel, forward_scratch
+from attnspec.backends.pytorch.kernels.dot.few_rows import Few, in_registers
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes

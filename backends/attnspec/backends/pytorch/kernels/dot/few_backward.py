@@ -1,0 +1,154 @@
+"""Gradients of attention of few queries and keys: those of queries one after another, then those of keys and values.
+
+Weights are read as the forward kept them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import OptionalReals, Reals
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, RealPointer, Value, Variable
+
+from .arguments import Strided
+from .few_rows import TILE, Few, HeadOfKeys, Put, Rows, Weigh, in_registers, of_queries
+from .step_arguments import StridedBytes
+from .tiles import define_transpose
+
+
+class Backward(Few):
+    """Arguments of `backward_kernel`: gradients of results, and of operands, which are written."""
+
+    weights: Reals
+    gradient: StridedBytes
+    of_logarithms: OptionalReals
+    of_query: StridedBytes
+    of_key: StridedBytes
+    of_value: StridedBytes
+
+
+def backward_scratch(lanes: int, group: Extent, n: Extent, m: Extent, d: Extent, d_v: Extent) -> tuple[Extent, ...]:
+    """Reals of a thread: gradients of all scores; values transposed; key, value, queries and gradients of results,
+    widened."""
+    d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
+    return group * n * m_whole, m_whole * d_v, m * d, m * d_v, group * n * d, group * n * d_v
+
+
+def gradients_of_scores(
+    own: HeadOfKeys[Backward], member: Value, i: Value, weights: RealPointer, scores: RealPointer
+) -> None:
+    """Gradients of the weights of a query become those of its scores."""
+    k, g, zero = own.k, own.k.argument, own.k.full(0.0)
+    stop, mask, total = own.stop(i), own.mask_row(member, i), Variable(k, zero)
+    with k.loop(0, stop, k.lanes) as j:
+        product = k.load(weights, j) * k.load(scores, j)
+        total.add(k.select(own.attendable(mask, stop, j), product, zero))
+    mean = Variable(k, k.sum(total.get()))
+    with k.when(g.of_logarithms.is_given()):
+        mean.set(mean.get() - k.broadcast(g.of_logarithms, own.number(member, i)))
+    with k.loop(0, stop, k.lanes) as j:
+        of_score = k.load(weights, j) * (k.load(scores, j) - mean.get()) * g.scale.load()
+        k.store(k.select(own.attendable(mask, stop, j), of_score, zero), scores, j)
+
+
+class Column(NamedTuple):
+    """What the gradients of a row of keys or values are sums of: rows of all queries with weights by ``m_whole``."""
+
+    own: HeadOfKeys[Backward]
+    weights: RealPointer
+    operand: Strided[BytePointer]
+    columns: Value
+    copy: RealPointer
+
+    def rows(self, member: Value) -> tuple[Rows, RealPointer]:
+        """The rows of a head, and the weights of the first key."""
+        own, g = self.own, self.own.k.argument
+        place = self.copy + member * (g.n * in_registers(self.columns, own.k.lanes))
+        rows = own.lying(self.operand, own.head(member), self.columns, place)
+        return rows, self.weights + member * g.n * own.m_whole
+
+    def start(self, j: Value) -> Value:
+        """The first query that sees a key."""
+        k, g = self.own.k, self.own.k.argument
+        return k.select(g.causal.is_nonzero(), k.minimum(j, g.n), k.integer(0))
+
+    def of_key(self, j: Value) -> Weigh:
+        """Adds what belongs to a key."""
+        own, k, g = self.own, self.own.k, self.own.k.argument
+
+        def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
+            with k.loop(0, g.group) as member:
+                rows, weights = self.rows(member)
+                mask = own.mask_row(member, k.integer(0)) + j, g.mask.row
+                own.weigh(weights + j, own.m_whole, rows, self.start(j), g.n, mask)(places, insides, sums)
+
+        return add
+
+    def of_tile(self, first: Value) -> Weigh:
+        """Adds what belongs to the keys of a tile: of the queries that see all, and of what more see each."""
+        own, k, g = self.own, self.own.k, self.own.k.argument
+        common, nothing = self.start(first + (TILE - 1)), (BytePointer(k.integer(0)), k.integer(1))
+
+        def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
+            with k.loop(0, g.group) as member:
+                rows, weights = self.rows(member)
+                each = [weights + (first + r) for r in range(TILE)]
+                for r in range(TILE - 1):
+                    more = own.weigh(each[r], own.m_whole, rows, self.start(first + r), common, nothing)
+                    more(places, insides, sums[r : r + 1])
+                own.weigh_together(each, own.m_whole, rows, common, g.n)(places, insides, sums)
+
+        return add
+
+
+@compiled
+def backward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Backward]:
+    """Gradients of query, key and value, all stored alike."""
+    k = Kernel("dot_few_backward", Backward, bits)
+    define_transpose(k)
+    g, zero, one = k.argument, k.integer(0), k.integer(1)
+    with k.tasks(g.tasks) as number:
+        own = HeadOfKeys(k, stored, masked, number)
+        sizes = backward_scratch(k.lanes, g.group, g.n, g.m, g.d, g.d_v)
+        of_scores, values, *copies = k.parts(g.scratch.of(k.thread), sizes)
+        key = own.read(g.key, own.head_k, g.m, g.d, copies[0])
+        value = own.read(g.value, own.head_k, g.m, g.d_v, copies[1])
+        own.transposed(value, values)
+        with k.loop(0, g.group) as member:
+            head = own.head(member)
+            own.read(g.query, head, g.n, g.d, copies[2] + member * (g.n * in_registers(g.d, k.lanes)))
+            gradient = own.read(g.gradient, head, g.n, g.d_v, copies[3] + member * (g.n * in_registers(g.d_v, k.lanes)))
+            all_scores = of_scores + member * g.n * own.m_whole
+            all_weights = g.weights + own.number(member, zero) * own.m_whole
+
+            def into(i: Value, head: Value = head, own: HeadOfKeys[Backward] = own) -> Put:
+                return own.into(own.row_of(g.of_query, head, i))
+
+            if not masked:
+                with k.loop(0, own.tiled, TILE) as first:
+                    each = [all_scores + (first + r) * own.m_whole for r in range(TILE)]
+                    rows = [gradient.row(first + r) for r in range(TILE)]
+                    own.products(rows, values, g.d_v, own.stop(first + (TILE - 1)), each)
+                    with k.loop(first, first + TILE) as i:
+                        at = i * own.m_whole
+                        gradients_of_scores(own, member, i, all_weights + at, all_scores + at)
+                    own.pool(g.d, of_queries(own, first, each, key), [into(first + r) for r in range(TILE)])
+            with k.loop(own.tiled, g.n) as i:
+                scores, mask = all_scores + i * own.m_whole, (own.mask_row(member, i), one)
+                own.dots(gradient.row(i), value, own.stop(i), scores)
+                gradients_of_scores(own, member, i, all_weights + i * own.m_whole, scores)
+                own.pool(g.d, own.weigh(scores, one, key, zero, own.stop(i), mask), [into(i)])
+        every = g.weights + number * (g.group * g.n * own.m_whole)
+        for weights, operand, columns, copy, result in (
+            (of_scores, g.query, g.d, copies[2], g.of_key), (every, g.gradient, g.d_v, copies[3], g.of_value)
+        ):  # fmt: skip
+            column = Column(own, weights, operand, columns, copy)
+            tiled = zero if masked else g.m // TILE * TILE
+            if not masked:
+                with k.loop(0, tiled, TILE) as first:
+                    puts = [own.into(own.row_of(result, own.head_k, first + r)) for r in range(TILE)]
+                    own.pool(columns, column.of_tile(first), puts)
+            with k.loop(tiled, g.m) as j:
+                own.pool(columns, column.of_key(j), [own.into(own.row_of(result, own.head_k, j))])
+    return k

@@ -1,0 +1,123 @@
+"""Attention of few queries and keys, of heads that may share keys: one query after another, or a tile of them."""
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import OptionalBytes, OptionalReals, Result
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.values import Extent, RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log
+
+from .few_rows import TILE, Few, HeadOfKeys, Put, Rows, in_registers, of_queries
+from .step_arguments import StridedBytes
+from .tiles import define_transpose
+
+
+class Forward(Few):
+    """Arguments of `forward_kernel`: ``weights`` and ``logarithms`` (b, heads, n) if they are wanted.
+
+    ``strange`` becomes 1 where a score is not finite or a result is NaN.
+    """
+
+    weights: OptionalReals
+    output: StridedBytes
+    logarithms: OptionalBytes
+    strange: Result
+
+
+def forward_scratch(lanes: int, n: Extent, m: Extent, d: Extent, d_v: Extent) -> tuple[Extent, ...]:
+    """Reals of a thread: weights of a tile; keys transposed; key, value and the queries of a head, widened."""
+    d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
+    return m_whole * TILE, m_whole * d, m * d, m * d_v, n * d
+
+
+class Queries:
+    """Forward, of the queries of a head: the weights of a row, and its output."""
+
+    def __init__(self, own: HeadOfKeys[Forward], strange: Variable, member: Value, value: Rows) -> None:
+        self.own, self.strange, self.member, self.value = own, strange, member, value
+        self.g = own.k.argument
+
+    def note(self, booleans: Value) -> None:
+        """Remember that something is not finite."""
+        k, strange = self.own.k, self.strange
+        strange.set(strange.get() | k.select(k.any(booleans), k.integer(1), k.integer(0)))
+
+    def weights(self, i: Value, weights: RealPointer) -> None:
+        """The scores of a query become weights."""
+        own, k, g = self.own, self.own.k, self.g
+        lowest, zero, size = k.full(float("-inf")), k.full(0.0), k.size if own.stored == "real" else 2
+        row, stop, mask = own.number(self.member, i), own.stop(i), own.mask_row(self.member, i)
+        maximum = Variable(k, lowest)
+        with k.loop(0, stop, k.lanes) as j:
+            attendable, score = own.attendable(mask, stop, j), k.load(weights, j)
+            self.note(attendable & (score - score).compare("!=", 0.0))
+            score = k.select(attendable, score, lowest)
+            k.store(score, weights, j)
+            maximum.set(k.maximum(score, maximum.get()))
+        largest = k.max(maximum.get())
+        largest = k.select(largest.compare("==", lowest), zero, largest)
+        total, log2_scale = Variable(k, zero), g.log2_scale.load()
+        with k.loop(0, stop, k.lanes) as j:
+            weight = exp2(k, (k.load(weights, j) - largest) * log2_scale)
+            k.store(weight, weights, j)
+            total.add(weight)
+        row_sum = k.sum(total.get())
+        none = row_sum.compare("==", 0.0)
+        reciprocal = k.select(none, zero, k.full(1.0) / row_sum)
+        with k.loop(0, stop, k.lanes) as j:
+            k.store(k.load(weights, j) * reciprocal, weights, j)
+        with k.when(g.logarithms.is_given()):
+            logarithm = k.fma(largest, g.scale.load(), log(k, row_sum))
+            k.store_stored(k.select(none, lowest, logarithm), g.logarithms, row * size, own.stored, first=True)
+
+    def into(self, i: Value) -> Put:
+        """Stores the output of a query."""
+        row = self.own.row_of(self.g.output, self.own.head(self.member), i)
+        return self.own.into(row, lambda x: self.note(x.compare("!=", x)))
+
+    def one(self, i: Value, weights: RealPointer) -> None:
+        """The output of a query from its scores."""
+        own, zero, one = self.own, self.own.k.integer(0), self.own.k.integer(1)
+        self.weights(i, weights)
+        mask = own.mask_row(self.member, i), one
+        own.pool(self.g.d_v, own.weigh(weights, one, self.value, zero, own.stop(i), mask), [self.into(i)])
+
+    def tile(self, first: Value, weights: list[RealPointer], step: Value) -> None:
+        """The outputs of a tile; rows of weights are ``step`` apart."""
+        own, k = self.own, self.own.k
+        with k.loop(0, k.integer(TILE)) as r:
+            self.weights(first + r, weights[0] + r * step)
+        add = of_queries(own, first, weights, self.value)
+        own.pool(self.g.d_v, add, [self.into(first + r) for r in range(TILE)])
+
+
+@compiled
+def forward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Forward]:
+    """Output, and on request weights and log Σ exp, of operands that are stored so."""
+    k = Kernel("dot_few", Forward, bits)
+    define_transpose(k)
+    g, strange = k.argument, Variable(k, k.integer(0))
+    with k.tasks(g.tasks) as number:
+        own = HeadOfKeys(k, stored, masked, number)
+        parts = k.parts(g.scratch.of(k.thread), forward_scratch(k.lanes, g.n, g.m, g.d, g.d_v))
+        key = own.read(g.key, own.head_k, g.m, g.d, parts[2])
+        value = own.read(g.value, own.head_k, g.m, g.d_v, parts[3])
+        own.transposed(key, parts[1])
+        with k.loop(0, g.group) as member:
+            query = own.read(g.query, own.head(member), g.n, g.d, parts[4])
+            queries = Queries(own, strange, member, value)
+
+            def place(i: Value, member: Value = member, own: HeadOfKeys[Forward] = own) -> RealPointer:
+                kept = g.weights + own.number(member, i) * own.m_whole
+                return k.select(g.weights.is_given(), kept, parts[0])
+
+            if not masked:
+                with k.loop(0, own.tiled, TILE) as first:
+                    weights = [place(first) + own.m_whole * r for r in range(TILE)]
+                    rows = [query.row(first + r) for r in range(TILE)]
+                    own.products(rows, parts[1], g.d, own.stop(first + (TILE - 1)), weights)
+                    queries.tile(first, weights, own.m_whole)
+            with k.loop(own.tiled, g.n) as i:
+                own.dots(query.row(i), key, own.stop(i), place(i))
+                queries.one(i, place(i))
+    with k.when(strange.get().is_nonzero()):
+        k.store_int(strange.get(), g.strange, 0)
+    return k

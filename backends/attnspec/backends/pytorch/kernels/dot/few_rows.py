@@ -1,0 +1,268 @@
+"""What the kernels for few queries and keys are made of: rows of a head of keys, their products, weighted sums of them.
+
+Kernels for many queries have a query in each lane, so that few leave lanes empty, and transpose what they read. Here
+features lie in the lanes; rows are read as they are stored, and half dtypes widened once a head. Keys are transposed
+only where tiles of queries are worth it. A task is a head of keys with all queries that share it, so that every sum has
+one order. What is excluded is in no sum, whatever it holds.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Real, Scratch, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, load_stored, store_stored, vectors
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import sums_of_lanes
+
+from .arguments import OptionalStridedBooleans, Strided
+from .step_arguments import StridedBytes
+from .tiles import Square, transpose
+
+TOGETHER = (8, 4, 1)
+"""Vectors of columns whose sums are in registers at once, as long as there are so many."""
+
+TILE = 4
+"""Rows of a tile, of queries or keys, whose sums are in registers at once."""
+
+OF_TILE = (4, 1) if HAS_512_BITS else (2, 1)
+"""`TOGETHER` for each row of a tile."""
+
+WORTH_TRANSPOSING = 8
+"""Queries of a head of keys from which keys are transposed for tiles."""
+
+
+class Few(Arguments):
+    """What both kernels take.
+
+    query (b, heads, n, d), key (b, heads_k, m, d) and value (b, heads_k, m, d_v), of which ``group`` heads of queries
+    share a head; mask (b, heads, n, m). ``weights`` are (b, heads, n, m in whole registers). A query sees the keys up
+    to its own number if ``causal``.
+    """
+
+    tasks: Size
+    heads_k: Size
+    group: Size
+    n: Size
+    m: Size
+    d: Size
+    d_v: Size
+    causal: Flag
+    scale: Real
+    log2_scale: Real
+    query: StridedBytes
+    key: StridedBytes
+    value: StridedBytes
+    mask: OptionalStridedBooleans
+    scratch: Scratch
+
+
+F = TypeVar("F", bound=Few)
+
+
+class Rows(NamedTuple):
+    """Rows of reals: the address of the first, their distance, and their length."""
+
+    base: RealPointer
+    step: Value
+    columns: Value
+
+    def row(self, number: Value) -> RealPointer:
+        """The address of a row."""
+        return self.base + number * self.step
+
+
+Weigh: TypeAlias = Callable[[list[Value], Sequence[Inside], list[list[Variable]]], None]
+"""Adds to the sums of some columns, of each row."""
+
+Put: TypeAlias = Callable[[Value, Inside, Value], None]
+"""Takes the sums of a register of columns, and their first."""
+
+
+def in_registers(numbers: Extent, lanes: int) -> Extent:
+    """So many numbers rounded up to whole registers."""
+    return (numbers + (lanes - 1)) // lanes * lanes
+
+
+class HeadOfKeys(Generic[F]):
+    """A head of keys, with what both kernels do for it."""
+
+    def __init__(self, k: Kernel[F], stored: str, masked: bool, task: Value) -> None:
+        g = k.argument
+        self.k, self.stored, self.masked, self.task = k, stored, masked, task
+        self.batch, self.head_k = task // g.heads_k, task % g.heads_k
+        self.m_whole = in_registers(g.m, k.lanes)
+        many = (g.group * g.n).compare(">=", WORTH_TRANSPOSING)
+        self.tiled = k.integer(0) if masked else k.select(many, g.n // TILE * TILE, k.integer(0))
+        """Queries of a head that are in tiles."""
+
+    def head(self, member: Value) -> Value:
+        """The number of a head of the group."""
+        return self.head_k * self.k.argument.group + member
+
+    def number(self, member: Value, i: Value) -> Value:
+        """The number of a query among all."""
+        g = self.k.argument
+        return (self.task * g.group + member) * g.n + i
+
+    def lying(self, operand: Strided[BytePointer], head: Value, columns: Value, copy: RealPointer) -> Rows:
+        """The rows of a head as reals: where they are stored, or widened to a copy."""
+        if self.stored != "real":
+            return Rows(copy, in_registers(columns, self.k.lanes), columns)
+        first = operand.of_head(self.batch, head)
+        return Rows(RealPointer(first.address), operand.row // self.k.size, columns)
+
+    def read(self, operand: Strided[BytePointer], head: Value, count: Value, columns: Value, copy: RealPointer) -> Rows:
+        """The same, after half dtypes are widened."""
+        k, first = self.k, operand.of_head(self.batch, head)
+        if self.stored != "real":
+            with k.loop(0, count) as i:
+
+                def widen(c: Value, inside: Inside, row: BytePointer = first + i * operand.row, i: Value = i) -> None:
+                    k.store(load_stored(k, inside, row, c, self.stored), copy, i * in_registers(columns, k.lanes) + c)
+
+                vectors(k, columns, widen)
+        return self.lying(operand, head, columns, copy)
+
+    def row_of(self, operand: Strided[BytePointer], head: Value, i: Value) -> BytePointer:
+        """The address of a row as it is stored."""
+        return operand.of_head(self.batch, head) + i * operand.row
+
+    def into(self, row: BytePointer, look: Callable[[Value], None] | None = None) -> Put:
+        """Stores columns of a row, rounded once, after a look at each."""
+
+        def put(value: Value, inside: Inside, column: Value) -> None:
+            if look is not None:
+                look(value)
+            store_stored(self.k, value, inside, row, column, self.stored)
+
+        return put
+
+    def stop(self, i: Value) -> Value:
+        """How many keys a query may see."""
+        k, g = self.k, self.k.argument
+        return k.select(g.causal.is_nonzero(), k.minimum(i + 1, g.m), g.m)
+
+    def mask_row(self, member: Value, i: Value) -> BytePointer:
+        """The address of a query's row of the mask."""
+        return self.row_of(self.k.argument.mask, self.head(member), i)
+
+    def attendable(self, mask_row: BytePointer, stop: Value, j: Value) -> Value:
+        """Booleans: which keys of a register are attended to."""
+        inside = self.k.lanes_below(stop - j)
+        return self.k.load_bytes(mask_row, j, inside) if self.masked else inside
+
+    def dots(self, row: RealPointer, rows: Rows, count: Value, target: RealPointer) -> None:
+        """The products of a row with others, in whole registers; beyond the last the last."""
+        k = self.k
+        with k.loop(0, count, k.lanes) as j:
+            others = [rows.row(k.minimum(j + r, count - 1)) for r in range(k.lanes)]
+            sums = [Variable(k, k.full(0.0)) for _ in others]
+
+            def add(c: Value, inside: Inside, others: list[RealPointer] = others, sums: list[Variable] = sums) -> None:
+                x = load(k, inside, row, c)
+                for other, total in zip(others, sums, strict=True):
+                    total.set(k.fma(load(k, inside, other, c), x, total.get()))
+
+            vectors(k, rows.columns, add)
+            k.store(sums_of_lanes(k, [x.get() for x in sums]), target, j)
+
+    def transposed(self, rows: Rows, target: RealPointer) -> None:
+        """Keys or values with a column for each, as `products` reads them, where there are tiles."""
+        k, g, every = self.k, self.k.argument, self.k.integer(self.k.lanes)
+        with k.when(self.tiled.is_nonzero()), k.loop(0, g.m, k.lanes) as j, k.loop(0, rows.columns, k.lanes) as c:
+            source = Square(rows.row(j) + c, rows.step, g.m - j, rows.columns - c)
+            transpose(k, source, Square(target + (c * self.m_whole + j), self.m_whole, every, every))
+
+    def products(
+        self, rows: list[RealPointer], others: RealPointer, depth: Value, count: Value, targets: list[RealPointer]
+    ) -> None:
+        """The same as `dots` for the rows of a tile, with others that are transposed."""
+        k, begin = self.k, self.k.integer(0)
+        for vectors_ in (2, 1):
+            wide = vectors_ * k.lanes
+            end = begin + (in_registers(count, k.lanes) - begin) // wide * wide
+            with k.loop(begin, end, wide) as j:
+                sums = [[Variable(k, k.full(0.0)) for _ in range(vectors_)] for _ in rows]
+                places = [others + (j + v * k.lanes) for v in range(vectors_)]
+                with k.loop(0, depth) as c:
+                    loaded = [k.load(place, c * self.m_whole) for place in places]
+                    for row, totals in zip(rows, sums, strict=True):
+                        x = k.broadcast(row, c)
+                        for other, total in zip(loaded, totals, strict=True):
+                            total.set(k.fma(x, other, total.get()))
+                for target, totals in zip(targets, sums, strict=True):
+                    for v, total in enumerate(totals):
+                        k.store(total.get(), target, j + v * k.lanes)
+            begin = end
+
+    def weigh_together(self, weights: list[RealPointer], step: Value, rows: Rows, start: Value, stop: Value) -> Weigh:
+        """Adds the same rows, from ``start`` to ``stop``, to the sums of each row of a tile."""
+        k = self.k
+
+        def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
+            with k.loop(start, stop) as t:
+                row = rows.row(t)
+                loaded = [load(k, inside, row, place) for place, inside in zip(places, insides, strict=True)]
+                for own, totals in zip(weights, sums, strict=True):
+                    weight = k.broadcast(own, t * step)
+                    for x, total in zip(loaded, totals, strict=True):
+                        total.set(k.fma(x, weight, total.get()))
+
+        return add
+
+    def weigh(
+        self, weights: RealPointer, step: Value, rows: Rows, start: Value, stop: Value,
+        mask: tuple[BytePointer, Value],
+    ) -> Weigh:  # fmt: skip
+        """Adds weighted rows, those from ``start`` to ``stop`` that bytes of a mask, so far apart, leave."""
+        k = self.k
+
+        def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
+            def one(t: Value) -> None:
+                weight, row = k.broadcast(weights, t * step), rows.row(t)
+                for place, inside, total in zip(places, insides, sums[0], strict=True):
+                    total.set(k.fma(load(k, inside, row, place), weight, total.get()))
+
+            with k.loop(start, stop) as t:
+                if self.masked:
+                    with k.when(k.load_byte(mask[0], t * mask[1]).is_nonzero()):
+                        one(t)
+                else:
+                    one(t)
+
+        return add
+
+    def pool(self, columns: Value, add: Weigh, puts: list[Put]) -> None:
+        """The sums of all columns, of a row or of each row of a tile."""
+        k, begin = self.k, self.k.integer(0)
+
+        def some(places: list[Value], insides: Sequence[Inside]) -> None:
+            sums = [[Variable(k, k.full(0.0)) for _ in places] for _ in puts]
+            add(places, insides, sums)
+            for put, totals in zip(puts, sums, strict=True):
+                for place, inside, total in zip(places, insides, totals, strict=True):
+                    put(total.get(), inside, place)
+
+        for count in (TOGETHER if len(puts) == 1 else OF_TILE)[:-1]:
+            wide = count * k.lanes
+            end = begin + (columns - begin) // wide * wide
+            with k.loop(begin, end, wide) as c:
+                some([c + i * k.lanes for i in range(count)], [None] * count)
+            begin = end
+        rest = begin
+        groups(k, columns - rest, 1, lambda places, insides: some([rest + c for c in places], insides))
+
+
+def of_queries(own: HeadOfKeys[F], first: Value, weights: list[RealPointer], rows: Rows) -> Weigh:
+    """Adds the weighted rows of the keys that the queries of a tile see: those of all, and what each sees more."""
+    k, one = own.k, own.k.integer(1)
+    common, nothing = own.stop(first), (BytePointer(k.integer(0)), one)
+
+    def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
+        own.weigh_together(weights, one, rows, k.integer(0), common)(places, insides, sums)
+        for r in range(1, TILE):
+            own.weigh(weights[r], one, rows, common, own.stop(first + r), nothing)(places, insides, sums[r : r + 1])
+
+    return add
