@@ -63,7 +63,7 @@ def kernel(call: Call, *, fits: bool = False) -> str:
 
     return routes.by_cost(
         b, h, n, key.shape[-2], d, value.shape[-1], query.dtype, tracked=call.differentiates(),
-        excludes=mask is not None or call.causal, also=_some(call), fits=fits,
+        excludes=mask is not None or call.causal, masked=mask is not None, also=_some(call), fits=fits,
     )  # fmt: skip
 
 

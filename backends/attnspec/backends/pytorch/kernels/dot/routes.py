@@ -8,6 +8,7 @@ import torch
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work, cost_of
+from attnspec.backends.pytorch.kernels.dot.few_rows import WORTH_TRANSPOSING
 from attnspec.backends.pytorch.kernels.dot.paired_formula import MOST
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.runtime.forcing import forced
@@ -27,11 +28,12 @@ MOST_SCORES = 2**22
 
 
 def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, *, tracked: bool, excludes: bool,
-            also: Sequence[str] = (), fits: bool = False) -> str:  # fmt: skip
+            masked: bool = False, also: Sequence[str] = (), fits: bool = False) -> str:  # fmt: skip
     """The cheapest path for operands of these sizes whose gradients are taken if ``tracked``.
 
     ``also`` are those of ``step``, one query in each head, ``few``, and ``plain``, the formula as it is written, that
-    serve the call. ``fits`` says that operands have four dimensions, as PyTorch's kernel wants them.
+    serve the call. ``masked`` says that a mask excludes keys, ``fits`` that operands have four dimensions, as PyTorch's
+    kernel wants them.
     """
     wish, entries = forced(), b * h
     if wish in (*EVERYWHERE, *also):
@@ -40,8 +42,10 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
         also = [path for path in also if path != "plain"]
     times = {}
     for path in (*EVERYWHERE, *also):
-        # what is excluded is taken to be half of all, which the kernels of this package leave out
-        keys = -(-m // 2) if excludes and path in ("few", "llvm") else m
+        # what is excluded is taken to be half of all, which the kernels of this package leave out; what `few` gains by
+        # tiles it loses under a mask
+        leaves_out = path == "llvm" or (path == "few" and (not masked or n < WORTH_TRANSPOSING))
+        keys = -(-m // 2) if excludes and leaves_out else m
         time = microseconds(path, entries, n, keys, d, d_v, dtype, tracked, torch.get_num_threads())
         if time is not None:
             times[path] = time
