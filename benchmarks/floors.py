@@ -51,11 +51,11 @@ def _share_of_ceiling(run: Run, group: Group) -> float | None:
 def _share_of_speedup(run: Run, group: Group) -> float | None:
     """What two threads gain over one, over what they gain in a loop of multiply-adds."""
     own = next((m for m in group if m.subject == OURS), None)
-    rates = [run.ceilings.get(count, {}).get("multiply-adds") for count in ("1", "2")]
-    if own is None or own.seconds is None or rates[0] is None or rates[1] is None:
+    alone = [m for m in run.measurements if own and m.subject == OURS and m.group == (*own.group[:-1], 1)]
+    if own is None or own.seconds is None or not alone or alone[0].seconds is None:
         return None
-    alone = [m.seconds for m in run.measurements if m.subject == OURS and m.group == (*own.group[:-1], 1)]
-    return alone[0] / own.seconds * rates[0] / rates[1] if alone and alone[0] is not None else None
+    one, two = (m.limit or run.ceilings.get(str(m.threads), {}).get("multiply-adds") for m in (alone[0], own))
+    return None if one is None or two is None else alone[0].seconds / own.seconds * one / two
 
 
 SMALL_SECONDS = 100e-6

@@ -1,18 +1,22 @@
 """Measuring one case: its subjects are made, checked against the formula, and timed in interleaved rounds."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks import multiply_adds
 from benchmarks.case import Call, Case, Subject
 from benchmarks.exact import errors
 from benchmarks.memory import peak_on_cpu, peak_on_cuda
 from benchmarks.results import Measurement, significant
 from benchmarks.suites.settings import Settings
 from benchmarks.timing import Times, interleaved, time_once
+
+LIMIT = "multiply-adds"
+"""A call that is timed in the rounds of cases that it limits, and no subject."""
 
 ERROR_FACTOR = 16.0
 """How many times the error of the formula in the dtype of the inputs a subject may have: sums in another order differ
@@ -42,7 +46,13 @@ def measure(
     threads = torch.get_num_threads() if settings.device == "cpu" else 0
     checked = check_subjects(case, settings.device, step)
     step(f"timing {len(checked.calls)} in interleaved rounds")
-    times = interleaved(checked.calls, checked.first_calls, rounds=rounds, seconds=seconds, device=settings.device)
+    calls: dict[str, Callable[[], object]] = {**checked.calls}
+    first_calls, counted = dict(checked.first_calls), 0
+    if case.ceiling == "multiply-adds":
+        calls[LIMIT], counted = multiply_adds.call(64 * threads)
+        first_calls[LIMIT] = time_once(calls[LIMIT], settings.device)
+    times = interleaved(calls, first_calls, rounds=rounds, seconds=seconds, device=settings.device)
+    limit = significant(counted / times.pop(LIMIT).median) if counted else None
     peaks: dict[str, int | str] = {}
     for name, call in checked.calls.items() if memory and case.memory else ():
         step(f"memory of {name}")
@@ -50,7 +60,8 @@ def measure(
             peaks[name] = peak_on_cpu(case.suite, case.key, name, threads, {"sizes": [case.size]})
         else:
             peaks[name] = peak_on_cuda(call)
-    return [_measurement(case, subject.name, threads, checked, times, peaks) for subject in case.subjects]
+    found = [_measurement(case, subject.name, threads, checked, times, peaks) for subject in case.subjects]
+    return [replace(m, limit=limit) for m in found]
 
 
 def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda text: None) -> CheckedSubjects:

@@ -17,6 +17,7 @@ class Measurement:
 
     ``sizes`` are the dimensions and ``size`` the one that grows; ``work`` is in ``unit``, ``seconds`` is a median.
     ``per_unit`` is how much of what the ceiling counts a unit of work takes at least.
+    ``limit`` is the limiting rate as it was in the rounds of the case, where it was measured in them.
     ``not_timed`` is empty, or says why there is no time: absent, wrong or failed, with the whole message.
     """
 
@@ -40,6 +41,7 @@ class Measurement:
     peak_bytes: int | None = None
     peak_unknown: str = ""
     per_unit: float = 1.0
+    limit: float | None = None
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -93,7 +95,7 @@ def significant(value: float) -> float:
 
 def ceiling_share(run: Run, m: Measurement) -> float | None:
     """The fraction of the limiting rate that a subject reaches; None if either is not known."""
-    rate = run.ceilings.get(str(m.threads), {}).get(m.ceiling)
+    rate = m.limit or run.ceilings.get(str(m.threads), {}).get(m.ceiling)
     return None if rate is None or m.seconds is None else m.work * m.per_unit / m.seconds / rate
 
 

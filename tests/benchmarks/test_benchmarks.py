@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -65,6 +66,16 @@ def test_wrong_subjects_are_not_timed_and_absent_ones_are_named() -> None:
     assert by["wrong"].not_timed.startswith("wrong: output: error 5.0e-04, allowed")
     assert by["absent"].not_timed == "absent: it is not installed"
     assert by["failing"].not_timed.startswith("failed: _LinAlgError: linalg.inv")
+
+
+@pytest.mark.skipif(find_spec("llvmlite") is None, reason="llvmlite is not installed")
+def test_what_limits_a_case_is_measured_in_its_rounds() -> None:
+    limited = replace(case(doubled(2)), ceiling="multiply-adds")
+    (one,) = measure(limited, Settings(), rounds=3, seconds=1, memory=False)
+    assert one.limit is not None
+    assert one.limit > 1e8
+    (other,) = measure(case(doubled(2)), Settings(), rounds=3, seconds=1, memory=False)
+    assert other.limit is None
 
 
 def test_a_wrong_gradient_is_caught_even_in_the_baseline() -> None:

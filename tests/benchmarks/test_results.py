@@ -131,6 +131,7 @@ def test_the_page_gives_the_load_as_far_as_it_is_known() -> None:
 def test_the_share_of_a_ceiling_counts_what_a_unit_of_work_takes_of_it() -> None:
     own = measurement(OURS, 0.01, work=1e6, ceiling="multiply-adds", per_unit=8 / 3)
     assert ceiling_share(run(own), own) == pytest.approx(8 / 30)
+    assert ceiling_share(run(own), replace(own, limit=4e9)) == pytest.approx(8 / 30 / 4)
     assert multiply_adds.least_of_a_term(64, 128) == pytest.approx(8 / 3 + 2)
     assert multiply_adds.limiting("cuda", 64, 128) == ("tanh", 1.0)
 
@@ -144,6 +145,8 @@ def test_what_two_threads_gain_is_compared_with_what_multiply_adds_gain() -> Non
         "additive: additive attention, forward, n=512, 2 threads: gain of two threads, part of that of multiply-adds: "
         "expected at least 0.9, got 0.8"
     ]
+    in_rounds = replace(found, measurements=(other, replace(alone, limit=1e9), replace(both, limit=1.7e9)))
+    assert not [line for line in floors.missed(in_rounds) if "two threads" in line]
     unknown = replace(found, measurements=(other, both))
     assert any("gain of two threads" in line and "not everything" in line for line in floors.unchecked(unknown))
 
