@@ -198,3 +198,60 @@ def test_what_is_not_finite_is_left_to_the_formula(strange: float, operand: int)
     with forcing("plain"):
         right = pytorch.scaled_dot_product_attention(given[0], given[1], given[2])
     torch.testing.assert_close(got, right, equal_nan=True)
+
+
+def test_rows_that_overlap_have_gradients_that_do_not() -> None:
+    base = draw(10).requires_grad_()
+    key, value = draw(3, 8), draw(3, 8)
+    found = []
+    for path in ("few", "plain"):
+        with forcing(path):
+            output = pytorch.scaled_dot_product_attention(base.unfold(0, 8, 1), key, value)
+            found.append(torch.autograd.grad(output.sin().sum(), base)[0])
+    assert_near(found[0], found[1])
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_default_device_moves_nothing(wanted: bool) -> None:
+    given = [x.detach().requires_grad_(wanted) for x in leaves(2)]
+    heads = [x.detach().unsqueeze(0).requires_grad_(wanted) for x in leaves(2)]
+    for _ in range(2):
+        with torch.device("meta"):
+            output = pytorch.scaled_dot_product_attention(given[0], given[1], given[2])
+            grouped, logarithms = pytorch.grouped_query_attention(heads[0], heads[1], heads[2])
+        assert output.is_cpu
+        assert grouped.is_cpu
+        assert logarithms is not None
+        assert logarithms.is_cpu
+        assert_near(output, pytorch.scaled_dot_product_attention(given[0], given[1], given[2]).detach())
+
+
+def test_batches_of_gradients_of_logarithms_are_those_one_by_one() -> None:
+    query, key, value = (x.detach().unsqueeze(0).requires_grad_() for x in leaves(2))
+    for _ in range(2):
+        _, logarithms = pytorch.grouped_query_attention(query, key, value)
+        assert logarithms is not None
+        cotangents = draw(3, *logarithms.shape)
+        (together,) = torch.autograd.grad(logarithms, query, cotangents, is_grads_batched=True, retain_graph=True)
+        for one, got in zip(cotangents, together, strict=True):
+            (expected,) = torch.autograd.grad(logarithms, query, one, retain_graph=True)
+            assert_near(got, expected)
+
+
+def test_a_gradient_of_a_row_without_keys_goes_nowhere_again() -> None:
+    query, key, value = leaves()
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[2] = False
+    output = pytorch.scaled_dot_product_attention(query, key, value, mask=mask)
+    cotangent = torch.ones_like(output)
+    cotangent[2] = torch.nan
+    for again in (False, True):
+        found = torch.autograd.grad(output, (query, key, value), cotangent, create_graph=again, retain_graph=True)
+        assert all(x.isfinite().all() for x in found)
+
+
+def test_calls_without_a_plan_of_their_own_share_what_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [draw(2, 2, 2, 4, 8).requires_grad_() for _ in range(3)]
+    first = pytorch.scaled_dot_product_attention(given[0], given[1], given[2])
+    monkeypatch.setattr(few, "_made", lambda *_, **__: pytest.fail("expected what was made before"))
+    assert torch.equal(first, pytorch.scaled_dot_product_attention(given[0], given[1], given[2]))

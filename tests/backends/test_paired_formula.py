@@ -97,3 +97,35 @@ def test_chunks_are_all_scores_once(monkeypatch: pytest.MonkeyPatch, entries: in
             assert part.numel() * m <= chunk or part.numel() == 1
             part += 1
     assert seen.eq(1).all()
+
+
+@pairs
+def test_numbers_at_odd_places_are_pairs_too() -> None:
+    whole = [draw(2 * 32 * 8 + 1) for _ in range(4)]
+    odd = [x[1:].view(2, 32, 8) for x in whole]
+    strange = torch.as_strided(draw(400), (1, 16, 8), (129, 8, 1))
+    with forcing("plain"):
+        leaves = [x.requires_grad_() for x in odd[:3]]
+        output = pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+        found = torch.autograd.grad(output, leaves, odd[3])
+        copies = [x.detach().clone().requires_grad_() for x in odd[:3]]
+        again = pytorch.scaled_dot_product_attention(copies[0], copies[1], copies[2])
+        for got, expected in zip(found, torch.autograd.grad(again, copies, odd[3].clone()), strict=True):
+            assert torch.equal(got, expected)
+        assert torch.equal(output, again)
+        assert torch.equal(
+            pytorch.scaled_dot_product_attention(strange, strange, strange),
+            pytorch.scaled_dot_product_attention(strange.clone(), strange.clone(), strange.clone()),
+        )
+
+
+@pairs
+def test_weights_that_hooks_replace_are_read_as_they_are() -> None:
+    leaves = [x.requires_grad_() for x in (draw(2, 5, 8), draw(2, 16, 8), draw(2, 16, 8))]
+    with forcing("plain"):
+        output = pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+        expected = torch.autograd.grad(output.sum(), leaves)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x.mT.contiguous().mT):
+            output = pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+        for got, right in zip(torch.autograd.grad(output.sum(), leaves), expected, strict=True):
+            torch.testing.assert_close(got, right)

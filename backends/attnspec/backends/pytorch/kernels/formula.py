@@ -39,6 +39,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
         scores = scores - widened(scoring.slopes).view(heads_k, -1, 1, 1) * distance.to(scores.dtype)
     weights, logarithms = softmax_and_logarithms(scores, allowed)
     output = pooled(weights, values, allowed)
+    if allowed is not None:  # stops a NaN in the incoming gradient of a row without an attendable key
+        output = output.masked_fill(~allowed.any(-1, keepdim=True), 0)
     return output.flatten(-4, -3), logarithms.expand(output.shape[:-1]).flatten(-3, -2)
 
 

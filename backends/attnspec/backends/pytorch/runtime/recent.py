@@ -18,10 +18,10 @@ try:
 except ImportError:  # a private name, which may move
     guards = None  # type: ignore[assignment]
 
-__all__ = ["KEPT", "Recent", "autocasts", "guards", "modes", "named", "transforms"]
+__all__ = ["KEPT", "Recent", "autocasts", "function_modes", "guards", "modes", "named", "transforms"]
 
 # what guards do not see, and what a call is not remembered under, by functions of PyTorch in C++
-modes = torch._C._len_torch_dispatch_stack
+modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 transforms, autocasts = torch._C._are_functorch_transforms_active, torch._C._is_any_autocast_enabled
 
 Plan = TypeVar("Plan")

@@ -21,10 +21,14 @@ def has_tangents() -> bool:
 
 
 def intercepted() -> bool:
-    """Whether only PyTorch's own operations will do: under transforms, tracing, dispatch modes and forward mode."""
+    """Whether only PyTorch's own operations will do: under transforms, tracing, modes and forward mode.
+
+    A default device is a mode, too.
+    """
     return (
         transformed()
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
         or torch._C._get_tracing_state() is not None
         or has_tangents()
     )

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
-from attnspec.backends.pytorch.runtime.recent import Recent, modes, named
+from attnspec.backends.pytorch.runtime.recent import Recent, function_modes, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
@@ -44,7 +44,8 @@ def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
         mask: Tensor | None = None, causal: bool = False,
     ) -> Tensor:  # fmt: skip
         # all in this frame: those of helpers would take as long as what they do
-        if (causal is True or causal is False) and not tracing() and forward_ad._current_level < 0 and not modes():
+        plain = forward_ad._current_level < 0 and not modes() and not function_modes()
+        if (causal is True or causal is False) and not tracing() and plain:
             operands = query, key, value, w_q, w_k, w_v
             for alike, plan in known.get((causal, mask is None, grad(), threads(), forcing.chosen), ()):
                 if alike(*operands) if mask is None else alike(*operands, mask):

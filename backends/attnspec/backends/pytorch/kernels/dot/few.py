@@ -21,7 +21,8 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, regist
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import widened
-from attnspec.backends.pytorch.runtime.recent import KEPT, guards, modes
+from attnspec.backends.pytorch.runtime.plans import Plans
+from attnspec.backends.pytorch.runtime.recent import KEPT, function_modes, guards, modes
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
@@ -76,9 +77,12 @@ class BackwardPlan:
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether the kernels read query (b, heads, n, d), key and value (b, heads_k, m, ·) and mask (b, heads, n, m)."""
+    """Whether the kernels take query (b, heads, n, d), key, value (b, heads_k, m, ·), mask (b|1, heads|1, n|1, m)."""
     given = [query, key, value] if mask is None else [query, key, value, mask]
     if query.dtype not in STORED or any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in given):
+        return False
+    # rows that overlap have gradients that lie in another way
+    if any(torch.empty_like(x, device="meta").stride(-1) != 1 and x.shape[-1] > 1 for x in given[:3]):
         return False
     group, n, m = query.shape[1] // key.shape[1], query.shape[-2], key.shape[-2]
     widest = max(query.shape[-1], value.shape[-1])
@@ -94,10 +98,28 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, *,
     shape: Sequence[int], given: Sequence[Tensor], logarithms: bool,
 ) -> Attend:  # fmt: skip
-    """What computes calls like this one, in four dimensions; it gives None where something is not finite.
+    """What computes calls like this one, in four dimensions; it gives None where a score is not finite or a result NaN.
 
     It takes the operands as ``given``, of which those in four dimensions are views, and gives an output of ``shape``.
+    What is made once for such calls is kept.
     """
+    tracked, lie = recorded(*given), [(x.shape, x.stride()) for x in (query, key, value, *given)]
+    of_mask = None if mask is None else (mask.shape, mask.stride())
+    kind = *lie, of_mask, query.dtype, causal, scale, tuple(shape), tracked, logarithms, torch.get_num_threads()
+    made = _plans.get(kind)
+    if made is None:
+        made = _made(query, key, value, mask, causal, scale, shape=shape, given=given, logarithms=logarithms)
+        _plans.remember(kind, made)
+    return made
+
+
+_plans: Plans[Attend] = Plans()
+
+
+def _made(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, *,
+    shape: Sequence[int], given: Sequence[Tensor], logarithms: bool,
+) -> Attend:  # fmt: skip
     (b, heads, n, d), (heads_k, m, d_v) = query.shape, value.shape[1:]
     group, real, lanes = heads // heads_k, widened(query[:0, :0]).dtype, _lanes(query)
     m_whole, rows = in_registers(m, lanes), b * heads * n
@@ -236,13 +258,15 @@ def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tu
                 gradient = query.new_zeros(plan.shape)
             elif gradient.stride(-1) != 1:
                 gradient = gradient.contiguous()
-            ordinary = not grad() and not modes() and forward_ad._current_level < 0
+            ordinary = not (grad() or modes() or function_modes()) and forward_ad._current_level < 0
+            ordinary = ordinary and (of_logarithms is None or addressable(of_logarithms))
             for alike, words in backward_plan.alike:
                 if ordinary and alike(gradient, *saved if mask is not None else saved[:4]):
                     return *_gradients(plan, backward_plan, words, saved, gradient, of_logarithms), None
             operands, given = (query, key, value), [x for x in (gradient, *saved) if x is not None]
+            all_given = given if of_logarithms is None else [*given, of_logarithms]
             # hooks on saved tensors may have changed their strides and classes
-            lie = tuple(x.stride() for x in operands) == plan.strides and all(map(addressable, given))
+            lie = tuple(x.stride() for x in operands) == plan.strides and all(map(addressable, all_given))
             if grad() or intercepted() or not lie or not memory.is_contiguous():
                 wanted = ctx.needs_input_grad[:3]
                 return *_by_formula(plan, operands, mask, (gradient, of_logarithms), wanted), None

@@ -2,14 +2,14 @@
 
 On CUDA these are PyTorch's (`dot.cuda_groups`), on the CPU the compiled ones:
 
-``step`` reads the keys of one query once, as they are stored (`dot.step`). ``few`` are kernels for few queries and keys
-(`dot.few`). ``pytorch`` is the fused kernel of PyTorch, where it costs least and serves (`dot.fused_groups`). ``llvm``
-are the kernels of scaled dot-product attention, which share keys among heads without copies and skip what windows and
-lengths leave out.
-``plain`` are PyTorch's operations (`formula`), with scores in memory: in ``torch.compile``, ``torch.func`` and modes,
-in forward mode, without llvmlite, where it costs less, for gradients of biases and slopes, for empty operands, and
-where something is not finite. Of bfloat16 it takes products of pairs (`dot.paired_groups`) where these serve. Second
-derivatives are those of ``plain``.
+``step`` reads the keys of one query once, as they are stored (`dot.step`). ``few`` are kernels for few queries and
+keys (`dot.few`). ``pytorch`` is the fused kernel of PyTorch, where it costs least and serves (`dot.fused_groups`).
+``llvm`` are the kernels of scaled dot-product attention, which share keys among heads without copies and skip what
+windows and lengths leave out. ``plain`` are PyTorch's operations (`formula`), with scores in memory: in
+``torch.compile``, ``torch.func`` and modes, in forward mode, without llvmlite, where it costs less, for gradients of
+biases and slopes, for empty operands, for scales and caps that are not between 2⁻⁴⁰ and 2⁴⁰, and where something is
+not finite. Of bfloat16 it takes products of pairs (`dot.paired_groups`) where these serve. Second derivatives are
+those of ``plain``.
 """
 
 from array import array

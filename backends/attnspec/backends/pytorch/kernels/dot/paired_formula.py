@@ -1,4 +1,4 @@
-"""softmax(scale·QKᵀ)V of bfloat16 with the scores in memory, where the processor multiplies pairs of bfloat16.
+"""softmax(scale·QKᵀ)V of bfloat16, some scores at a time, where the processor multiplies pairs of bfloat16.
 
 Scores are float32, as they are summed; weights and their gradients are rounded to bfloat16 before they are multiplied.
 As many are computed at a time as stay in the cache. Few are kept for the backward, which computes more of them again.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
 from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
-from attnspec.backends.pytorch.runtime.first_order import first_order
+from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.runtime.kept_memory import kept
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
@@ -92,6 +92,11 @@ def forward(
     return output, found, None
 
 
+ONCE = no_second_derivative(
+    "scaled dot-product attention", "plain of bfloat16", "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+)
+
+
 class PairedAttention(torch.autograd.Function):
     """The output, with first derivatives."""
 
@@ -106,8 +111,6 @@ class PairedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of query, key and value."""
-        from attnspec.backends.pytorch.kernels.dot.cpu import ONCE
-
         query, key, value, output, *weights = ctx.saved_tensors
 
         def gradients(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -143,7 +146,8 @@ def products(
     from attnspec.backends.pytorch.kernels.llvm.matmul import columns_of_pairs, times_pairs
 
     query, key, value = operands
-    gradient = gradient.contiguous()
+    # hooks on saved tensors may have changed their strides
+    gradient, weights = gradient.contiguous(), [x.contiguous() for x in weights]
     (entries, n, _), m, bfloat16 = query.shape, key.shape[1], torch.bfloat16
     # scaled already, for the gradient of a softmax is linear
     of_rows = None if of_logarithms is None else (of_logarithms * scale).contiguous()

@@ -1,6 +1,6 @@
 """Attention in groups of heads of bfloat16 by the formula, where the processor multiplies pairs of bfloat16.
 
-The queries of all heads that share keys are the rows of one matrix, and the scores of all stay in memory.
+The queries of all heads that share keys are the rows of one matrix.
 """
 
 from typing import Any

@@ -14,7 +14,7 @@ from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
 from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_formula, by_pytorch, excluding
 from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
-from attnspec.backends.pytorch.runtime.recent import Recent, modes, named
+from attnspec.backends.pytorch.runtime.recent import Recent, function_modes, modes, named
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 Attention: TypeAlias = Callable[..., Tensor]
@@ -40,7 +40,8 @@ def at_once(scale: float | None) -> Callable[[Attention], Attention]:
             query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
         ) -> Tensor:
             # all in this frame: those of helpers would take as long as what they do
-            if (causal is True or causal is False) and not tracing() and forward_ad._current_level < 0 and not modes():
+            plain = forward_ad._current_level < 0 and not modes() and not function_modes()
+            if (causal is True or causal is False) and not tracing() and plain:
                 options = causal, scale, mask is None, grad(), threads(), flash(), forcing.chosen
                 for alike, plan in known.get(options, ()):
                     if alike(query, key, value) if mask is None else alike(query, key, value, mask):

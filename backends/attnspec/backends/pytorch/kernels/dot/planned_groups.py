@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import ordinary
-from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, modes, named
+from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, function_modes, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
@@ -42,7 +42,7 @@ def at_once(operation: Callable[..., Results]) -> Callable[..., Results]:
         simple = (
             mask is None and window is None and softcap is None and bias is None and slopes is None and sinks is None
             and key_lengths is None and (causal is True or causal is False) and (scale is None or type(scale) is float)
-            and not tracing() and forward_ad._current_level < 0 and not modes()
+            and not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
         )  # fmt: skip
         declined = False
         if simple:

@@ -185,12 +185,21 @@ def of_pairs(left: Tensor, right: Tensor, factor: float, output: Tensor | None =
 
 def columns_of_pairs(right: Tensor) -> Tensor:
     """right (entries, m, depth) as `times_pairs` reads it: (entries, depth / 2, m) pairs."""
-    return right.resolve_neg().contiguous().view(torch.float32).mT.contiguous()
+    return _in_pairs(right).mT.contiguous()
 
 
 def times_pairs(left: Tensor, columns: Tensor, factor: float, output: Tensor | None = None) -> Tensor:
     """`of_pairs` for what `columns_of_pairs` gives."""
-    return _products(left.resolve_neg().contiguous().view(torch.float32), columns, True, output, factor)
+    return _products(_in_pairs(left), columns, True, output, factor)
+
+
+def _in_pairs(x: Tensor) -> Tensor:
+    """x (entries, rows, depth) of bfloat16, each two numbers as one of float32."""
+    x = x.resolve_neg().contiguous()
+    # what lies at an odd place, or has an odd stride along a dimension of size 1
+    if x.storage_offset() % 2 or x.stride(0) % 2 or x.stride(1) % 2:
+        x = x.new_empty(x.shape).copy_(x)
+    return x.view(torch.float32)
 
 
 def _products(
