@@ -39,8 +39,8 @@ def formula(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> tuple
     return torch.softmax(scores, -1) @ value, torch.logsumexp(scores, -1)
 
 
-def assert_near(got: Tensor, expected: Tensor) -> None:
-    near = 8 * torch.finfo(got.dtype).eps * float(expected.detach().abs().max())
+def assert_near(got: Tensor, expected: Tensor, roundings: int = 8) -> None:
+    near = roundings * torch.finfo(got.dtype).eps * float(expected.detach().abs().max())
     torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=near)
 
 
@@ -127,7 +127,7 @@ def test_operands_are_read_as_they_lie() -> None:
             assert_near(found, wanted)
 
 
-@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1, 2)])
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1, 2), (0, 2)])
 def test_second_derivatives_are_those_of_the_formula(wanted: tuple[int, ...]) -> None:
     given = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(leaves(2))]
     mask = draw(2, 4, 6) < 0.5
@@ -141,7 +141,7 @@ def test_second_derivatives_are_those_of_the_formula(wanted: tuple[int, ...]) ->
         first = torch.autograd.grad(output.sin().sum(), asked, create_graph=True)
         found.append(torch.autograd.grad(torch.cat([x.flatten() for x in first]).sin().sum(), asked))
     for got, right in zip(*found, strict=True):
-        assert_near(got, right)
+        assert_near(got, right, 64)
 
 
 def test_second_derivatives_in_groups() -> None:
@@ -154,7 +154,7 @@ def test_second_derivatives_in_groups() -> None:
         (first,) = torch.autograd.grad(total, query, create_graph=True)
         found.append(torch.autograd.grad(first.sin().sum(), (query, value)))
     for got, right in zip(*found, strict=True):
-        assert_near(got, right)
+        assert_near(got, right, 64)
 
 
 def test_saved_tensors_that_hooks_replace_are_read_as_they_are() -> None:

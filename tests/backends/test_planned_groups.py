@@ -114,6 +114,18 @@ def test_second_derivatives_of_some_operands_are_too(path: str) -> None:
             torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("path", ["pytorch", "llvm", "few"])
+def test_gradients_of_values_alone_can_be_recorded(path: str) -> None:
+    query, key, value = draw((1, 4, 2, 3, 6, 8), torch.float64)
+    found = []
+    for own in (path, path, "plain"):
+        with forcing(own):
+            output, _ = backend.grouped_query_attention(query, key, value.requires_grad_())
+            found.append(torch.autograd.grad(output.sin().sum(), value, create_graph=True)[0])
+    for again in found[:2]:
+        torch.testing.assert_close(again, found[2])
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -44,8 +44,8 @@ def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
         mask: Tensor | None = None, causal: bool = False,
     ) -> Tensor:  # fmt: skip
         # all in this frame: those of helpers would take as long as what they do
-        plain = forward_ad._current_level < 0 and not modes() and not function_modes()
-        if (causal is True or causal is False) and not tracing() and plain:
+        ordinary = not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
+        if (causal is True or causal is False) and ordinary:
             operands = query, key, value, w_q, w_k, w_v
             for alike, plan in known.get((causal, mask is None, grad(), threads(), forcing.chosen), ()):
                 if alike(*operands) if mask is None else alike(*operands, mask):

@@ -13,12 +13,10 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot.cpu_routes import few_keys
 from attnspec.backends.pytorch.kernels.dot.group_gradients import gradients_by_formula
 from attnspec.backends.pytorch.kernels.dot.planned_pytorch import widens
-from attnspec.backends.pytorch.kernels.dot.routes import least, microseconds
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.recent import transforms
-from attnspec.backends.pytorch.runtime.recording import recorded
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
 # a function of C++, and an operator without its method in Python: they take a microsecond less than `torch.ops` has
@@ -27,16 +25,6 @@ _operator = getattr(getattr(torch.ops.aten, f"{_NAME}_backward", None), "default
 BACKWARD: Callable[..., tuple[Tensor, ...]] | None = getattr(_operator, "_op", _operator)
 
 grad = torch.is_grad_enabled
-
-OF_LOGARITHMS, OF_GRADIENTS, OF_ONE = 0.4, 0.27, 3.5
-"""What other paths take longer than for dot products alone: without gradients, with them, and with those of one query,
-for which there is no plan; as part of the least time that PyTorch's kernel takes."""
-
-
-OF_HEADS = 3e-3
-"""Microseconds in which ``llvm`` adds up the gradients of a group, for each number of keys and values of each head."""
-
-Sizes: TypeAlias = tuple[int, int, int, int, int, torch.dtype, bool, int]
 
 Found: TypeAlias = tuple[Tensor, Tensor]
 """Output and log Σ exp."""
@@ -163,35 +151,3 @@ def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
     overflows = query.shape[-1] * max(1.0, scale or 0.0) > SUMMED
     hides = finder(query.shape, query.element_size()) if overflows and key.shape[-2] < few_keys(dtype) else None
     return Fused(causal, scale, wide, regular, hides)
-
-
-def costs_least(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether PyTorch's fused kernel is the cheapest."""
-    sizes, others, more = _costs(query, key, value)
-    return (microseconds("pytorch", *sizes) or 0.0) < min(others, default=0.0) + more
-
-
-def few_costs_least(query: Tensor, key: Tensor, value: Tensor, *, fusible: bool, paired: float | None) -> bool:
-    """Whether the kernels for few queries are the cheapest, where products of pairs take so long, if they serve."""
-    sizes, others, more = _costs(query, key, value)
-    few, fused = microseconds("few", *sizes), microseconds("pytorch", *sizes) or 0.0
-    others = [time + more for time in others] + [fused] * fusible + ([] if paired is None else [paired])
-    return few is not None and few < min(others, default=0.0)
-
-
-def of_heads(query: Tensor, key: Tensor, value: Tensor) -> float:
-    """What ``llvm`` takes longer for the gradients of keys and values that heads share."""
-    tracked = query.shape[1] > key.shape[1] and recorded(query, key, value) if query.dim() == 4 == key.dim() else False
-    return OF_HEADS * query.shape[:-2].numel() * (key[0, 0].numel() + value[0, 0].numel()) if tracked else 0.0
-
-
-def _costs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Sizes, list[float], float]:
-    """The sizes of a call as `microseconds` takes them, what other paths take, and what they take longer in groups."""
-    (heads, n, d), (m, d_v) = query.shape[-3:], value.shape[-2:]
-    tracked = recorded(query, key, value)
-    sizes = query.shape[:-3].numel() * heads, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
-    others = ("llvm", "step") if n == 1 and not tracked else ("llvm",)
-    known = [time for path in others if (time := microseconds(path, *sizes)) is not None]
-    known[:1] = [time + of_heads(query, key, value) for time in known[:1]]
-    more = (OF_LOGARITHMS if not tracked else OF_ONE if n == 1 else OF_GRADIENTS) * least(query.dtype, tracked)
-    return sizes, known, more

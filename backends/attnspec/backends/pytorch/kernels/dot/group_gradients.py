@@ -42,7 +42,10 @@ def by_formula(call: GroupedCall, operands: tuple[Tensor, Tensor, Tensor], tenso
             operands = tuple(x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True))  # type: ignore[assignment]
         results = formula.attention(*operands, allowed, scoring)
         asked = [x for x, w in zip(operands, wanted, strict=True) if w]
-        found = iter(torch.autograd.grad(results, asked, gradients, create_graph=again, allow_unused=True))
+        # logarithms do not depend on values
+        reached = [(x, gradient) for x, gradient in zip(results, gradients, strict=True) if x.requires_grad]
+        own = [x for x, _ in reached], [gradient for _, gradient in reached]
+        found = iter(torch.autograd.grad(own[0], asked, own[1], create_graph=again, allow_unused=True))
     return tuple(next(found) if w else None for w in wanted)
 
 

@@ -21,15 +21,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
 from attnspec.backends.pytorch.kernels.dot import cuda_groups, paired_groups
 from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
-from attnspec.backends.pytorch.kernels.dot.fused_groups import (
-    attending,
-    costs_least,
-    few_costs_least,
-    fused,
-    is_fusible,
-    is_simple,
-    of_heads,
-)
+from attnspec.backends.pytorch.kernels.dot.fused_groups import attending, fused, is_fusible, is_simple
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -60,6 +52,9 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
         return cuda_groups.path_for(query, key, value, visible, scoring)
     if not (HAS_LLVMLITE and _served(query, key, value, visible, scoring)):
         return "plain"
+    from attnspec.backends.pytorch.kernels.dot.group_routes import costs_least, few_costs_least, of_heads
+    from attnspec.backends.pytorch.kernels.dot.routes import microseconds
+
     wish = forced()
     if wish not in (None, "llvm", "step", "few", "pytorch"):
         return "plain"
@@ -79,8 +74,6 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
         return "step"
     if wish == "step":
         return "plain"
-    from attnspec.backends.pytorch.kernels.dot.routes import microseconds
-
     (heads, n, d), (heads_k, m, d_v) = query.shape[-3:], value.shape[-3:]
     entries = query.shape[:-3].numel() * heads
     if n == 1 and _joins(visible, scoring):

@@ -40,8 +40,8 @@ def at_once(scale: float | None) -> Callable[[Attention], Attention]:
             query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
         ) -> Tensor:
             # all in this frame: those of helpers would take as long as what they do
-            plain = forward_ad._current_level < 0 and not modes() and not function_modes()
-            if (causal is True or causal is False) and not tracing() and plain:
+            ordinary = not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
+            if (causal is True or causal is False) and ordinary:
                 options = causal, scale, mask is None, grad(), threads(), flash(), forcing.chosen
                 for alike, plan in known.get(options, ()):
                     if alike(query, key, value) if mask is None else alike(query, key, value, mask):
