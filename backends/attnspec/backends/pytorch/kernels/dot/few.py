@@ -189,7 +189,7 @@ def planned(
 
 
 def attend(call: Call) -> Tensor | None:
-    """The output of a call that `serves` admits, planned for it alone; None where something is not finite."""
+    """The output of a call that `serves` admits; None where a score is not finite or a result NaN."""
     given = call.query, call.key, call.value
     shape = *call.query.shape[:-1], call.value.shape[-1]
     found = attention(*call[:6], shape=shape, given=given, logarithms=False)(*call[:4])

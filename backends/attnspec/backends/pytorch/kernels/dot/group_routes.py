@@ -44,7 +44,9 @@ def _costs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Sizes, list[float
     tracked = recorded(query, key, value)
     sizes = query.shape[:-3].numel() * heads, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
     others = ("llvm", "step") if n == 1 and not tracked else ("llvm",)
-    known = [time for path in others if (time := microseconds(path, *sizes)) is not None]
-    known[:1] = [time + of_heads(query, key, value) for time in known[:1]]
+    more_by_llvm = of_heads(query, key, value)
+    known = [
+        time + more_by_llvm * (path == "llvm") for path in others if (time := microseconds(path, *sizes)) is not None
+    ]
     more = (OF_LOGARITHMS if not tracked else OF_ONE if n == 1 else OF_GRADIENTS) * least(query.dtype, tracked)
     return sizes, known, more

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, OptionalBytes, OptionalReals, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.registers import groups
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log
@@ -54,13 +55,12 @@ class Gradients(Arguments):
 
 def _each(k: Kernel, m: Value, body: Callable[[Value, int], None]) -> None:
     """The body for every register of a row, with the number of an accumulator for it."""
-    step = AT_ONCE * k.lanes
-    whole = m // step * step
-    with k.loop(0, whole, step) as j:
-        for c in range(AT_ONCE):
-            body(j + c * k.lanes, c)
-    with k.loop(whole, m, k.lanes) as j:
-        body(j, 0)
+
+    def each(places: list[Value], _: object) -> None:
+        for c, place in enumerate(places):
+            body(place, c)
+
+    groups(k, m, AT_ONCE, each)
 
 
 def _total(k: Kernel, parts: list[Variable]) -> Value:
