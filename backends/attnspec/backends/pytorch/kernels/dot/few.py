@@ -132,14 +132,14 @@ def _made(
         "mask": mask,
     }  # fmt: skip
     output, numbers = query.new_empty(b, heads, n, d_v), torch.empty(1, dtype=real)
-    scratch = threads * sum(forward_scratch(lanes, n, m, d, d_v))
+    scratch = threads * sum(forward_scratch(lanes, kind[0], n, m, d, d_v))
     arguments = Forward(
         **sizes, scratch=numbers.expand(threads, scratch // threads), weights=None, output=output, logarithms=None,
         strange=array("q", [0]),
     )  # fmt: skip
     backward = None
     if tracked:
-        more = sum(backward_scratch(lanes, group, n, m, d, d_v))
+        more = sum(backward_scratch(lanes, kind[0], group, n, m, d, d_v))
         scratch = max(scratch, threads * more)
         by_query, by_key, by_value = (as_four(empty_like(x), x.dim() - 2) for x in given)
         of_results = Backward(

@@ -28,10 +28,14 @@ class Backward(Few):
     of_value: StridedBytes
 
 
-def backward_scratch(lanes: int, group: Extent, n: Extent, m: Extent, d: Extent, d_v: Extent) -> tuple[Extent, ...]:
-    """Reals of a thread: gradients of all scores; values transposed; key, value, queries and gradients of results,
-    widened."""
+def backward_scratch(
+    lanes: int, stored: str, group: Extent, n: Extent, m: Extent, d: Extent, d_v: Extent
+) -> tuple[Extent | int, ...]:  # fmt: skip
+    """Reals of a thread: gradients of all scores; values transposed; key, value, queries and gradients of results where
+    they are widened."""
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
+    if stored == "real":
+        return group * n * m_whole, m_whole * d_v, 0, 0, 0, 0
     return group * n * m_whole, m_whole * d_v, m * d, m * d_v, group * n * d, group * n * d_v
 
 
@@ -110,7 +114,7 @@ def backward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Backward]:
     g, zero, one = k.argument, k.integer(0), k.integer(1)
     with k.tasks(g.tasks) as number:
         own = HeadOfKeys(k, stored, masked, number)
-        sizes = backward_scratch(k.lanes, g.group, g.n, g.m, g.d, g.d_v)
+        sizes = backward_scratch(k.lanes, stored, g.group, g.n, g.m, g.d, g.d_v)
         of_scores, values, *copies = k.parts(g.scratch.of(k.thread), sizes)
         key = own.read(g.key, own.head_k, g.m, g.d, copies[0])
         value = own.read(g.value, own.head_k, g.m, g.d_v, copies[1])

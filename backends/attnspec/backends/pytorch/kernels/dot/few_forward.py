@@ -22,9 +22,14 @@ class Forward(Few):
     strange: Result
 
 
-def forward_scratch(lanes: int, n: Extent, m: Extent, d: Extent, d_v: Extent) -> tuple[Extent, ...]:
-    """Reals of a thread: weights of a tile; keys transposed; key, value and the queries of a head, widened."""
+def forward_scratch(
+    lanes: int, stored: str, n: Extent, m: Extent, d: Extent, d_v: Extent
+) -> tuple[Extent | int, ...]:  # fmt: skip
+    """Reals of a thread: weights of a tile; keys transposed; key, value and the queries of a head where they are
+    widened."""
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
+    if stored == "real":
+        return m_whole * TILE, m_whole * d, 0, 0, 0
     return m_whole * TILE, m_whole * d, m * d, m * d_v, n * d
 
 
@@ -97,7 +102,7 @@ def forward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Forward]:
     g, strange = k.argument, Variable(k, k.integer(0))
     with k.tasks(g.tasks) as number:
         own = HeadOfKeys(k, stored, masked, number)
-        parts = k.parts(g.scratch.of(k.thread), forward_scratch(k.lanes, g.n, g.m, g.d, g.d_v))
+        parts = k.parts(g.scratch.of(k.thread), forward_scratch(k.lanes, stored, g.n, g.m, g.d, g.d_v))
         key = own.read(g.key, own.head_k, g.m, g.d, parts[2])
         value = own.read(g.value, own.head_k, g.m, g.d_v, parts[3])
         own.transposed(key, parts[1])
