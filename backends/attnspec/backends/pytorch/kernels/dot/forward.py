@@ -193,8 +193,7 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
     columns = range(TILE_VECTORS)
     with k.tasks(g.tasks) as number:
         entry = number // o.query_blocks
-        # the last block first: under a causal mask it is the longest
-        task = QueryBlock(k, o, entry, (o.query_blocks - 1 - number % o.query_blocks) * lanes)
+        task = QueryBlock(k, o, entry, k.from_both_ends(number % o.query_blocks, o.query_blocks) * lanes)
         sizes = forward_scratch(bits, o.d_padded, o.v_padded)
         queries, weights, pooled, mask_bits = k.parts(g.scratch.of(k.thread), sizes)
         task.transpose(task.rows_of(o.query, o.d, queries))

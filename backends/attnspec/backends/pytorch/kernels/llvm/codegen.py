@@ -25,10 +25,18 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
 from attnspec.backends.pytorch.kernels.llvm.kept_code import Code, kept_or_made
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, object_file
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
-from attnspec.backends.pytorch.kernels.llvm.values import INT, IntPointer, Pointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.values import INT, INT32, IntPointer, Pointer, Value, Variable
 
 LEADING = 16
-"""Words in front of the arguments, 0 at first: a counter of tasks, and one of threads on a cache line of its own."""
+"""Words in front of the arguments, 0 where one thread runs the kernel: those below, then a counter of threads on a
+cache line of its own."""
+
+TASKS, THREADS, NUMBER, COUNTERS, ARRIVED = 0, 1, 2, 3, 8
+"""A counter of tasks; for several threads how many there are, the address of the function that numbers them, or 0, and
+the address of a counter for each, which lies on a cache line of its own."""
+
+LINE = 8
+"""Words of a cache line."""
 
 A = TypeVar("A", bound=Arguments)
 A_co = TypeVar("A_co", bound=Arguments, covariant=True, default=Arguments)
@@ -41,15 +49,27 @@ class Kernel(Memory, Generic[A_co]):
     def __init__(self, name: str, arguments: type[A_co], bits: int) -> None:
         super().__init__(name, bits)
         self._words = IntPointer(Value(self, self.function.args[0]))
-        self.thread = self._next_number(8)
+        self.thread = self._thread_number()
         self.argument = arguments.read(self, self._words, LEADING)
         body = self.function.append_basic_block()
         self.builder.branch(body)
         self.builder.position_at_end(body)
 
-    def _next_number(self, word: int) -> Value:
-        """A number that no other thread gets, from a leading word."""
-        return Value(self, self.builder.atomic_rmw("add", self._words.at(word), INT(1), "monotonic"))
+    def _next_number(self, counter: IntPointer) -> Value:
+        """A number that no other thread gets."""
+        return Value(self, self.builder.atomic_rmw("add", counter.at(0), INT(1), "monotonic"))
+
+    def _thread_number(self) -> Value:
+        """The number of this thread: in a team the same for every kernel, elsewhere in the order of arrival."""
+        b, number = self.builder, Variable(self, self.integer(0))
+        function = self.load_int(self._words, NUMBER)
+        with self.when(function.is_nonzero()) as otherwise:
+            signature = ir.FunctionType(INT32, [])
+            found = b.call(b.inttoptr(function.ssa, signature.as_pointer()), [])
+            number.set(Value(self, b.zext(found, INT)))
+        with otherwise():
+            number.set(self._next_number(self._words + ARRIVED))
+        return number.get()
 
     @contextmanager
     def loop(self, start: "Value | int", stop: Value, step: int = 1) -> Iterator[Value]:
@@ -105,17 +125,36 @@ class Kernel(Memory, Generic[A_co]):
 
     @contextmanager
     def tasks(self, count: Value) -> Iterator[Value]:
-        """The numbers 0..count-1, each given to one of the threads that run the kernel."""
+        """The numbers 0..count-1, each given to one of the threads that run the kernel.
+
+        Every thread begins with a part of its own, the same in all kernels: what it wrote in one is still in the cache
+        of its core where it reads it in the next. Then it helps the others.
+        """
         b = self.builder
-        test, body, end = (self.function.append_basic_block() for _ in range(3))
-        b.branch(test)
-        b.position_at_end(test)
-        task = self._next_number(0)
-        b.cbranch(task.compare("<", count).ssa, body, end)
-        b.position_at_end(body)
-        yield task
-        b.branch(test)
-        b.position_at_end(end)
+        alone = self.load_int(self._words, THREADS).is_zero()
+        threads = self.select(alone, self.integer(1), self.load_int(self._words, THREADS))
+        counters = self.select(alone, self._words.address, self.load_int(self._words, COUNTERS))
+        with self.loop(0, threads) as others:
+            owner = (self.thread + others) % threads
+            first, stop = owner * count // threads, (owner + 1) * count // threads
+            counter = IntPointer(counters) + owner * LINE
+            test, body, end = (self.function.append_basic_block() for _ in range(3))
+            b.branch(test)
+            b.position_at_end(test)
+            task = first + self._next_number(counter)
+            b.cbranch(task.compare("<", stop).ssa, body, end)
+            b.position_at_end(body)
+            yield task
+            b.branch(test)
+            b.position_at_end(end)
+
+    def from_both_ends(self, position: Value, count: Value) -> Value:
+        """The numbers 0..count-1 by their positions in the order last, first, last but one, second, ...
+
+        Where later tasks take longer, as under a causal mask, parts of them take equally long in this order.
+        """
+        half = position // 2
+        return self.select((position % 2).is_zero(), count - half - 1, half)
 
     def code(self) -> Code:
         """The machine code of the finished function."""

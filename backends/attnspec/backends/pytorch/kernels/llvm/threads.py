@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.codegen import COUNTERS, LEADING, LINE, NUMBER, THREADS
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 
 WORTH_WAKING = 200_000
@@ -68,9 +68,12 @@ def call(kernel: Compiled[Any], threads: int, memory: "array[int]") -> None:
     if threads == 1:
         kernel.call(address)
         return
-    parallel = None if _forked else _team()
-    if parallel is not None:
-        parallel(kernel.address, address, threads, 0)
+    counters = array("q", bytes(8 * LINE * threads))
+    memory[THREADS], memory[COUNTERS] = threads, counters.buffer_info()[0]
+    team = None if _forked else _team()
+    if team is not None:
+        memory[NUMBER] = team.number
+        team.parallel(kernel.address, address, threads, 0)
         return
     _on_python_threads(kernel, address, threads)
 
@@ -104,14 +107,24 @@ def _end(pool: ThreadPoolExecutor) -> None:
             _end(pool)
 
 
+class Team(NamedTuple):
+    """Functions of GNU OpenMP: ``GOMP_parallel(function, argument, threads, flags)``, and where that is which gives a
+    thread its number."""
+
+    parallel: Callable[[int, int, int, int], None]
+    number: int
+
+
 @cache
-def _team() -> Callable[[int, int, int, int], None] | None:
-    """GNU OpenMP's ``GOMP_parallel(function, argument, threads, flags)``; None where PyTorch does not use it."""
+def _team() -> Team | None:
+    """None where PyTorch does not use GNU OpenMP."""
     found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not found or "OpenMP" not in torch.__config__.parallel_info():
         return None
-    parallel = ctypes.CDLL(str(found[0])).GOMP_parallel
+    library = ctypes.CDLL(str(found[0]))
+    parallel = library.GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
-    function: Callable[[int, int, int, int], None] = parallel
-    return function
+    number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
+    assert number is not None
+    return Team(parallel, number)

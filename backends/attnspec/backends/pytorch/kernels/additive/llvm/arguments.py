@@ -40,14 +40,13 @@ class Terms(Arguments):
 
 
 class Scoring(Arguments):
-    """What scores take: tasks are ``chunks`` of query rows of the batch entries.
+    """What scores take: tasks are ``chunks`` of query rows of every entry of the batch.
 
     ``stride`` is the distance of rows of scores; ``a_index`` and ``b_index`` (batches) hold, for each entry of the
     batch, the entry of the queries and of the keys.
     """
 
     tasks: Size
-    batches: Size
     chunks: Size
     n: Size
     m: Size

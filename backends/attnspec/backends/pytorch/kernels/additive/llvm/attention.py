@@ -65,7 +65,6 @@ def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Ten
     output = a.new_empty(batches, n, d)
     arguments = Attend(
         tasks=batches * chunks,
-        batches=batches,
         chunks=chunks,
         n=n,
         m=m,

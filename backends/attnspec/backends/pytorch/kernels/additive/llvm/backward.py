@@ -27,13 +27,12 @@ UNITS = 8
 
 
 class Backward(Arguments):
-    """What all kernels here take: tasks are ``chunks`` of rows, keys or units of the batch entries.
+    """What all kernels here take: tasks are ``chunks`` of rows, keys or units of every entry of the batch.
 
     ``stride`` is the distance of rows of weights and of gradients of scores.
     """
 
     tasks: Size
-    batches: Size
     chunks: Size
     n: Size
     m: Size
@@ -110,9 +109,8 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
     stride, padded = g.stride, key_blocks * width
     tiles = (g.n + (ROWS - 1)) // ROWS
     with k.tasks(g.tasks) as task:
-        batch = task % g.batches
-        chunk = g.chunks - (task // g.batches) - 1
-        first = chunk * CHUNK
+        batch = task // g.chunks
+        first = k.from_both_ends(task % g.chunks, g.chunks) * CHUNK
         visible = k.select(g.causal.is_nonzero(), k.minimum(g.m, first + CHUNK), g.m)
         end = (visible + (width - 1)) // width
         value = g.value_block + k.load_int(g.value_index, batch) * padded * g.d
@@ -164,7 +162,7 @@ def value_gradient_kernel(bits: int) -> Kernel[ValueGradient]:
     g = k.argument
     stride = g.stride
     with k.tasks(g.tasks) as task:
-        batch, first = task % g.batches, task // g.batches * CHUNK
+        batch, first = task // g.chunks, k.from_both_ends(task % g.chunks, g.chunks) * CHUNK
         start = k.select(g.causal.is_nonzero(), k.minimum(first, g.n), k.integer(0))
         vectors = g.grad_output + batch * g.n * g.d
         with k.loop(first, k.minimum(g.m, first + CHUNK), PRODUCT_ROWS) as j:
@@ -187,7 +185,7 @@ def unit_gradient_kernel(bits: int, direct: bool, single: bool) -> Kernel[UnitGr
     blocks = (g.m + (width - 1)) // width
     stride = g.stride
     with k.tasks(g.tasks) as task:
-        batch, first = task % g.batches, task // g.batches * UNITS
+        batch, first = task // g.chunks, task % g.chunks * UNITS
         count = k.minimum(k.integer(UNITS), h - first)
         keys, key_sums = k.parts(g.scratch.of(k.thread), unit_scratch(stride))
         source = k.load_int(g.b_index, batch) * blocks

@@ -160,7 +160,7 @@ class FusedStep:
         index = entry_index(batch, batch)
         self.useful = True
         arguments = Step(
-            tasks=entries, batches=entries, chunks=1, n=1, m=m, h=h, causal=False, stride=stride,
+            tasks=entries, chunks=1, n=1, m=m, h=h, causal=False, stride=stride,
             scratch=own.new_empty(0, self.scratch), a_index=index, b_index=index, value_index=index,
             mask=None, mask_index=index * m, mask_row=0, value=prepared.value, d=d_padded, output=own, weights=None,
             terms=Terms(

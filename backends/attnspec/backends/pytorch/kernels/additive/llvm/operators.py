@@ -119,7 +119,7 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
         part = slice(first, min(first + group, entries))
         count = part.stop - first
         score_arguments = ScoreGradient(
-            tasks=count * query_chunks, batches=count, chunks=query_chunks, n=n, m=m, stride=stride, d=d_padded,
+            tasks=count * query_chunks, chunks=query_chunks, n=n, m=m, stride=stride, d=d_padded,
             causal=causal, weights=weights[part], grad_output=g3[part], value_block=value_block,
             value_index=value_index[part], delta=delta[part], score_grad=score_grad, extent=extent[part],
         )  # fmt: skip
@@ -127,7 +127,7 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
         run(score_gradient_kernel(bits(a3), n == 1), score_threads, score_arguments)
         units.add(first, score_grad[:count], extent[part])
     value_arguments = ValueGradient(
-        tasks=entries * key_chunks, batches=entries, chunks=key_chunks, n=n, m=m, stride=stride, d=d_padded,
+        tasks=entries * key_chunks, chunks=key_chunks, n=n, m=m, stride=stride, d=d_padded,
         causal=causal, weights=weights, grad_output=g3, grad_value=grad_value,
     )  # fmt: skip
     value_threads = thread_count(entries * key_chunks, entries * n * m * d_padded)
@@ -160,7 +160,6 @@ def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     weight = Weight.of(w_v.to(compute).contiguous())
     arguments = Scores(
         tasks=entries * chunks,
-        batches=entries,
         chunks=chunks,
         n=n,
         m=m,

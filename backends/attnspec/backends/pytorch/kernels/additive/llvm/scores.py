@@ -40,9 +40,8 @@ class Block:
 
     def __init__(self, k: Kernel[Scoring], task: Value, rows: int) -> None:
         g = k.argument
-        self.batch = task % g.batches
-        # the last chunk first: under a causal mask it is the longest
-        self.chunk = g.chunks - (task // g.batches) - 1
+        self.batch = task // g.chunks
+        self.chunk = k.from_both_ends(task % g.chunks, g.chunks)
         self.first = self.chunk * rows
         self.rows = k.minimum(g.n - self.first, k.integer(rows))
         visible = k.minimum(g.m, self.first + rows)

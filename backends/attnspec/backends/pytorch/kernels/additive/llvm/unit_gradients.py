@@ -64,7 +64,7 @@ class UnitGradients:
         chunks = -(-h // backward.UNITS)
         threads = thread_count(count * chunks, count * n * m * h)
         arguments = UnitGradient(
-            tasks=count * chunks, batches=count, chunks=chunks, n=n, m=m, stride=stride, h=h,
+            tasks=count * chunks, chunks=chunks, n=n, m=m, stride=stride, h=h,
             a_index=self.index[0][first:stop], b_index=self.index[1][first:stop],
             query=self.queries.raw if direct else self.queries.factor,
             key=blocked(self.keys.raw) if direct else self.keys.factor,
