@@ -1,6 +1,7 @@
-"""Whole calls of the kernels that share exponentials, without gradients, against the formula in double precision."""
+"""Whole calls of the kernels that share exponentials, and their gradients, against the formula in double precision."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from threading import Thread
 
 import pytest
@@ -128,3 +129,80 @@ def test_memory_is_kept_up_to_a_limit() -> None:
     assert other is not None
     assert other.data_ptr() != small.data_ptr()
     assert kept_memory.kept("test", kept_memory.MOST, torch.float32) is None
+
+
+GRADIENTS_CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+def gradients(
+    compute: Callable[..., Tensor], given: list[Tensor], cotangent: Tensor, wanted: Sequence[int] = range(6)
+) -> tuple[Tensor, ...]:
+    leaves = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(given)]
+    return torch.autograd.grad(compute(*leaves), [leaves[i] for i in wanted], cotangent)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, ((4,), 256, 256, 64, 64, 64)], ids=str)
+@pytest.mark.parametrize("dtype", GRADIENTS_CLOSE, ids=str)
+def test_gradients_are_those_of_the_formula(
+    dtype: torch.dtype, shape: tuple[tuple[int, ...], int, int, int, int, int], causal: bool
+) -> None:
+    given = draw(shape, dtype)
+    cotangent = torch.randn(*shape[0], shape[1], shape[5], generator=torch.Generator().manual_seed(9)).to(dtype)
+
+    def of_formula(*operands: Tensor) -> Tensor:
+        return formula(operands[0], operands[1], operands[2], operands[3], operands[4], operands[5], causal)
+
+    expected = gradients(of_formula, [x.double() for x in given], cotangent.double())
+    found = gradients(partial(pytorch.additive_attention, causal=causal), given, cotangent)
+    for own, other, x in zip(found, expected, given, strict=True):
+        assert own.dtype is dtype
+        assert own.shape == x.shape
+        most = GRADIENTS_CLOSE[dtype] * float(other.abs().max())
+        torch.testing.assert_close(own.double(), other, rtol=GRADIENTS_CLOSE[dtype], atol=most)
+
+
+@pytest.mark.parametrize("wanted", [[i] for i in range(6)] + [[0, 2], [1, 5], [3, 4]], ids=str)
+def test_gradients_of_some_operands_are_those_of_all(wanted: list[int]) -> None:
+    given, cotangent = draw(SHAPES[1], torch.float32), torch.randn(40, 16)
+    every = gradients(pytorch.additive_attention, given, cotangent)
+    some = gradients(pytorch.additive_attention, given, cotangent, wanted)
+    assert all(torch.equal(own, every[i]) for own, i in zip(some, wanted, strict=True))
+
+
+def test_a_second_derivative_raises() -> None:
+    leaves = [x.requires_grad_() for x in draw(SHAPES[0], torch.float32)]
+    (by_query,) = torch.autograd.grad(pytorch.additive_attention(*leaves).sum(), leaves[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives are not implemented on the path llvm"):
+        torch.autograd.grad(by_query.sum(), leaves)
+
+
+def test_batches_of_gradients_are_the_gradients() -> None:
+    leaves = [x.requires_grad_() for x in draw(SHAPES[0], torch.float32)]
+    output = pytorch.additive_attention(*leaves)
+    cotangents = torch.randn(3, *output.shape)
+    found = torch.autograd.grad(output, leaves, cotangents, retain_graph=True, is_grads_batched=True)
+    for i, cotangent in enumerate(cotangents):
+        expected = torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
+        for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(own[i], other, rtol=1e-5, atol=1e-5)
+
+
+def test_the_output_may_be_changed_in_place_but_not_what_is_kept_of_it() -> None:
+    leaves = [x.requires_grad_() for x in draw(SHAPES[2][:1] + SHAPES[2][1:5] + (32,), torch.float32)]
+    output = pytorch.additive_attention(*leaves)
+    output.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(output.sum(), leaves)
+
+
+def test_gradients_do_not_depend_on_the_number_of_threads() -> None:
+    given, cotangent = draw(((4,), 256, 256, 64, 64, 64), torch.float32), torch.randn(4, 256, 64)
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(gradients(pytorch.additive_attention, given, cotangent))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))

@@ -106,7 +106,7 @@ def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> 
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
     chosen = routes.by_cost(math.prod(shape[:-2]), n, m, h, value.shape[-1], query.dtype, tracked=tracked)
     if chosen != "direct":
-        return _nothing if tracked else _sharing(shape, operands, mask, causal)
+        return _sharing(shape, operands, mask, causal, tracked)
     from .llvm import direct, few
     from .llvm.direct_plan import Operands as Given
     from .llvm.direct_plan import plan as plan_of
@@ -120,13 +120,13 @@ def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> 
     return lambda operands, mask: direct.attend_ordinary(plan, operands, mask, tracked)
 
 
-def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> Plan:
-    """By the kernels that share exponentials, without gradients."""
+def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool, tracked: bool) -> Plan:
+    """By the kernels that share exponentials."""
     from .llvm import shared
     from .llvm.direct_plan import Operands as Given
 
     batch = torch.Size(shape[:-2])
     if not shared.serves(Given(*operands), mask, batch):
         return _nothing
-    attend_all = shared.plan(Given(*operands), causal, batch)
-    return lambda operands, _: attend_all(Given(*operands))
+    plan = shared.plan(Given(*operands), causal, batch)
+    return lambda operands, _: shared.attend(plan, Given(*operands), tracked)

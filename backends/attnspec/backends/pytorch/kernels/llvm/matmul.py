@@ -8,6 +8,7 @@ again, and their sums not rounded to bfloat16, as PyTorch's are.
 
 from array import array
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -136,7 +137,28 @@ class Projection:
         return _products(rows[None], self.right[None], self.pairs).view(*x.shape[:-1], self.columns)
 
 
-def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], None] | None:
+Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+"""Writes the product of two matrices to a third."""
+
+
+def _planned(left: Tensor, right: Tensor, output: Tensor, pairs: bool) -> Multiply:
+    """For matrices in memory of the sizes and strides of these, whose words are made once."""
+    template = array("q", bytes(8 * LEADING))
+    template.extend(_arguments(left, right, output).to_words())
+    kernel = product_kernel(8 * output.element_size(), pairs)
+    entries, rows, depth = left.shape
+    threads = thread_count(entries * -(-rows // TASK), entries * rows * right.shape[2] * depth)
+    of_left, of_right, of_output = (LEADING + word for word in (Product.left, Product.right, Product.output))
+
+    def multiply(left: Tensor, right: Tensor, output: Tensor) -> None:
+        words = template[:]
+        words[of_left], words[of_right], words[of_output] = left.data_ptr(), right.data_ptr(), output.data_ptr()
+        call(kernel, threads, words)
+
+    return multiply
+
+
+def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply | None:
     """What writes x wᵀ to a third tensor (rows, columns), all in memory, for x (rows, depth) and w (columns, depth).
 
     None where PyTorch's product is faster, or operands would have to be widened.
@@ -146,20 +168,45 @@ def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Callable
     if not worthwhile(rows, columns, depth, like) or not (pairs or like.dtype is dtype):
         return None
     left = like.new_empty(1, rows, depth // 2 if pairs else depth)
-    arguments = _arguments(left, like.new_empty(1, left.shape[2], columns), like.new_empty(1, rows, columns))
-    template = array("q", bytes(8 * LEADING))
-    template.extend(arguments.to_words())
-    kernel = product_kernel(8 * like.element_size(), pairs)
-    threads = thread_count(-(-rows // TASK), rows * columns * depth)
-    of_left, of_right, of_output = (LEADING + word for word in (Product.left, Product.right, Product.output))
+    multiply = _planned(left, like.new_empty(1, left.shape[2], columns), like.new_empty(1, rows, columns), pairs)
+    return lambda x, w, output: multiply(x, (w.view(torch.float32) if pairs else w).mT.contiguous(), output)
 
-    def multiply(x: Tensor, w: Tensor, output: Tensor) -> None:
-        right = (w.view(torch.float32) if pairs else w).mT.contiguous()
-        words = template[:]
-        words[of_left], words[of_right], words[of_output] = x.data_ptr(), right.data_ptr(), output.data_ptr()
-        call(kernel, threads, words)
 
-    return multiply
+class ProjectionGradients:
+    """Gradients of x and of w from that of x wᵀ (rows, columns), all in memory and in the dtype of sums."""
+
+    def __init__(self, rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+        """For x (rows, depth) and w (columns, depth)."""
+        empty, parts = torch.empty(0, dtype=dtype).new_empty, _parts(rows)
+        self.of_input: Multiply | None = None
+        self.of_parts: Multiply | None = None
+        self.shape = parts, columns, depth
+        if worthwhile(rows, depth, columns, empty(0)):
+            self.of_input = _planned(empty(1, rows, columns), empty(1, columns, depth), empty(1, rows, depth), False)
+        if worthwhile(columns, depth, rows, empty(0)):
+            left, right = empty(parts, rows // parts, columns).mT, empty(parts, rows // parts, depth)
+            self.of_parts = _planned(left, right, empty(self.shape), False)
+
+    def input(self, gradient: Tensor, w: Tensor) -> Tensor:
+        """Of x (rows, depth)."""
+        if self.of_input is None:
+            return gradient @ w
+        output = w.new_empty(len(gradient), self.shape[2])
+        self.of_input(gradient, w, output)
+        return output
+
+    def weight(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Of w (columns, depth)."""
+        if self.of_parts is None:
+            return gradient.mT @ x
+        output = x.new_empty(self.shape)
+        self.of_parts(gradient, x, output)
+        return output.sum(0)
+
+
+def _parts(rows: int) -> int:
+    """In how many parts of so many rows a sum over them is taken, for threads to share; by the rows alone."""
+    return next((parts for parts in (8, 4, 2) if rows % parts == 0 and rows // parts >= DEPTH), 1)
 
 
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:

@@ -20,7 +20,7 @@ CACHE_LINE = 64
 class Terms(Arguments):
     """The terms of the scores: `layout.Factors` of queries and keys, `layout.Weight`, and where factors do not serve.
 
-    ``clamp_tiles`` (entries, key blocks) marks the blocks that need a clamp; None if no block does. ``direct`` says
+    ``clamp_tiles`` (entries, key blocks) is 1 for the blocks that need a clamp; None if no block does. ``direct`` says
     whether some pairs must be computed from ``query_raw``, ``key_raw`` and ``weight`` themselves.
     """
 
@@ -30,7 +30,7 @@ class Terms(Arguments):
     offset: Reals
     minus_two_scale: Reals
     unit: Reals
-    clamp_tiles: OptionalBooleans
+    clamp_tiles: OptionalIntegers
     direct: Flag
     query_raw: Reals
     key_raw: OptionalReals

@@ -10,9 +10,10 @@ from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 
+from . import pages
 from .arguments import Attend, attention_scratch
 from .forward import attend_kernel
-from .layout import Factors, Weight, bits, finite, flatten, lanes, row_stride, terms
+from .layout import Factors, Weight, bits, finite, flatten, lanes, row_stride, terms, zeros
 from .tiles import CHUNK
 
 
@@ -49,12 +50,18 @@ class MaskRows:
         return cls(rows, index * (rows.shape[1] * m), m if rows.shape[1] == n and n > 1 else 0)
 
 
+def kept_weights(like: Tensor, entries: int, n: int, m: int, causal: bool) -> Tensor:
+    """Memory (entries, n, stride of m) for weights, 0 where `attend` does not write to blocks of keys."""
+    make = zeros if causal else pages.empty
+    return make(like, entries, n, row_stride(m, like))
+
+
 def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Tensor, b_index: Tensor,
            value_index: Tensor, mask: MaskRows | None, causal: bool, weights: Tensor | None,
-           memory: Tensor | None = None) -> Tensor:  # fmt: skip
+           memory: Tensor | None = None, output: Tensor | None = None) -> Tensor:  # fmt: skip
     """Output (entries, n, d rounded up) for non-empty operands in the compute type; value is finite and whole.
 
-    ``memory`` is for as many numbers as a has.
+    ``memory`` is for as many numbers as a has, and ``output`` for those of the output.
     """
     batches, n, m, h, d = a_index.numel(), a.shape[1], value.shape[1], a.shape[2], value.shape[2]
     single = n == 1 and not causal  # the backward kernels take causal queries by whole chunks
@@ -62,7 +69,7 @@ def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Ten
     chunks = -(-n // rows)
     threads = thread_count(batches * chunks, batches * n * m * (h + d))
     stride = row_stride(m, a)
-    output = a.new_empty(batches, n, d)
+    output = a.new_empty(batches, n, d) if output is None else output
     arguments = Attend(
         tasks=batches * chunks,
         chunks=chunks,

@@ -12,6 +12,7 @@ of one batch entry, all queries and keys of it, so that every sum is taken in on
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Integers, Reals, Scratch, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store, vectors
 from attnspec.backends.pytorch.kernels.llvm.values import Extent, RealPointer, Value, Variable
 
 from .products import Finish, emit_product
@@ -43,8 +44,8 @@ class ScoreGradient(Backward):
     """Arguments of `score_gradient_kernel`.
 
     ``weights`` (batches, n, stride), ``grad_output`` (batches, n, d), ``value_block`` the values in blocks of keys,
-    ``delta`` (batches, n) the sums over d of grad_output * output; ``score_grad`` (batches, n in whole tiles, stride)
-    is written, and in ``extent`` (batches, tiles, 2) the range of key blocks of each tile where it is not 0.
+    ``output`` (batches, n, d); ``score_grad`` (batches, n in whole tiles, stride) is written, and in ``extent``
+    (batches, tiles, 2) the range of key blocks of each tile where it is not 0.
     """
 
     d: Size
@@ -53,7 +54,7 @@ class ScoreGradient(Backward):
     grad_output: Reals
     value_block: Reals
     value_index: Integers
-    delta: Reals
+    output: Reals
     score_grad: Reals
     extent: Integers
 
@@ -91,6 +92,15 @@ class UnitGradient(Backward):
     grad_weight: Reals
 
 
+class WeightGradient(Arguments):
+    """Arguments of `weight_gradient_kernel`: ``of_entries`` (entries, h); ``total`` (h) is written."""
+
+    entries: Size
+    h: Size
+    of_entries: Reals
+    total: Reals
+
+
 def unit_scratch(stride: Extent) -> tuple[Extent, Extent]:
     """Numbers of a thread: the key factors of the hidden units of a task, and the sums of their gradients."""
     return stride * UNITS, stride * UNITS
@@ -98,7 +108,7 @@ def unit_scratch(stride: Extent) -> tuple[Extent, Extent]:
 
 @compiled
 def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
-    """weights * (grad_output value^T - delta), and per group of rows the range of key blocks where it is not 0.
+    """weights * (grad_output value^T - grad_output . output), and per group of rows where it is not 0.
 
     `single` is for n = 1, as in decoding.
     """
@@ -118,6 +128,7 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
             numbers = [k.minimum(i + r, g.n - 1) for r in range(present)]
             rows = [batch * g.n + number for number in numbers]
             low, high = Variable(k, key_blocks), Variable(k, k.integer(0))
+            deltas = [_dot(k, g.grad_output + row * g.d, g.output + row * g.d, g.d) for row in rows]
             with k.loop(0, end) as j:
                 block = value + j * width * g.d
                 for row in rows:  # rows are too far apart for the prefetcher of the hardware
@@ -132,8 +143,7 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
                             total[t].set(k.fma(s, vs[t], total[t].get()))
                 found = None
                 results = []
-                for row, total in zip(rows, sums, strict=True):
-                    delta = k.broadcast(g.delta, row)
+                for row, total, delta in zip(rows, sums, deltas, strict=True):
                     for t in range(KEY_TILE):
                         weight = k.load(g.weights, row * stride + j * width + t * lanes)
                         none = weight.compare("==", 0.0)
@@ -153,6 +163,14 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
             k.store_int(low.get(), g.extent, tile)
             k.store_int(high.get(), g.extent, tile + 1)
     return k
+
+
+def _dot(k: Kernel[ScoreGradient], x: RealPointer, y: RealPointer, count: Value) -> Value:
+    """The dot product of two rows of whole registers, in every lane."""
+    total = Variable(k, k.full(0.0))
+    with k.loop(0, count, k.lanes) as c:
+        total.set(k.fma(k.load(x, c), k.load(y, c), total.get()))
+    return k.sum(total.get())
 
 
 @compiled
@@ -282,3 +300,23 @@ class _UnitTile:
             return [(ts[0], one / xs[0])]
         both = one / (xs[0] * xs[1])
         return [(ts[0], xs[1] * both), (ts[1], xs[0] * both)]
+
+
+@compiled
+def weight_gradient_kernel(bits: int) -> Kernel[WeightGradient]:
+    """-2 times the sum over the entries, which is rounded once: what addition loses is added up by itself."""
+    k = Kernel("weight_gradient", WeightGradient, bits)
+    g = k.argument
+
+    def of_units(u: Value, inside: Inside) -> None:
+        total, lost = Variable(k, k.full(0.0)), Variable(k, k.full(0.0))
+        with k.loop(0, g.entries) as entry:
+            x, before = load(k, inside, g.of_entries, entry * g.h + u), total.get()
+            after = before + x
+            added = after - before
+            lost.add((before - (after - added)) + (x - added))
+            total.set(after)
+        store(k, (total.get() + lost.get()) * -2.0, inside, g.total, u)
+
+    vectors(k, g.h, of_units)
+    return k

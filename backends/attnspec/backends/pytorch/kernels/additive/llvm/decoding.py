@@ -70,7 +70,7 @@ def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     raw = keys.raw.new_empty(0) if _as_given(b) else keys.raw
     nonfinite = torch.tensor([not clean], device="cpu")
     return Prepared(
-        raw, keys.factor, keys.flag, keys.maximum_flag, keys.group_maximum, keys.maximum,
+        raw, keys.factor, keys.flag, keys.flag.amax(), keys.maximum, keys.maximum.amax((0, 1)),
         weight.raw, weight.flip, weight.ratio, weight.offset, weight.minus_two_scale, weight.unit,
         pages.copy(whole), nonfinite,
     ).tensors()  # fmt: skip
@@ -109,7 +109,7 @@ def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: T
     """Context (*batch, d_v) of one query (*batch, h) for each source; mask (*batch, m)."""
     source, (m, h), d = Prepared(*prepared), b.shape[-2:], value.shape[-1]
     raw = b.reshape(-1, m, h) if _as_given(b) else source.raw
-    keys = Factors(raw, source.factor, source.flag, source.maximum_flag, source.group_maximum, source.maximum)
+    keys = Factors(raw, source.factor, source.flag, source.group_maximum)
     weight = Weight(source.w_v, source.flip, source.ratio, source.offset, source.minus_two_scale, source.unit)
     batch = broadcast(a.shape[:-1], b.shape[:-2], value.shape[:-2], mask.shape[:-1] if mask is not None else ())
     query, a_index = flatten(a.unsqueeze(-2), batch, raw.dtype)

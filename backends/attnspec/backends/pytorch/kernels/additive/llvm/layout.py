@@ -1,5 +1,6 @@
 """Tensors as the CPU kernels read them: flattened batches, blocks of keys, factors, flags."""
 
+from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +14,8 @@ from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from . import factors as factor_kernels
 from . import pages
 from .arguments import Terms
-from .factors import DIRECT_FLAGS, KeyBlocks, KeyFactors, QueryFactors
+from .factors import KeyBlocks, KeyFactors, QueryFactors
+from .reach import Reach, reach_kernel
 from .scores import capacity, last_group
 from .tiles import SHARED, key_lanes
 
@@ -130,15 +132,13 @@ def _weight(numbers: bytes, dtype: torch.dtype) -> Weight:
 class Factors:
     """exp(2 flip x) of queries (times the ratios) or of keys (in blocks), and what decides where they serve.
 
-    ``flag`` holds the `RowFlag` of each row, ``maximum_flag`` the largest of them; ``group_maximum`` the largest
-    magnitude of each unit in each group of rows or block of keys, ``maximum`` in all of them.
+    ``flag`` holds the `RowFlag` of each row, ``maximum`` the largest magnitude of each unit in each group of rows or
+    block of keys.
     """
 
     raw: Tensor
     factor: Tensor
     flag: Tensor
-    maximum_flag: Tensor
-    group_maximum: Tensor
     maximum: Tensor
 
     @classmethod
@@ -154,7 +154,7 @@ class Factors:
         )  # fmt: skip
         threads = thread_count(tasks, a.numel() * EXPONENTIAL_WORK)
         run(factor_kernels.query_factor_kernel(bits(a)), threads, arguments)
-        return cls(a, factor, flag, flag.amax(), maximum, maximum.amax(0))
+        return cls(a, factor, flag, maximum)
 
     @classmethod
     def of_keys(cls, b: Tensor, flip: Tensor, *, kept: bool = False, memory: Tensor | None = None) -> "Factors":
@@ -169,18 +169,30 @@ class Factors:
         arguments = KeyFactors(tasks=tasks, m=m, h=h, raw=b, flip=flip, factor=factor, flag=flag, maximum=maximum)
         threads = thread_count(tasks, b.numel() * EXPONENTIAL_WORK)
         run(factor_kernels.key_factor_kernel(bits(b)), threads, arguments)
-        return cls(b, factor, flag, flag.amax(), maximum, maximum.amax((0, 1)))
+        return cls(b, factor, flag, maximum)
 
 
-def needs_direct(queries: Factors, keys: Factors) -> bool:
-    """Whether some pair of a query and a key may have no factors."""
-    return float(queries.maximum_flag) + float(keys.maximum_flag) >= DIRECT_FLAGS
+def reach(queries: Factors, keys: Factors, ratio: Tensor, limit: Tensor) -> tuple[bool, Tensor | None]:
+    """Whether some pair of a query and a key may have no factors, and which blocks of keys need a clamp, if any.
+
+    They need none where products of factors, and the ratio (h), are within the limit (h).
+    """
+    clamped = keys.flag.new_empty(keys.maximum.shape[:-1], dtype=torch.int64)
+    clamps, direct = array("q", [0]), array("q", [0])
+    arguments = Reach(
+        rows=queries.flag.numel(), keys=keys.flag.numel(), query_groups=len(queries.maximum),
+        key_groups=clamped.numel(), h=ratio.numel(), query_flag=queries.flag, key_flag=keys.flag,
+        query_maximum=queries.maximum, key_maximum=keys.maximum, ratio=ratio, limit=limit, clamped=clamped,
+        clamps=clamps, direct=direct,
+    )  # fmt: skip
+    run(reach_kernel(bits(ratio)), 1, arguments)
+    return bool(direct[0]), clamped if clamps[0] else None
 
 
 @lru_cache(maxsize=64)
-def _limits(h: int, bits: int) -> np.ndarray:
-    """The largest product of factors that each unit may have."""
-    limit = np.full(h, capacity(bits, SHARED))
+def _limits(h: int, bits: int) -> Tensor:
+    """The largest X that each unit may have where scores are taken."""
+    limit = torch.full((h,), capacity(bits, SHARED), dtype=torch.float32 if bits == 32 else torch.float64, device="cpu")
     if rest := last_group(h):
         limit[h - rest :] = capacity(bits, rest)
     return limit
@@ -188,13 +200,7 @@ def _limits(h: int, bits: int) -> np.ndarray:
 
 def terms(queries: Factors, keys: Factors, weight: Weight) -> Terms:
     """The terms of the scores of these queries and keys."""
-    h = weight.raw.shape[0]
-    direct = needs_direct(queries, keys)
-    # the largest key factor of each unit that cannot reach the clamp; a NaN compares false, and so is clamped
-    with np.errstate(all="ignore"):
-        room = (_limits(h, bits(queries.raw)) - np.abs(weight.ratio.numpy())) / queries.maximum.numpy()
-    free = (keys.maximum.numpy() <= room).all()
-    tiles = None if free else torch.from_numpy(~(keys.group_maximum.numpy() <= room).all(-1))
+    direct, clamped = reach(queries, keys, weight.ratio, _limits(len(weight.raw), bits(queries.raw)))
     return Terms(
         query_factor=queries.factor,
         key_factor=keys.factor,
@@ -202,7 +208,7 @@ def terms(queries: Factors, keys: Factors, weight: Weight) -> Terms:
         offset=weight.offset,
         minus_two_scale=weight.minus_two_scale,
         unit=weight.unit,
-        clamp_tiles=tiles,
+        clamp_tiles=clamped,
         direct=direct,
         query_raw=queries.raw,
         key_raw=blocked(keys.raw) if direct else None,

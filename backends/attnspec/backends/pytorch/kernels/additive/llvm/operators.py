@@ -19,25 +19,21 @@ from attnspec.backends.pytorch.runtime.recording import recorded
 
 from . import backward, pages
 from .arguments import Scores, attention_scratch
-from .attention import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers, whole_registers
-from .backward import ScoreGradient, ValueGradient, score_gradient_kernel, value_gradient_kernel
+from .attention import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers, kept_weights
+from .attention_gradients import attention_gradients
 from .layout import (
     Factors,
     Weight,
     bits,
-    blocked,
     finite,
     flatten,
     padded,
     row_stride,
     terms,
-    zeros,
 )
 from .scores import scores_kernel
 from .tiles import CHUNK, key_lanes
 from .unit_gradients import UnitGradients
-
-GROUP_BYTES = 2**21
 
 
 @operator("additive_attention_cpu")
@@ -57,8 +53,7 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
     rows = None if mask is None else MaskRows.of(mask, batch, n, m)
     weights = None
     if save or not clean:
-        shape = batch.numel(), n, stride
-        weights = zeros(a3, *shape) if causal else a3.new_empty(shape)
+        weights = kept_weights(a3, batch.numel(), n, m, causal)
         weights.numpy()[..., padded(m, a3) :] = 0.0
     weight = Weight.of(w_v.to(compute).contiguous())
     keys = Factors.of_keys(b3, weight.flip)
@@ -101,40 +96,13 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     g3 = grad.to(compute).expand(*batch, n, d).reshape(batch.numel(), n, d)
     if not finite(g3):  # the gradient of a row without an attendable key has no effect
         g3 = torch.where(weights.any(-1, keepdim=True), g3, 0.0)
-    delta = torch.from_numpy(np.einsum("bnd,bnd->bn", g3.numpy(), output.to(compute).reshape(g3.shape).numpy()))
-    g3, v3 = whole_registers(g3), finite_registers(v3)[0]
-    entries, _, stride = weights.shape
-    d_padded = v3.shape[2]
-    tiles = -(-n // backward.ROWS)
-    extent = weights.new_empty(entries, tiles, 2, dtype=torch.int64)
-    grad_value = pages.empty(a3, entries, m, d_padded)
-    value_block = blocked(v3)
-    threads, weights = torch.get_num_threads(), weights.contiguous()
-    units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
-    # the gradient of the scores exists for a few entries at a time, in memory that stays in the cache
-    group = max(GROUP_BYTES // (n * stride * a3.element_size()), -(-2 * threads * backward.UNITS // a3.shape[2]), 1)
-    score_grad = zeros(a3, min(group, entries), tiles * backward.ROWS, stride)
-    query_chunks, key_chunks = -(-n // CHUNK), -(-m // CHUNK)
-    for first in range(0, entries, group):
-        part = slice(first, min(first + group, entries))
-        count = part.stop - first
-        score_arguments = ScoreGradient(
-            tasks=count * query_chunks, chunks=query_chunks, n=n, m=m, stride=stride, d=d_padded,
-            causal=causal, weights=weights[part], grad_output=g3[part], value_block=value_block,
-            value_index=value_index[part], delta=delta[part], score_grad=score_grad, extent=extent[part],
-        )  # fmt: skip
-        score_threads = thread_count(count * query_chunks, count * n * m * d_padded)
-        run(score_gradient_kernel(bits(a3), n == 1), score_threads, score_arguments)
-        units.add(first, score_grad[:count], extent[part])
-    value_arguments = ValueGradient(
-        tasks=entries * key_chunks, chunks=key_chunks, n=n, m=m, stride=stride, d=d_padded,
-        causal=causal, weights=weights, grad_output=g3, grad_value=grad_value,
+    v3 = finite_registers(v3)[0]
+    grad_a, grad_b, grad_w, grad_value = attention_gradients(
+        g3, a3, b3, w_v.to(compute).contiguous(), v3, output.to(compute).reshape(g3.shape), weights.contiguous(),
+        a_index, b_index, value_index, causal,
     )  # fmt: skip
-    value_threads = thread_count(entries * key_chunks, entries * n * m * d_padded)
-    run(value_gradient_kernel(bits(a3)), value_threads, value_arguments)
-    grad_a, grad_b = units.projection_gradients()
-    grad_w = units.weight_gradient().to(w_v.dtype)
-    return _like(grad_a, batch, a), _like(grad_b, batch, b), grad_w, _like(grad_value[..., :d], batch, value)
+    grad_value = _like(grad_value[..., :d], batch, value)
+    return _like(grad_a, batch, a), _like(grad_b, batch, b), grad_w.to(w_v.dtype), grad_value
 
 
 @attention_backward_op.register_fake
@@ -197,7 +165,7 @@ def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple
     extent = every.expand(batch.numel(), tiles, 2).contiguous()
     units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
     units.add(0, score_grad, extent)
-    grad_w = units.weight_gradient() + float(score_grad.numpy().sum(-1).sum(dtype=np.float64))
+    grad_w = units.weight_gradient().double() + float(score_grad.numpy().sum(-1).sum(dtype=np.float64))
     grad_a, grad_b = units.projection_gradients()
     return _like(grad_a, batch, a), _like(grad_b, batch, b), grad_w.to(w_v.dtype)
 

@@ -156,7 +156,7 @@ def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
                 target = [(i + t) * block.stride + j * width for t in range(row_tile)]
                 clamped = Variable(k, k.integer(0))
                 with k.when(terms.clamp_tiles.is_given()):
-                    clamped.set(k.load_byte(terms.clamp_tiles, (b_batch * (block.padded // width) + j)))
+                    clamped.set(k.load_int(terms.clamp_tiles, b_batch * (block.padded // width) + j))
                 with k.when(clamped.get().is_zero()) as otherwise:
                     _store(k, block, target, _factored(k, rows, keys, clamp=False, ahead=single))
                 with otherwise():

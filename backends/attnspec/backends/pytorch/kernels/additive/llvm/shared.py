@@ -1,22 +1,52 @@
-"""A whole call of the kernels that share exponentials, with its projections, where neither gradients nor a mask is
-asked for: nothing stands between the kernels but what they need."""
+"""A whole call of the kernels that share exponentials, with its projections, where no mask is given: nothing stands
+between the kernels but what they need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from attnspec.backends.pytorch.kernels.dot.regular import inspector
-from attnspec.backends.pytorch.kernels.llvm.matmul import planned
+from attnspec.backends.pytorch.kernels.llvm.matmul import Multiply, ProjectionGradients, planned
 from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.runtime.kept_memory import kept
 
-from . import pages
+from . import pages, shared_gradients
 from .attention import attend as attend_rows
-from .attention import whole_registers
+from .attention import kept_weights, whole_registers
 from .direct_plan import Operands
 from .layout import Factors, Weight, entry_index, padded
+
+ONCE = no_second_derivative("additive attention", "llvm", "additive.attention(..., path='plain')")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all calls with the same shapes and dtypes have in common.
+
+    ``real`` is the dtype of sums; ``memory`` counts the exponentials of keys and of queries; ``by_query`` and
+    ``by_key`` project, and gradients go ``through`` these projections.
+    """
+
+    batch: torch.Size
+    entries: int
+    n: int
+    m: int
+    h: int
+    d: int
+    causal: bool
+    real: torch.dtype
+    index: Tensor
+    memory: tuple[int, int]
+    by_query: Multiply | None
+    by_key: Multiply | None
+    through_query: ProjectionGradients
+    through_key: ProjectionGradients
+    are_moderate: Callable[[Tensor], bool] | None
 
 
 def serves(operands: Operands, mask: Tensor | None, batch: torch.Size) -> bool:
@@ -28,37 +58,94 @@ def serves(operands: Operands, mask: Tensor | None, batch: torch.Size) -> bool:
     return mask is None and whole and lies
 
 
-def plan(operands: Operands, causal: bool, batch: torch.Size) -> Callable[[Operands], Tensor | None]:
-    """What gives the output (*batch, n, d_v) in the dtype of the operands; None where a value is not finite."""
-    value = operands.value
-    entries, d, dtype, index = batch.numel(), value.shape[-1], value.dtype, entry_index(batch, batch)
-    h, real, m = operands.w_v.shape[0], widened(value[..., :0]).dtype, value.shape[-2]
-    given = operands.query, operands.key
-    rows = [x.shape[:-1].numel() for x in given]
-    by_query, by_key = (planned(n, h, x.shape[-1], dtype) for n, x in zip(rows, given, strict=True))
-    # a and b, and their exponentials
-    numbers = [rows[0] * h, rows[1] * h, entries * padded(m, value.new_empty(0, dtype=real)) * h, rows[0] * h]
-    are_moderate = inspector((value,))
+def plan(operands: Operands, causal: bool, batch: torch.Size) -> Plan:
+    """The plan of calls that are served."""
+    query, key, value, _, _, w_v = operands
+    entries, n, m, h = batch.numel(), query.shape[-2], key.shape[-2], w_v.shape[0]
+    real, sizes = widened(value[..., :0]).dtype, [(x.shape[:-1].numel(), h, x.shape[-1]) for x in (query, key)]
+    by_query, by_key = (planned(*own, value.dtype) for own in sizes)
+    through_query, through_key = (ProjectionGradients(*own, real) for own in sizes)
+    return Plan(
+        batch, entries, n, m, h, value.shape[-1], causal, real, entry_index(batch, batch),
+        (entries * padded(m, torch.empty(0, dtype=real)) * h, entries * n * h), by_query, by_key, through_query,
+        through_key, inspector((value,)),
+    )  # fmt: skip
 
-    def attend(operands: Operands) -> Tensor | None:
-        query, key, value, w_q, w_k, w_v = operands
-        assert w_q is not None
-        assert w_k is not None
-        if not ((are_moderate is not None and are_moderate(value)) or bool(value.isfinite().all())):
-            return None
-        values = whole_registers(widened(value).view(entries, -1, d))
-        memory = kept("additive", sum(numbers), real)
-        memory = pages.empty(value.new_empty(0, dtype=real), sum(numbers)) if memory is None else memory
-        of_a, of_b, of_keys, of_queries = torch.split_with_sizes(memory, numbers)
-        a, b = of_a.view(entries, -1, h), of_b.view(entries, -1, h)
-        for multiply, x, w, projected in ((by_query, query, w_q, a), (by_key, key, w_k, b)):
-            if multiply is None:
-                projected.copy_(linear(widened(x), widened(w)).view(projected.shape))
-            else:
-                multiply(x, w, projected)
-        weight = Weight.of(widened(w_v))
-        keys = Factors.of_keys(b, weight.flip, memory=of_keys)
-        output = attend_rows(a, keys, weight, values, index, index, index, None, causal, None, of_queries)[..., :d]
-        return output.to(dtype).contiguous().view(*batch, -1, d)
 
-    return attend
+def attend(plan: Plan, operands: Operands, tracked: bool) -> Tensor | None:
+    """The output (*batch, n, d_v) in the dtype of the operands; None where a value is not finite."""
+    value = operands.value.detach()
+    if not ((plan.are_moderate is not None and plan.are_moderate(value)) or bool(value.isfinite().all())):
+        return None
+    if tracked:
+        found: Tensor = SharedAttention.apply(*operands, plan)  # type: ignore[no-untyped-call]
+        return found
+    of_queries, of_keys = plan.entries * plan.n * plan.h, plan.entries * plan.m * plan.h
+    a, b, *memory = _memory(plan, value, of_queries, of_keys)
+    return _forward(plan, operands, a, b, memory, None)[0]
+
+
+def _memory(plan: Plan, like: Tensor, *more: int) -> Sequence[Tensor]:
+    """Memory for so many numbers, then for the exponentials of keys and of queries."""
+    sizes = *more, *plan.memory
+    memory = kept("additive", sum(sizes), plan.real)
+    memory = pages.empty(like.new_empty(0, dtype=plan.real), sum(sizes)) if memory is None else memory
+    return torch.split_with_sizes(memory, sizes)
+
+
+def _forward(
+    plan: Plan, operands: Operands, a: Tensor, b: Tensor, memory: Sequence[Tensor], weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The output, and the same (entries, n, d) before it is rounded; a and b are written, and weights if given."""
+    query, key, value, w_q, w_k, w_v = operands
+    assert w_q is not None
+    assert w_k is not None
+    a, b = a.view(plan.entries, plan.n, plan.h), b.view(plan.entries, plan.m, plan.h)
+    for multiply, x, w, projected in ((plan.by_query, query, w_q, a), (plan.by_key, key, w_k, b)):
+        if multiply is None:
+            projected.copy_(linear(widened(x), widened(w)).view(projected.shape))
+        else:
+            multiply(x, w, projected)
+    values = whole_registers(widened(value).view(plan.entries, plan.m, plan.d))
+    # not a view, which could not be changed in place where gradients are recorded
+    output = value.new_empty(*plan.batch, plan.n, plan.d)
+    rows, direct = output.view(plan.entries, plan.n, plan.d), values.shape[2] == plan.d and value.dtype is plan.real
+    weight = Weight.of(widened(w_v))
+    keys = Factors.of_keys(b, weight.flip, memory=memory[0])
+    found = attend_rows(
+        a, keys, weight, values, plan.index, plan.index, plan.index, None, plan.causal, weights, memory[1],
+        rows if direct else None,
+    )  # fmt: skip
+    if direct:
+        return output, rows
+    rows.copy_(found[..., : plan.d])
+    return output, found[..., : plan.d]
+
+
+class SharedAttention(torch.autograd.Function):
+    """The output, with gradients by the kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, plan: Plan
+    ) -> Tensor:
+        """Keep projected queries and keys, the weights, and what is not rounded of the output."""
+        operands, like = Operands(query, key, value, w_q, w_k, w_v), value.new_empty(0, dtype=plan.real)
+        a, b = like.new_empty(plan.entries, plan.n, plan.h), like.new_empty(plan.entries, plan.m, plan.h)
+        weights = kept_weights(like, plan.entries, plan.n, plan.m, plan.causal)
+        output, wide = _forward(plan, operands, a, b, _memory(plan, value), weights)
+        exact = value.dtype is plan.real
+        ctx.save_for_backward(*operands, a, b, weights, output if exact else wide)
+        ctx.plan = plan
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the operands that need them."""
+        saved = ctx.saved_tensors
+        plan, wanted = ctx.plan, ctx.needs_input_grad
+
+        def of_operands(gradient: Tensor, *operands: Tensor) -> tuple[Tensor | None, ...]:
+            return shared_gradients.gradients(plan, Operands(*operands), gradient, saved[6:], wanted)
+
+        return *first_order(ONCE, of_operands, gradient, *saved[:6]), None

@@ -1,6 +1,7 @@
 """Gradients of scores with respect to projected queries, keys and the weight, on the CPU."""
 
-import numpy as np
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -8,9 +9,9 @@ from torch.nn.functional import pad
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 
 from . import backward, pages
-from .backward import UnitGradient, unit_gradient_kernel, unit_scratch
+from .backward import UnitGradient, WeightGradient, unit_gradient_kernel, unit_scratch, weight_gradient_kernel
 from .factors import DIRECT_FLAGS
-from .layout import Factors, Weight, bits, blocked, needs_direct
+from .layout import Factors, Weight, bits, blocked, reach
 from .scores import capacity
 from .tiles import key_lanes
 
@@ -25,19 +26,23 @@ def _extent(used: Tensor, width: int) -> Tensor:
     return torch.stack((low, torch.where(tiles, number + 1, 0).amax(-1)), -1).contiguous()
 
 
+@lru_cache(maxsize=64)
+def _constants(h: int, bits: int) -> tuple[Tensor, Tensor]:
+    """Ones (h), and for each unit how large 1 + EF may be without a clamp."""
+    ones = torch.ones(h, dtype=torch.float32 if bits == 32 else torch.float64, device="cpu")
+    return ones, ones * (capacity(bits, 2) / 2)
+
+
 class UnitGradients:
     """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they serve."""
 
     def __init__(self, a: Tensor, b: Tensor, w: Tensor, a_index: Tensor, b_index: Tensor) -> None:
         weight = Weight.of(w)
         self.w, self.unit, self.index = weight.raw, float(weight.unit), (a_index, b_index)
-        ones = torch.ones_like(w)
+        ones, limits = _constants(len(w), bits(w))
         self.queries, self.keys = Factors.of_queries(a, ones, ones), Factors.of_keys(b, ones)
-        limit = capacity(bits(a), 2) / 2
-        with np.errstate(over="ignore"):
-            reach = self.queries.maximum.numpy() * self.keys.maximum.numpy()
-        self.clamp = not bool((reach <= limit).all())
-        self.direct = needs_direct(self.queries, self.keys)
+        self.direct, clamped = reach(self.queries, self.keys, ones, limits)
+        self.clamp = clamped is not None
         entries, (n, h), m = a_index.numel(), a.shape[1:], b.shape[1]
         self.a, self.weight = a.new_empty(entries, n, h), a.new_empty(entries, h)
         self.b = pages.empty(a, entries, m, h)
@@ -61,16 +66,18 @@ class UnitGradients:
 
     def _fill(self, first: int, stop: int, score_grad: Tensor, extent: Tensor, direct: bool) -> None:
         count, (n, h), m, stride = stop - first, self.a.shape[1:], self.b.shape[1], score_grad.shape[2]
+        whole = *self.index, self.a, self.b, self.weight
+        a_index, b_index, a, b, weight = whole if count == len(self.a) else [x[first:stop] for x in whole]
         chunks = -(-h // backward.UNITS)
         threads = thread_count(count * chunks, count * n * m * h)
         arguments = UnitGradient(
             tasks=count * chunks, chunks=chunks, n=n, m=m, stride=stride, h=h,
-            a_index=self.index[0][first:stop], b_index=self.index[1][first:stop],
+            a_index=a_index, b_index=b_index,
             query=self.queries.raw if direct else self.queries.factor,
             key=blocked(self.keys.raw) if direct else self.keys.factor,
             weight=self.w, clamp=self.clamp and not direct,
             scratch=score_grad.new_empty(threads, sum(unit_scratch(stride))), score_grad=score_grad, extent=extent,
-            grad_query=self.a[first:stop], grad_key=self.b[first:stop], grad_weight=self.weight[first:stop],
+            grad_query=a, grad_key=b, grad_weight=weight,
         )  # fmt: skip
         run(unit_gradient_kernel(bits(self.w), direct, n == 1), threads, arguments)
 
@@ -79,5 +86,9 @@ class UnitGradients:
         return (self.a, self.b) if self.unit == 1.0 else (self.a * self.unit, self.b * self.unit)
 
     def weight_gradient(self) -> Tensor:
-        """dw_v but for sum(score_grad), 0 under a softmax; NumPy sums in one order for any number of threads."""
-        return torch.from_numpy(self.weight.numpy().sum(0, dtype=np.float64)) * -2.0
+        """dw_v but for sum(score_grad), 0 under a softmax."""
+        entries, h = self.weight.shape
+        total = torch.empty_like(self.w)
+        arguments = WeightGradient(entries=entries, h=h, of_entries=self.weight, total=total)
+        run(weight_gradient_kernel(bits(self.w)), 1, arguments)
+        return total
