@@ -47,26 +47,25 @@ def narrow():
     return found
 llvm.get_host_cpu_features = narrow
 from benchmarks.calibration import lines
-for line in lines({seconds}):
+for line in lines({seconds}, {operations}):
     print(line)
 """
 
 
-def as_avx2(seconds: float) -> Iterator[str]:
+def as_avx2(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iterator[str]:
     """The lines of a process that sees no registers of 512 bits."""
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "ATTNSPEC_CACHE": "off"}
-    command = [sys.executable, "-c", AVX2_ONLY.format(seconds=seconds)]
+    command = [sys.executable, "-c", AVX2_ONLY.format(seconds=seconds, operations=list(operations))]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     yield from done.stdout.splitlines()
 
 
-def lines(seconds: float) -> Iterator[str]:
+def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iterator[str]:
     """The constants of this machine's instruction set, as the module of `kernels` holds them that is named after it."""
     torch.set_num_threads(1)
     yield f"{instruction_set().upper()}: Costs = {{"
-    for (operation, (call, paths)), (kind, dtype), (name, mode) in itertools.product(
-        OPERATIONS.items(), KINDS.items(), MODES.items()
-    ):
+    for operation, (kind, dtype), (name, mode) in itertools.product(operations, KINDS.items(), MODES.items()):
+        call, paths = OPERATIONS[operation]
         times: dict[str, dict[Size, float]] = {path: {} for path in paths}
         for size in SIZES:
             inputs = _inputs(operation, size, dtype)

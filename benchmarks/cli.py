@@ -218,12 +218,17 @@ def check_floors(run: Run, require: bool) -> None:
 def calibrate(
     instructions: Annotated[str, typer.Option(help="those of this processor, or avx2 on one that has more")] = "",
     seconds: Annotated[float, typer.Option(min=0, help="end a case after these seconds and at least 3 rounds")] = 1.0,
+    operation: Annotated[list[str] | None, typer.Option(help="only this operation; may be repeated")] = None,
 ) -> None:
     """Print what calls of each path take on this machine, as the backend's table of costs has it."""
+    for name in operation or ():
+        if name not in calibration.OPERATIONS:
+            unusable(f"--operation: expected one of {', '.join(calibration.OPERATIONS)}; got {name!r}")
     if instructions not in ("", "avx2", calibration.instruction_set()):
         unusable(f"--instructions: expected avx2 or none; got {instructions!r}")
     narrower = instructions == "avx2" != calibration.instruction_set()
-    for line in calibration.as_avx2(seconds) if narrower else calibration.lines(seconds):
+    chosen = operation or tuple(calibration.OPERATIONS)
+    for line in calibration.as_avx2(seconds, chosen) if narrower else calibration.lines(seconds, chosen):
         print(line, flush=True)
 
 
