@@ -56,6 +56,9 @@ class Case:
     per_unit: float = 1.0
     """How much of what the ceiling counts a unit of work takes at least."""
 
+    gains: bool = False
+    """Whether our call is measured with one thread too where there are several."""
+
     precision: torch.dtype = torch.float32
     """The dtype of the inputs, in which the formula's own error is what others are measured by; not float64."""
 

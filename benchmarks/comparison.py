@@ -52,12 +52,13 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
     """The table of one suite, its header first: a row for each case and size, then the exponents of growth."""
     subjects = _with(run, lambda m: m.seconds is not None)
     peaks = _with(run, lambda m: m.peak_bytes is not None or m.peak_unknown != "")
+    gain_names = ["gain of threads"] if any(m.gain is not None for m in run.measurements) else []
     dimensions, _ = _dimensions(run)
     baselines = " or ".join(dict.fromkeys(m.baseline for m in run.measurements))
     yield (
         "case", ", ".join(" = ".join(names) for names in dimensions),
         *(f"**{subject}**" if subject == OURS else subject for subject in subjects),
-        f"× {baselines}", "× best other", "of ceiling", *(f"peak of {subject}" for subject in peaks),
+        f"× {baselines}", "× best other", "of ceiling", *gain_names, *(f"peak of {subject}" for subject in peaks),
     )  # fmt: skip
     exponents = {(g.case, g.mode, g.threads, g.subject): g.exponent for g in growths(run)}
     of_case: dict[tuple[str, str, int], list[Group]] = {}
@@ -73,12 +74,13 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
                 *(_time(by.get(subject)) for subject in subjects),
                 number(_speedup(group, best=False)), _over_best(group),
                 "" if own is None else percent(ceiling_share(run, own)),
+                *("" if own is None else percent(own.gain) for _ in gain_names),
                 *(peak(by[subject]) if subject in by else "" for subject in peaks),
             )  # fmt: skip
             name = ""
         grown = [exponents.get((case, mode, threads, subject)) for subject in subjects]
         if any(p is not None for p in grown):
-            yield "", "p", *("" if p is None else f"{p:.2f}" for p in grown), *[""] * (3 + len(peaks))
+            yield "", "p", *("" if p is None else f"{p:.2f}" for p in grown), *[""] * (3 + len(gain_names) + len(peaks))
 
 
 def constants(run: Run) -> str:

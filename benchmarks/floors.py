@@ -48,14 +48,9 @@ def _share_of_ceiling(run: Run, group: Group) -> float | None:
     return None if own is None else ceiling_share(run, own)
 
 
-def _share_of_speedup(run: Run, group: Group) -> float | None:
+def _gain(_: Run, group: Group) -> float | None:
     """What two threads gain over one, over what they gain in a loop of multiply-adds."""
-    own = next((m for m in group if m.subject == OURS), None)
-    alone = [m for m in run.measurements if own and m.subject == OURS and m.group == (*own.group[:-1], 1)]
-    if own is None or own.seconds is None or not alone or alone[0].seconds is None:
-        return None
-    one, two = (m.limit or run.ceilings.get(str(m.threads), {}).get("multiply-adds") for m in (alone[0], own))
-    return None if one is None or two is None else alone[0].seconds / own.seconds * one / two
+    return next((m.gain for m in group if m.subject == OURS), None)
 
 
 SMALL_SECONDS = 100e-6
@@ -88,7 +83,7 @@ FLOORS = (
           lambda c: c.ceiling == "multiply-adds" and _one_thread(c, FORWARD, 512, 1024, 2048, 4096),
           _share_of_ceiling, 0.6),
     *(Floor("gain of two threads, part of that of multiply-adds", suite, lambda c: c.threads == 2 and c.size >= 256,
-            _share_of_speedup, 0.9) for suite in ("additive", "sdpa")),
+            _gain, 0.9) for suite in ("additive", "sdpa")),
     Floor("110 MiB over the peak", "additive", lambda c: _one_thread(c, WITH_BACKWARD, 1024), _peak_below(110), 1),
     Floor("step, times eager", "step", lambda c: _one_thread(c, FORWARD, 512), _speedup_over("eager"), 30),
     # The gates of an LSTM are arrays of their own, which every call joins: what that takes is little beside many steps.

@@ -1,5 +1,6 @@
 """Measuring one case: its subjects are made, checked against the formula, and timed in interleaved rounds."""
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,15 +9,15 @@ import torch
 from torch import Tensor
 
 from benchmarks import multiply_adds
-from benchmarks.case import Call, Case, Subject
+from benchmarks.case import OURS, Call, Case, Subject
 from benchmarks.exact import errors
 from benchmarks.memory import peak_on_cpu, peak_on_cuda
 from benchmarks.results import Measurement, significant
 from benchmarks.suites.settings import Settings
 from benchmarks.timing import Times, interleaved, time_once
 
-LIMIT = "multiply-adds"
-"""A call that is timed in the rounds of cases that it limits, and no subject."""
+LIMIT, LIMIT_ALONE, OURS_ALONE = "multiply-adds", "multiply-adds with one thread", "attnspec with one thread"
+"""Calls that are no subjects, timed in the rounds of cases that they limit, or whose gain of threads is asked for."""
 
 ERROR_FACTOR = 16.0
 """How many times the error of the formula in the dtype of the inputs a subject may have: sums in another order differ
@@ -48,11 +49,18 @@ def measure(
     step(f"timing {len(checked.calls)} in interleaved rounds")
     calls: dict[str, Callable[[], object]] = {**checked.calls}
     first_calls, counted = dict(checked.first_calls), 0
-    if case.ceiling == "multiply-adds":
+    gains = case.gains and threads > 1 and OURS in calls and multiply_adds.available()
+    if case.ceiling == "multiply-adds" or gains:
         calls[LIMIT], counted = multiply_adds.call(64 * threads)
         first_calls[LIMIT] = time_once(calls[LIMIT], settings.device)
-    times = interleaved(calls, first_calls, rounds=rounds, seconds=seconds, device=settings.device)
-    limit = significant(counted / times.pop(LIMIT).median) if counted else None
+    if gains:
+        calls |= {LIMIT_ALONE: calls[LIMIT], OURS_ALONE: calls[OURS]}
+        first_calls |= {LIMIT_ALONE: first_calls[LIMIT], OURS_ALONE: first_calls[OURS]}
+    times = interleaved(
+        calls, first_calls, rounds=rounds, seconds=seconds, device=settings.device, alone=(LIMIT_ALONE, OURS_ALONE)
+    )
+    limit = significant(counted / times[LIMIT].median) if case.ceiling == "multiply-adds" else None
+    gain = significant(_gain(times, OURS, OURS_ALONE) / _gain(times, LIMIT, LIMIT_ALONE)) if gains else None
     peaks: dict[str, int | str] = {}
     for name, call in checked.calls.items() if memory and case.memory else ():
         step(f"memory of {name}")
@@ -61,7 +69,13 @@ def measure(
         else:
             peaks[name] = peak_on_cuda(call)
     found = [_measurement(case, subject.name, threads, checked, times, peaks) for subject in case.subjects]
-    return [replace(m, limit=limit) for m in found]
+    return [replace(m, limit=limit, gain=gain if m.subject == OURS else None) for m in found]
+
+
+def _gain(times: Mapping[str, Times], name: str, alone: str) -> float:
+    """How many times faster a call is than with one thread: the median over rounds."""
+    pairs = zip(times[alone].samples, times[name].samples, strict=True)
+    return statistics.median(one / several for one, several in pairs)
 
 
 def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda text: None) -> CheckedSubjects:

@@ -59,7 +59,9 @@ def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str
         "the first subject of a suite, and over the fastest other subject of each case. `of ceiling` is the part of",
         "the rate below that limits the case, `p` the exponent of time ~ workᵖ over sizes from "
         f"{MIN_SIZE} on; peaks are",
-        f"memory beyond the inputs. `{FILE}` has a line for each measurement, with quartiles, first call and error;",
+        "memory beyond the inputs. `gain of threads` is how many times faster several threads are than one, as a part",
+        "of what they gain in a loop of multiply-adds in the same rounds.",
+        f"`{FILE}` has a line for each measurement, with quartiles, first call and error;",
         "`python -m benchmarks report FOLDER` prints first calls and rates too, and draws a picture of every suite.",
         "",
         *_table([("threads", *RATES), *_ceilings(run)]),

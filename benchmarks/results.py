@@ -17,7 +17,8 @@ class Measurement:
 
     ``sizes`` are the dimensions and ``size`` the one that grows; ``work`` is in ``unit``, ``seconds`` is a median.
     ``per_unit`` is how much of what the ceiling counts a unit of work takes at least.
-    ``limit`` is the limiting rate as it was in the rounds of the case, where it was measured in them.
+    ``limit`` is the limiting rate as it was in the rounds of the case, where it was measured in them, and ``gain`` what
+    several threads gained over one, as a part of what they gained in a loop of multiply-adds.
     ``not_timed`` is empty, or says why there is no time: absent, wrong or failed, with the whole message.
     """
 
@@ -42,6 +43,7 @@ class Measurement:
     peak_unknown: str = ""
     per_unit: float = 1.0
     limit: float | None = None
+    gain: float | None = None
 
     @property
     def group(self) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ import functools
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,15 +44,28 @@ def interleaved(
     rounds: int,
     seconds: float,
     device: str = "cpu",
+    alone: Collection[str] = (),
 ) -> dict[str, Times]:
     """Sample every call once a round, for ``rounds`` rounds, or until ``seconds`` have passed and 3 rounds are done.
+
+    Those ``alone`` run with one thread.
 
     The order is drawn anew in every round, since a call finds the caches as the one before left them. ``first_calls``
     are the seconds of each first call, compilation included. Before the first round every call is run once.
     """
-    order, rng = list(calls), random.Random(0)
-    sample = _on_cuda if device.startswith("cuda") else _on_cpu
-    repeats = {name: max(1, round(MIN_SAMPLE_SECONDS / max(sample(call, 1), 1e-7))) for name, call in calls.items()}
+    order, rng, threads = list(calls), random.Random(0), torch.get_num_threads()
+    take = _on_cuda if device.startswith("cuda") else _on_cpu
+
+    def sample(name: str, repeats: int) -> float:
+        if name not in alone:
+            return take(calls[name], repeats)
+        torch.set_num_threads(1)
+        try:
+            return take(calls[name], repeats)
+        finally:
+            torch.set_num_threads(threads)
+
+    repeats = {name: max(1, round(MIN_SAMPLE_SECONDS / max(sample(name, 1), 1e-7))) for name in calls}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     start = time.monotonic()
     for done in range(rounds):
@@ -60,7 +73,7 @@ def interleaved(
             break
         rng.shuffle(order)
         for name in order:
-            samples[name].append(sample(calls[name], repeats[name]))
+            samples[name].append(sample(name, repeats[name]))
     return {name: Times(first_calls[name], taken) for name, taken in samples.items()}
 
 

@@ -64,5 +64,5 @@ def case(settings: Settings, n: int, mode: str) -> Case:
             Subject(flexible.NAME, lambda: make_call(mode, eager, inputs), flexible.NO_DOT_PRODUCT),
         ],
         formula, lambda found: exact.comparable(found, 3, rows), memory=True, shared=3,
-        per_unit=least,
+        per_unit=least, gains=True,
     )  # fmt: skip

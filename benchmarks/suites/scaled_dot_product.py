@@ -95,5 +95,5 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
             flexible(mode, inputs, mask=mask, causal=causal),
             Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
-        formula, lambda found: exact.comparable([x[:1, :1] for x in found], 3, rows), baseline=F_SDPA,
+        formula, lambda found: exact.comparable([x[:1, :1] for x in found], 3, rows), baseline=F_SDPA, gains=True,
     )  # fmt: skip

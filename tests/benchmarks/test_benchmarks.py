@@ -54,6 +54,27 @@ def test_subjects_are_interleaved() -> None:
     assert low <= times["a"].median <= high
 
 
+def test_calls_alone_run_with_one_thread() -> None:
+    torch.set_num_threads(3)
+    seen: dict[str, set[int]] = {"both": set(), "one": set()}
+    calls = {name: partial(lambda name: seen[name].add(torch.get_num_threads()), name) for name in seen}
+    interleaved(calls, dict.fromkeys(seen, 0.0), rounds=3, seconds=60, alone=("one",))
+    assert seen == {"both": {3}, "one": {1}}
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.skipif(find_spec("llvmlite") is None, reason="llvmlite is not installed")
+def test_the_gain_of_threads_is_measured_in_the_rounds_of_a_case() -> None:
+    gaining = replace(case(replace(doubled(2), name=OURS)), gains=True)
+    torch.set_num_threads(2)
+    (one,) = measure(gaining, Settings(), rounds=3, seconds=1, memory=False)
+    assert one.gain is not None
+    assert one.gain > 0
+    torch.set_num_threads(1)
+    (one,) = measure(gaining, Settings(), rounds=3, seconds=1, memory=False)
+    assert one.gain is None
+
+
 def test_wrong_subjects_are_not_timed_and_absent_ones_are_named() -> None:
     absent = Subject("absent", lambda: forward(lambda x: x, ()), "it is not installed")
     failing = Subject("failing", lambda: forward(torch.linalg.inv, (torch.zeros(2, 2),)))
