@@ -9,7 +9,7 @@ from attnspec.backends.pytorch.runtime.kept_memory import kept
 from . import backward, pages
 from .attention import whole_registers
 from .backward import ScoreGradient, ValueGradient, score_gradient_kernel, value_gradient_kernel
-from .layout import bits, blocked, zeros
+from .layout import bits, blocked, padded
 from .tiles import CHUNK
 from .unit_gradients import UnitGradients
 
@@ -31,12 +31,22 @@ def attention_gradients(
     tiles = -(-n // backward.ROWS)
     extent = weights.new_empty(entries, tiles, 2, dtype=torch.int64)
     grad_value = pages.empty(a, entries, m, d)
-    value_block = blocked(value)
     threads = torch.get_num_threads()
-    units = UnitGradients(a, b, w, a_index, b_index)
     # the gradient of the scores exists for a few entries at a time, in memory that stays in the cache
     group = max(GROUP_BYTES // (n * stride * a.element_size()), -(-2 * threads * backward.UNITS // a.shape[2]), 1)
-    score_grad = _score_gradients(a, min(group, entries), n, stride, whole=units.direct)
+    rows, keys = tiles * backward.ROWS, padded(m, a)
+    sizes = value.shape[0] * keys * d, a.numel(), b.shape[0] * keys * b.shape[2], min(group, entries) * rows * stride
+    memory = kept("additive gradients", sum(sizes), a.dtype)
+    memory = pages.empty(a, sum(sizes)) if memory is None else memory
+    of_values, of_queries, of_keys, of_scores = torch.split_with_sizes(memory, sizes)
+    value_block = blocked(value, of_values)
+    units = UnitGradients(a, b, w, a_index, b_index, (of_queries, of_keys))
+    score_grad = of_scores.view(-1, rows, stride)
+    # no kernel writes all of it, but what it did not write is read only where some pairs are taken directly
+    if units.direct:
+        score_grad.numpy()[:] = 0.0
+    elif rows > n:
+        score_grad.numpy()[:, n:] = 0.0
     query_chunks, key_chunks = -(-n // CHUNK), -(-m // CHUNK)
     of_entries = weights, gradient, value_index, output, extent
     for first in range(0, entries, group):
@@ -59,18 +69,3 @@ def attention_gradients(
     run(value_gradient_kernel(bits(a)), value_threads, value_arguments)
     grad_a, grad_b = units.projection_gradients()
     return grad_a, grad_b, units.weight_gradient(), grad_value
-
-
-def _score_gradients(like: Tensor, entries: int, n: int, stride: int, *, whole: bool) -> Tensor:
-    """Memory (entries, n in whole tiles, stride), 0 in the rows from n on, or as a ``whole``.
-
-    Of what no kernel writes, the others read these rows alone; where some pairs are taken directly, all of it is read.
-    """
-    rows = -(-n // backward.ROWS) * backward.ROWS
-    if whole:
-        return zeros(like, entries, rows, stride)
-    found = kept("additive gradients", entries * rows * stride, like.dtype)
-    made = pages.empty(like, entries, rows, stride) if found is None else found.view(entries, rows, stride)
-    if rows > n:
-        made.numpy()[:, n:] = 0.0
-    return made

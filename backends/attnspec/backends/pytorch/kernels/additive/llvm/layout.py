@@ -78,10 +78,14 @@ def finite(x: Tensor) -> bool:
         return bool(np.isfinite(x.numpy().sum()) or np.isfinite(x.numpy()).all())
 
 
-def blocked(x: Tensor) -> Tensor:
-    """(entries, m, columns) as (entries, blocks, columns, keys of a block), missing keys as the last."""
+def blocked(x: Tensor, memory: Tensor | None = None) -> Tensor:
+    """(entries, m, columns) as (entries, blocks, columns, keys of a block), missing keys as the last.
+
+    ``memory`` is for as many numbers.
+    """
     entries, m, columns = x.shape
-    out = pages.empty(x, entries, blocks(m, x), columns, key_lanes(bits(x)))
+    shape = entries, blocks(m, x), columns, key_lanes(bits(x))
+    out = pages.empty(x, *shape) if memory is None else memory.view(shape)
     tasks = entries * blocks(m, x)
     arguments = KeyBlocks(tasks=tasks, m=m, h=columns, raw=x, block=out)
     run(factor_kernels.block_kernel(bits(x)), thread_count(tasks, 2 * x.numel()), arguments)

@@ -36,11 +36,16 @@ def _constants(h: int, bits: int) -> tuple[Tensor, Tensor]:
 class UnitGradients:
     """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they serve."""
 
-    def __init__(self, a: Tensor, b: Tensor, w: Tensor, a_index: Tensor, b_index: Tensor) -> None:
+    def __init__(
+        self, a: Tensor, b: Tensor, w: Tensor, a_index: Tensor, b_index: Tensor,
+        memory: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
+    ) -> None:  # fmt: skip
+        """``memory`` is for the factors of queries and of keys."""
         weight = Weight.of(w)
         self.w, self.unit, self.index = weight.raw, float(weight.unit), (a_index, b_index)
         ones, limits = _constants(len(w), bits(w))
-        self.queries, self.keys = Factors.of_queries(a, ones, ones), Factors.of_keys(b, ones)
+        self.queries = Factors.of_queries(a, ones, ones, memory[0])
+        self.keys = Factors.of_keys(b, ones, memory=memory[1])
         self.direct, clamped = reach(self.queries, self.keys, ones, limits)
         self.clamp = clamped is not None
         entries, (n, h), m = a_index.numel(), a.shape[1:], b.shape[1]
