@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from attnspec.backends.pytorch.kernels.dot.regular import inspector
 from attnspec.backends.pytorch.kernels.llvm.matmul import Multiply, ProjectionGradients, planned
@@ -103,7 +102,7 @@ def _forward(
     a, b = a.view(plan.entries, plan.n, plan.h), b.view(plan.entries, plan.m, plan.h)
     for multiply, x, w, projected in ((plan.by_query, query, w_q, a), (plan.by_key, key, w_k, b)):
         if multiply is None:
-            projected.copy_(linear(widened(x), widened(w)).view(projected.shape))
+            torch.mm(widened(x).view(-1, x.shape[-1]), widened(w).mT, out=projected.view(-1, plan.h))
         else:
             multiply(x, w, projected)
     values = whole_registers(widened(value).view(plan.entries, plan.m, plan.d))
