@@ -180,6 +180,19 @@ def test_batched_gradients_are_those_of_one_after_the_other() -> None:
         torch.testing.assert_close(one, torch.stack(others))
 
 
+def test_batched_gradients_go_through_projections_of_any_size() -> None:
+    """Of 512 rows, 64 hidden units and 64 features, which kernels multiply where gradients come one by one."""
+    sizes = (8, 64, 64), (8, 64, 64), (8, 64, 4), (64, 64), (64, 64), (64,)
+    leaves = [draw(*size).float().requires_grad_() for size in sizes]
+    with forcing("direct"):
+        got = pytorch.additive_attention(*leaves)
+        cotangents = draw(2, *got.shape).float()
+        together = torch.autograd.grad(got, leaves, cotangents, is_grads_batched=True, retain_graph=True)
+        alone = [torch.autograd.grad(got, leaves, c, retain_graph=True) for c in cotangents]
+    for one, others in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(one, torch.stack(others), rtol=1e-3, atol=1e-3)
+
+
 def test_hooks_on_saved_tensors_may_change_their_strides() -> None:
     x = operands((2,), 3, 6, 4, 5, torch.float64)
 

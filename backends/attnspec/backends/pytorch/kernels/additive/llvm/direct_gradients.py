@@ -115,7 +115,7 @@ def _through(
     if w is None:
         return gradient, None
     rows = gradient.view(-1, w.shape[0])
-    if intercepted() or not addressable(x) or not addressable(w):
+    if intercepted() or not all(map(addressable, (gradient, x, w))):
         by_weight = rows.mT @ x.reshape(-1, w.shape[1]) if of_weight else None
         return (rows @ w).view(x.shape) if of_input else None, by_weight
     by_weight = matmul.product(rows.mT, x.reshape(-1, w.shape[1])) if of_weight else None
