@@ -131,9 +131,10 @@ class Kernel(Memory, Generic[A_co]):
         of its core where it reads it in the next. Then it helps the others.
         """
         b = self.builder
-        alone = self.load_int(self._words, THREADS).is_zero()
-        threads = self.select(alone, self.integer(1), self.load_int(self._words, THREADS))
-        counters = self.select(alone, self._words.address, self.load_int(self._words, COUNTERS))
+        given = self.load_int(self._words, THREADS)
+        alone = given.is_zero()
+        threads = self.select(alone, self.integer(1), given)
+        counters = self.select(alone, (self._words + TASKS).address, self.load_int(self._words, COUNTERS))
         with self.loop(0, threads) as others:
             owner = (self.thread + others) % threads
             first, stop = owner * count // threads, (owner + 1) * count // threads

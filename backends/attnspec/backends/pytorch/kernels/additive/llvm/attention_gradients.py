@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
-from attnspec.backends.pytorch.runtime.kept_memory import kept
 
 from . import backward, pages
 from .attention import whole_registers
@@ -36,9 +35,7 @@ def attention_gradients(
     group = max(GROUP_BYTES // (n * stride * a.element_size()), -(-2 * threads * backward.UNITS // a.shape[2]), 1)
     rows, keys = tiles * backward.ROWS, padded(m, a)
     sizes = value.shape[0] * keys * d, a.numel(), b.shape[0] * keys * b.shape[2], min(group, entries) * rows * stride
-    memory = kept("additive gradients", sum(sizes), a.dtype)
-    memory = pages.empty(a, sum(sizes)) if memory is None else memory
-    of_values, of_queries, of_keys, of_scores = torch.split_with_sizes(memory, sizes)
+    of_values, of_queries, of_keys, of_scores = pages.kept_parts("additive gradients", a, sizes)
     value_block = blocked(value, of_values)
     units = UnitGradients(a, b, w, a_index, b_index, (of_queries, of_keys))
     score_grad = of_scores.view(-1, rows, stride)

@@ -194,17 +194,18 @@ def reach(queries: Factors, keys: Factors, ratio: Tensor, limit: Tensor) -> tupl
 
 
 @lru_cache(maxsize=64)
-def _limits(h: int, bits: int) -> Tensor:
+def _limits(h: int, dtype: torch.dtype) -> Tensor:
     """The largest X that each unit may have where scores are taken."""
-    limit = torch.full((h,), capacity(bits, SHARED), dtype=torch.float32 if bits == 32 else torch.float64, device="cpu")
+    width = 8 * dtype.itemsize
+    limit = torch.full((h,), capacity(width, SHARED), dtype=dtype, device="cpu")
     if rest := last_group(h):
-        limit[h - rest :] = capacity(bits, rest)
+        limit[h - rest :] = capacity(width, rest)
     return limit
 
 
 def terms(queries: Factors, keys: Factors, weight: Weight) -> Terms:
     """The terms of the scores of these queries and keys."""
-    direct, clamped = reach(queries, keys, weight.ratio, _limits(len(weight.raw), bits(queries.raw)))
+    direct, clamped = reach(queries, keys, weight.ratio, _limits(len(weight.raw), weight.raw.dtype))
     return Terms(
         query_factor=queries.factor,
         key_factor=keys.factor,

@@ -14,13 +14,13 @@ from torch.nn.functional import pad
 from attnspec.backends.pytorch.kernels.additive.registration import operator
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.first_order import no_second_derivative
 from attnspec.backends.pytorch.runtime.recording import recorded
 
 from . import backward, pages
 from .arguments import Scores, attention_scratch
 from .attention import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers, kept_weights
 from .attention_gradients import attention_gradients
+from .direct import ONCE
 from .layout import (
     Factors,
     Weight,
@@ -202,9 +202,7 @@ def _scores_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
 attention_op.register_autograd(_attention_backward, setup_context=_save_attention)
 scores_op.register_autograd(_scores_backward, setup_context=_save_scores)
 for gradients_op in (attention_backward_op, scores_backward_op):
-    gradients_op.register_autograd(
-        no_second_derivative("additive attention", "llvm", "additive.attention(..., path='plain')")
-    )
+    gradients_op.register_autograd(ONCE)
 
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None,

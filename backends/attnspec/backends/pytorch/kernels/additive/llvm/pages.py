@@ -6,12 +6,15 @@ small pages, 7 ms in huge ones.
 """
 
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from attnspec.backends.pytorch.runtime import kept_memory
 
 HUGE = 2 << 20
 """Bytes in a huge page."""
@@ -30,6 +33,13 @@ def empty(like: Tensor, *shape: int, kept: bool = False) -> Tensor:
         memory.madvise(mmap.MADV_HUGEPAGE)
     start = -np.frombuffer(memory, np.uint8).__array_interface__["data"][0] % HUGE
     return torch.frombuffer(memory, dtype=like.dtype, count=prod(shape), offset=start).view(shape)
+
+
+def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """Uninitialised memory for so many numbers each, which a thread keeps between calls of a kind unless it is much."""
+    numbers = sum(sizes)
+    memory = kept_memory.kept(kind, numbers, like.dtype)
+    return torch.split_with_sizes(empty(like, numbers) if memory is None else memory, sizes)
 
 
 def copy(x: Tensor) -> Tensor:

@@ -11,16 +11,14 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot.regular import inspector
 from attnspec.backends.pytorch.kernels.llvm.matmul import Multiply, ProjectionGradients, planned
 from attnspec.backends.pytorch.runtime.accumulation import widened
-from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
-from attnspec.backends.pytorch.runtime.kept_memory import kept
+from attnspec.backends.pytorch.runtime.first_order import first_order
 
 from . import pages, shared_gradients
 from .attention import attend as attend_rows
 from .attention import kept_weights, whole_registers
+from .direct import ONCE
 from .direct_plan import Operands
 from .layout import Factors, Weight, entry_index, padded
-
-ONCE = no_second_derivative("additive attention", "llvm", "additive.attention(..., path='plain')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +77,10 @@ def attend(plan: Plan, operands: Operands, tracked: bool) -> Tensor | None:
     if tracked:
         found: Tensor = SharedAttention.apply(*operands, plan)  # type: ignore[no-untyped-call]
         return found
-    of_queries, of_keys = plan.entries * plan.n * plan.h, plan.entries * plan.m * plan.h
-    a, b, *memory = _memory(plan, value, of_queries, of_keys)
+    projected = plan.entries * plan.n * plan.h, plan.entries * plan.m * plan.h
+    like = value.new_empty(0, dtype=plan.real)
+    a, b, *memory = pages.kept_parts("additive", like, (*projected, *plan.memory))
     return _forward(plan, operands, a, b, memory, None)[0]
-
-
-def _memory(plan: Plan, like: Tensor, *more: int) -> Sequence[Tensor]:
-    """Memory for so many numbers, then for the exponentials of keys and of queries."""
-    sizes = *more, *plan.memory
-    memory = kept("additive", sum(sizes), plan.real)
-    memory = pages.empty(like.new_empty(0, dtype=plan.real), sum(sizes)) if memory is None else memory
-    return torch.split_with_sizes(memory, sizes)
 
 
 def _forward(
@@ -132,9 +123,9 @@ class SharedAttention(torch.autograd.Function):
         operands, like = Operands(query, key, value, w_q, w_k, w_v), value.new_empty(0, dtype=plan.real)
         a, b = like.new_empty(plan.entries, plan.n, plan.h), like.new_empty(plan.entries, plan.m, plan.h)
         weights = kept_weights(like, plan.entries, plan.n, plan.m, plan.causal)
-        output, wide = _forward(plan, operands, a, b, _memory(plan, value), weights)
-        exact = value.dtype is plan.real
-        ctx.save_for_backward(*operands, a, b, weights, output if exact else wide)
+        memory = pages.kept_parts("additive", like, plan.memory)
+        output, wide = _forward(plan, operands, a, b, memory, weights)
+        ctx.save_for_backward(*operands, a, b, weights, output if value.dtype is plan.real else wide)
         ctx.plan = plan
         return output
 
