@@ -85,9 +85,9 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
             key = ", ".join(f'"{word}"' for word in (operation, path, kind, name))
             yield f"    ({key}): Cost("
             yield f"        {', '.join(f'{x:.3g}' for x in cost)},"
-            half = len(factors) // 2 + 1
             yield "        ("
-            for some in (factors[:half], factors[half:]):
+            for i in range(0, len(factors), 12):
+                some = factors[i : i + 12]
                 yield f"            {', '.join(f'{x:.3g}' for x in some)},"
             yield "        ),"
             yield "    ),"
@@ -102,7 +102,7 @@ def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:
         batch, n, m, d = size
         query, key = (torch.empty(batch, 1, rows, d, dtype=dtype) for rows in (n, m))
         return few.serves(query, key, key, None)
-    return path != "plain" or dtype not in HALF_DTYPES or paired_formula.serves(size[2], size[3], size[3], dtype)
+    return path != "plain" or dtype not in HALF_DTYPES or paired_formula.serves(size[3], size[3], dtype)
 
 
 def _forced(path: str, call: Callable[[], Any]) -> Callable[[], Any]:

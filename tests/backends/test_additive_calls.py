@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -152,3 +153,53 @@ def test_a_query_that_attends_nothing_reaches_no_gradient(route: str, what: str)
     found = torch.autograd.grad(output, leaves, gradient)
     assert all(x.isfinite().all() for x in found)
     assert torch.equal(found[0][1], torch.zeros(16))
+
+
+def nested() -> list[Tensor]:
+    parts = [torch.randn(3, 4), torch.randn(5, 4)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors", category=UserWarning)
+        return [torch.nested.nested_tensor(parts, layout=layout) for layout in (torch.strided, torch.jagged)]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_tensors_that_are_not_dense_are_refused_by_name(warm: bool) -> None:
+    dense, w, w_v = torch.randn(2, 5, 4), torch.randn(3, 4), torch.randn(3)
+    calls: dict[str, Callable[[Tensor], Any]] = {
+        "additive_attention": lambda x: pytorch.additive_attention(x, x, x, w, w, w_v),
+        "scaled_dot_product_attention": lambda x: pytorch.scaled_dot_product_attention(x, x, x),
+        "dot_product_attention": lambda x: pytorch.dot_product_attention(x, x, x),
+        "grouped_query_attention": lambda x: pytorch.grouped_query_attention(x, x, x),
+    }
+    for name, call in calls.items():
+        if warm:  # a plan of an ordinary call is compared with what follows
+            for _ in range(2):
+                call(dense[None] if name.startswith("grouped") else dense)
+        for x in nested():
+            with pytest.raises(TypeError, match=rf"^{name}: query: expected a dense tensor; got a nested one$"):
+                call(x)
+        with pytest.raises(TypeError, match=rf"^{name}: query: expected a dense tensor; got torch\.sparse_coo$"):
+            call(dense.to_sparse())
+        with pytest.raises(
+            TypeError, match=rf"^{name}: query: expected a floating dtype of at least 16 bits; got"
+        ):
+            call(dense.to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_gradients_do_not_depend_on_the_default_dtype(default: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (64, 1, 64), (64, 32, 64), (64, 32, 64), (256, 64), (256, 64), (256,)
+    given = [torch.randn(s, generator=generator, dtype=torch.float32).bfloat16().requires_grad_() for s in shapes]
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(pytorch.additive_attention(*given).sum(), given)
+
+    expected = gradients()
+    torch.set_default_dtype(default)
+    try:
+        found = gradients()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)

@@ -126,7 +126,7 @@ def test_nothing_is_kept_if_it_is_switched_off(folder: Path, made: list[str], mo
 def test_code_in_a_folder_that_others_can_write_to_is_not_run(folder: Path, made: list[str]) -> None:
     result()
     folder.chmod(0o777)
-    with pytest.warns(RuntimeWarning, match="ATTNSPEC_CACHE: expected a folder that this user can write to, and alone"):
+    with pytest.warns(RuntimeWarning, match=r"ATTNSPEC_CACHE: .*kernels' is open to other users .*0700, got 0777"):
         assert result() == 6.0
     assert len(made) == 2
 
@@ -143,9 +143,19 @@ def test_where_no_folder_can_be_made_kernels_are_compiled(
     (folder.parent / "file").write_text("no folder")
     named = str(folder.parent / "file" / "inside")
     monkeypatch.setenv(kept_code.SWITCH, named)
-    with pytest.warns(RuntimeWarning, match=rf"got '{named}': kernels are compiled in every process"):
+    with pytest.warns(RuntimeWarning, match=rf"'{named}/kernels' cannot be made .*: kernels are compiled"):
         assert result() == 6.0
     assert result() == 6.0, "without another warning"
+    assert len(made) == 2
+
+
+def test_where_the_folder_cannot_be_written_kernels_are_compiled(
+    folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)  # root may write everywhere
+    with pytest.warns(RuntimeWarning, match=r"kernels' cannot be written: kernels are compiled in every process"):
+        assert (result(), result()) == (6.0, 6.0)
     assert len(made) == 2
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 from attnspec.backends.pytorch.kernels.llvm import matmul
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16, register_bytes
 
-SIZES = [(1, 16, 1), (6, 64, 5), (7, 80, 256), (49, 48, 257), (100, 144, 600), (3, 256, 2)]
+SIZES = [(1, 16, 1), (6, 64, 5), (7, 80, 256), (49, 48, 257), (100, 144, 600), (3, 256, 2), (7, 17, 30), (13, 200, 64)]
 """Rows, columns and depth: more and fewer than tiles, tasks and blocks of terms have."""
 
 
@@ -54,9 +54,10 @@ def test_nan_and_infinities_stay_in_their_rows_and_columns() -> None:
     torch.testing.assert_close(matmul.product(left, right), left @ right, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
-def test_columns_that_fill_no_registers_are_left_to_pytorch() -> None:
-    assert not matmul.worthwhile(100, 65, 100, draw(1, dtype=torch.float32))
-    left, right = draw(5, 7, dtype=torch.float32), draw(7, 65, dtype=torch.float32)
+def test_columns_that_do_not_fill_a_register_are_left_to_pytorch() -> None:
+    columns = register_bytes() // 4 - 1
+    assert not matmul.worthwhile(100, columns, 100, draw(1, dtype=torch.float32))
+    left, right = draw(5, 7, dtype=torch.float32), draw(7, columns, dtype=torch.float32)
     assert torch.equal(matmul.product(left, right), left @ right)
 
 

@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.kernels.dot import paired_formula
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
 from attnspec.backends.pytorch.runtime.forcing import forcing
 
-SHAPES = [((3,), 5, 32, 8, 8), ((2, 2), 70, 48, 16, 24), ((1,), 1, 16, 2, 2)]
+SHAPES = [((3,), 5, 32, 8, 8), ((2, 2), 70, 48, 16, 24), ((1,), 1, 16, 2, 2), ((3,), 20, 67, 8, 4), ((2,), 9, 1, 8, 8)]
 """Batch, queries, keys, features of keys and of values."""
 
 pairs = pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
@@ -76,10 +76,10 @@ def test_gradients_in_a_batch_are_those_one_by_one() -> None:
 
 
 def test_what_is_not_multiplied_in_pairs_takes_another_path() -> None:
-    assert not paired_formula.serves(32, 8, 8, torch.float16)
-    assert not paired_formula.serves(33, 8, 8, torch.bfloat16)
-    assert not paired_formula.serves(32, 7, 8, torch.bfloat16)
-    assert paired_formula.serves(32, 8, 8, torch.bfloat16) == multiplies_bfloat16()
+    assert not paired_formula.serves(8, 8, torch.float16)
+    assert not paired_formula.serves(7, 8, torch.bfloat16)
+    assert not paired_formula.serves(8, 7, torch.bfloat16)
+    assert paired_formula.serves(8, 8, torch.bfloat16) == multiplies_bfloat16()
     query, key = draw(1, 5, 7), draw(1, 16, 7)
     with forcing("plain"):
         assert sdpa.path_for(query, key, key) != "all keys: plain"

@@ -67,7 +67,7 @@ def test_second_derivatives_are_refused_with_the_place_that_has_them() -> None:
     with pytest.raises(NotImplementedError, match=r"on the path llvm; .*sdpa_kernel\(SDPBackend.MATH\) has them$"):
         torch.autograd.grad(gradient.sum(), x)
     (gradient,) = torch.autograd.grad(additive.attention(x, x, x[0], x).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"llvm; additive.attention\(..., path='plain'\) has them$"):
+    with pytest.raises(NotImplementedError, match=r"llvm; additive.attention\(.*, path='plain'\) has them$"):
         torch.autograd.grad(gradient.sum(), x)
 
 

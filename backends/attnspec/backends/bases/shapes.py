@@ -31,8 +31,7 @@ _Place: TypeAlias = tuple[Leaf, Items]
 _INDEXING = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
 """The integers that PyTorch compares and indexes with: wider ones without a sign are only stored."""
 
-
-_SEEN = attrgetter("shape", "dtype", "device")
+_SEEN = attrgetter("shape", "dtype", "device", "layout")
 
 
 def _is_integer(value: Any) -> bool:
@@ -73,8 +72,8 @@ class Check:
         """Take the arguments in the Protocol's order: tensors, trees of them, sizes; and flags and words by name.
 
         ``ShapeError`` names the first shape that does not fit; ``TypeError`` what is no tensor or no such tree, floats
-        that are not of one dtype (outside of autocast), a mask that is not boolean, a size that is no integer and a
-        flag or word that is none of its choices; ``ValueError`` a tensor on another device.
+        that are not of one dtype (outside of autocast), tensors that are not dense, a mask that is not boolean, a size
+        that is no integer and a flag or word that is none of its choices; ``ValueError`` a tensor on another device.
         """
         for name, word in words.items():
             for choice in self._choices.get(name, ()):
@@ -102,7 +101,7 @@ class Check:
         try:
             key = (*numbers, *[None if x is None else _SEEN(x) for x in found])
             shape = self._known.get(key)
-        except (AttributeError, TypeError):  # what are no tensors is refused below, by name
+        except (AttributeError, TypeError, RuntimeError):  # what are no dense tensors is refused below, by name
             pass
         if shape is not None and not torch._C._is_any_autocast_enabled():
             return shape
@@ -150,6 +149,8 @@ class Check:
         for (leaf, items), x in zip(leaves, given, strict=True):
             if isinstance(x, Tensor):
                 kind = x.dtype
+                if x.is_nested or x.layout is not torch.strided:
+                    self._refuse(TypeError, leaf, items, "a dense tensor", "a nested one" if x.is_nested else x.layout)
                 if device is None:
                     device = x.device
                 elif x.device != device:
@@ -157,6 +158,8 @@ class Check:
                 if leaf.kind is Kind.FLOAT and kind is not dtype:
                     if not kind.is_floating_point:
                         self._refuse(TypeError, leaf, items, "a floating dtype", kind)
+                    if kind.itemsize < 2:
+                        self._refuse(TypeError, leaf, items, "a floating dtype of at least 16 bits", kind)
                     if dtype is not None and not is_on(x):
                         self._refuse(TypeError, leaf, items, f"{dtype} as the others", kind)
                     dtype = kind

@@ -8,7 +8,7 @@ PATHS = ("llvm", "direct", "step", "few", "plain", "pytorch", "flex")
 those that groups of heads take on CUDA the one that the CPU has too."""
 
 chosen: str | None = None
-"""`forced`, for who cannot wait for a call."""
+"""What `forced` returns, for callers on which another frame of Python would weigh."""
 
 
 def forced() -> str | None:

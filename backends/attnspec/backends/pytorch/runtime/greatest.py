@@ -6,7 +6,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 SORTED = 4096
-"""So many numbers are sorted faster than the least of those that are kept is looked for."""
+"""Up to this many numbers, sorting is faster than finding the least one to keep."""
 
 
 def first_greatest(x: Tensor, count: int) -> Tensor:

@@ -18,7 +18,7 @@ class Forced:
 
     def __init__(self, path: str) -> None:
         self.path, self.name = path, f"pytorch by {path}"
-        self.notes = {**backend.notes, "path": path}
+        self.notes = {**backend.notes, "path": f"{path}, where it serves a call"}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(backend, name)

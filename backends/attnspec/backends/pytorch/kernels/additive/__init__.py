@@ -4,8 +4,8 @@ Four paths compute it, and nothing changes path silently: `path_for` names the o
 
 - ``llvm``: CPU; kernels that LLVM compiles, by llvmlite, and that are kept in the user's cache folder; no compiler is
   needed. They take products of factors of queries and keys in place of most exponentials.
-- ``direct``: CPU; kernels of the same kind for few terms, without factors: for attention where that costs less. Where a
-  result is NaN under a mask, and so may be wrong, ``llvm`` computes it again.
+- ``direct``: CPU; kernels of the same kind for few terms, without factors: for attention where that costs less. Empty
+  calls, and calls whose result is NaN under a mask and so may be wrong, are left to ``llvm``.
 - ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only if asked for by name).
 - ``plain``: PyTorch operations in chunks; every device, dtype and derivative, ``torch.func`` and forward mode too,
   where it is the only path.

@@ -45,6 +45,11 @@ def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:  # fmt: skip
         # all in this frame: those of helpers would take as long as what they do
         ordinary = not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
+        try:  # comparing the sizes of nested tensors would end the process
+            ordinary = ordinary and not (query.is_nested or key.is_nested or value.is_nested)
+            ordinary = ordinary and not (w_q.is_nested or w_k.is_nested or w_v.is_nested)
+        except AttributeError:  # what is no tensor is refused by name
+            ordinary = False
         if (causal is True or causal is False) and ordinary:
             operands = query, key, value, w_q, w_k, w_v
             for alike, plan in known.get((causal, mask is None, grad(), threads(), forcing.chosen), ()):

@@ -26,7 +26,7 @@ def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *,
 def microseconds(
     path: str, entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float:
-    """What a call takes on a path by so many threads, those of PyTorch."""
+    """What a call takes on a path by PyTorch's threads, whose number only tells remembered results apart."""
     cost = cost_of("additive", path, dtype, tracked)
     assert cost is not None
     return costs.microseconds(cost, work(entries, n, m, h, d), MEASURED)

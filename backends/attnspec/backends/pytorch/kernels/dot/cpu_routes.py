@@ -75,8 +75,8 @@ def _some(call: Call) -> list[str]:
     if few.serves(*call[:4]):
         found.append("few")
     if call.mask is None and not call.causal:
-        m, d = call.key.shape[-2:]
-        if call.query.dtype not in HALF_DTYPES or paired_formula.serves(m, d, call.value.shape[-1], call.query.dtype):
+        d = call.key.shape[-1]
+        if call.query.dtype not in HALF_DTYPES or paired_formula.serves(d, call.value.shape[-1], call.query.dtype):
             found.append("plain")
     return found
 

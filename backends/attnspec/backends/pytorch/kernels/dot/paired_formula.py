@@ -18,9 +18,6 @@ from attnspec.backends.pytorch.runtime.kept_memory import kept
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
-LANES = 16
-"""Scores of a row that a register holds."""
-
 CHUNK = 2**19
 """Scores that are computed at a time: 2 MiB of float32."""
 
@@ -31,9 +28,9 @@ MOST = 2**25
 """Scores of an entry whose weights and gradients, in bfloat16, the backward holds at a time."""
 
 
-def serves(m: int, d: int, d_v: int, dtype: torch.dtype) -> bool:
+def serves(d: int, d_v: int, dtype: torch.dtype) -> bool:
     """Whether products of these sizes are multiplied in pairs."""
-    if not HAS_LLVMLITE or dtype is not torch.bfloat16 or m % LANES or d % 2 or d_v % 2:
+    if not HAS_LLVMLITE or dtype is not torch.bfloat16 or d % 2 or d_v % 2:
         return False
     from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
 

@@ -41,6 +41,10 @@ def at_once(scale: float | None) -> Callable[[Attention], Attention]:
         ) -> Tensor:
             # all in this frame: those of helpers would take as long as what they do
             ordinary = not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
+            try:  # comparing the sizes of nested tensors would end the process
+                ordinary = ordinary and not (query.is_nested or key.is_nested or value.is_nested)
+            except AttributeError:  # what is no tensor is refused by name
+                ordinary = False
             if (causal is True or causal is False) and ordinary:
                 options = causal, scale, mask is None, grad(), threads(), flash(), forcing.chosen
                 for alike, plan in known.get(options, ()):

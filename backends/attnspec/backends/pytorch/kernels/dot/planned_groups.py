@@ -39,8 +39,13 @@ def at_once(operation: Callable[..., Results]) -> Callable[..., Results]:
         key_lengths: Tensor | None = None,
     ) -> Results:  # fmt: skip
         # all in this frame: those of helpers would take as long as what they do
+        try:  # comparing the sizes of nested tensors would end the process
+            dense = not (query.is_nested or key.is_nested or value.is_nested)
+        except AttributeError:  # what is no tensor is refused by name
+            dense = False
         simple = (
-            mask is None and window is None and softcap is None and bias is None and slopes is None and sinks is None
+            dense and mask is None and window is None and softcap is None and bias is None and slopes is None
+            and sinks is None
             and key_lengths is None and (causal is True or causal is False) and (scale is None or type(scale) is float)
             and not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
         )  # fmt: skip

@@ -59,7 +59,10 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
 def microseconds(
     path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float | None:
-    """What a call takes on a path by so many threads, those of PyTorch; None where the path was not measured."""
+    """What a call takes on a path by PyTorch's threads, whose number only tells remembered results apart.
+
+    None where the path was not measured.
+    """
     cost = cost_of("dot", path, dtype, tracked)
     return cost and costs.microseconds(cost, work(path, entries, n, m, d, d_v, dtype), _measured(path, dtype))
 

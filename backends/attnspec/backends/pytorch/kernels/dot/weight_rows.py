@@ -1,14 +1,14 @@
 """Rows of scores into weights, and gradients of weights into those of scores, each in one walk while a row is in the
 cache: with the rounding to bfloat16 that products of pairs need, PyTorch's operations would read them six times."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import e, log2
 
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, OptionalBytes, OptionalReals, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.registers import groups
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, store
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log
@@ -24,7 +24,7 @@ WORK = 16
 
 
 class Weights(Arguments):
-    """Arguments of `weights_kernel`: rows of ``m`` scores, whole registers, which become weights if ``kept``.
+    """Arguments of `weights_kernel`: rows of ``m`` scores, which become weights if ``kept``.
 
     ``rounded`` (rows, m) are the weights and ``logarithms`` (rows) log Σ exp, both in bfloat16.
     """
@@ -53,14 +53,19 @@ class Gradients(Arguments):
     rounded: OptionalBytes
 
 
-def _each(k: Kernel, m: Value, body: Callable[[Value, int], None]) -> None:
-    """The body for every register of a row, with the number of an accumulator for it."""
+def _each(k: Kernel, m: Value, body: Callable[[Value, Inside, int], None]) -> None:
+    """The body for every register of a row and its lanes that there are, with the number of an accumulator for it."""
 
-    def each(places: list[Value], _: object) -> None:
-        for c, place in enumerate(places):
-            body(place, c)
+    def each(places: list[Value], insides: Sequence[Inside]) -> None:
+        for c, (place, inside) in enumerate(zip(places, insides, strict=True)):
+            body(place, inside, c)
 
     groups(k, m, AT_ONCE, each)
+
+
+def _among(k: Kernel, value: Value, inside: Inside, absent: float) -> Value:
+    """The lanes that there are, and a number in the others."""
+    return value if inside is None else k.select(inside, value, k.full(absent))
 
 
 def _total(k: Kernel, parts: list[Variable]) -> Value:
@@ -86,8 +91,8 @@ def _weights_of_row(k: Kernel[Weights], row: Value) -> None:
     maxima = [Variable(k, k.full(float("-inf"))) for _ in range(AT_ONCE)]
     totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
 
-    def compare(j: Value, c: int) -> None:
-        maxima[c].set(k.maximum(k.load(scores, j), maxima[c].get()))
+    def compare(j: Value, inside: Inside, c: int) -> None:
+        maxima[c].set(k.maximum(_among(k, load(k, inside, scores, j), inside, float("-inf")), maxima[c].get()))
 
     _each(k, g.m, compare)
     largest = maxima[0].get()
@@ -95,20 +100,20 @@ def _weights_of_row(k: Kernel[Weights], row: Value) -> None:
         largest = k.maximum(other.get(), largest)
     largest = k.max(largest)
 
-    def add(j: Value, c: int) -> None:
-        weight = exp2(k, (k.load(scores, j) - largest) * log2(e))
-        k.store(weight, scores, j)
-        totals[c].add(weight)
+    def add(j: Value, inside: Inside, c: int) -> None:
+        weight = exp2(k, (load(k, inside, scores, j) - largest) * log2(e))
+        store(k, weight, inside, scores, j)
+        totals[c].add(_among(k, weight, inside, 0.0))
 
     _each(k, g.m, add)
     total = _total(k, totals)
     reciprocal = k.full(1.0) / total
 
-    def scale(j: Value, _: int) -> None:
-        weight = k.load(scores, j) * reciprocal
-        k.store_bfloat16(weight, rounded, j * 2)
+    def scale(j: Value, inside: Inside, _: int) -> None:
+        weight = load(k, inside, scores, j) * reciprocal
+        k.store_bfloat16(weight, rounded, j * 2, inside)
         with k.when(g.kept.is_nonzero()):
-            k.store(weight, scores, j)
+            store(k, weight, inside, scores, j)
 
     _each(k, g.m, scale)
     with k.when(g.logarithms.is_given()):
@@ -130,8 +135,8 @@ def _gradients_of_row(k: Kernel[Gradients], row: Value) -> None:
     weights, gradients, rounded = g.weights + row * g.m, g.of_weights + row * g.m, g.rounded + row * g.m * 2
     totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
 
-    def add(j: Value, c: int) -> None:
-        totals[c].set(k.fma(k.load(weights, j), k.load(gradients, j), totals[c].get()))
+    def add(j: Value, inside: Inside, c: int) -> None:
+        totals[c].set(k.fma(load(k, inside, weights, j), load(k, inside, gradients, j), totals[c].get()))
 
     _each(k, g.m, add)
     mean = Variable(k, _total(k, totals))
@@ -139,8 +144,9 @@ def _gradients_of_row(k: Kernel[Gradients], row: Value) -> None:
         mean.set(mean.get() - k.broadcast(g.of_logarithms, row))
     taken = mean.get()
 
-    def change(j: Value, _: int) -> None:
-        k.store_bfloat16(k.load(weights, j) * (k.load(gradients, j) - taken), rounded, j * 2)
+    def change(j: Value, inside: Inside, _: int) -> None:
+        of_score = load(k, inside, weights, j) * (load(k, inside, gradients, j) - taken)
+        k.store_bfloat16(of_score, rounded, j * 2, inside)
 
     _each(k, g.m, change)
 

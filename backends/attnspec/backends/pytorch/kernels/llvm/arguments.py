@@ -142,15 +142,22 @@ class OptionalIntegers(Kind[Tensor | None, IntPointer]):
     read = Integers.read
 
 
-class OptionalBytes(Kind[Tensor | None, BytePointer]):
-    """Numbers of any dtype, whose places are counted in bytes, or None."""
+class Bytes(Kind[Tensor, BytePointer]):
+    """Numbers of any dtype, whose places are counted in bytes."""
 
-    expression = OPTIONAL_ADDRESS
+    expression = ADDRESS
 
     @staticmethod
     def read(k: Memory, words: IntPointer, first: int) -> BytePointer:
         """The address."""
         return BytePointer(k.load_int(words, first))
+
+
+class OptionalBytes(Kind[Tensor | None, BytePointer]):
+    """Numbers of any dtype, whose places are counted in bytes, or None."""
+
+    expression = OPTIONAL_ADDRESS
+    read = Bytes.read
 
 
 class OptionalBooleans(OptionalBytes):

@@ -5,12 +5,9 @@
 (``LEADING`` of its own, then the `Arguments`), and any number of threads may run it on the same words; ctypes releases
 the interpreter lock for the call.
 
-Why explicit vectors and not loops for an automatic vectoriser (numba): register tiles share each load among rows,
-which LLVM's loop vectoriser does not do. Scores alone, one Zen 4 core, n=m=512, one unit per reciprocal: 14.5 G
-terms/s in tiles, 11 from a numba loop; with three units per division, not tried in numba, 20. The kernels of a
-forward and a backward pass compile in one to two seconds altogether; `kept_code` keeps them for the next process.
-torch.compile and an extension built on the spot need a compiler; the formula through torch.compile took 20 times as
-long forward, 33 times with backward.
+Vectors are explicit because tiles of registers share each load among rows, which LLVM's loop vectoriser does not do.
+The kernels of a forward and a backward pass compile in one to two seconds altogether; `kept_code` keeps them for the
+next process.
 """
 
 from collections.abc import Callable, Iterator

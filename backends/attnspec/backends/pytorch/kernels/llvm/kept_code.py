@@ -66,33 +66,34 @@ def _folder() -> Path | None:
         return None
     home = Path(wish).expanduser() if wish else platformdirs.user_cache_path("attnspec")
     folder = home / "kernels"
-    if _is_ours(folder):
+    fault = _fault(folder)
+    if fault is None:
         return folder
     if wish:
-        _warn(wish)
+        _warn(f"{SWITCH}: {str(folder)!r} {fault}: kernels are compiled in every process")
     return None
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder, which is made if there is none, is open to this user alone."""
+def _fault(folder: Path) -> str | None:
+    """Why a folder, which is made if there is none, does not serve: it must be open to this user alone."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
-    except OSError:
-        return False
+    except OSError as error:
+        return f"cannot be made ({error.strerror})"
     # Windows has neither owners by number nor these bits; there a user's folder is closed to others anyway.
-    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
+    if hasattr(os, "getuid"):
+        if found.st_uid != os.getuid():
+            return "belongs to another user"
+        if found.st_mode & 0o077:
+            return f"is open to other users (expected mode 0700, got {found.st_mode & 0o777:04o})"
+    return None if os.access(folder, os.W_OK | os.X_OK) else "cannot be written"
 
 
 @lru_cache(maxsize=8)
-def _warn(wish: str) -> None:
-    """Say once that nothing is kept in a folder that was named."""
-    warnings.warn(
-        f"{SWITCH}: expected a folder that this user can write to, and alone in its subfolder kernels; got {wish!r}: "
-        "kernels are compiled in every process",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+def _warn(message: str) -> None:
+    """Say once why nothing is kept in a folder that was named."""
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _key(build: Callable[..., Any], parameters: object) -> str:

@@ -1,13 +1,13 @@
 """Products of matrices, in tiles of sums that stay in registers.
 
 PyTorch's own use a third of the multiply-adds of processors that its library was not made for: measured on one core of
-Zen 5, 50 G multiply-adds/s in float32 and 118 here, of 142. With AVX2 alone, on Zen 3, both do 30 of 48, and PyTorch's
-more where matrices are small. Where the processor multiplies pairs of bfloat16, such products are taken twice as fast
-again, and their sums not rounded to bfloat16, as PyTorch's are.
+Zen 5, 50 G multiply-adds/s in float32 and 118 here, of 142. With AVX2 alone, on Zen 3, both do 30 of 48, PyTorch's more
+where matrices are small, and all products are left to PyTorch. Where the processor multiplies pairs of bfloat16, such
+products are taken twice as fast again, and their sums not rounded to bfloat16, as PyTorch's are.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Real, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, multiplies_bfloat16, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, store
 from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.runtime.accumulation import widened
@@ -40,8 +41,8 @@ LEAST = 2**21
 class Product(Arguments):
     """output[r, c] = factor times the sum over t of left[r left_row + t left_step] right[t, c].
 
-    Columns fill registers. So for every entry of the batch, ``blocks`` tasks each; ``left_entry`` and ``right_entry``
-    are the distances from one entry to the next.
+    So for every entry of the batch, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` are the distances from
+    one entry to the next.
     """
 
     tasks: Size
@@ -64,12 +65,11 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
     """A product of two matrices of reals, or of ``pairs`` of bfloat16 in the place of each."""
     k = Kernel("product", Product, bits)
     g = k.argument
-    width = VECTORS * k.lanes
     add = k.add_products_of_pairs if pairs else k.fma
 
     def tile(
         matrices: tuple[RealPointer, RealPointer, RealPointer], rows: list[Value], first: Value, count: int,
-        start: Value, stop: Value, below: Value,
+        inside: Inside, start: Value, stop: Value, below: Value,
     ) -> None:  # fmt: skip
         """The sums of some rows and of so many registers, with the terms from start to stop."""
         left_matrix, right_matrix, output = matrices
@@ -78,9 +78,9 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
         with k.when(start.is_nonzero()):
             for row, own in zip(places, sums, strict=True):
                 for place, total in zip(row, own, strict=True):
-                    total.set(k.load(output, place))
+                    total.set(load(k, inside, output, place))
         with k.loop(start, stop) as t:
-            right = [k.load(right_matrix, t * g.columns + first + c * k.lanes) for c in range(count)]
+            right = [load(k, inside, right_matrix, t * g.columns + first + c * k.lanes) for c in range(count)]
             for number, own in zip(rows, sums, strict=True):
                 left = k.broadcast(left_matrix, number * g.left_row + t * g.left_step)
                 for x, total in zip(right, own, strict=True):
@@ -89,7 +89,7 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
         for r, (row, own) in enumerate(zip(places, sums, strict=True)):
             with k.when(below.compare(">", r)):
                 for place, total in zip(row, own, strict=True):
-                    k.store(total.get() * factor, output, place)
+                    store(k, total.get() * factor, inside, output, place)
 
     with k.tasks(g.tasks) as task:
         entry, begin = task // g.blocks, task % g.blocks * TASK
@@ -100,16 +100,12 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
         with k.loop(0, g.depth, DEPTH) as start:
             stop = k.minimum(start + DEPTH, g.depth)
 
-            def strip(first: Value, count: int, start: Value = start, stop: Value = stop) -> None:
+            def strip(places: list[Value], insides: Sequence[Inside], start: Value = start, stop: Value = stop) -> None:
                 with k.loop(begin, end, ROWS) as row:
                     rows = [k.minimum(row + r, g.rows - 1) for r in range(ROWS)]
-                    tile(matrices, rows, first, count, start, stop, g.rows - row)
+                    tile(matrices, rows, places[0], len(places), insides[0], start, stop, g.rows - row)
 
-            whole = g.columns // width * width
-            with k.loop(0, whole, width) as first:
-                strip(first, VECTORS)
-            with k.loop(whole, g.columns, k.lanes) as first:
-                strip(first, 1)
+            groups(k, g.columns, VECTORS, strip)
     return k
 
 
@@ -210,9 +206,11 @@ def _parts(rows: int) -> int:
 
 
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
-    """Whether a product of this size, in the dtype of x, is faster here than PyTorch's: on AVX2 none is."""
-    whole = columns % (register_bytes() // x.element_size()) == 0
-    return HAS_512_BITS and rows * columns * depth >= LEAST and whole
+    """Whether a product of this size, in the dtype of x, is faster here than PyTorch's: on AVX2 none is.
+
+    Nor is one whose rows do not fill a register.
+    """
+    return HAS_512_BITS and rows * columns * depth >= LEAST and columns * x.element_size() >= register_bytes()
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -225,7 +223,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 def of_pairs(left: Tensor, right: Tensor, factor: float, output: Tensor | None = None) -> Tensor:
     """factor·left·rightᵀ for left (entries, n, depth) and right (entries, m, depth) of bfloat16 in memory, in float32.
 
-    For an even depth, columns m in whole registers, and where `multiplies_bfloat16`.
+    For an even depth, and where `multiplies_bfloat16`.
     """
     return times_pairs(left, columns_of_pairs(right), factor, output)
 

@@ -60,10 +60,13 @@ class Memory(Arithmetic):
         if stored == "real":
             self.store_lanes(value, inside, RealPointer(base.address + byte), 0)
             return
+        self._store_halves(self._as_stored(value, stored), base, byte, inside)
+
+    def _store_halves(self, halves: ir.Value, base: BytePointer, byte: Index, inside: Value) -> None:
+        """Store the lanes marked in `inside` of numbers of two bytes."""
         kind = ir.VectorType(ir.IntType(16), self.lanes)
         signature = ir.FunctionType(ir.VoidType(), [kind, POINTER, INT32, ir.VectorType(BIT, self.lanes)])
-        words = self.builder.bitcast(self._as_stored(value, stored), kind)
-        arguments = [words, base.at(byte), INT32(2), inside.ssa]
+        arguments = [self.builder.bitcast(halves, kind), base.at(byte), INT32(2), inside.ssa]
         self.intrinsic(f"llvm.masked.store.v{self.lanes}i16.p0", signature, arguments)
 
     def load_stored_one(self, base: BytePointer, byte: Index, stored: str) -> Value:
@@ -87,15 +90,18 @@ class Memory(Arithmetic):
             b.extract_element(lanes, INT32(0)) if first else lanes, place, align=2 if stored != "real" else self.size
         )
 
-    def store_bfloat16(self, value: Value, base: BytePointer, byte: Index) -> None:
-        """Store all lanes, rounded to bfloat16 by the instruction that goes with products of pairs.
+    def store_bfloat16(self, value: Value, base: BytePointer, byte: Index, inside: Value | None = None) -> None:
+        """Store all lanes, or those marked in `inside`, rounded to bfloat16 as products of pairs round.
 
-        It takes what is smaller than the smallest normal number for 0, as these products do.
+        Their instruction takes what is smaller than the smallest normal number for 0, as the products do.
         """
         b, kind = self.builder, ir.VectorType(Bfloat16(), self.lanes)
         rounded = self.intrinsic(
             f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * self.lanes}", ir.FunctionType(kind, [self.vector]), [value.ssa]
         ).ssa
+        if inside is not None:
+            self._store_halves(rounded, base, byte, inside)
+            return
         b.store(b.bitcast(rounded, ir.VectorType(ir.IntType(16), self.lanes)), base.at(byte), align=2)
 
     def _as_stored(self, value: Value, stored: str) -> ir.Value:

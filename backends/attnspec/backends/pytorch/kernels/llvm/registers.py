@@ -52,5 +52,9 @@ def groups(k: Kernel, count: Value, together: int, body: Callable[[list[Value], 
     whole = count // step * step
     with k.loop(0, whole, step) as i:
         body([i + c * k.lanes for c in range(together)], [None] * together)
+    if together > 1:
+        grouped, whole = whole, count // k.lanes * k.lanes
+        with k.loop(grouped, whole, k.lanes) as i:
+            body([i], [None])
     with k.loop(whole, count, k.lanes) as i:
         body([i], [k.lanes_below(count - i)])

@@ -124,7 +124,7 @@ def interleaved(k: Builder, x: Value, y: Value) -> tuple[Value, Value]:
 
 
 def deinterleaved(k: Builder, low: Value, high: Value) -> tuple[Value, Value]:
-    """Lanes in order, of which `interleaved` has brought so many to the one or the other."""
+    """Undo the order that `interleaved` gives: the lanes of both halves in their original order."""
     found = []
     for start in (0, k.lanes):
         places = range(start, start + k.lanes)

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels.additive.registration import TWICE
 from attnspec.backends.pytorch.kernels.llvm import matmul
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.threads import call
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
@@ -20,10 +20,26 @@ from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .direct_gradients import gradients, in_pieces
-from .direct_kernels import Forward
-from .direct_plan import PIECE, Operands, Plan, plan, wide
+from .direct_plan import (
+    MASK,
+    NAN,
+    OUTPUT,
+    PIECE,
+    SCRATCH,
+    STRANGE,
+    TASKS,
+    VALUE,
+    WEIGHTS,
+    A,
+    B,
+    Operands,
+    Plan,
+    W,
+    plan,
+    wide,
+)
 
-ONCE = no_second_derivative("additive attention", "llvm", "additive.attention(..., path='plain')")
+ONCE = no_second_derivative("additive attention", "direct or llvm", TWICE)
 
 _plans: Plans[Plan | None] = Plans()
 
@@ -47,7 +63,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
 
 
 def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """The output; None where it, or a gradient, may be wrong because of NaN at excluded keys, or has no memory."""
+    """The output; None where NaN at excluded keys may have made it or a gradient wrong, or operands have no memory."""
     query, key, value, _, _, w_v = operands
     if value.is_neg() or w_v.is_neg() or value._is_zerotensor() or w_v._is_zerotensor():
         return None
@@ -140,30 +156,20 @@ def _forward(
     threads = torch.get_num_threads() if plan.parallel else 1
     scratch = torch.empty(threads * plan.scratch, dtype=a.dtype)
     words = plan.forward_words[:]
-    words[_TASKS] = entries * plan.n
-    words[_SCRATCH] = scratch.data_ptr()
-    words[_A] = a.data_ptr()
-    words[_B] = b.data_ptr()
-    words[_W] = w_v.data_ptr()
-    words[_VALUE] = value.data_ptr()
-    words[_OUTPUT] = output.data_ptr()
+    words[TASKS] = entries * plan.n
+    words[SCRATCH] = scratch.data_ptr()
+    words[A] = a.data_ptr()
+    words[B] = b.data_ptr()
+    words[W] = w_v.data_ptr()
+    words[VALUE] = value.data_ptr()
+    words[OUTPUT] = output.data_ptr()
     if mask is not None:
-        words[_MASK] = mask.data_ptr()
+        words[MASK] = mask.data_ptr()
     if weights is not None:
-        words[_WEIGHTS] = weights.data_ptr()
-    words[_NAN] = words.buffer_info()[0] + 8 * _STRANGE
+        words[WEIGHTS] = weights.data_ptr()
+    words[NAN] = words.buffer_info()[0] + 8 * STRANGE
     call(plan.forward, threads, words)
-    return output, words[_STRANGE] != 0, a, b, weights
-
-
-_TASKS, _SCRATCH, _A, _B, _W, _VALUE, _MASK, _OUTPUT, _WEIGHTS, _NAN = (
-    LEADING + word
-    for word in (
-        Forward.tasks, Forward.scratch, Forward.a, Forward.b, Forward.w, Forward.value, Forward.mask, Forward.output,
-        Forward.weights, Forward.nan,
-    )
-)  # fmt: skip
-_STRANGE = LEADING + Forward.words
+    return output, words[STRANGE] != 0, a, b, weights
 
 
 class DirectAttention(torch.autograd.Function):
@@ -182,10 +188,10 @@ class DirectAttention(torch.autograd.Function):
             output, nan = _in_pieces(plan, operands, mask, whole)
             found: Sequence[Tensor | None] = whole
         else:
-            widened = wide(operands) if plan.half else operands
-            output, nan, *found = _forward(plan, widened, _projections(widened), mask, (0, plan.entries), True)
-            if plan.half and plan.entries * plan.m * plan.h <= PIECE:
-                kept = widened
+            given = wide(operands) if plan.half and not plan.rounds else operands
+            output, nan, *found = _forward(plan, given, _projections(given), mask, (0, plan.entries), True)
+            if given is not operands and plan.entries * plan.m * plan.h <= PIECE:
+                kept = given
         projected = (None, None) if w_q is None else found[:2]
         ctx.save_for_backward(*operands, *projected, found[2], *kept)
         ctx.plan = plan
@@ -199,7 +205,8 @@ class DirectAttention(torch.autograd.Function):
         wanted = ctx.needs_input_grad
 
         def of_operands(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-            if len(ctx.plan.pieces) > 1 and not intercepted() and all(map(addressable, (gradient, *tensors, weights))):
+            parted = len(ctx.plan.pieces) > 1 or ctx.plan.rounds
+            if parted and not intercepted() and all(map(addressable, (gradient, *tensors, weights))):
                 return in_pieces(ctx.plan, operands, gradient, a, b, weights, wanted)
             given = kept if kept.query is not None else wide(operands) if ctx.plan.half else operands
             made = gradients(ctx.plan, given, gradient, a, b, weights, wanted)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm import matmul
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
-from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
 from attnspec.backends.pytorch.kernels.llvm.threads import call
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
@@ -42,12 +41,12 @@ def in_pieces(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """`gradients` for a batch of several pieces, whose operands no entries share; in the dtype of the operands."""
+    """`gradients` by the pieces of a batch, where no entries share operands; in the dtype of the operands."""
     query, key, value, w_q, w_k, w_v = operands
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
     gradient = gradient.reshape(plan.entries, plan.n, plan.d)
     given = Operands(rows[0], rows[1], rows[2], w_q, w_k, w_v)
-    if value.dtype is torch.bfloat16 and a is not None and b is not None and multiplies_bfloat16():
+    if plan.rounds and a is not None and b is not None:
         found = _by_rounded(plan, given, gradient, a, b, weights, wanted)
     else:
         found = _by_parts(plan, given, gradient, a, b, weights, wanted)
@@ -86,8 +85,8 @@ def _by_rounded(
     """Gradients of a and b are rounded to bfloat16, of which the processor multiplies twice as many at once."""
     query, key, value, w_q, w_k, w_v = operands
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
-    of_value, of_w = torch.empty_like(value), torch.zeros(plan.h)
     units = widened(w_v)
+    of_value, of_w = torch.empty_like(value), torch.zeros_like(units)
     for start, stop in plan.pieces:
         by_a[start:stop], by_b[start:stop], of_value[start:stop], own = _by_kernel(
             plan, a[start:stop], b[start:stop], units, widened(value[start:stop]), widened(gradient[start:stop]),

@@ -37,7 +37,8 @@ class Direct(Arguments):
     """What both kernels take.
 
     ``a`` (·, n, h), ``b`` (·, m, h), ``value`` (·, m, d) and ``weights`` (entries, n, m) are contiguous; entries of
-    the first three are ``…_entry`` reals apart, 0 where all share one. ``limit`` is whether query i sees keys up to i.
+    the first three are ``…_entry`` reals apart, 0 where all share one. ``causal`` is whether query i sees the
+    keys up to i only.
     """
 
     tasks: Size
@@ -60,7 +61,7 @@ class Forward(Direct):
     """Arguments of `forward_kernel`; a task is a query of an entry.
 
     ``mask`` has rows of booleans, ``mask_row`` apart, those of entries ``mask_entry``; ``output`` is (entries, n, d).
-    ``nan`` becomes 1 where a score or a result is NaN, ``nan_score`` where a score is.
+    ``nan`` becomes 1 where a score or a result is NaN.
     """
 
     mask: OptionalBooleans

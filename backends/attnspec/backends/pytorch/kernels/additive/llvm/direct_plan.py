@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, multiplies_bfloat16, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.matmul import LEAST
 from attnspec.backends.pytorch.kernels.llvm.threads import worth_waking
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 
@@ -34,7 +35,11 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all calls with the same shapes, dtype and flags have in common; words are the kernels' but for addresses."""
+    """What all calls with the same shapes, dtype and flags have in common.
+
+    Words are those that the kernels take, without the addresses; ``rounds`` says that gradients of projections are
+    rounded to bfloat16, for the processor to multiply twice as many at once.
+    """
 
     batch: torch.Size
     entries: int
@@ -46,6 +51,7 @@ class Plan:
     mask_shape: tuple[int, ...]
     causal: bool
     half: bool
+    rounds: bool
     pieces: tuple[tuple[int, int], ...]
     parallel: bool
     scratch: int
@@ -70,6 +76,8 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     size = max(1, max(PIECE, weights) // (m * max(h, key.shape[-1], d)))
     whole = any(shared) or (w_q is None and not half) or size >= entries
     pieces = ((0, entries),) if whole else tuple((i, min(i + size, entries)) for i in range(0, entries, size))
+    large = len(pieces) > 1 or entries * max(n, m) * h * key.shape[-1] >= LEAST
+    paired = query.dtype is torch.bfloat16 and w_q is not None and multiplies_bfloat16()
     sizes = {
         "n": n, "m": m, "h": h, "d": d, "causal": int(causal),
         "a_entry": 0 if shared[0] else n * h, "b_entry": 0 if shared[1] else m * h,
@@ -81,9 +89,22 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     backward = _words(Backward, scratch, sizes | {"tasks": entries})
     return Plan(
         batch, entries, n, m, h, d, (shared[0], shared[1], shared[2]),
-        () if mask is None else (*mask.shape[:-1], m), causal, half, pieces,
+        () if mask is None else (*mask.shape[:-1], m), causal, half, large and paired and not any(shared), pieces,
         worth_waking(entries * n, entries * n * m * h), scratch, forward_kernel(bits), forward, backward, bits,
     )  # fmt: skip
+
+
+TASKS, SCRATCH, A, B, W, VALUE, MASK, OUTPUT, WEIGHTS, NAN = (
+    LEADING + word
+    for word in (
+        Forward.tasks, Forward.scratch, Forward.a, Forward.b, Forward.w, Forward.value, Forward.mask, Forward.output,
+        Forward.weights, Forward.nan,
+    )
+)  # fmt: skip
+"""Places of the words of `Plan.forward` that calls write."""
+
+STRANGE = LEADING + Forward.words
+"""Where the kernel says that it met a NaN."""
 
 
 def _words(arguments: Any, scratch: int, sizes: dict[str, int]) -> "array[int]":

@@ -1,4 +1,4 @@
-"""Calls of the direct kernels with few rows: no operation of PyTorch but for memory, forward and backward.
+"""Calls of the direct kernels with few rows, with no operation of PyTorch but for memory and the dtype of results.
 
 What the kernels write in between lies in one piece of memory: a, b, value, w_v, weights, and scratch memory behind.
 """
@@ -19,8 +19,8 @@ from attnspec.backends.pytorch.runtime.transforms import addressable, intercepte
 
 from .direct import ONCE
 from .direct_gradients import gradients as direct_gradients
-from .direct_kernels import Backward, Forward, backward_kernel
-from .direct_plan import Operands, wide
+from .direct_kernels import Backward, backward_kernel
+from .direct_plan import MASK, NAN, OUTPUT, SCRATCH, STRANGE, TASKS, VALUE, WEIGHTS, A, B, Operands, W, wide
 from .direct_plan import Plan as DirectPlan
 from .few_kernels import Gradients, Projection, Stored, Widths, gradient_kernel, projection_kernel
 
@@ -118,27 +118,17 @@ def _forward(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, save: b
     )  # fmt: skip
     plan.projection.call(words.buffer_info()[0])
     forward = whole.forward_words[:]
-    forward[_F_TASKS] = whole.entries * whole.n
-    forward[_F_A], forward[_F_B], forward[_F_VALUE], forward[_F_W] = words[_A], words[_B], words[_VALUE], words[_W]
-    forward[_F_OUTPUT], forward[_F_SCRATCH] = output.data_ptr(), address + places[5]
+    forward[TASKS] = whole.entries * whole.n
+    forward[A], forward[B], forward[VALUE], forward[W] = words[_A], words[_B], words[_VALUE], words[_W]
+    forward[OUTPUT], forward[SCRATCH] = output.data_ptr(), address + places[5]
     if mask is not None:
-        forward[_F_MASK] = mask.data_ptr()
+        forward[MASK] = mask.data_ptr()
     if save:
-        forward[_F_WEIGHTS] = address + places[4]
+        forward[WEIGHTS] = address + places[4]
     start = forward.buffer_info()[0]
-    forward[_F_NAN] = start + 8 * _STRANGE
+    forward[NAN] = start + 8 * STRANGE
     whole.forward.call(start)
-    return output if output.dtype is value.dtype else output.to(value.dtype), forward[_STRANGE] != 0, memory
-
-
-_F_TASKS, _F_SCRATCH, _F_A, _F_B, _F_W, _F_VALUE, _F_MASK, _F_OUTPUT, _F_WEIGHTS, _F_NAN = (
-    LEADING + word
-    for word in (
-        Forward.tasks, Forward.scratch, Forward.a, Forward.b, Forward.w, Forward.value, Forward.mask, Forward.output,
-        Forward.weights, Forward.nan,
-    )
-)  # fmt: skip
-_STRANGE = LEADING + Forward.words
+    return output if output.dtype is value.dtype else output.to(value.dtype), forward[STRANGE] != 0, memory
 
 
 class FewAttention(torch.autograd.Function):
@@ -165,10 +155,7 @@ class FewAttention(torch.autograd.Function):
             return _gradients(ctx.plan, tensors, gradient, memory)
 
         wanted = ctx.needs_input_grad
-        if not torch.is_grad_enabled():
-            found = gradients(gradient, *operands)
-        else:
-            found = first_order(ONCE, gradients, gradient, *operands)
+        found = first_order(ONCE, gradients, gradient, *operands)
         return *(x if want else None for x, want in zip(found, wanted, strict=False)), None, None
 
 

@@ -6,7 +6,7 @@ they are stored: half dtypes are widened and rounded in registers.
 
 from collections.abc import Callable
 
-from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, OptionalBooleans, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Bytes, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
 
@@ -25,12 +25,12 @@ class Widths(Arguments):
 class Stored(Arguments):
     """Operands, or their gradients, contiguous and in their own dtype."""
 
-    query: OptionalBooleans
-    key: OptionalBooleans
-    value: OptionalBooleans
-    w_q: OptionalBooleans
-    w_k: OptionalBooleans
-    w_v: OptionalBooleans
+    query: Bytes
+    key: Bytes
+    value: Bytes
+    w_q: Bytes
+    w_k: Bytes
+    w_v: Bytes
 
 
 class Projection(Arguments):

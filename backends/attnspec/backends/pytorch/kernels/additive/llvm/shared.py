@@ -1,5 +1,4 @@
-"""A whole call of the kernels that share exponentials, with its projections, where no mask is given: nothing stands
-between the kernels but what they need."""
+"""A whole call without a mask by the kernels that share exponentials, projections included, from one plan."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ PRODUCT_ROWS = 6
 PRODUCT_VECTORS = 4 if HAS_512_BITS else 2
 
 SHARED = 3
-"""Units whose reciprocals share one division, of the last ones up to one more."""
+"""Units whose reciprocals share one division; the last group may have one more."""
 
 CHUNK = 24
 """Query rows of one task, a multiple of the rows of both tiles."""

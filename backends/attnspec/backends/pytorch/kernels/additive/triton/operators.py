@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("additive attention on CUDA needs Triton: install triton, or attnspec[triton]") from error
 
-from attnspec.backends.pytorch.kernels.additive.registration import operator
+from attnspec.backends.pytorch.kernels.additive.registration import TWICE, operator
 from attnspec.backends.pytorch.kernels.additive.triton.backward import delta_kernel, gradient_kernel
 from attnspec.backends.pytorch.kernels.additive.triton.forward import forward_kernel, scores_kernel
 from attnspec.backends.pytorch.kernels.additive.triton.launch import (
@@ -228,9 +228,7 @@ def _scores_gradients(ctx, grad):  # type: ignore[no-untyped-def]
 
 _scores.register_autograd(_scores_gradients, setup_context=_save_scores)
 for _gradients in (_attention_backward, _scores_backward):
-    _gradients.register_autograd(
-        no_second_derivative("additive attention", "triton", "additive.attention(..., path='plain')")
-    )
+    _gradients.register_autograd(no_second_derivative("additive attention", "triton", TWICE))
 
 
 def check(condition: bool, message: str) -> None:
