@@ -180,9 +180,7 @@ def test_tensors_that_are_not_dense_are_refused_by_name(warm: bool) -> None:
                 call(x)
         with pytest.raises(TypeError, match=rf"^{name}: query: expected a dense tensor; got torch\.sparse_coo$"):
             call(dense.to_sparse())
-        with pytest.raises(
-            TypeError, match=rf"^{name}: query: expected a floating dtype of at least 16 bits; got"
-        ):
+        with pytest.raises(TypeError, match=rf"^{name}: query: expected a floating dtype of at least 16 bits; got"):
             call(dense.to(torch.float8_e4m3fn))
 
 
