@@ -83,24 +83,24 @@ def test_without_matplotlib_there_is_a_page_and_a_word_on_what_it_lacks(
 
 def test_git_keeps_the_pictures_that_pages_show_and_no_others() -> None:
     rules = (page.RESULTS / ".gitignore").read_text(encoding="utf-8").splitlines()
-    assert [rule for rule in rules if not rule.startswith("#")] == ["*.svg", *(f"!/cpu/{s}.svg" for s in page.KEPT)]
+    assert [rule for rule in rules if not rule.startswith("#")] == ["*.svg", *(f"!/{s}/{s}.svg" for s in page.KEPT)]
     assert set(page.KEPT) <= SUITES.keys()
     docs = (page.ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    text = (page.RESULTS / "cpu" / page.PAGE).read_text(encoding="utf-8")
     for suite in page.KEPT:
-        assert f"(../benchmarks/results/cpu/{suite}.svg)" in docs
-        assert f"({suite}.svg)" in text
-        picture = page.RESULTS / "cpu" / f"{suite}.svg"
+        folder = page.RESULTS / suite
+        assert f"(../benchmarks/results/{suite}/{suite}.svg)" in docs
+        assert f"({suite}.svg)" in (folder / page.PAGE).read_text(encoding="utf-8")
+        picture = folder / f"{suite}.svg"
         assert picture.stat().st_size < 64 * 2**10
         assert len(picture.read_text(encoding="utf-8").splitlines()) < 10
 
 
 def test_the_pictures_that_are_kept_show_the_results_that_are_kept(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    kept = read(page.RESULTS / "cpu")
-    plot.draw(replace(kept, measurements=[m for m in kept.measurements if m.suite in page.KEPT]), tmp_path)
     for suite in page.KEPT:
-        there = (page.RESULTS / "cpu" / f"{suite}.svg").read_text(encoding="utf-8")
+        kept = read(page.RESULTS / suite)
+        plot.draw(replace(kept, measurements=[m for m in kept.measurements if m.suite == suite]), tmp_path)
+        there = (page.RESULTS / suite / f"{suite}.svg").read_text(encoding="utf-8")
         if f"Matplotlib v{matplotlib.__version__}," not in there:
             pytest.skip(f"drawn with another version of matplotlib than {matplotlib.__version__}")
         assert (tmp_path / f"{suite}.svg").read_text(encoding="utf-8") == there

@@ -93,11 +93,12 @@ def test_the_page_names_the_best_of_several_rivals() -> None:
     assert row[5:7] == ("50", "5, torch.compile")
 
 
-def test_the_page_that_is_kept_shows_the_results_that_are_kept() -> None:
-    kept = page.ROOT / "benchmarks" / "results" / "cpu"
+@pytest.mark.parametrize(("folder", "pictures"), [("cpu", []), ("additive", ["additive.svg"])])
+def test_the_pages_that_are_kept_show_the_results_that_are_kept(folder: str, pictures: list[str]) -> None:
+    kept = page.RESULTS / folder
     text = (kept / page.PAGE).read_text(encoding="utf-8")
     found = read(kept)
-    assert page.markdown(found, docs=page.docs_link(kept), pictures=[f"{suite}.svg" for suite in page.KEPT]) == text
+    assert page.markdown(found, docs=page.docs_link(kept), pictures=pictures) == text
     assert len(text.splitlines()) < 400
     times = [table.duration(m.seconds) for m in found.measurements if m.seconds is not None]
     assert [t for t in times if f"| {t} |" not in text] == []
