@@ -201,3 +201,42 @@ def test_gradients_do_not_depend_on_the_default_dtype(default: torch.dtype) -> N
         torch.set_default_dtype(torch.float32)
     for x, y in zip(found, expected, strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("sizes", [(2, 512, 512, 64), (4, 100, 100, 128), (64, 1, 50, 128), (32, 1, 200, 64)])
+@pytest.mark.parametrize("place", range(6))
+def test_operands_may_lie_anywhere(sizes: tuple[int, int, int, int], place: int) -> None:
+    batch, n, m, h = sizes
+    generator = torch.Generator().manual_seed(0)
+    shapes = (batch, n, h), (batch, m, h), (batch, m, h), (h, h), (h, h), (h,)
+    given = [torch.randn(s, generator=generator).bfloat16() / 4 for s in shapes]
+    moved = list(given)
+    moved[place] = torch.cat([torch.zeros(1), given[place].flatten()]).bfloat16()[1:].view(shapes[place])
+    assert moved[place].storage_offset() == 1
+    for some in (given, moved):
+        for x in some:
+            x.requires_grad_()
+    expected, found = (pytorch.additive_attention(*some) for some in (given, moved))
+    assert torch.equal(found, expected)
+    cotangent = torch.randn(expected.shape, generator=generator).bfloat16()
+    gradients = (torch.autograd.grad(output, some, cotangent) for output, some in ((expected, given), (found, moved)))
+    for x, y in zip(*gradients, strict=True):
+        torch.testing.assert_close(x, y)
+    with torch.no_grad():
+        assert torch.equal(pytorch.additive_attention(*moved), pytorch.additive_attention(*given))
+
+
+def test_what_no_plan_serves_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = pytest.importorskip("attnspec.backends.pytorch.kernels.additive.llvm.direct", reason="llvmlite is missing")
+    made: list[object] = []
+    plan = direct.plan
+
+    def counted(*given: Any) -> Any:
+        made.append(given)
+        return plan(*given)
+
+    monkeypatch.setattr(direct, "plan", counted)
+    a, b, value, w_v = torch.randn(2, 1, 5, 9), torch.randn(1, 3, 7, 9), torch.randn(2, 3, 7, 11), torch.randn(9)
+    for count in (2, 2, 2):
+        additive.attention(a, b, w_v, value, path="direct")
+        assert len(made) == count

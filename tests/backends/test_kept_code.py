@@ -102,17 +102,21 @@ def test_code_under_the_name_of_other_code_is_not_taken(folder: Path, made: list
 
 
 def test_nothing_is_kept_of_sources_that_were_replaced(
-    folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What this process has loaded is not what another one finds, under the same name."""
-    monkeypatch.setattr(kept_code, "_sources", lambda: "of an upgrade")
-    kept_code._sources_are_loaded.cache_clear()
-    try:
-        assert (result(), result()) == (6.0, 6.0)
-    finally:
-        kept_code._sources_are_loaded.cache_clear()
-    assert len(made) == 2
-    assert not list(folder.iterdir())
+    source = tmp_path / "kernel.py"
+    source.write_text("before")
+    monkeypatch.setattr(kept_code, "_PATHS", (source,))
+    monkeypatch.setattr(kept_code, "_WRITTEN", kept_code._times())
+    assert (result(), result()) == (6.0, 6.0)
+    assert len(made) == len(list(folder.iterdir())) == 1
+    os.utime(source, (0, 0))  # a module that is loaded from now on may be another one
+    assert (result(), result(times=5.0)) == (6.0, 15.0)
+    source.unlink()
+    assert result(times=7.0) == 21.0
+    assert len(made) == 4
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_nothing_is_kept_if_it_is_switched_off(folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +150,14 @@ def test_where_no_folder_can_be_made_kernels_are_compiled(
     with pytest.warns(RuntimeWarning, match=rf"'{named}/kernels' cannot be made .*: kernels are compiled"):
         assert result() == 6.0
     assert result() == 6.0, "without another warning"
+    assert len(made) == 2
+
+
+def test_where_there_is_no_such_user_kernels_are_compiled(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kept_code.SWITCH, "~nobody-of-this-name/cache")
+    kept_code._warn.cache_clear()
+    with pytest.warns(RuntimeWarning, match="ATTNSPEC_CACHE: '~nobody-of-this-name/cache': Could not determine home"):
+        assert (result(), result()) == (6.0, 6.0)
     assert len(made) == 2
 
 

@@ -54,8 +54,9 @@ def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[
     if kept is not None:
         return kept
     code = make()
-    with suppress(OSError):  # the folder cannot be written
-        _write(path, code)
+    if _sources_are_loaded():
+        with suppress(OSError):  # the folder cannot be written
+            _write(path, code)
     return code
 
 
@@ -64,7 +65,11 @@ def _folder() -> Path | None:
     wish = os.environ.get(SWITCH, "")
     if wish.lower() == "off" or (not wish and platformdirs is None):
         return None
-    home = Path(wish).expanduser() if wish else platformdirs.user_cache_path("attnspec")
+    try:
+        home = Path(wish).expanduser() if wish else platformdirs.user_cache_path("attnspec")
+    except RuntimeError as error:  # no such user
+        _warn(f"{SWITCH}: {wish!r}: {str(error).rstrip('.')}: kernels are compiled in every process")
+        return None
     folder = home / "kernels"
     fault = _fault(folder)
     if fault is None:
@@ -117,14 +122,23 @@ def _sources() -> str:
     return found.hexdigest()
 
 
+def _times() -> tuple[int, ...]:
+    """When each source was written; nothing where one is gone."""
+    try:
+        return tuple(path.stat().st_mtime_ns for path in _PATHS)
+    except OSError:
+        return ()
+
+
+_PATHS = tuple(KERNELS.rglob("*.py"))
+_WRITTEN = _times()
 AT_IMPORT = _sources()
-"""The sources as they were when this module was loaded, and with it those that make kernels."""
+"""The sources as they were when this module was loaded."""
 
 
-@lru_cache(maxsize=1)
 def _sources_are_loaded() -> bool:
-    """Whether the sources are still those that this process has loaded: an upgrade may have replaced them since."""
-    return bool(AT_IMPORT) and _sources() == AT_IMPORT
+    """Whether no source was written since: modules that make kernels are loaded one by one, as they are needed."""
+    return bool(AT_IMPORT) and _times() == _WRITTEN
 
 
 @lru_cache(maxsize=1)

@@ -119,18 +119,19 @@ class Projection:
         self.fast = worthwhile(rows, self.columns, self.depth, wide)
         self.pairs = self.fast and w.dtype is torch.bfloat16 and self.depth % 2 == 0 and multiplies_bfloat16()
         if self.pairs:
-            self.right = w.resolve_neg().contiguous().view(torch.float32).mT.contiguous()
+            self.right = _in_pairs(w).mT.contiguous()
         else:
             self.right = wide.resolve_neg().mT.contiguous() if self.fast else wide
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product for x (*batch, depth) in memory."""
+    def __call__(self, x: Tensor, output: Tensor | None = None) -> Tensor:
+        """The product for x (*batch, depth) in memory, written to ``output`` (*batch, columns) if that is given."""
         if not self.fast:
-            return linear(widened(x), self.right)
+            found = linear(widened(x), self.right)
+            return found if output is None else output.copy_(found)
         rows = (x if self.pairs else widened(x)).resolve_neg().reshape(-1, self.depth)
-        if self.pairs:
-            rows = rows.contiguous().view(torch.float32)
-        return _products(rows[None], self.right[None], self.pairs).view(*x.shape[:-1], self.columns)
+        rows = _in_pairs(rows) if self.pairs else rows
+        output = None if output is None else output.view(1, -1, self.columns)
+        return _products(rows[None], self.right[None], self.pairs, output).view(*x.shape[:-1], self.columns)
 
 
 Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
@@ -165,7 +166,7 @@ def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply
         return None
     left = like.new_empty(1, rows, depth // 2 if pairs else depth)
     multiply = _planned(left, like.new_empty(1, left.shape[2], columns), like.new_empty(1, rows, columns), pairs)
-    return lambda x, w, output: multiply(x, (w.view(torch.float32) if pairs else w).mT.contiguous(), output)
+    return lambda x, w, output: multiply(x, (_in_pairs(w) if pairs else w).mT.contiguous(), output)
 
 
 class ProjectionGradients:
@@ -239,10 +240,10 @@ def times_pairs(left: Tensor, columns: Tensor, factor: float, output: Tensor | N
 
 
 def _in_pairs(x: Tensor) -> Tensor:
-    """x (entries, rows, depth) of bfloat16, each two numbers as one of float32."""
+    """x (…, rows, depth) of bfloat16, each two numbers as one of float32."""
     x = x.resolve_neg().contiguous()
     # what lies at an odd place, or has an odd stride along a dimension of size 1
-    if x.storage_offset() % 2 or x.stride(0) % 2 or x.stride(1) % 2:
+    if x.storage_offset() % 2 or any(stride % 2 for stride in x.stride()[:-1]):
         x = x.new_empty(x.shape).copy_(x)
     return x.view(torch.float32)
 

@@ -145,7 +145,8 @@ def fused(prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> "FusedSt
 class FusedStep:
     """Decoding steps with one cache, each a single call of a kernel.
 
-    Never raises: ``__call__`` gives None for what it leaves to `step`.
+    Never raises: ``__call__`` gives None for what it leaves to `step`. After the first query that factors do not serve,
+    it leaves all later steps to that.
     """
 
     def __init__(self, prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> None:

@@ -41,7 +41,8 @@ from .direct_plan import (
 
 ONCE = no_second_derivative("additive attention", "direct or llvm", TWICE)
 
-_plans: Plans[Plan | None] = Plans()
+_plans: Plans[Any] = Plans()
+_UNKNOWN = object()
 
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
@@ -51,8 +52,8 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
     if not batch.numel() * a.shape[-2] * b.shape[-2]:
         return None
     kind = a.shape, b.shape, w_v.shape, value.shape, None if mask is None else mask.shape, causal, a.dtype
-    made = _plans.get(kind)
-    if made is None:
+    made = _plans.get(kind, _UNKNOWN)
+    if made is _UNKNOWN:
         made = _plans.remember(kind, plan(Operands(a, b, value, None, None, w_v), mask, causal, batch))
     if made is None:
         a, b, value = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, value))
@@ -105,10 +106,8 @@ def _in_pieces(
     for start, stop in plan.pieces:
         part = Operands(rows[0][start:stop], rows[1][start:stop], rows[2][start:stop], w_q, w_k, w_v)
         own = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
-        output[start:stop], strange, *found = _forward(plan, part, project, own, (start, stop), kept is not None)
-        for whole, x in zip(kept or (), found, strict=False):
-            if x is not None:
-                whole[start:stop] = x
+        into = None if kept is None else [x[start:stop] for x in kept]
+        output[start:stop], strange, *_ = _forward(plan, part, project, own, (start, stop), kept is not None, into)
         nan = nan or strange
     return output.view(*plan.batch, plan.n, plan.d), nan
 
@@ -125,8 +124,8 @@ Found: TypeAlias = tuple[Tensor, bool, Tensor, Tensor, Tensor | None]
 """Output, whether a NaN was met, projected query and key, and weights if they are to be saved."""
 
 
-Projections: TypeAlias = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
-"""Those of queries and of keys, to the dtype of the sums."""
+Projections: TypeAlias = tuple[Callable[[Tensor, Tensor | None], Tensor], Callable[[Tensor, Tensor | None], Tensor]]
+"""Those of queries and of keys, to the dtype of the sums, in memory that may be given."""
 
 
 def _projections(operands: Operands) -> Projections:
@@ -138,21 +137,23 @@ def _projections(operands: Operands) -> Projections:
     return matmul.Projection(w_q, of_query), matmul.Projection(w_k, of_key)
 
 
-def _as_given(x: Tensor) -> Tensor:
+def _as_given(x: Tensor, _: Tensor | None) -> Tensor:
     return widened(x.resolve_neg())
 
 
 def _forward(
-    plan: Plan, operands: Operands, project: Projections, mask: Tensor | None, part: tuple[int, int], save: bool
-) -> Found:
-    """What is found for some entries, in the dtype of the sums."""
+    plan: Plan, operands: Operands, project: Projections, mask: Tensor | None, part: tuple[int, int], save: bool,
+    into: Sequence[Tensor] | None = None,
+) -> Found:  # fmt: skip
+    """What is found for some entries, in the dtype of the sums: projected query and key, and weights, in ``into``."""
     query, key, value, _, _, w_v = operands
     entries = part[1] - part[0]
-    a, b = project[0](query).contiguous(), project[1](key).contiguous()
+    of_a, of_b, of_weights = into or (None, None, None)
+    a, b = project[0](query, of_a).contiguous(), project[1](key, of_b).contiguous()
     value, w_v = widened(value).contiguous(), widened(w_v).contiguous()
     shape = (*plan.batch, plan.n, plan.d) if entries == plan.entries else (entries, plan.n, plan.d)
     output = torch.empty(shape, dtype=a.dtype)
-    weights = torch.empty((entries, plan.n, plan.m), dtype=a.dtype) if save else None
+    weights = torch.empty((entries, plan.n, plan.m), dtype=a.dtype) if save and of_weights is None else of_weights
     threads = torch.get_num_threads() if plan.parallel else 1
     scratch = torch.empty(threads * plan.scratch, dtype=a.dtype)
     words = plan.forward_words[:]

@@ -19,6 +19,10 @@ PIECE = 2**17
 """Numbers of projected keys that are made at a time: 512 KiB of float32."""
 
 
+LEAST_QUERIES = 4
+"""Queries of a piece, which are as many tasks: threads share no more. Results depend on pieces, and not on threads."""
+
+
 class Operands(NamedTuple):
     """query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w_q (h, d_q), w_k (h, d_k), w_v (h).
 
@@ -73,7 +77,7 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     half = query.dtype in HALF_DTYPES
     rows = 0 if mask is None else mask.shape[-2]
     weights = 0 if w_k is None else w_k.numel()  # each piece reads them
-    size = max(1, max(PIECE, weights) // (m * max(h, key.shape[-1], d)))
+    size = max(-(-LEAST_QUERIES // n), max(PIECE, weights) // (m * max(h, key.shape[-1], d)))
     whole = any(shared) or (w_q is None and not half) or size >= entries
     pieces = ((0, entries),) if whole else tuple((i, min(i + size, entries)) for i in range(0, entries, size))
     large = len(pieces) > 1 or entries * max(n, m) * h * key.shape[-1] >= LEAST
