@@ -240,3 +240,21 @@ def test_what_no_plan_serves_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) 
     for count in (2, 2, 2):
         additive.attention(a, b, w_v, value, path="direct")
         assert len(made) == count
+
+
+@pytest.mark.parametrize("batch", [(2, 2), (3,), (), (1, 4)])
+@pytest.mark.parametrize("mask", [False, True])
+def test_rounded_gradients_of_any_batch(batch: tuple[int, ...], mask: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (*batch, 3, 64), (*batch, 129, 64), (*batch, 129, 48), (256, 64), (256, 64), (256,)
+    given = [(torch.randn(s, generator=generator) / 4).bfloat16().requires_grad_() for s in shapes]
+    exact = [x.detach().double().requires_grad_() for x in given]
+    attendable = torch.rand(*batch, 3, 129, generator=generator) > 0.3 if mask else None
+    cotangent = torch.randn(*batch, 3, 48, generator=generator).bfloat16()
+    query, key, value, w_q, w_k, w_v = exact
+    scores = ((query @ w_q.mT).unsqueeze(-2) + (key @ w_k.mT).unsqueeze(-3)).tanh() @ w_v
+    scores = scores if attendable is None else scores.masked_fill(~attendable, -torch.inf)
+    expected = torch.autograd.grad(torch.softmax(scores, -1) @ value, exact, cotangent.double())
+    found = torch.autograd.grad(pytorch.additive_attention(*given, mask=attendable), given, cotangent)
+    for x, y in zip(found, expected, strict=True):
+        assert (x - y).norm() <= 2e-2 * y.norm()

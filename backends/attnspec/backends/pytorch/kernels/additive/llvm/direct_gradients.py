@@ -46,6 +46,7 @@ def in_pieces(
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
     gradient = gradient.reshape(plan.entries, plan.n, plan.d)
     given = Operands(rows[0], rows[1], rows[2], w_q, w_k, w_v)
+    a, b = (None if x is None else x.reshape(plan.entries, *x.shape[-2:]) for x in (a, b))
     if plan.rounds and a is not None and b is not None:
         found = _by_rounded(plan, given, gradient, a, b, weights, wanted)
     else:
