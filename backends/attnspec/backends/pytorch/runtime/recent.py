@@ -3,8 +3,9 @@
 PyTorch's compiler guards its code by comparing tensors with those that it was made for: classes, sizes, strides,
 dtypes, devices, whether gradients are wanted, and lazy signs; and what of autocast, tracing and transforms was active
 when they were made, for these change what a tensor is dispatched by. It does not see what `torch.compile` traces, nor
-forward mode and all modes: who asks looks at these first. All of it takes as long as reading two shapes in Python.
-Where a version of PyTorch has no such comparison, nothing is remembered, and plans are looked up by `plans`.
+forward mode and all modes, and ends the process at a nested tensor: callers must look for these first. All of it takes
+as long as reading two shapes in Python. Where a version of PyTorch has no such comparison, nothing is remembered, and
+plans are looked up by `plans`.
 """
 
 from collections.abc import Callable

@@ -110,11 +110,14 @@ def _key(build: Callable[..., Any], parameters: object) -> str:
     return key.hexdigest()
 
 
+_PATHS = tuple(sorted(KERNELS.rglob("*.py")))
+
+
 def _sources() -> str:
     """A digest of the sources of all kernels; nothing where they cannot be read."""
     found = hashlib.sha256()
     try:
-        for path in sorted(KERNELS.rglob("*.py")):
+        for path in _PATHS:
             found.update(path.relative_to(KERNELS).as_posix().encode() + b"\n")
             found.update(path.read_bytes())
     except OSError:
@@ -130,7 +133,6 @@ def _times() -> tuple[int, ...]:
         return ()
 
 
-_PATHS = tuple(KERNELS.rglob("*.py"))
 _WRITTEN = _times()
 AT_IMPORT = _sources()
 """The sources as they were when this module was loaded."""

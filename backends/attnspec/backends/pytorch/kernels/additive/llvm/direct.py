@@ -41,8 +41,7 @@ from .direct_plan import (
 
 ONCE = no_second_derivative("additive attention", "direct or llvm", TWICE)
 
-_plans: Plans[Any] = Plans()
-_UNKNOWN = object()
+_plans: Plans[tuple[Plan | None]] = Plans()
 
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
@@ -52,9 +51,9 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
     if not batch.numel() * a.shape[-2] * b.shape[-2]:
         return None
     kind = a.shape, b.shape, w_v.shape, value.shape, None if mask is None else mask.shape, causal, a.dtype
-    made = _plans.get(kind, _UNKNOWN)
-    if made is _UNKNOWN:
-        made = _plans.remember(kind, plan(Operands(a, b, value, None, None, w_v), mask, causal, batch))
+    (made,) = _plans.get(kind) or _plans.remember(
+        kind, (plan(Operands(a, b, value, None, None, w_v), mask, causal, batch),)
+    )
     if made is None:
         a, b, value = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, value))
         mask = None if mask is None else mask.expand(*batch, *mask.shape[-2:])
@@ -82,7 +81,7 @@ def attend_ordinary(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, 
     if tracked:
         output, nan = DirectAttention.apply(*operands, mask, plan)  # type: ignore[no-untyped-call]
     elif len(plan.pieces) == 1:
-        output, nan, *_ = _forward(plan, operands, _projections(operands), mask, (0, plan.entries), False)
+        output, nan, *_ = _forward(plan, operands, _projections(operands), mask, (0, plan.entries))
         output = output.to(value.dtype) if plan.half else output
     else:
         output, nan = _in_pieces(plan, operands, mask)
@@ -106,19 +105,21 @@ def _in_pieces(
     for start, stop in plan.pieces:
         part = Operands(rows[0][start:stop], rows[1][start:stop], rows[2][start:stop], w_q, w_k, w_v)
         own = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
-        into = None if kept is None else [x[start:stop] for x in kept]
-        output[start:stop], strange, *_ = _forward(plan, part, project, own, (start, stop), kept is not None, into)
+        into = _NOWHERE if kept is None else [x[start:stop] for x in kept]
+        output[start:stop], strange, *_ = _forward(plan, part, project, own, (start, stop), into)
         nan = nan or strange
     return output.view(*plan.batch, plan.n, plan.d), nan
 
 
 def _kept(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     """Memory for what the backward reads of all pieces, in the dtype of the sums."""
-    real = torch.float64 if plan.bits == 64 else torch.float32
     sizes = (plan.n, plan.h), (plan.m, plan.h), (plan.n, plan.m)
-    a, b, weights = (torch.empty(plan.entries, *size, dtype=real) for size in sizes)
+    a, b, weights = (torch.empty(plan.entries, *size, dtype=plan.real) for size in sizes)
     return a, b, weights
 
+
+_NOWHERE = None, None, None
+"""No memory for what is found in between, and no weights."""
 
 Found: TypeAlias = tuple[Tensor, bool, Tensor, Tensor, Tensor | None]
 """Output, whether a NaN was met, projected query and key, and weights if they are to be saved."""
@@ -142,18 +143,20 @@ def _as_given(x: Tensor, _: Tensor | None) -> Tensor:
 
 
 def _forward(
-    plan: Plan, operands: Operands, project: Projections, mask: Tensor | None, part: tuple[int, int], save: bool,
-    into: Sequence[Tensor] | None = None,
+    plan: Plan, operands: Operands, project: Projections, mask: Tensor | None, part: tuple[int, int],
+    into: Sequence[Tensor | None] = _NOWHERE,
 ) -> Found:  # fmt: skip
-    """What is found for some entries, in the dtype of the sums: projected query and key, and weights, in ``into``."""
+    """What is found for some entries, in the dtype of the sums.
+
+    ``into`` is memory for projected query and key, and for weights, which are kept only there.
+    """
     query, key, value, _, _, w_v = operands
     entries = part[1] - part[0]
-    of_a, of_b, of_weights = into or (None, None, None)
+    of_a, of_b, weights = into
     a, b = project[0](query, of_a).contiguous(), project[1](key, of_b).contiguous()
     value, w_v = widened(value).contiguous(), widened(w_v).contiguous()
     shape = (*plan.batch, plan.n, plan.d) if entries == plan.entries else (entries, plan.n, plan.d)
     output = torch.empty(shape, dtype=a.dtype)
-    weights = torch.empty((entries, plan.n, plan.m), dtype=a.dtype) if save and of_weights is None else of_weights
     threads = torch.get_num_threads() if plan.parallel else 1
     scratch = torch.empty(threads * plan.scratch, dtype=a.dtype)
     words = plan.forward_words[:]
@@ -190,7 +193,8 @@ class DirectAttention(torch.autograd.Function):
             found: Sequence[Tensor | None] = whole
         else:
             given = wide(operands) if plan.half and not plan.rounds else operands
-            output, nan, *found = _forward(plan, given, _projections(given), mask, (0, plan.entries), True)
+            into = None, None, torch.empty(plan.entries, plan.n, plan.m, dtype=plan.real)
+            output, nan, *found = _forward(plan, given, _projections(given), mask, (0, plan.entries), into)
             if given is not operands and plan.entries * plan.m * plan.h <= PIECE:
                 kept = given
         projected = (None, None) if w_q is None else found[:2]

@@ -64,6 +64,11 @@ class Plan:
     backward_words: "array[int]"
     bits: int
 
+    @property
+    def real(self) -> torch.dtype:
+        """The dtype of sums."""
+        return torch.float64 if self.bits == 64 else torch.float32
+
 
 def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan | None:
     """The plan of a call whose shapes are right and not empty; None for batches that the kernels do not take."""
