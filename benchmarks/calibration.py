@@ -102,7 +102,7 @@ def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:
         batch, n, m, d = size
         query, key = (torch.empty(batch, 1, rows, d, dtype=dtype) for rows in (n, m))
         return few.serves(query, key, key, None)
-    return path != "plain" or dtype not in HALF_DTYPES or paired_formula.serves(size[3], size[3], dtype)
+    return path != "plain" or dtype not in HALF_DTYPES or paired_formula.serves(*size[1:], size[3], dtype)
 
 
 def _forced(path: str, call: Callable[[], Any]) -> Callable[[], Any]:

@@ -29,6 +29,11 @@ OTHERS = (
     (1, 4096, 4096, 16),
 )  # fmt: skip
 """The same in float32."""
+ODD = (
+    (16, 50, 1, 200), (32, 200, 1, 128), (32, 50, 17, 300), (32, 100, 100, 50), (16, 1, 500, 200), (16, 200, 1, 200),
+    (16, 13, 1, 300), (8, 1, 30, 300), (32, 1, 200, 200),
+)  # fmt: skip
+"""Not powers of two, no multiple of a register; in every dtype."""
 MASKED = ((1, 1, 64, 64), (4, 20, 20, 64), (16, 4, 128, 64), (4, 64, 64, 64), (1, 512, 512, 64))
 MAX_BYTES = 2 * 2**30
 """Of the intermediates (B, n, m, h) of additive attention, up to which the formula is measured."""
@@ -73,7 +78,7 @@ OF_BACKEND: Mapping[str, Formula] = {
 
 def cases(settings: Settings) -> Iterator[Case]:
     """Every size in float32, some in every dtype, some under a padding mask; forward and with backward."""
-    small: Sequence[Size] = SMALL
+    small: Sequence[Size] = SMALL + ODD
     others: Sequence[Size] = OTHERS
     masked: Sequence[Size] = MASKED
     if settings.sizes:

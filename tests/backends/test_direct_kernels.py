@@ -215,6 +215,7 @@ def test_the_batch_in_pieces_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatc
         batch = torch.Size((3, 4))
         whole = direct.attend(direct_plan.plan(given, mask, False, batch), given, mask, False)  # type: ignore[arg-type]
         monkeypatch.setattr(direct_plan, "PIECE", 200)
+        monkeypatch.setattr(direct_plan, "PARTS_REALS", True)
         plan = direct_plan.plan(given, mask, False, batch)
         monkeypatch.undo()
         assert plan is not None
@@ -236,6 +237,7 @@ def test_gradients_in_pieces_are_those_at_once(
         formula(exact, torch.ones(2, 9, dtype=torch.bool)), [exact[i] for i in wanted], cotangent.double()
     )
     monkeypatch.setattr(direct_plan, "PIECE", 400)
+    monkeypatch.setattr(direct_plan, "PARTS_REALS", True)
     monkeypatch.setattr(matmul, "LEAST", 1)
     x = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(given)]
     plan = direct_plan.plan(direct_plan.Operands(*x), None, False, torch.Size((3, 4)))

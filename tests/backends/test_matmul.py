@@ -7,8 +7,8 @@ from torch.nn.functional import linear
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
-from attnspec.backends.pytorch.kernels.llvm import matmul
-from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16, register_bytes
+from attnspec.backends.pytorch.kernels.llvm import matmul, pairs, projection
+from attnspec.backends.pytorch.kernels.llvm.machine_code import is_zen, multiplies_bfloat16, register_bytes
 
 SIZES = [(1, 16, 1), (6, 64, 5), (7, 80, 256), (49, 48, 257), (100, 144, 600), (3, 256, 2), (7, 17, 30), (13, 200, 64)]
 """Rows, columns and depth: more and fewer than tiles, tasks and blocks of terms have."""
@@ -22,6 +22,8 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 def _every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "LEAST", 1)
     monkeypatch.setattr(matmul, "HAS_512_BITS", True)
+    monkeypatch.setattr(matmul, "is_zen", lambda: True)
+    monkeypatch.setattr(pairs, "LEAST_OF_TILES", 1)
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
@@ -39,8 +41,9 @@ def test_products_are_those_of_pytorch(rows: int, columns: int, depth: int, dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_projections_of_half_dtypes_are_not_rounded(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
     x, w = draw(2, rows, depth, dtype=dtype), draw(columns, depth, dtype=dtype)
-    project = matmul.Projection(w, 2 * rows)
-    assert project.pairs == (dtype is torch.bfloat16 and depth % 2 == 0 and multiplies_bfloat16())
+    project = projection.Projection(w, 2 * rows)
+    in_pairs = dtype is torch.bfloat16 and depth % 2 == 0 and multiplies_bfloat16()
+    assert (project.pairs is not None) == (in_pairs and pairs.worthwhile(2 * rows, columns, depth))
     exact = linear(x.double(), w.double())
     found = project(x)
     sums = torch.float64 if dtype is torch.float64 else torch.float32
@@ -64,4 +67,4 @@ def test_columns_that_do_not_fill_a_register_are_left_to_pytorch() -> None:
 def test_small_products_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not matmul.worthwhile(64, 64, 64, draw(1, dtype=torch.float32))
-    assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32)) is (register_bytes() == 64)
+    assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32)) is (register_bytes() == 64 and is_zen())

@@ -9,6 +9,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import sdpa
 from attnspec.backends.pytorch.kernels.dot import paired_formula
+from attnspec.backends.pytorch.kernels.llvm import pairs as products
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
 from attnspec.backends.pytorch.runtime.forcing import forcing
 
@@ -16,6 +17,13 @@ SHAPES = [((3,), 5, 32, 8, 8), ((2, 2), 70, 48, 16, 24), ((1,), 1, 16, 2, 2), ((
 """Batch, queries, keys, features of keys and of values."""
 
 pairs = pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _every_size(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Odd sizes too, where no operand is NaN."""
+    if "nan" not in request.node.name:
+        monkeypatch.setattr(products, "stay_in_rows", lambda depth: True)
 
 
 def draw(*shape: int) -> Tensor:
@@ -76,10 +84,20 @@ def test_gradients_in_a_batch_are_those_one_by_one() -> None:
 
 
 def test_what_is_not_multiplied_in_pairs_takes_another_path() -> None:
-    assert not paired_formula.serves(8, 8, torch.float16)
-    assert not paired_formula.serves(7, 8, torch.bfloat16)
-    assert not paired_formula.serves(8, 7, torch.bfloat16)
-    assert paired_formula.serves(8, 8, torch.bfloat16) == multiplies_bfloat16()
+    assert not paired_formula.serves(4, 6, 8, 8, torch.float16)
+    assert not paired_formula.serves(4, 6, 7, 8, torch.bfloat16)
+    assert not paired_formula.serves(4, 6, 8, 7, torch.bfloat16)
+    assert paired_formula.serves(4, 6, 8, 8, torch.bfloat16) == multiplies_bfloat16()
+
+
+@pairs
+def test_odd_rows_are_left_to_others_where_nan_would_leave_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for tiles in (False, True):
+        monkeypatch.setattr(products, "multiplies_tiles", lambda tiles=tiles: tiles)
+        for n, m in ((3, 6), (4, 5)):
+            assert paired_formula.serves(n, m, 8, 8, torch.bfloat16) == (not tiles)
+        assert paired_formula.serves(4, 6, 8, 8, torch.bfloat16)
     query, key = draw(1, 5, 7), draw(1, 16, 7)
     with forcing("plain"):
         assert sdpa.path_for(query, key, key) != "all keys: plain"

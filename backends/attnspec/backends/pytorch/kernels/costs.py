@@ -24,9 +24,12 @@ class Work(NamedTuple):
 
 @lru_cache(maxsize=1)
 def instruction_set() -> str:
-    """``avx512``, ``avx2`` or ``neon``: by the width of the registers that kernels use."""
+    """``amx``, ``avx512``, ``avx2`` or ``neon``: by the registers that kernels use."""
     from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+    from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
 
+    if multiplies_tiles():
+        return "amx"
     return {64: "avx512", 32: "avx2"}.get(register_bytes(), "neon")
 
 

@@ -75,8 +75,8 @@ def _some(call: Call) -> list[str]:
     if few.serves(*call[:4]):
         found.append("few")
     if call.mask is None and not call.causal:
-        d = call.key.shape[-1]
-        if call.query.dtype not in HALF_DTYPES or paired_formula.serves(d, call.value.shape[-1], call.query.dtype):
+        (n, d), (m, d_v), dtype = call.query.shape[-2:], call.value.shape[-2:], call.query.dtype
+        if dtype not in HALF_DTYPES or paired_formula.serves(n, m, d, d_v, dtype):
             found.append("plain")
     return found
 

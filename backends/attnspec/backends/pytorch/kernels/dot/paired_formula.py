@@ -28,13 +28,14 @@ MOST = 2**25
 """Scores of an entry whose weights and gradients, in bfloat16, the backward holds at a time."""
 
 
-def serves(d: int, d_v: int, dtype: torch.dtype) -> bool:
-    """Whether products of these sizes are multiplied in pairs."""
+def serves(n: int, m: int, d: int, d_v: int, dtype: torch.dtype) -> bool:
+    """Whether products of these sizes are multiplied in pairs, and NaN in a query stays there."""
     if not HAS_LLVMLITE or dtype is not torch.bfloat16 or d % 2 or d_v % 2:
         return False
     from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+    from attnspec.backends.pytorch.kernels.llvm.pairs import stay_in_rows
 
-    return multiplies_bfloat16()
+    return multiplies_bfloat16() and stay_in_rows(n) and stay_in_rows(m)
 
 
 def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def forward(
     """Output, log Σ exp (entries, n) if it is wanted, and, where it ``saves`` them and they are few, weights before and
     after their rounding."""
     from attnspec.backends.pytorch.kernels.dot import weight_rows
-    from attnspec.backends.pytorch.kernels.llvm.matmul import columns_of_pairs, times_pairs
+    from attnspec.backends.pytorch.kernels.llvm.pairs import columns_of_pairs, times_pairs
 
     (entries, n, _), m = query.shape, key.shape[1]
     found = query.new_empty(entries, n) if logarithms else None
@@ -81,7 +82,7 @@ def forward(
         for rows in parts:
             part = query[some, rows]
             shape = *part.shape[:2], m
-            scores = times_pairs(part, keys[some], scale, _memory("scores", torch.float32, *shape))
+            scores = times_pairs(part, keys.of(some), scale, _memory("scores", torch.float32, *shape))
             rounded = _memory("weights", torch.bfloat16, *shape)
             own = None if found is None else found[some, rows]
             weight_rows.weights(scores, rounded, kept=False, logarithms=own)
@@ -140,7 +141,7 @@ def products(
     ``weights`` are those before and after their rounding, or empty.
     """
     from attnspec.backends.pytorch.kernels.dot import weight_rows
-    from attnspec.backends.pytorch.kernels.llvm.matmul import columns_of_pairs, times_pairs
+    from attnspec.backends.pytorch.kernels.llvm.pairs import columns_of_pairs, times_pairs
 
     query, key, value = operands
     # hooks on saved tensors may have changed their strides
@@ -162,10 +163,10 @@ def products(
             if keys is None:
                 before = weights[0]
             else:
-                before = times_pairs(part, keys[some], scale, _memory("scores", torch.float32, *sizes))
+                before = times_pairs(part, keys.of(some), scale, _memory("scores", torch.float32, *sizes))
                 weight_rows.weights(before, rounded[:, rows], kept=True)
             by_weights = _memory("gradients of weights", torch.float32, *sizes)
-            times_pairs(gradient[some, rows], values[some], scale, by_weights)
+            times_pairs(gradient[some, rows], values.of(some), scale, by_weights)
             weight_rows.gradients(before, by_weights, own, by_scores[:, rows])
             if by_query is not None:
                 torch.bmm(by_scores[:, rows], key[some], out=by_query[some, rows])

@@ -24,9 +24,8 @@ def serves(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring:
     if any(x.dtype is not query.dtype or x.shape[0] != query.shape[0] or not x.numel() for x in given):
         return False
     m, d_v = value.shape[-2:]
-    if not paired_formula.serves(query.shape[-1], d_v, query.dtype):
-        return False
-    return query.shape[1] // key.shape[1] * query.shape[2] * m <= paired_formula.MOST
+    n = query.shape[1] // key.shape[1] * query.shape[2]
+    return paired_formula.serves(n, m, query.shape[-1], d_v, query.dtype) and n * m <= paired_formula.MOST
 
 
 def cost(query: Tensor, key: Tensor, value: Tensor) -> float | None:

@@ -23,6 +23,12 @@ HAS_512_BITS = register_bytes() == 64
 
 
 @lru_cache(maxsize=1)
+def is_zen() -> bool:
+    """Whether this is a processor for which the library that multiplies matrices in PyTorch was not made."""
+    return bool(llvm.get_host_cpu_name().startswith("znver"))
+
+
+@lru_cache(maxsize=1)
 def multiplies_bfloat16() -> bool:
     """Whether one instruction adds the products of two pairs of bfloat16 to each lane of float32."""
     return HAS_512_BITS and bool(llvm.get_host_cpu_features().get("avx512bf16"))

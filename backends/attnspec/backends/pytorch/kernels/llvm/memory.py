@@ -159,6 +159,13 @@ class Memory(Arithmetic):
         signature = ir.FunctionType(ir.VoidType(), [POINTER, INT32, INT32, INT32])
         self.intrinsic("llvm.prefetch.p0", signature, [base.at(element), INT32(0), INT32(3), INT32(1)])
 
+    def array(self, reals: int) -> RealPointer:
+        """Memory of this thread for so many reals, as long as the kernel runs."""
+        with self.builder.goto_entry_block():
+            memory = self.builder.alloca(ir.ArrayType(self.scalar, reals))
+            memory.align = 64
+            return RealPointer(Value(self, self.builder.ptrtoint(memory, INT)))
+
     # integers and bytes
     def load_int(self, base: IntPointer, element: Index) -> Value:
         """A 64-bit integer."""

@@ -13,6 +13,11 @@ Inside: TypeAlias = Value | None
 """Booleans, which lanes there are; None for all."""
 
 
+def size_of(k: Kernel, stored: str) -> int:
+    """Bytes of a number that is ``stored`` as `Memory.load_stored` says."""
+    return k.size if stored == "real" else 2
+
+
 def load(k: Kernel, inside: Inside, base: RealPointer, i: Value) -> Value:
     """The lanes that there are, and zeros."""
     return k.load(base, i) if inside is None else k.load_lanes(inside, base, i)
@@ -28,13 +33,13 @@ def store(k: Kernel, value: Value, inside: Inside, base: RealPointer, i: Value) 
 
 def load_stored(k: Kernel, inside: Inside, row: BytePointer, i: Value, stored: str) -> Value:
     """The same of the numbers of a row that are ``stored`` so, from a place on."""
-    byte = i * (k.size if stored == "real" else 2)
+    byte = i * size_of(k, stored)
     return k.load_stored(row, byte, stored) if inside is None else k.load_stored_lanes(inside, row, byte, stored)
 
 
 def store_stored(k: Kernel, value: Value, inside: Inside, row: BytePointer, i: Value, stored: str) -> None:
     """Store the lanes that there are, as numbers that are ``stored`` so."""
-    byte = i * (k.size if stored == "real" else 2)
+    byte = i * size_of(k, stored)
     if inside is None:
         k.store_stored(value, row, byte, stored)
     else:

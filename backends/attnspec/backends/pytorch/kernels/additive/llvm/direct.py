@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive.registration import TWICE
-from attnspec.backends.pytorch.kernels.llvm import matmul
+from attnspec.backends.pytorch.kernels.llvm.projection import Projection
 from attnspec.backends.pytorch.kernels.llvm.threads import call
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
@@ -135,7 +135,7 @@ def _projections(operands: Operands) -> Projections:
     if w_q is None or w_k is None:
         return _as_given, _as_given
     of_query, of_key = (x.shape[:-1].numel() for x in (query, key))
-    return matmul.Projection(w_q, of_query), matmul.Projection(w_k, of_key)
+    return Projection(w_q, of_query), Projection(w_k, of_key)
 
 
 def _as_given(x: Tensor, _: Tensor | None) -> Tensor:
@@ -154,7 +154,7 @@ def _forward(
     entries = part[1] - part[0]
     of_a, of_b, weights = into
     a, b = project[0](query, of_a).contiguous(), project[1](key, of_b).contiguous()
-    value, w_v = widened(value).contiguous(), widened(w_v).contiguous()
+    value, w_v = (value if plan.rounds else widened(value)).contiguous(), widened(w_v).contiguous()
     shape = (*plan.batch, plan.n, plan.d) if entries == plan.entries else (entries, plan.n, plan.d)
     output = torch.empty(shape, dtype=a.dtype)
     threads = torch.get_num_threads() if plan.parallel else 1

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels.dot.step_arguments import STORED
 from attnspec.backends.pytorch.kernels.llvm import matmul
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.threads import call
@@ -12,7 +13,7 @@ from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .direct_kernels import Backward, backward_kernel
-from .direct_plan import Operands, Plan, wide
+from .direct_plan import Operands, Plan
 
 
 def gradients(
@@ -60,24 +61,51 @@ def _by_parts(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
-    """Each piece by itself; those of the weights are added up."""
-    query, key, value, *shared = operands
-    w_q, w_k, w_v = (None if w is None else widened(w) for w in shared)
+    """Each piece by itself, written where it belongs; those of the weights are added up."""
+    w_q, w_k, w_v = (None if w is None else widened(w) for w in operands[3:])
     assert w_v is not None
+    memory = _memory(plan, w_v)
     of_rows = [torch.empty_like(x) if want else None for x, want in zip(operands[:3], wanted[:3], strict=True)]
-    of_weights: list[Tensor | None] = [None] * 3
+    of_weights = [
+        w.new_zeros(w.shape) if want and w is not None else None
+        for w, want in zip((w_q, w_k, w_v), wanted[3:6], strict=True)
+    ]
     for start, stop in plan.pieces:
-        part = Operands(query[start:stop], key[start:stop], value[start:stop], w_q, w_k, w_v)
-        own_a, own_b = (None if x is None else x[start:stop] for x in (a, b))
-        part = wide(part) if plan.half else part
-        found = gradients(plan, part, gradient[start:stop], own_a, own_b, weights[start:stop], wanted)
-        for target, own in zip(of_rows, found[:3], strict=True):
-            if target is not None and own is not None:
-                target[start:stop] = own
-        for i, own in enumerate(found[3:]):
-            total = of_weights[i]
-            of_weights[i] = own if total is None or own is None else total.add_(own)
-    return of_rows + [None if x is None else x.to(value.dtype) for x in of_weights]
+        query, key, value = (widened(x[start:stop]) for x in operands[:3])
+        own_a, own_b = (x if own is None else own[start:stop] for x, own in ((query, a), (key, b)))
+        targets = [None if x is None else x[start:stop] for x in of_rows]
+        found = _by_kernel(
+            plan, own_a, own_b, w_v, value, widened(gradient[start:stop]), weights[start:stop],
+            [x[: stop - start] for x in memory], None if plan.half else targets[2],
+        )  # fmt: skip
+        if plan.half and targets[2] is not None:
+            targets[2].copy_(found[2])
+        for x, w, by, target, total in zip((query, key), (w_q, w_k), found, targets, of_weights, strict=False):
+            _add_through(by, x, w, target, total)
+        if of_weights[2] is not None:
+            of_weights[2] += found[3]
+    return of_rows + [None if x is None else x.to(gradient.dtype) for x in of_weights]
+
+
+def _add_through(gradient: Tensor, x: Tensor, w: Tensor | None, target: Tensor | None, total: Tensor | None) -> None:
+    """Write the gradient of x to ``target`` and add that of the weight w that projected it to ``total``, if given."""
+    if w is None:
+        if target is not None:
+            target.copy_(gradient)
+        return
+    rows, given = gradient.view(-1, w.shape[0]), x.reshape(-1, w.shape[1])
+    if target is not None and target.dtype is w.dtype:
+        matmul.product(rows, w, target.view(given.shape))
+    elif target is not None:
+        target.copy_(matmul.product(rows, w).view(x.shape))
+    if total is not None:
+        matmul.add_product(total, rows.mT, given)
+
+
+def _memory(plan: Plan, like: Tensor) -> list[Tensor]:
+    """For gradients of a, b and value of a piece, in the dtype of ``like``: the next finds it in the cache."""
+    entries = max(stop - start for start, stop in plan.pieces)
+    return [like.new_empty(entries, *size) for size in ((plan.n, plan.h), (plan.m, plan.h), (plan.m, plan.d))]
 
 
 def _by_rounded(
@@ -88,12 +116,20 @@ def _by_rounded(
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
     units = widened(w_v)
     of_value, of_w = torch.empty_like(value), torch.zeros_like(units)
+    one = plan.n == 1  # whose gradients are not added to those of others
+    memory = [] if one else _memory(plan, units)
     for start, stop in plan.pieces:
-        by_a[start:stop], by_b[start:stop], of_value[start:stop], own = _by_kernel(
-            plan, a[start:stop], b[start:stop], units, widened(value[start:stop]), widened(gradient[start:stop]),
-            weights[start:stop],
+        whole = by_a[start:stop], by_b[start:stop], of_value[start:stop]
+        into = whole if one else [x[: stop - start] for x in memory]
+        own_a, own_b, own_value, own_w = _by_kernel(
+            plan, a[start:stop], b[start:stop], units, value[start:stop], widened(gradient[start:stop]),
+            weights[start:stop], into,
         )  # fmt: skip
-        of_w += own
+        whole[0].copy_(own_a)
+        if not one:
+            whole[1].copy_(own_b)
+            whole[2].copy_(own_value)
+        of_w += own_w
     found: list[Tensor | None] = [None, None, of_value, None, None, of_w.to(w_v.dtype)]
     for i, (by, x, w) in enumerate(((by_a, query, w_q), (by_b, key, w_k))):
         if w is not None and wanted[i]:
@@ -123,15 +159,23 @@ def _through(
 
 
 def _by_kernel(
-    plan: Plan, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, gradient: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of a, b and value by entries, and of w_v."""
+    plan: Plan, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, gradient: Tensor, weights: Tensor,
+    memory: Sequence[Tensor] | None = None, by_value: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a, b and value by entries, in ``memory`` if it is given, and of w_v; ``by_value`` is memory too.
+
+    Those of one query may be of a half dtype, but for that of a.
+    """
     # hooks on saved tensors may have changed their strides
     a, b, w_v, value = a.resolve_neg().contiguous(), b.resolve_neg().contiguous(), w_v.contiguous(), value.contiguous()
     gradient, weights = gradient.contiguous(), weights.contiguous()
     e, n, m, h, d = len(weights), plan.n, plan.m, plan.h, plan.d
-    by_a, by_b = a.new_empty(e, n, h), a.new_empty(e, m, h)
-    by_value, by_w = a.new_empty(e, m, d), a.new_empty(e, h)
+    if memory is None:
+        memory = a.new_empty(e, n, h), a.new_empty(e, m, h), a.new_empty(e, m, d)
+    by_a, by_b, of_value = memory
+    by_a = by_a if by_a.dtype is a.dtype else a.new_empty(e, n, h)
+    by_value, by_w = of_value if by_value is None else by_value, a.new_empty(e, h)
+    kernel = backward_kernel(plan.bits, STORED[value.dtype], STORED[by_b.dtype])
     threads = torch.get_num_threads() if plan.parallel and e > 1 else 1
     scratch = a.new_empty(threads * plan.scratch)
     words = plan.backward_words[:]
@@ -140,7 +184,7 @@ def _by_kernel(
         _BACKWARD, (scratch, a, b, w_v, value, weights, gradient, by_a, by_b, by_w, by_value), strict=True
     ):
         words[place] = x.data_ptr()
-    call(backward_kernel(plan.bits), threads, words)
+    call(kernel, threads, words)
     return by_a, by_b, by_value, by_w[0] if e == 1 else by_w.sum(0)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Arguments,
+    Bytes,
     Flag,
     OptionalBooleans,
     OptionalReals,
@@ -23,12 +24,23 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Size,
 )
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.registers import groups, load, store, vectors
-from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
+from attnspec.backends.pytorch.kernels.llvm.registers import (
+    groups,
+    load,
+    load_stored,
+    size_of,
+    store,
+    store_stored,
+    vectors,
+)
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 
 KEYS = 2
 """Keys whose scores are in registers at once."""
+UNITS = 4 if HAS_512_BITS else 2
+"""Vectors of hidden units whose gradients are in registers at once."""
 COLUMNS = 4
 """Vectors of a pooled value that are in registers at once."""
 
@@ -37,8 +49,8 @@ class Direct(Arguments):
     """What both kernels take.
 
     ``a`` (·, n, h), ``b`` (·, m, h), ``value`` (·, m, d) and ``weights`` (entries, n, m) are contiguous; entries of
-    the first three are ``…_entry`` reals apart, 0 where all share one. ``causal`` is whether query i sees the
-    keys up to i only.
+    the first three are ``…_entry`` numbers apart, 0 where all share one. ``causal`` is whether query i sees the keys
+    up to i only. Values may be of a half dtype.
     """
 
     tasks: Size
@@ -54,7 +66,7 @@ class Direct(Arguments):
     a: Reals
     b: Reals
     w: Reals
-    value: Reals
+    value: Bytes
 
 
 class Forward(Direct):
@@ -73,14 +85,17 @@ class Forward(Direct):
 
 
 class Backward(Direct):
-    """Arguments of `backward_kernel`; a task is an entry. All that begins with ``grad_`` is written, but the first."""
+    """Arguments of `backward_kernel`; a task is an entry. All that begins with ``grad_`` is written, but the first.
+
+    ``grad_b`` and ``grad_value`` may be of a half dtype where there is one query.
+    """
 
     weights: Reals
     grad_output: Reals
     grad_a: Reals
-    grad_b: Reals
+    grad_b: Bytes
     grad_w: Reals
-    grad_value: Reals
+    grad_value: Bytes
 
 
 def _top(k: Kernel) -> float:
@@ -108,8 +123,8 @@ def _inside(k: Kernel, count: Value, first: Value) -> Value:
 
 
 @compiled
-def forward_kernel(bits: int) -> Kernel[Forward]:
-    """Output and, on request, weights."""
+def forward_kernel(bits: int, stored: str = "real") -> Kernel[Forward]:
+    """Output and, on request, weights; values are ``stored`` as `Memory.load_stored` says."""
     k = Kernel("direct_forward", Forward, bits)
     g = k.argument
     with k.tasks(g.tasks) as task:
@@ -118,7 +133,7 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
         stop = k.select(g.causal.is_nonzero(), k.minimum(i + 1, g.m), g.m)
         _scores(k, entry, i, stop, scores)
         reciprocal = _softmax(k, entry, i, stop, scores)
-        _pool(k, entry, task, stop, scores, reciprocal)
+        _pool(k, entry, task, stop, scores, reciprocal, stored)
 
         def keep(j: Value, inside: Value | None) -> None:
             weight = k.load_lanes(_inside(k, stop, j), scores, j)
@@ -188,17 +203,19 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
     return k.select(row_sum.compare("==", 0.0), k.full(0.0), k.full(1.0) / row_sum)
 
 
-def _pool(k: Kernel[Forward], entry: Value, row: Value, stop: Value, weights: RealPointer, scale: Value) -> None:
+def _pool(k: Kernel[Forward], entry: Value, row: Value, stop: Value, weights: RealPointer, scale: Value,
+          stored: str) -> None:  # fmt: skip
     """The weighted sum of the values, times `scale`, into a row of the output."""
     g = k.argument
-    values, output = g.value + entry * g.value_entry, g.output + row * g.d
+    values, output = g.value + entry * g.value_entry * size_of(k, stored), g.output + row * g.d
 
     def columns(places: list[Value], insides: Sequence[Value | None]) -> None:
         sums = [Variable(k, k.full(0.0)) for _ in places]
         with k.loop(0, stop) as j:
             weight = k.broadcast(weights, j)
             for place, inside, total in zip(places, insides, sums, strict=True):
-                total.set(k.fma(weight, load(k, inside, values, j * g.d + place), total.get()))
+                value = load_stored(k, inside, values, j * g.d + place, stored)
+                total.set(k.fma(weight, value, total.get()))
         for place, inside, total in zip(places, insides, sums, strict=True):
             result = total.get() * scale
             with k.when(k.any(result.compare("!=", result))):
@@ -209,46 +226,58 @@ def _pool(k: Kernel[Forward], entry: Value, row: Value, stop: Value, weights: Re
 
 
 @compiled
-def backward_kernel(bits: int) -> Kernel[Backward]:
-    """Gradients of a, b, value, and of w_v by entries."""
+def backward_kernel(bits: int, stored: str = "real", written: str = "real") -> Kernel[Backward]:
+    """Gradients of a, b, value, and of w_v by entries.
+
+    Values are ``stored``, and gradients of b and of values ``written``, as `Memory.load_stored` says.
+    """
     k = Kernel("direct_backward", Backward, bits)
-    g = k.argument
+    g, size = k.argument, size_of(k, written)
     with k.tasks(g.tasks) as entry:
-        by_b, by_w, by_value = g.grad_b + entry * g.m * g.h, g.grad_w + entry * g.h, g.grad_value + entry * g.m * g.d
-        for target, count in ((by_b, g.m * g.h), (by_w, g.h), (by_value, g.m * g.d)):
-            vectors(k, count, lambda i, inside: store(k, k.full(0.0), inside, target, i))  # noqa: B023
+        by_b, by_w = g.grad_b + entry * g.m * g.h * size, g.grad_w + entry * g.h
+        by_value = g.grad_value + entry * g.m * g.d * size
+        # keys that the first query does not see
+        seen = k.select(g.causal.is_nonzero(), k.integer(1), g.m)
+        for target, first, last in ((by_b, seen * g.h, g.m * g.h), (by_value, seen * g.d, g.m * g.d)):
+
+            def clear(i: Value, inside: Value | None, target: BytePointer = target, first: Value = first) -> None:
+                store_stored(k, k.full(0.0), inside, target, first + i, written)
+
+            vectors(k, last - first, clear)
         of_scores = g.scratch.of(k.thread)
         with k.loop(0, g.n) as i:
             stop = k.select(g.causal.is_nonzero(), k.minimum(i + 1, g.m), g.m)
-            _score_gradients(k, entry, i, stop, of_scores, by_value)
-            _unit_gradients(k, entry, i, stop, of_scores, by_b, by_w)
-
-        def times_weight(u: Value, inside: Value | None) -> None:
-            weight = load(k, inside, g.w, u)
-            with k.loop(0, g.m) as j:
-                place = j * g.h + u
-                store(k, load(k, inside, by_b, place) * weight, inside, by_b, place)
-
-        vectors(k, g.h, times_weight)
+            _score_gradients(k, entry, i, stop, of_scores, by_value, stored, written)
+            _unit_gradients(k, entry, i, stop, of_scores, by_b, by_w, written)
     return k
 
 
+def _found_before(k: Kernel[Backward], i: Value, inside: Value | None, row: BytePointer, place: Value,
+                  written: str = "real") -> Value:  # fmt: skip
+    """What the queries before query i added up; nothing is read for the first, nor for the only one."""
+    if written != "real":
+        return k.full(0.0)
+    before = k.lanes_below(k.select(i.is_zero(), k.integer(0), k.integer(k.lanes)))
+    return load_stored(k, before if inside is None else inside & before, row, place, written)
+
+
 def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of_scores: RealPointer,
-                     by_value: RealPointer) -> None:  # fmt: skip
+                     by_value: BytePointer, stored: str, written: str) -> None:  # fmt: skip
     """Gradients of a query's scores; its part of those of the values."""
     g = k.argument
     row = entry * g.n + i
-    weights, gradient, values = g.weights + row * g.m, g.grad_output + row * g.d, g.value + entry * g.value_entry
+    weights, gradient = g.weights + row * g.m, g.grad_output + row * g.d
+    values = g.value + entry * g.value_entry * size_of(k, stored)
     delta = Variable(k, k.full(0.0))
     with k.loop(0, stop) as j:
         weight, total = k.broadcast(weights, j), Variable(k, k.full(0.0))
 
         def add(c: Value, inside: Value | None, j: Value = j, weight: Value = weight, total: Variable = total) -> None:
             part, place = load(k, inside, gradient, c), j * g.d + c
-            total.set(k.fma(part, load(k, inside, values, place), total.get()))
-            old = load(k, inside, by_value, place)
+            total.set(k.fma(part, load_stored(k, inside, values, place, stored), total.get()))
+            old = _found_before(k, i, inside, by_value, place, written)
             new = k.select(weight.compare("==", 0.0), old, k.fma(weight, part, old))
-            store(k, new, inside, by_value, place)
+            store_stored(k, new, inside, by_value, place, written)
 
         vectors(k, g.d, add)
         of_weight = k.sum(total.get())
@@ -263,8 +292,8 @@ def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, o
 
 
 def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of_scores: RealPointer,
-                    by_b: RealPointer, by_w: RealPointer) -> None:  # fmt: skip
-    """Gradients of a query's a, and its part of those of b (but for the weight) and of the weight."""
+                    by_b: BytePointer, by_w: RealPointer, written: str) -> None:  # fmt: skip
+    """Gradients of a query's a, and its part of those of b (times the weight with the last query) and of the weight."""
     g = k.argument
     a, keys = g.a + (entry * g.a_entry + i * g.h), g.b + entry * g.b_entry
     by_a = g.grad_a + (entry * g.n + i) * g.h
@@ -272,20 +301,24 @@ def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of
     def walk(units: list[Value], insides: Sequence[Value | None]) -> None:
         queries = [load(k, inside, a, u) for inside, u in zip(insides, units, strict=True)]
         of_a = [Variable(k, k.full(0.0)) for _ in units]
-        of_w = [Variable(k, load(k, inside, by_w, u)) for inside, u in zip(insides, units, strict=True)]
+        before = BytePointer(by_w.address)
+        of_w = [Variable(k, _found_before(k, i, inside, before, u)) for inside, u in zip(insides, units, strict=True)]
+        weights = [load(k, inside, g.w, u) for inside, u in zip(insides, units, strict=True)]
+        factors = [k.select(i.compare("==", g.n - 1), weight, k.full(1.0)) for weight in weights]
         with k.loop(0, stop) as j:
             s = k.broadcast(of_scores, j)
             places = [j * g.h + u for u in units]
             own = [load(k, inside, keys, place) for inside, place in zip(insides, places, strict=True)]
             es = _exponentials(k, [x + y for x, y in zip(queries, own, strict=True)])
-            for c, (e, r) in enumerate(zip(es, _reciprocals(k, es), strict=True)):
+            reciprocals = [r for c in range(0, len(es), 2) for r in _reciprocals(k, es[c : c + 2])]
+            for c, (e, r) in enumerate(zip(es, reciprocals, strict=True)):
                 change = s * (e * r * r * 4.0)
                 of_a[c].add(change)
                 of_w[c].set(k.fma(s, k.fma(r, k.full(-2.0), k.full(1.0)), of_w[c].get()))
-                old = load(k, insides[c], by_b, places[c])
-                store(k, old + change, insides[c], by_b, places[c])
+                old = _found_before(k, i, insides[c], by_b, places[c], written)
+                store_stored(k, (old + change) * factors[c], insides[c], by_b, places[c], written)
         for c, (inside, u) in enumerate(zip(insides, units, strict=True)):
-            store(k, of_a[c].get() * load(k, inside, g.w, u), inside, by_a, u)
+            store(k, of_a[c].get() * weights[c], inside, by_a, u)
             store(k, of_w[c].get(), inside, by_w, u)
 
-    groups(k, g.h, 2, walk)
+    groups(k, g.h, UNITS, walk)

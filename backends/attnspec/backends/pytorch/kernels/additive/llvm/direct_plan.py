@@ -8,15 +8,20 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, multiplies_bfloat16, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, is_zen, multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.matmul import LEAST
+from attnspec.backends.pytorch.kernels.llvm.pairs import stay_in_rows
 from attnspec.backends.pytorch.kernels.llvm.threads import worth_waking
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 
 from .direct_kernels import Backward, Forward, forward_kernel
 
-PIECE = 2**17
-"""Numbers of projected keys that are made at a time: 512 KiB of float32."""
+PIECE = 2**17 if is_zen() else 2**20
+"""Numbers of projected keys that are made at a time: 512 KiB of float32, or 4 MiB."""
+
+PARTS_REALS = is_zen()
+"""Whether batches of other dtypes than the half ones are taken in pieces too. On Intel's processors, whose caches are
+large, PyTorch multiplies whole matrices faster by more than the pieces save."""
 
 
 LEAST_QUERIES = 4
@@ -41,8 +46,8 @@ class Operands(NamedTuple):
 class Plan:
     """What all calls with the same shapes, dtype and flags have in common.
 
-    Words are those that the kernels take, without the addresses; ``rounds`` says that gradients of projections are
-    rounded to bfloat16, for the processor to multiply twice as many at once.
+    Words are those that the kernels take, without the addresses; ``rounds`` says that values are read as bfloat16, and
+    gradients of projections rounded to it, for the processor to multiply twice as many at once.
     """
 
     batch: torch.Size
@@ -83,10 +88,13 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     rows = 0 if mask is None else mask.shape[-2]
     weights = 0 if w_k is None else w_k.numel()  # each piece reads them
     size = max(-(-LEAST_QUERIES // n), max(PIECE, weights) // (m * max(h, key.shape[-1], d)))
-    whole = any(shared) or (w_q is None and not half) or size >= entries
+    parted = half or (PARTS_REALS and w_q is not None)
+    whole = any(shared) or not parted or size >= entries
     pieces = ((0, entries),) if whole else tuple((i, min(i + size, entries)) for i in range(0, entries, size))
     large = len(pieces) > 1 or entries * max(n, m) * h * key.shape[-1] >= LEAST
     paired = query.dtype is torch.bfloat16 and w_q is not None and multiplies_bfloat16()
+    paired = paired and stay_in_rows(h) and stay_in_rows(entries * n) and stay_in_rows(entries * m)
+    rounds = large and paired and not any(shared)
     sizes = {
         "n": n, "m": m, "h": h, "d": d, "causal": int(causal),
         "a_entry": 0 if shared[0] else n * h, "b_entry": 0 if shared[1] else m * h,
@@ -98,8 +106,9 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     backward = _words(Backward, scratch, sizes | {"tasks": entries})
     return Plan(
         batch, entries, n, m, h, d, (shared[0], shared[1], shared[2]),
-        () if mask is None else (*mask.shape[:-1], m), causal, half, large and paired and not any(shared), pieces,
-        worth_waking(entries * n, entries * n * m * h), scratch, forward_kernel(bits), forward, backward, bits,
+        () if mask is None else (*mask.shape[:-1], m), causal, half, rounds, pieces,
+        worth_waking(entries * n, entries * n * m * h), scratch,
+        forward_kernel(bits, "bfloat16" if rounds else "real"), forward, backward, bits,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ class Plan:
 def plan(operands: Operands, whole: DirectPlan) -> Plan | None:
     """The plan of a call; None where its rows are many, or shared by a batch."""
     query, key, _, w_q, w_k, _ = operands
-    if w_q is None or w_k is None or any(whole.shared):
+    if w_q is None or w_k is None or any(whole.shared) or whole.rounds:
         return None
     e, n, m, h, d = whole.entries, whole.n, whole.m, whole.h, whole.d
     d_q, d_k = query.shape[-1], key.shape[-1]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.regular import inspector
-from attnspec.backends.pytorch.kernels.llvm.matmul import Multiply, ProjectionGradients, planned
+from attnspec.backends.pytorch.kernels.llvm.matmul import Multiply
+from attnspec.backends.pytorch.kernels.llvm.projection import ProjectionGradients, planned
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.first_order import first_order
 

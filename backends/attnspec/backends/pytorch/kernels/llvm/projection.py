@@ -1,0 +1,96 @@
+"""Projections x ↦ x wᵀ and their gradients, by the products that are fastest."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from attnspec.backends.pytorch.kernels.llvm import matmul, pairs
+from attnspec.backends.pytorch.kernels.llvm.matmul import DEPTH, Multiply
+from attnspec.backends.pytorch.runtime.accumulation import widened
+
+
+class Projection:
+    """x ↦ x wᵀ for w (columns, depth) in memory; half dtypes are widened, and the results are not rounded."""
+
+    def __init__(self, w: Tensor, rows: int) -> None:
+        """For so many rows of x."""
+        self.columns, self.depth = w.shape
+        self.pairs = None
+        if w.dtype is torch.bfloat16 and pairs.worthwhile(rows, self.columns, self.depth):
+            self.pairs = pairs.columns_of_pairs(w[None])
+            return
+        wide = widened(w)
+        self.fast = matmul.worthwhile(rows, self.columns, self.depth, wide)
+        self.right = wide.resolve_neg().mT.contiguous() if self.fast else wide
+
+    def __call__(self, x: Tensor, output: Tensor | None = None) -> Tensor:
+        """The product for x (*batch, depth) in memory, written to ``output`` (*batch, columns) if that is given."""
+        if self.pairs is None and not self.fast:
+            if output is None:
+                return linear(widened(x), self.right)
+            torch.mm(widened(x).reshape(-1, self.depth), self.right.mT, out=output.view(-1, self.columns))
+            return output
+        rows = x.reshape(1, -1, self.depth)
+        output = None if output is None else output.view(1, -1, self.columns)
+        if self.pairs is not None:
+            found = pairs.times_pairs(rows, self.pairs, 1.0, output)
+        else:
+            found = matmul.products(widened(rows).resolve_neg().contiguous(), self.right[None], output)
+        return found.view(*x.shape[:-1], self.columns)
+
+
+def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply | None:
+    """What writes x wᵀ to a third tensor (rows, columns), all in memory, for x (rows, depth) and w (columns, depth).
+
+    None where PyTorch's product is faster, or operands would have to be widened.
+    """
+    if dtype is torch.bfloat16 and pairs.worthwhile(rows, columns, depth):
+
+        def in_pairs(x: Tensor, w: Tensor, output: Tensor) -> None:
+            of_w, output = pairs.columns_of_pairs(w[None]), output.view(1, rows, columns)
+            pairs.times_pairs(x.view(1, rows, depth), of_w, 1.0, output)
+
+        return in_pairs
+    like = widened(torch.empty(0, dtype=dtype))
+    if not matmul.worthwhile(rows, columns, depth, like) or like.dtype is not dtype:
+        return None
+    empty = like.new_empty
+    multiply = matmul.planned(empty(1, rows, depth), empty(1, depth, columns), empty(1, rows, columns))
+    return lambda x, w, output: multiply(x, w.mT.contiguous(), output)
+
+
+class ProjectionGradients:
+    """Gradients of x and of w from that of x wᵀ (rows, columns), all in memory and in the dtype of sums."""
+
+    def __init__(self, rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+        """For x (rows, depth) and w (columns, depth)."""
+        empty, parts = torch.empty(0, dtype=dtype).new_empty, _parts(rows)
+        self.of_input: Multiply | None = None
+        self.of_parts: Multiply | None = None
+        self.shape = parts, columns, depth
+        if matmul.worthwhile(rows, depth, columns, empty(0)):
+            self.of_input = matmul.planned(empty(1, rows, columns), empty(1, columns, depth), empty(1, rows, depth))
+        if matmul.worthwhile(columns, depth, rows, empty(0)):
+            left, right = empty(parts, rows // parts, columns).mT, empty(parts, rows // parts, depth)
+            self.of_parts = matmul.planned(left, right, empty(self.shape))
+
+    def input(self, gradient: Tensor, w: Tensor) -> Tensor:
+        """Of x (rows, depth)."""
+        if self.of_input is None:
+            return gradient @ w
+        output = w.new_empty(len(gradient), self.shape[2])
+        self.of_input(gradient, w, output)
+        return output
+
+    def weight(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Of w (columns, depth)."""
+        if self.of_parts is None:
+            return gradient.mT @ x
+        output = x.new_empty(self.shape)
+        self.of_parts(gradient, x, output)
+        return output.sum(0)
+
+
+def _parts(rows: int) -> int:
+    """In how many parts of so many rows a sum over them is taken, for threads to share; by the rows alone."""
+    return next((parts for parts in (8, 4, 2) if rows % parts == 0 and rows // parts >= DEPTH), 1)

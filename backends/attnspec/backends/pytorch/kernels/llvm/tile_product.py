@@ -1,0 +1,108 @@
+"""Products of matrices of bfloat16 by registers that hold a tile of each (AMX): sums are float32 and are not rounded.
+
+A tile at the end of the rows begins early enough to be whole: what two tiles have in common is the same number in both.
+"""
+
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm import tile_registers
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Real, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.tile_registers import BYTES, PAIRS, ROWS
+from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
+
+TASK = 4 * ROWS
+"""Rows of one task: with as many rows of the left matrix, the columns of a tile of the right one stay in the cache."""
+
+FASTER = 8
+"""Multiply-adds of pairs that take as long as one by lanes."""
+
+SUMS, LEFT, RIGHT, LAST_LEFT, LAST_RIGHT = (0, 1), (2, 3), 4, (5, 6), 7
+"""Which registers hold what; the last of the left and the right matrix have as many pairs as are left over."""
+
+
+class TileProduct(Arguments):
+    """output[r, c] = factor times the sum over pairs t of left[r left_row + t] right[c / 16, t, c % 16].
+
+    So for every entry of the batch, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` are the distances from
+    one entry to the next. ``left_bytes``, ``right_bytes`` and ``rows_of_tiles`` are `tile_registers.configuration`.
+    """
+
+    tasks: Size
+    blocks: Size
+    left_entry: Size
+    right_entry: Size
+    rows: Size
+    columns: Size
+    depth: Size
+    left: Reals
+    left_row: Size
+    right: Reals
+    output: Reals
+    factor: Real
+    left_bytes: Size
+    right_bytes: Size
+    rows_of_tiles: Size
+
+
+@compiled
+def tile_product_kernel() -> Kernel[TileProduct]:
+    """Two tiles of rows at a time, by one of columns."""
+    k = Kernel("tile_product", TileProduct, 32)
+    g = k.argument
+    tile_registers.configure(k, (g.left_bytes, g.right_bytes, g.rows_of_tiles))
+    height = k.minimum(g.rows, k.integer(ROWS))
+    sums = k.array(ROWS * PAIRS)
+    whole = g.depth // PAIRS * PAIRS
+    with k.tasks(g.tasks) as task:
+        entry, begin = task // g.blocks, task % g.blocks * TASK
+        left, right = g.left + entry * g.left_entry, g.right + entry * g.right_entry
+        output = g.output + entry * (g.rows * g.columns)
+        with (
+            k.loop(0, g.columns, PAIRS) as column,
+            k.loop(begin, k.minimum(begin + TASK, g.rows), 2 * ROWS) as first,
+        ):
+            rows = [k.minimum(first + c * ROWS, g.rows - height) for c in range(2)]
+
+            def add(
+                t: Value, of_left: tuple[int, int], of_right: int, column: Value = column, rows: list[Value] = rows,
+                left: RealPointer = left, right: RealPointer = right,
+            ) -> None:  # fmt: skip
+                tile_registers.load(k, of_right, right, column * g.depth + t * PAIRS, k.integer(PAIRS))
+                for row, own, total in zip(rows, of_left, SUMS, strict=True):
+                    tile_registers.load(k, own, left, row * g.left_row + t, g.left_row)
+                    tile_registers.add_product(k, total, own, of_right)
+
+            for total in SUMS:
+                tile_registers.zero(k, total)
+            with k.loop(0, whole, PAIRS) as t:
+                add(t, LEFT, RIGHT)
+            with k.when(whole.compare("<", g.depth)):
+                add(whole, LAST_LEFT, LAST_RIGHT)
+            for row, total in zip(rows, SUMS, strict=True):
+                tile_registers.store(k, total, sums, k.integer(0), k.integer(PAIRS))
+                with k.loop(0, height) as r:
+                    value = k.load(sums, r * PAIRS) * g.factor.load()
+                    k.store_lanes(value, k.lanes_below(g.columns - column), output, (row + r) * g.columns + column)
+    tile_registers.release(k)
+    return k
+
+
+def multiply(left: Tensor, right: Tensor, output: Tensor, factor: float) -> None:
+    """output (entries, rows, columns) = factor·left·right, of pairs in memory.
+
+    left is (entries, rows, depth), right (entries, groups of columns, depth, 16).
+    """
+    (entries, rows, depth), columns = left.shape, output.shape[2]
+    blocks = -(-rows // TASK)
+    tasks = entries * blocks
+    height, rest = min(rows, ROWS), depth % PAIRS or PAIRS
+    whole, last = (height, BYTES), (height, 4 * rest)
+    words = tile_registers.configuration([whole] * 4 + [(PAIRS, BYTES), last, last, (rest, BYTES)])
+    arguments = TileProduct(
+        tasks=tasks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
+        columns=columns, depth=depth, left=left, left_row=left.stride(1), right=right, output=output, factor=factor,
+        left_bytes=words[0], right_bytes=words[1], rows_of_tiles=words[2],
+    )  # fmt: skip
+    run(tile_product_kernel(), thread_count(tasks, entries * rows * columns * depth / FASTER), arguments)

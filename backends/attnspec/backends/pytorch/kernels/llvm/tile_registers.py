@@ -1,0 +1,87 @@
+"""Registers of 16 rows of 64 bytes, which Intel's processors multiply as matrices of bfloat16 (AMX).
+
+Eight of them are divided among the sums, the left and the right matrix of one product. A thread says how many rows and
+bytes each has before it uses them, and gives them back. Linux lends them to a process that asks.
+"""
+
+import ctypes
+import platform
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+import llvmlite.ir as ir
+
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
+from attnspec.backends.pytorch.kernels.llvm.values import BYTE, INT, POINTER, IntPointer, RealPointer, Value
+
+ROWS, BYTES = 16, 64
+"""The most that a register has."""
+
+PAIRS = BYTES // 4
+"""Pairs of bfloat16 in a row of a register, and sums of products of them."""
+
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
+"""Linux's system call, what it is asked (ARCH_REQ_XCOMP_PERM), and for which state."""
+
+
+@lru_cache(maxsize=1)
+def multiplies_tiles() -> bool:
+    """Whether the processor has such registers, and this process may use them from now on."""
+    features = llvm.get_host_cpu_features()
+    if not (HAS_512_BITS and features.get("amx-tile") and features.get("amx-bf16")):
+        return False
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0)
+
+
+def configuration(shapes: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """The words by which `configure` gives the eight registers so many rows of so many bytes."""
+    row_bytes = [size for _, size in shapes]
+    return (
+        int.from_bytes(b"".join(size.to_bytes(2, "little") for size in row_bytes[:4]), "little"),
+        int.from_bytes(b"".join(size.to_bytes(2, "little") for size in row_bytes[4:]), "little"),
+        int.from_bytes(bytes(rows for rows, _ in shapes), "little"),
+    )
+
+
+def configure(k: Kernel, words: tuple[Value, Value, Value]) -> None:
+    """Make the registers ready for this thread, with the shapes that `configuration` put into words."""
+    memory, nothing = IntPointer(k.array(BYTES // k.size).address), k.integer(0)
+    for i, word in enumerate((k.integer(1), nothing, words[0], words[1], nothing, nothing, words[2], nothing)):
+        k.store_int(word, memory, i)
+    k.intrinsic("llvm.x86.ldtilecfg", ir.FunctionType(ir.VoidType(), [POINTER]), [memory.at(0)])
+
+
+def release(k: Kernel) -> None:
+    """Give the registers back."""
+    k.intrinsic("llvm.x86.tilerelease", ir.FunctionType(ir.VoidType(), []), [])
+
+
+def zero(k: Kernel, register: int) -> None:
+    """Fill a register with zeros."""
+    k.intrinsic("llvm.x86.tilezero", ir.FunctionType(ir.VoidType(), [BYTE]), [BYTE(register)])
+
+
+def load(k: Kernel, register: int, base: RealPointer, element: Value, stride: Value) -> None:
+    """Fill a register with the rows from an element on, so many elements apart."""
+    _move(k, "llvm.x86.tileloadd64", register, base, element, stride)
+
+
+def store(k: Kernel, register: int, base: RealPointer, element: Value, stride: Value) -> None:
+    """The rows of a register to memory, from an element on, so many elements apart."""
+    _move(k, "llvm.x86.tilestored64", register, base, element, stride)
+
+
+def _move(k: Kernel, name: str, register: int, base: RealPointer, element: Value, stride: Value) -> None:
+    signature = ir.FunctionType(ir.VoidType(), [BYTE, POINTER, INT])
+    k.intrinsic(name, signature, [BYTE(register), base.at(element), (stride * base.size).ssa])
+
+
+def add_product(k: Kernel, sums: int, left: int, right: int) -> None:
+    """Add to sums[r, c] the products of all pairs left[r, t], right[t, c], each pair of bfloat16."""
+    signature = ir.FunctionType(ir.VoidType(), [BYTE] * 3)
+    k.intrinsic("llvm.x86.tdpbf16ps", signature, [BYTE(sums), BYTE(left), BYTE(right)])

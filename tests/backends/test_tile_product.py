@@ -1,0 +1,50 @@
+"""Products by tiles of bfloat16, against products in double precision."""
+
+import pytest
+import torch
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+
+from attnspec.backends.pytorch.kernels.llvm import pairs, tile_registers
+from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+
+SIZES = [(1, 1, 1, 2), (2, 5, 7, 6), (1, 16, 16, 32), (3, 33, 50, 300), (2, 100, 17, 50), (1, 130, 200, 64)]
+"""Entries, rows, columns and depth: less than a tile, whole tiles, and more tasks than one."""
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def test_registers_are_described_in_three_words() -> None:
+    shapes = [(16, 64), (3, 64), (16, 20), (1, 4), (16, 64), (5, 64), (16, 8), (2, 64)]
+    first, second, rows = tile_registers.configuration(shapes)
+    sizes = first.to_bytes(8, "little") + second.to_bytes(8, "little")
+    assert [int.from_bytes(sizes[i : i + 2], "little") for i in range(0, 16, 2)] == [x for _, x in shapes]
+    assert list(rows.to_bytes(8, "little")) == [x for x, _ in shapes]
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
+@pytest.mark.parametrize(("entries", "rows", "columns", "depth"), SIZES)
+def test_sums_are_not_rounded(entries: int, rows: int, columns: int, depth: int) -> None:
+    left, right = draw(entries, rows, depth), draw(entries, columns, depth)
+    exact = 0.5 * left.double() @ right.double().mT
+    output = torch.full((entries, rows, columns), torch.nan)
+    of_right = pairs.columns_of_pairs(right)
+    assert pairs.times_pairs(left, of_right, 0.5, output) is output
+    assert (output - exact).abs().max() <= 4 * depth**0.5 * torch.finfo(torch.float32).eps * exact.abs().max()
+    one = slice(entries - 1, entries)
+    torch.testing.assert_close(pairs.times_pairs(left[one], of_right.of(one), 0.5), output[one], rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
+def test_nan_and_infinities_stay_in_their_rows_and_columns() -> None:
+    left, right = draw(1, 37, 70), draw(1, 41, 70)
+    left[0, 4, 3], left[0, 36, 69], right[0, 40, 33] = torch.nan, torch.inf, torch.nan
+    found = pairs.times_pairs(left, pairs.columns_of_pairs(right), 1.0)
+    torch.testing.assert_close(found, left.float() @ right.float().mT, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_small_products_and_odd_depths_are_not_taken_in_pairs() -> None:
+    assert not pairs.worthwhile(4096, 64, 63)
+    assert not pairs.worthwhile(8, 8, 8)
