@@ -28,20 +28,20 @@ def test_registers_are_described_in_three_words() -> None:
 @pytest.mark.parametrize(("entries", "rows", "columns", "depth"), SIZES)
 def test_sums_are_not_rounded(entries: int, rows: int, columns: int, depth: int) -> None:
     left, right = draw(entries, rows, depth), draw(entries, columns, depth)
-    exact = 0.5 * left.double() @ right.double().mT
+    exact = left.double() @ right.double().mT
     output = torch.full((entries, rows, columns), torch.nan)
     of_right = pairs.columns_of_pairs(right)
-    assert pairs.times_pairs(left, of_right, 0.5, output) is output
+    assert pairs.times_pairs(left, of_right, output) is output
     assert (output - exact).abs().max() <= 4 * depth**0.5 * torch.finfo(torch.float32).eps * exact.abs().max()
     one = slice(entries - 1, entries)
-    torch.testing.assert_close(pairs.times_pairs(left[one], of_right.of(one), 0.5), output[one], rtol=0, atol=0)
+    torch.testing.assert_close(pairs.times_pairs(left[one], of_right.of(one)), output[one], rtol=0, atol=0)
 
 
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
 def test_nan_and_infinities_stay_in_their_rows_and_columns() -> None:
     left, right = draw(1, 37, 70), draw(1, 41, 70)
     left[0, 4, 3], left[0, 36, 69], right[0, 40, 33] = torch.nan, torch.inf, torch.nan
-    found = pairs.times_pairs(left, pairs.columns_of_pairs(right), 1.0)
+    found = pairs.times_pairs(left, pairs.columns_of_pairs(right))
     torch.testing.assert_close(found, left.float() @ right.float().mT, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
 from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
+from attnspec.backends.pytorch.runtime.accumulation import finite
 from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.runtime.kept_memory import kept
 from attnspec.backends.pytorch.runtime.recording import recorded
@@ -35,7 +36,7 @@ def serves(n: int, m: int, d: int, d_v: int, dtype: torch.dtype) -> bool:
     from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
     from attnspec.backends.pytorch.kernels.llvm.pairs import stay_in_rows
 
-    return multiplies_bfloat16() and stay_in_rows(n) and stay_in_rows(m)
+    return multiplies_bfloat16() and all(rows == 1 or stay_in_rows(rows) for rows in (n, m))
 
 
 def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -61,6 +62,19 @@ def _memory(kind: str, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=dtype) if found is None else found.view(shape)
 
 
+def _pooled(weights: Tensor, value: Tensor, output: Tensor | None = None) -> Tensor:
+    """Weights times values; those of one key are 1, or NaN."""
+    if weights.shape[2] == 1 and finite(weights):
+        whole = value.expand(*weights.shape[:2], value.shape[2])
+        return whole.contiguous() if output is None else output.copy_(whole)
+    return _times(weights, value, output)
+
+
+def _times(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor:
+    """The products of a batch of matrices; of one column and one row no sums, but products of numbers."""
+    return torch.mul(left, right, out=output) if right.shape[1] == 1 else torch.bmm(left, right, out=output)
+
+
 def forward(
     scale: float, query: Tensor, key: Tensor, value: Tensor, *, logarithms: bool = False, saves: bool = False
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
@@ -73,20 +87,20 @@ def forward(
     found = query.new_empty(entries, n) if logarithms else None
     keys = columns_of_pairs(key)
     if saves and entries * n * m <= KEPT:
-        scores = times_pairs(query, keys, scale)
+        scores = times_pairs(query, keys)
         rounded = torch.empty_like(scores, dtype=torch.bfloat16)
-        weight_rows.weights(scores, rounded, kept=True, logarithms=found)
-        return torch.bmm(rounded, value), found, (scores, rounded)
+        weight_rows.weights(scale, scores, rounded, kept=True, logarithms=found)
+        return _pooled(rounded, value), found, (scores, rounded)
     output = value.new_empty(entries, n, value.shape[-1])
     for some, parts in chunks(entries, n, m):
         for rows in parts:
             part = query[some, rows]
             shape = *part.shape[:2], m
-            scores = times_pairs(part, keys.of(some), scale, _memory("scores", torch.float32, *shape))
+            scores = times_pairs(part, keys.of(some), _memory("scores", torch.float32, *shape))
             rounded = _memory("weights", torch.bfloat16, *shape)
             own = None if found is None else found[some, rows]
-            weight_rows.weights(scores, rounded, kept=False, logarithms=own)
-            torch.bmm(rounded, value[some], out=output[some, rows])
+            weight_rows.weights(scale, scores, rounded, kept=False, logarithms=own)
+            _pooled(rounded, value[some], output[some, rows])
     return output, found, None
 
 
@@ -147,8 +161,7 @@ def products(
     # hooks on saved tensors may have changed their strides
     gradient, weights = gradient.contiguous(), [x.contiguous() for x in weights]
     (entries, n, _), m, bfloat16 = query.shape, key.shape[1], torch.bfloat16
-    # scaled already, for the gradient of a softmax is linear
-    of_rows = None if of_logarithms is None else (of_logarithms * scale).contiguous()
+    of_rows = None if of_logarithms is None else of_logarithms.contiguous()
     by_query, by_key, by_value = (x.new_empty(x.shape) if w else None for x, w in zip(operands, wanted, strict=True))
     values = columns_of_pairs(value)
     keys = None if weights else columns_of_pairs(key)
@@ -163,15 +176,15 @@ def products(
             if keys is None:
                 before = weights[0]
             else:
-                before = times_pairs(part, keys.of(some), scale, _memory("scores", torch.float32, *sizes))
-                weight_rows.weights(before, rounded[:, rows], kept=True)
+                before = times_pairs(part, keys.of(some), _memory("scores", torch.float32, *sizes))
+                weight_rows.weights(scale, before, rounded[:, rows], kept=True)
             by_weights = _memory("gradients of weights", torch.float32, *sizes)
-            times_pairs(gradient[some, rows], values.of(some), scale, by_weights)
-            weight_rows.gradients(before, by_weights, own, by_scores[:, rows])
+            times_pairs(gradient[some, rows], values.of(some), by_weights)
+            weight_rows.gradients(scale, before, by_weights, own, by_scores[:, rows])
             if by_query is not None:
-                torch.bmm(by_scores[:, rows], key[some], out=by_query[some, rows])
+                _times(by_scores[:, rows], key[some], by_query[some, rows])
         if by_key is not None:
-            torch.bmm(by_scores.mT, query[some], out=by_key[some])
+            _times(by_scores.mT, query[some], by_key[some])
         if by_value is not None:
-            torch.bmm(rounded.mT, gradient[some], out=by_value[some])
+            _times(rounded.mT, gradient[some], by_value[some])
     return by_query, by_key, by_value

@@ -132,7 +132,16 @@ def _parts(call: Call) -> tuple[slice, ...]:
 
 
 def widens(query: Tensor, key: Tensor) -> bool:
-    """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long, and of
-    some dtypes its errors show."""
+    """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long, but
+    for bfloat16 where it multiplies tiles, and of some dtypes its errors show."""
     few = query.shape[-2] <= FEW_HALF and key.numel() >= WORTH_WIDENING
+    few = few and not (query.dtype is torch.bfloat16 and _multiplies_tiles())
     return query.dtype in HALF_DTYPES and (few or query.dtype in cpu_routes.APPROXIMATED)
+
+
+def _multiplies_tiles() -> bool:
+    if not HAS_LLVMLITE:
+        return False
+    from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
+
+    return multiplies_tiles()

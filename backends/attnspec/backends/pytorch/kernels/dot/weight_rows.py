@@ -4,9 +4,18 @@ cache: with the rounding to bfloat16 that products of pairs need, PyTorch's oper
 from collections.abc import Callable, Sequence
 from math import e, log2
 
+import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, OptionalBytes, OptionalReals, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.arguments import (
+    Arguments,
+    Flag,
+    OptionalBytes,
+    OptionalReals,
+    Real,
+    Reals,
+    Size,
+)
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, store
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
@@ -24,7 +33,7 @@ WORK = 16
 
 
 class Weights(Arguments):
-    """Arguments of `weights_kernel`: rows of ``m`` scores, which become weights if ``kept``.
+    """Arguments of `weights_kernel`: rows of ``m`` scores without their ``scale``, which become weights if ``kept``.
 
     ``rounded`` (rows, m) are the weights and ``logarithms`` (rows) log Σ exp, both in bfloat16.
     """
@@ -33,6 +42,7 @@ class Weights(Arguments):
     rows: Size
     m: Size
     kept: Flag
+    scale: Real
     scores: Reals
     rounded: OptionalBytes
     logarithms: OptionalBytes
@@ -41,12 +51,13 @@ class Weights(Arguments):
 class Gradients(Arguments):
     """Arguments of `gradients_kernel`: ``weights`` and their gradients (rows, m), gradients of log Σ exp (rows).
 
-    ``rounded`` (rows, m) becomes the gradients of scores in bfloat16.
+    ``rounded`` (rows, m) becomes the gradients of scores without their ``scale``, in bfloat16.
     """
 
     tasks: Size
     rows: Size
     m: Size
+    scale: Real
     weights: Reals
     of_weights: Reals
     of_logarithms: OptionalReals
@@ -77,7 +88,7 @@ def _total(k: Kernel, parts: list[Variable]) -> Value:
 
 @compiled
 def weights_kernel() -> Kernel[Weights]:
-    """softmax of float32."""
+    """softmax of float32 times a scale."""
     k = Kernel("weight_rows", Weights, 32)
     g = k.argument
     with k.tasks(g.tasks) as task, k.loop(task * ROWS, k.minimum(g.rows, task * ROWS + ROWS)) as row:
@@ -99,9 +110,10 @@ def _weights_of_row(k: Kernel[Weights], row: Value) -> None:
     for other in maxima[1:]:
         largest = k.maximum(other.get(), largest)
     largest = k.max(largest)
+    steepness = g.scale.load() * log2(e)
 
     def add(j: Value, inside: Inside, c: int) -> None:
-        weight = exp2(k, (load(k, inside, scores, j) - largest) * log2(e))
+        weight = exp2(k, (load(k, inside, scores, j) - largest) * steepness)
         store(k, weight, inside, scores, j)
         totals[c].add(_among(k, weight, inside, 0.0))
 
@@ -117,12 +129,12 @@ def _weights_of_row(k: Kernel[Weights], row: Value) -> None:
 
     _each(k, g.m, scale)
     with k.when(g.logarithms.is_given()):
-        k.store_stored(largest + log(k, total), g.logarithms, row * 2, "bfloat16", first=True)
+        k.store_stored(largest * g.scale.load() + log(k, total), g.logarithms, row * 2, "bfloat16", first=True)
 
 
 @compiled
 def gradients_kernel() -> Kernel[Gradients]:
-    """weights·(of_weights − Σ weights·of_weights + of_logarithms)."""
+    """scale·weights·(of_weights − Σ weights·of_weights + of_logarithms)."""
     k = Kernel("weight_row_gradients", Gradients, 32)
     g = k.argument
     with k.tasks(g.tasks) as task, k.loop(task * ROWS, k.minimum(g.rows, task * ROWS + ROWS)) as row:
@@ -142,41 +154,47 @@ def _gradients_of_row(k: Kernel[Gradients], row: Value) -> None:
     mean = Variable(k, _total(k, totals))
     with k.when(g.of_logarithms.is_given()):
         mean.set(mean.get() - k.broadcast(g.of_logarithms, row))
-    taken = mean.get()
+    taken, scale = mean.get(), g.scale.load()
 
     def change(j: Value, inside: Inside, _: int) -> None:
-        of_score = load(k, inside, weights, j) * (load(k, inside, gradients, j) - taken)
+        of_score = load(k, inside, weights, j) * (load(k, inside, gradients, j) - taken) * scale
         k.store_bfloat16(of_score, rounded, j * 2, inside)
 
     _each(k, g.m, change)
 
 
 def weights(
-    scores: Tensor, rounded: Tensor, *, kept: bool, logarithms: Tensor | None = None
+    scale: float, scores: Tensor, rounded: Tensor, *, kept: bool, logarithms: Tensor | None = None
 ) -> None:  # fmt: skip
-    """softmax of scores (…, m), ``rounded`` to bfloat16; the scores become weights if ``kept``.
+    """softmax of scale·scores (…, m), ``rounded`` to bfloat16; the scores become weights if ``kept``.
 
     ``logarithms`` (…) become log Σ exp, in bfloat16. All lie in memory one number after another.
     """
     m = scores.shape[-1]
+    if m == 1:
+        if logarithms is not None:
+            torch.mul(scores[..., 0], scale, out=logarithms)
+        rounded.copy_(torch.sub(scores, scores, out=scores).add_(1))  # 1, or NaN where a score is not finite
+        return
     rows = scores.numel() // m
     tasks = -(-rows // ROWS)
     arguments = Weights(
-        tasks=tasks, rows=rows, m=m, kept=kept, scores=scores, rounded=rounded, logarithms=logarithms
+        tasks=tasks, rows=rows, m=m, kept=kept, scale=scale, scores=scores, rounded=rounded, logarithms=logarithms
     )  # fmt: skip
     run(weights_kernel(), thread_count(tasks, rows * m * WORK), arguments)
 
 
-def gradients(weights: Tensor, of_weights: Tensor, of_logarithms: Tensor | None, rounded: Tensor) -> None:
-    """Gradients of scores, ``rounded`` to bfloat16, from weights and their gradients (…, m) and those of log Σ exp (…).
+def gradients(scale: float, weights: Tensor, of_weights: Tensor, of_logarithms: Tensor | None, rounded: Tensor) -> None:
+    """Gradients of scores without their scale, ``rounded`` to bfloat16.
 
+    From weights and their gradients (…, m) and those of log Σ exp (…).
     All lie in memory one number after another.
     """
     m = weights.shape[-1]
     rows = weights.numel() // m
     tasks = -(-rows // ROWS)
     arguments = Gradients(
-        tasks=tasks, rows=rows, m=m, weights=weights, of_weights=of_weights, of_logarithms=of_logarithms,
+        tasks=tasks, rows=rows, m=m, scale=scale, weights=weights, of_weights=of_weights, of_logarithms=of_logarithms,
         rounded=rounded,
     )  # fmt: skip
     run(gradients_kernel(), thread_count(tasks, rows * m * 2), arguments)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Real, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, is_zen, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, store
@@ -41,7 +41,7 @@ LONG = 512
 
 
 class Product(Arguments):
-    """output[r, c] = factor times the sum over t of left[r left_row + t left_step] right[t, c].
+    """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c].
 
     So for every entry of the batch, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` are the distances from
     one entry to the next.
@@ -59,7 +59,6 @@ class Product(Arguments):
     left_step: Size
     right: Reals
     output: Reals
-    factor: Real
 
 
 @compiled
@@ -87,11 +86,10 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
                 left = k.broadcast(left_matrix, number * g.left_row + t * g.left_step)
                 for x, total in zip(right, own, strict=True):
                     total.set(add(left, x, total.get()))
-        factor = k.select(stop.compare("==", g.depth), g.factor.load(), k.full(1.0))
         for r, (row, own) in enumerate(zip(places, sums, strict=True)):
             with k.when(below.compare(">", r)):
                 for place, total in zip(row, own, strict=True):
-                    store(k, total.get() * factor, inside, output, place)
+                    store(k, total.get(), inside, output, place)
 
     with k.tasks(g.tasks) as task:
         entry, begin = task // g.blocks, task % g.blocks * TASK
@@ -161,24 +159,24 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def products(
-    left: Tensor, right: Tensor, output: Tensor | None = None, factor: float = 1.0, *, pairs: bool = False
+    left: Tensor, right: Tensor, output: Tensor | None = None, *, pairs: bool = False
 ) -> Tensor:  # fmt: skip
-    """factor·left·right for left (entries, rows, depth) with any strides and right (entries, depth, columns) in memory.
+    """left·right for left (entries, rows, depth) with any strides and right (entries, depth, columns) in memory.
 
     Of float32 or float64, or of ``pairs`` of bfloat16 in the place of float32.
     """
     (entries, rows, depth), columns = left.shape, right.shape[2]
     output = torch.empty(entries, rows, columns, dtype=right.dtype) if output is None else output
     threads = thread_count(entries * -(-rows // TASK), entries * rows * columns * depth)
-    run(product_kernel(8 * right.element_size(), pairs), threads, _arguments(left, right, output, factor))
+    run(product_kernel(8 * right.element_size(), pairs), threads, _arguments(left, right, output))
     return output
 
 
-def _arguments(left: Tensor, right: Tensor, output: Tensor, factor: float = 1.0) -> Product:
+def _arguments(left: Tensor, right: Tensor, output: Tensor) -> Product:
     (entries, rows, depth), columns = left.shape, right.shape[2]
     blocks = -(-rows // TASK)
     return Product(
         tasks=entries * blocks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
         columns=columns, depth=depth, left=left, left_row=left.stride(1), left_step=left.stride(2), right=right,
-        output=output, factor=factor,
+        output=output,
     )  # fmt: skip

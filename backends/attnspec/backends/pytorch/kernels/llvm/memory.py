@@ -142,6 +142,20 @@ class Memory(Arithmetic):
             vector = self.builder.insert_element(vector, scalar, INT32(lane))
         return Value(self, vector)
 
+    def load_strided(self, inside: Value, base: RealPointer, element: Value, stride: Value) -> Value:
+        """Reals from an element on, so many elements apart, of the lanes marked in `inside`; 0 in the others."""
+        b = self.builder
+        numbers = b.zext(self.lane_numbers().ssa, ir.VectorType(INT, self.lanes))
+        steps = b.mul(numbers, self.splat((stride * self.size).ssa))
+        places = b.add(self.splat((base + element).address.ssa), steps)
+        pointers = b.inttoptr(places, ir.VectorType(POINTER, self.lanes))
+        signature = ir.FunctionType(
+            self.vector, [ir.VectorType(POINTER, self.lanes), INT32, ir.VectorType(BIT, self.lanes), self.vector]
+        )
+        arguments = [pointers, INT32(self.size), inside.ssa, self.full(0.0).ssa]
+        name = f"llvm.masked.gather.{self.suffix}.v{self.lanes}p0"
+        return self.intrinsic(name, signature, arguments)
+
     def load_lanes(self, inside: Value, base: RealPointer, element: Index) -> Value:
         """The lanes marked in `inside`; other lanes are 0 and are not read."""
         signature = ir.FunctionType(self.vector, [POINTER, INT32, ir.VectorType(BIT, self.lanes), self.vector])

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from attnspec.backends.pytorch.kernels.llvm import tile_product
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
 from attnspec.backends.pytorch.kernels.llvm.matmul import products
 from attnspec.backends.pytorch.kernels.llvm.matmul import worthwhile as worthwhile_in_float32
-from attnspec.backends.pytorch.kernels.llvm.tile_registers import PAIRS, multiplies_tiles
+from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
 
 LEAST_OF_TILES = 2**19
 """Multiply-adds from which a product by tiles is worth more than it takes to begin."""
@@ -54,21 +53,20 @@ def stay_in_rows(depth: int) -> bool:
 def columns_of_pairs(right: Tensor) -> Columns:
     """Of right (entries, m, depth), which has an even depth, the columns of its transpose."""
     rows = in_pairs(right)
-    entries, m, depth = rows.shape
+    m = rows.shape[1]
     if not multiplies_tiles():
         return Columns(rows.mT.contiguous(), m)
-    rows = pad(rows, (0, 0, 0, -m % PAIRS))
-    return Columns(rows.view(entries, -1, PAIRS, depth).mT.contiguous(), m)
+    return Columns(tile_product.packed(rows), m)
 
 
-def times_pairs(left: Tensor, columns: Columns, factor: float, output: Tensor | None = None) -> Tensor:
-    """factor·left·rightᵀ, in float32, for left (entries, n, depth) of bfloat16 in memory and the columns of right."""
+def times_pairs(left: Tensor, columns: Columns, output: Tensor | None = None) -> Tensor:
+    """left·rightᵀ, in float32, for left (entries, n, depth) of bfloat16 in memory and the columns of right."""
     left = in_pairs(left)
     if not multiplies_tiles():
-        return products(left, columns.memory, output, factor, pairs=True)
+        return products(left, columns.memory, output, pairs=True)
     if output is None:
         output = torch.empty(*left.shape[:2], columns.number, dtype=torch.float32)
-    tile_product.multiply(left, columns.memory, output, factor)
+    tile_product.multiply(left, columns.memory, output)
     return output
 
 

@@ -33,7 +33,7 @@ class Projection:
         rows = x.reshape(1, -1, self.depth)
         output = None if output is None else output.view(1, -1, self.columns)
         if self.pairs is not None:
-            found = pairs.times_pairs(rows, self.pairs, 1.0, output)
+            found = pairs.times_pairs(rows, self.pairs, output)
         else:
             found = matmul.products(widened(rows).resolve_neg().contiguous(), self.right[None], output)
         return found.view(*x.shape[:-1], self.columns)
@@ -48,7 +48,7 @@ def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply
 
         def in_pairs(x: Tensor, w: Tensor, output: Tensor) -> None:
             of_w, output = pairs.columns_of_pairs(w[None]), output.view(1, rows, columns)
-            pairs.times_pairs(x.view(1, rows, depth), of_w, 1.0, output)
+            pairs.times_pairs(x.view(1, rows, depth), of_w, output)
 
         return in_pairs
     like = widened(torch.empty(0, dtype=dtype))

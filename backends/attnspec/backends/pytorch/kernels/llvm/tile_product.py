@@ -6,7 +6,7 @@ A tile at the end of the rows begins early enough to be whole: what two tiles ha
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm import tile_registers
-from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Real, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.tile_registers import BYTES, PAIRS, ROWS
@@ -23,7 +23,7 @@ SUMS, LEFT, RIGHT, LAST_LEFT, LAST_RIGHT = (0, 1), (2, 3), 4, (5, 6), 7
 
 
 class TileProduct(Arguments):
-    """output[r, c] = factor times the sum over pairs t of left[r left_row + t] right[c / 16, t, c % 16].
+    """output[r, c] = the sum over pairs t of left[r left_row + t] right[c / 16, t, c % 16].
 
     So for every entry of the batch, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` are the distances from
     one entry to the next. ``left_bytes``, ``right_bytes`` and ``rows_of_tiles`` are `tile_registers.configuration`.
@@ -40,10 +40,38 @@ class TileProduct(Arguments):
     left_row: Size
     right: Reals
     output: Reals
-    factor: Real
     left_bytes: Size
     right_bytes: Size
     rows_of_tiles: Size
+
+
+class Packing(Arguments):
+    """output (entries, groups of rows, depth, 16) is x (entries, rows, depth), with zeros behind the last of the rows.
+
+    A task is a group; ``groups`` are those of an entry, ``entry`` the distance from one entry to the next.
+    """
+
+    tasks: Size
+    groups: Size
+    entry: Size
+    rows: Size
+    depth: Size
+    x: Reals
+    output: Reals
+
+
+@compiled
+def packing_kernel() -> Kernel[Packing]:
+    """A column of each group at a time."""
+    k = Kernel("tile_packing", Packing, 32)
+    g = k.argument
+    with k.tasks(g.tasks) as task:
+        first = task % g.groups * PAIRS
+        x, output = g.x + (task // g.groups * g.entry + first * g.depth), g.output + task * g.depth * PAIRS
+        inside = k.lanes_below(g.rows - first)
+        with k.loop(0, g.depth) as t:
+            k.store(k.load_strided(inside, x, t, g.depth), output, t * PAIRS)
+    return k
 
 
 @compiled
@@ -81,16 +109,19 @@ def tile_product_kernel() -> Kernel[TileProduct]:
             with k.when(whole.compare("<", g.depth)):
                 add(whole, LAST_LEFT, LAST_RIGHT)
             for row, total in zip(rows, SUMS, strict=True):
-                tile_registers.store(k, total, sums, k.integer(0), k.integer(PAIRS))
-                with k.loop(0, height) as r:
-                    value = k.load(sums, r * PAIRS) * g.factor.load()
-                    k.store_lanes(value, k.lanes_below(g.columns - column), output, (row + r) * g.columns + column)
+                with k.when((column + PAIRS).compare("<=", g.columns)) as otherwise:
+                    tile_registers.store(k, total, output, row * g.columns + column, g.columns)
+                with otherwise():
+                    tile_registers.store(k, total, sums, k.integer(0), k.integer(PAIRS))
+                    with k.loop(0, height) as r:
+                        inside = k.lanes_below(g.columns - column)
+                        k.store_lanes(k.load(sums, r * PAIRS), inside, output, (row + r) * g.columns + column)
     tile_registers.release(k)
     return k
 
 
-def multiply(left: Tensor, right: Tensor, output: Tensor, factor: float) -> None:
-    """output (entries, rows, columns) = factor·left·right, of pairs in memory.
+def multiply(left: Tensor, right: Tensor, output: Tensor) -> None:
+    """output (entries, rows, columns) = left·right, of pairs in memory.
 
     left is (entries, rows, depth), right (entries, groups of columns, depth, 16).
     """
@@ -102,7 +133,20 @@ def multiply(left: Tensor, right: Tensor, output: Tensor, factor: float) -> None
     words = tile_registers.configuration([whole] * 4 + [(PAIRS, BYTES), last, last, (rest, BYTES)])
     arguments = TileProduct(
         tasks=tasks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
-        columns=columns, depth=depth, left=left, left_row=left.stride(1), right=right, output=output, factor=factor,
+        columns=columns, depth=depth, left=left, left_row=left.stride(1), right=right, output=output,
         left_bytes=words[0], right_bytes=words[1], rows_of_tiles=words[2],
     )  # fmt: skip
     run(tile_product_kernel(), thread_count(tasks, entries * rows * columns * depth / FASTER), arguments)
+
+
+def packed(x: Tensor) -> Tensor:
+    """x (entries, rows, depth) of pairs in memory as `multiply` reads the right one, whose columns they become."""
+    entries, rows, depth = x.shape
+    groups = -(-rows // PAIRS)
+    output = x.new_empty(entries, groups, depth, PAIRS)
+    tasks = entries * groups
+    arguments = Packing(
+        tasks=tasks, groups=groups, entry=x.stride(0), rows=rows, depth=depth, x=x, output=output
+    )  # fmt: skip
+    run(packing_kernel(), thread_count(tasks, output.numel()), arguments)
+    return output
