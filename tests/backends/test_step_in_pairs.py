@@ -20,6 +20,12 @@ HEADS = [(8, 2), (6, 2), (7, 1), (12, 1)]
 ROUNDED = 1.01 * 2.0**-8
 """A rounding to bfloat16, and little more."""
 
+
+@pytest.fixture(autouse=True)
+def _on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "is_zen", lambda: True)
+
+
 pytestmark = pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
 
 

@@ -94,6 +94,11 @@ def four_dimensional(
     return Call(query, key, value, mask, causal, q[-1] ** -0.5 if scale is None else scale), batch
 
 
+def overlaps(x: Tensor) -> bool:
+    """Whether numbers of x share memory. PyTorch's fused kernel gives its output the strides of such a query."""
+    return x.numel() > 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
 def _refuse(argument: str, expected: str, got: object) -> NoReturn:
     raise ValueError(f"{NAME}: {argument}: expected {expected}; got {got}")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
 from attnspec.backends.pytorch.kernels.dot import paired_formula
-from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
+from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional, overlaps
 from attnspec.backends.pytorch.kernels.dot.exact_exclusion import exact
 from attnspec.backends.pytorch.kernels.dot.zero_rows import has_zero_row
 from attnspec.backends.pytorch.runtime import autocast
@@ -107,6 +107,8 @@ def by_pytorch(
     sdpa = F.scaled_dot_product_attention
     if query.is_cpu and query.dtype in APPROXIMATED:
         sdpa = in_float32(sdpa)
+    if not intercepted() and overlaps(query):
+        query = query.contiguous()
     output = sdpa(query, key, value, mask, 0.0, causal, scale=scale)
     if intercepted() or key.shape[-2] >= few_keys(key.dtype) or not output.numel():
         return output

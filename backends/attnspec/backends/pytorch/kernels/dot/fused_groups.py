@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels.dot.call import overlaps
 from attnspec.backends.pytorch.kernels.dot.cpu_routes import few_keys
 from attnspec.backends.pytorch.kernels.dot.group_gradients import gradients_by_formula
 from attnspec.backends.pytorch.kernels.dot.planned_pytorch import widens
@@ -139,7 +140,7 @@ def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
     """
     if FORWARD is None or BACKWARD is None or query.dim() != 4 or key.dim() != 4 or key.shape != value.shape:
         return None
-    if query.shape[0] != key.shape[0] or query.shape[-1] != key.shape[-1]:
+    if query.shape[0] != key.shape[0] or query.shape[-1] != key.shape[-1] or overlaps(query):
         return None
     from attnspec.backends.pytorch.kernels.dot.regular import SUMMED, inspector
 

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
 from attnspec.backends.pytorch.kernels.dot import cpu_routes
-from attnspec.backends.pytorch.kernels.dot.call import Call
+from attnspec.backends.pytorch.kernels.dot.call import Call, overlaps
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder, has_zero_row
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 
@@ -47,6 +47,12 @@ def by_pytorch(call: Call, rank: int, scale: float | None) -> Attend:
         return sdpa(query[None, None], key[None, None], value[None, None])[0, 0]
 
     attend: Attend = (of_none, of_one, of_two)[rank]
+    if overlaps(call.query):
+        whole = attend
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+            return whole(query.contiguous(), key, value, mask)
+
     if call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype):
         attend = _with_nan(attend, call, scale)
     return _widened(attend, call) if widens(call.query, call.key) else attend
@@ -58,6 +64,8 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
     It gives None where something is not finite or a row is empty. None where masks or operands do not lie as they must.
     """
     if not HAS_LLVMLITE or (mask is not None and (call.causal or mask.dim() not in (2, rank + 2))):
+        return None
+    if overlaps(call.query):
         return None
     from attnspec.backends.pytorch.kernels.dot.regular import inspector
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, multiplies_bfloat16, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, is_zen, multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import deinterleaved, exp2
@@ -235,7 +235,10 @@ def _call(
 
 
 def _in_pairs(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether products are taken in pairs of bfloat16: of many heads with each key, for few are read no faster."""
+    """Whether products are taken in pairs of bfloat16: of many heads with each key, for few are read no faster.
+
+    Intel's processors take as long for a pair as for four products of float32.
+    """
     pairs, many = register_bytes() // 2, query.shape[1] > 2 * key.shape[1]
     columns = query.shape[-1] % pairs == 0 and value.shape[-1] % pairs == 0
-    return many and columns and query.dtype is key.dtype is torch.bfloat16 and multiplies_bfloat16()
+    return many and columns and query.dtype is key.dtype is torch.bfloat16 and is_zen() and multiplies_bfloat16()

@@ -3,7 +3,7 @@
 PyTorch's own use a third of the multiply-adds of processors that its library was not made for: measured on one core of
 Zen 5, 50 G multiply-adds/s in float32 and 118 here, of 142. With AVX2 alone, on Zen 3, both do 30 of 48, PyTorch's more
 where matrices are small, and on Intel's processors PyTorch's do 85 to 98 of 106, and these 71 to 91: there all products
-but those of long sums are left to PyTorch.
+are left to PyTorch.
 """
 
 from array import array
@@ -34,10 +34,6 @@ TASK = 8 * ROWS
 
 LEAST = 2**21
 """Multiply-adds from which this is worth more than it takes to begin."""
-
-
-LONG = 512
-"""Terms of a sum from which PyTorch's products may depend on the number of threads where they are the faster ones."""
 
 
 class Product(Arguments):
@@ -135,8 +131,9 @@ def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
 
     None is whose rows do not fill a register.
     """
-    wanted = HAS_512_BITS and (is_zen() or depth > LONG)
-    return wanted and rows * columns * depth >= LEAST and columns * x.element_size() >= register_bytes()
+    return (
+        HAS_512_BITS and is_zen() and rows * columns * depth >= LEAST and columns * x.element_size() >= register_bytes()
+    )
 
 
 def product(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor:
@@ -150,12 +147,22 @@ def product(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor
     return left @ right if output is None else torch.mm(left, right, out=output)
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add to a total what `product` gives."""
-    if worthwhile(left.shape[0], right.shape[1], right.shape[0], right):
-        total += product(left, right)
-    else:
-        total.addmm_(left, right)
+def over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
+    """leftᵀ·right for left (rows, columns) and right (rows, depth), added to a total if that is given.
+
+    PyTorch is given so many rows at a time that the sums do not depend on the number of threads.
+    """
+    (rows, columns), depth = left.shape, right.shape[1]
+    if worthwhile(columns, depth, rows, right):
+        found = product(left.mT, right)
+        return found if total is None else total.add_(found)
+    if is_zen():
+        return left.mT @ right if total is None else total.addmm_(left.mT, right)
+    if total is None:
+        total = right.new_zeros(columns, depth)
+    for some, others in zip(torch.split(left, DEPTH), torch.split(right, DEPTH), strict=True):
+        total.addmm_(some.mT, others)
+    return total
 
 
 def products(

@@ -85,7 +85,7 @@ class ProjectionGradients:
     def weight(self, gradient: Tensor, x: Tensor) -> Tensor:
         """Of w (columns, depth)."""
         if self.of_parts is None:
-            return gradient.mT @ x
+            return matmul.over_rows(gradient, x)
         output = x.new_empty(self.shape)
         self.of_parts(gradient, x, output)
         return output.sum(0)

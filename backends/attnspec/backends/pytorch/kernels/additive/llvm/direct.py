@@ -154,7 +154,7 @@ def _forward(
     entries = part[1] - part[0]
     of_a, of_b, weights = into
     a, b = project[0](query, of_a).contiguous(), project[1](key, of_b).contiguous()
-    value, w_v = (value if plan.rounds else widened(value)).contiguous(), widened(w_v).contiguous()
+    value, w_v = (widened(value) if plan.reads == "real" else value).contiguous(), widened(w_v).contiguous()
     shape = (*plan.batch, plan.n, plan.d) if entries == plan.entries else (entries, plan.n, plan.d)
     output = torch.empty(shape, dtype=a.dtype)
     threads = torch.get_num_threads() if plan.parallel else 1
@@ -192,7 +192,7 @@ class DirectAttention(torch.autograd.Function):
             output, nan = _in_pieces(plan, operands, mask, whole)
             found: Sequence[Tensor | None] = whole
         else:
-            given = wide(operands) if plan.half and not plan.rounds else operands
+            given = wide(operands, plan.reads) if plan.half and not plan.rounds else operands
             into = None, None, torch.empty(plan.entries, plan.n, plan.m, dtype=plan.real)
             output, nan, *found = _forward(plan, given, _projections(given), mask, (0, plan.entries), into)
             if given is not operands and plan.entries * plan.m * plan.h <= PIECE:
@@ -213,7 +213,7 @@ class DirectAttention(torch.autograd.Function):
             parted = len(ctx.plan.pieces) > 1 or ctx.plan.rounds
             if parted and not intercepted() and all(map(addressable, (gradient, *tensors, weights))):
                 return in_pieces(ctx.plan, operands, gradient, a, b, weights, wanted)
-            given = kept if kept.query is not None else wide(operands) if ctx.plan.half else operands
+            given = kept if kept.query is not None else wide(operands, ctx.plan.reads) if ctx.plan.half else operands
             made = gradients(ctx.plan, given, gradient, a, b, weights, wanted)
             return tuple(None if x is None else x.to(operands.value.dtype) for x in made) if ctx.plan.half else made
 

@@ -70,15 +70,17 @@ def _by_parts(
         w.new_zeros(w.shape) if want and w is not None else None
         for w, want in zip((w_q, w_k, w_v), wanted[3:6], strict=True)
     ]
+    written = not plan.half or (plan.n == 1 and plan.reads != "real")
     for start, stop in plan.pieces:
-        query, key, value = (widened(x[start:stop]) for x in operands[:3])
+        query, key, value = (x[start:stop] for x in operands[:3])
+        query, key, value = widened(query), widened(key), widened(value) if plan.reads == "real" else value
         own_a, own_b = (x if own is None else own[start:stop] for x, own in ((query, a), (key, b)))
         targets = [None if x is None else x[start:stop] for x in of_rows]
         found = _by_kernel(
             plan, own_a, own_b, w_v, value, widened(gradient[start:stop]), weights[start:stop],
-            [x[: stop - start] for x in memory], None if plan.half else targets[2],
+            [x[: stop - start] for x in memory], targets[2] if written else None,
         )  # fmt: skip
-        if plan.half and targets[2] is not None:
+        if not written and targets[2] is not None:
             targets[2].copy_(found[2])
         for x, w, by, target, total in zip((query, key), (w_q, w_k), found, targets, of_weights, strict=False):
             _add_through(by, x, w, target, total)
@@ -99,7 +101,7 @@ def _add_through(gradient: Tensor, x: Tensor, w: Tensor | None, target: Tensor |
     elif target is not None:
         target.copy_(matmul.product(rows, w).view(x.shape))
     if total is not None:
-        matmul.add_product(total, rows.mT, given)
+        matmul.over_rows(rows, given, total)
 
 
 def _memory(plan: Plan, like: Tensor) -> list[Tensor]:
@@ -154,7 +156,7 @@ def _through(
     if intercepted() or not all(map(addressable, (gradient, x, w))):
         by_weight = rows.mT @ x.reshape(-1, w.shape[1]) if of_weight else None
         return (rows @ w).view(x.shape) if of_input else None, by_weight
-    by_weight = matmul.product(rows.mT, x.reshape(-1, w.shape[1])) if of_weight else None
+    by_weight = matmul.over_rows(rows, x.reshape(-1, w.shape[1])) if of_weight else None
     return matmul.product(rows, w).view(x.shape) if of_input else None, by_weight
 
 
@@ -175,7 +177,7 @@ def _by_kernel(
     by_a, by_b, of_value = memory
     by_a = by_a if by_a.dtype is a.dtype else a.new_empty(e, n, h)
     by_value, by_w = of_value if by_value is None else by_value, a.new_empty(e, h)
-    kernel = backward_kernel(plan.bits, STORED[value.dtype], STORED[by_b.dtype])
+    kernel = backward_kernel(plan.bits, STORED[value.dtype], STORED[by_b.dtype], STORED[by_value.dtype])
     threads = torch.get_num_threads() if plan.parallel and e > 1 else 1
     scratch = a.new_empty(threads * plan.scratch)
     words = plan.backward_words[:]
@@ -203,7 +205,7 @@ def _by_pytorch(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same by PyTorch's operations, for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
     e = plan.entries
-    a, b, value = (x.reshape(-1, *x.shape[-2:]).expand(e, -1, -1) for x in (a, b, value))
+    a, b, value = (x.reshape(-1, *x.shape[-2:]).expand(e, -1, -1) for x in (a, b, widened(value)))
     gradient = gradient.reshape(e, plan.n, plan.d)
     tanh = torch.tanh(a.unsqueeze(-2) + b.unsqueeze(-3))
     of_weights = gradient @ value.mT

@@ -226,29 +226,33 @@ def _pool(k: Kernel[Forward], entry: Value, row: Value, stop: Value, weights: Re
 
 
 @compiled
-def backward_kernel(bits: int, stored: str = "real", written: str = "real") -> Kernel[Backward]:
+def backward_kernel(bits: int, stored: str = "real", of_b: str = "real", of_value: str = "real") -> Kernel[Backward]:
     """Gradients of a, b, value, and of w_v by entries.
 
-    Values are ``stored``, and gradients of b and of values ``written``, as `Memory.load_stored` says.
+    How values are ``stored``, and gradients ``of_b`` and ``of_value``, is said as in `Memory.load_stored`.
     """
     k = Kernel("direct_backward", Backward, bits)
-    g, size = k.argument, size_of(k, written)
+    g = k.argument
     with k.tasks(g.tasks) as entry:
-        by_b, by_w = g.grad_b + entry * g.m * g.h * size, g.grad_w + entry * g.h
-        by_value = g.grad_value + entry * g.m * g.d * size
+        by_b, by_w = g.grad_b + entry * g.m * g.h * size_of(k, of_b), g.grad_w + entry * g.h
+        by_value = g.grad_value + entry * g.m * g.d * size_of(k, of_value)
         # keys that the first query does not see
         seen = k.select(g.causal.is_nonzero(), k.integer(1), g.m)
-        for target, first, last in ((by_b, seen * g.h, g.m * g.h), (by_value, seen * g.d, g.m * g.d)):
+        for target, width, written in ((by_b, g.h, of_b), (by_value, g.d, of_value)):
+            first = seen * width
 
-            def clear(i: Value, inside: Value | None, target: BytePointer = target, first: Value = first) -> None:
+            def clear(
+                i: Value, inside: Value | None, target: BytePointer = target, first: Value = first,
+                written: str = written,
+            ) -> None:  # fmt: skip
                 store_stored(k, k.full(0.0), inside, target, first + i, written)
 
-            vectors(k, last - first, clear)
+            vectors(k, g.m * width - first, clear)
         of_scores = g.scratch.of(k.thread)
         with k.loop(0, g.n) as i:
             stop = k.select(g.causal.is_nonzero(), k.minimum(i + 1, g.m), g.m)
-            _score_gradients(k, entry, i, stop, of_scores, by_value, stored, written)
-            _unit_gradients(k, entry, i, stop, of_scores, by_b, by_w, written)
+            _score_gradients(k, entry, i, stop, of_scores, by_value, stored, of_value)
+            _unit_gradients(k, entry, i, stop, of_scores, by_b, by_w, of_b)
     return k
 
 

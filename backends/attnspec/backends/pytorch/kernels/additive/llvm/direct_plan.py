@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels.dot.step_arguments import STORED
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, is_zen, multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.matmul import LEAST
@@ -46,8 +47,9 @@ class Operands(NamedTuple):
 class Plan:
     """What all calls with the same shapes, dtype and flags have in common.
 
-    Words are those that the kernels take, without the addresses; ``rounds`` says that values are read as bfloat16, and
-    gradients of projections rounded to it, for the processor to multiply twice as many at once.
+    Words are those that the kernels take, without the addresses; ``reads`` says how values are stored that the kernels
+    read, as `Memory.load_stored` does, and ``rounds`` that gradients of projections are rounded to bfloat16, for the
+    processor to multiply twice as many at once.
     """
 
     batch: torch.Size
@@ -60,6 +62,7 @@ class Plan:
     mask_shape: tuple[int, ...]
     causal: bool
     half: bool
+    reads: str
     rounds: bool
     pieces: tuple[tuple[int, int], ...]
     parallel: bool
@@ -94,7 +97,8 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     large = len(pieces) > 1 or entries * max(n, m) * h * key.shape[-1] >= LEAST
     paired = query.dtype is torch.bfloat16 and w_q is not None and multiplies_bfloat16()
     paired = paired and stay_in_rows(h) and stay_in_rows(entries * n) and stay_in_rows(entries * m)
-    rounds = large and paired and not any(shared)
+    alone = large and not any(shared)
+    reads, rounds = STORED[query.dtype] if alone else "real", alone and paired
     sizes = {
         "n": n, "m": m, "h": h, "d": d, "causal": int(causal),
         "a_entry": 0 if shared[0] else n * h, "b_entry": 0 if shared[1] else m * h,
@@ -106,9 +110,9 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     backward = _words(Backward, scratch, sizes | {"tasks": entries})
     return Plan(
         batch, entries, n, m, h, d, (shared[0], shared[1], shared[2]),
-        () if mask is None else (*mask.shape[:-1], m), causal, half, rounds, pieces,
+        () if mask is None else (*mask.shape[:-1], m), causal, half, reads, rounds, pieces,
         worth_waking(entries * n, entries * n * m * h), scratch,
-        forward_kernel(bits, "bfloat16" if rounds else "real"), forward, backward, bits,
+        forward_kernel(bits, reads), forward, backward, bits,
     )  # fmt: skip
 
 
@@ -134,9 +138,10 @@ def _words(arguments: Any, scratch: int, sizes: dict[str, int]) -> "array[int]":
     return words
 
 
-def wide(operands: Operands) -> Operands:
-    """Operands of a half dtype in float32."""
+def wide(operands: Operands, reads: str) -> Operands:
+    """Operands of a half dtype in float32, but for values that the kernels read as they are."""
     query, key, value, w_q, w_k, w_v = operands
+    value = value.float() if reads == "real" else value
     if w_q is not None and w_k is not None:
         w_q, w_k = w_q.float(), w_k.float()
-    return Operands(query.float(), key.float(), value.float(), w_q, w_k, w_v.float())
+    return Operands(query.float(), key.float(), value, w_q, w_k, w_v.float())

@@ -50,7 +50,7 @@ class Plan:
 def plan(operands: Operands, whole: DirectPlan) -> Plan | None:
     """The plan of a call; None where its rows are many, or shared by a batch."""
     query, key, _, w_q, w_k, _ = operands
-    if w_q is None or w_k is None or any(whole.shared) or whole.rounds:
+    if w_q is None or w_k is None or any(whole.shared) or whole.reads != STORED[torch.float32]:
         return None
     e, n, m, h, d = whole.entries, whole.n, whole.m, whole.h, whole.d
     d_q, d_k = query.shape[-1], key.shape[-1]
@@ -205,6 +205,6 @@ def _by_pytorch(plan: Plan, operands: Operands, gradient: Tensor, memory: Tensor
     ends = [place // plan.size for place in plan.places]
     a, b = memory[: ends[1]].view(e, n, h), memory[ends[1] : ends[2]].view(e, m, h)
     weights = memory[ends[4] : ends[5]].view(e, n, m)
-    given = wide(operands) if whole.half else operands
+    given = wide(operands, whole.reads) if whole.half else operands
     found = direct_gradients(whole, given, gradient, a, b, weights, (True,) * 6)
     return tuple(None if x is None else x.to(operands.value.dtype) for x in found)
