@@ -65,7 +65,8 @@ def _by_parts(
     w_q, w_k, w_v = (None if w is None else widened(w) for w in operands[3:])
     assert w_v is not None
     memory = _memory(plan, w_v)
-    of_rows = [torch.empty_like(x) if want else None for x, want in zip(operands[:3], wanted[:3], strict=True)]
+    # not like the operands, whose strides may be others
+    of_rows = [x.new_empty(x.shape) if want else None for x, want in zip(operands[:3], wanted[:3], strict=True)]
     of_weights = [
         w.new_zeros(w.shape) if want and w is not None else None
         for w, want in zip((w_q, w_k, w_v), wanted[3:6], strict=True)
@@ -117,7 +118,7 @@ def _by_rounded(
     query, key, value, w_q, w_k, w_v = operands
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
     units = widened(w_v)
-    of_value, of_w = torch.empty_like(value), torch.zeros_like(units)
+    of_value, of_w = value.new_empty(value.shape), torch.zeros_like(units)
     one = plan.n == 1  # whose gradients are not added to those of others
     memory = [] if one else _memory(plan, units)
     for start, stop in plan.pieces:
