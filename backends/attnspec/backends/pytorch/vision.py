@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d, linear
 from torch.nn.functional import interpolate as resample
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.accumulation import times_vector, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.recording import recorded
@@ -174,7 +174,7 @@ def _gated(x: Tensor, gating: Tensor, parameters: AttentionGateParameters[Tensor
         hidden = torch.addmm(signal.flatten(0, -2), x.flatten(0, -2), w_x.mT).relu_().view(signal.shape)
     else:
         hidden = (linear(x, w_x) + signal).relu_()
-    coefficients = (hidden @ psi + b_psi).sigmoid_()
+    coefficients = (times_vector(hidden, psi) + b_psi).sigmoid_()
     return coefficients.unsqueeze(-1) * x, coefficients
 
 
@@ -224,7 +224,7 @@ def spatial_attention(
     _spatial(state, features, w_q, w_k, w_v)
     places = widened(features).flatten(-3, -2)
     a, b = projections(state.unsqueeze(-2), places, w_q, w_k)
-    scores = ((a + b).tanh_() @ widened(w_v)).unsqueeze(-2)
+    scores = times_vector((a + b).tanh_(), widened(w_v)).unsqueeze(-2)
     weights = scores.softmax(-1)
     context = (weights @ places).squeeze(-2)
     of_places = weights.reshape(*weights.shape[:-2], *features.shape[-3:-1])

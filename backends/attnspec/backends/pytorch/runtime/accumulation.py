@@ -32,6 +32,11 @@ def batched_product(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
+def times_vector(x: Tensor, vector: Tensor) -> Tensor:
+    """x (…, d) times a vector (d); MKL reads a wrong one of float32 whose numbers lie gigabytes apart."""
+    return x @ vector.contiguous()
+
+
 def finite(x: Tensor) -> bool:
     """Whether all numbers are finite; a sum of huge finite numbers may overflow, which costs time alone."""
     return isfinite(x.detach().sum(dtype=torch.float32 if x.dtype in HALF_DTYPES else None))

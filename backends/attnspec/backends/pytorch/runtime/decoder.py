@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.pytorch.kernels import additive
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, batched_product, finite, widened
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, batched_product, finite, times_vector, widened
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.tables import rows
@@ -56,7 +56,7 @@ class Decoder:
         query = functional.linear(state, self.parameters.w_q)
         if self.keys is not None:
             return additive.step(self.keys, query, mask=self.mask)
-        scores = (query.unsqueeze(-2) + self.projected).tanh() @ self.parameters.w_v
+        scores = times_vector((query.unsqueeze(-2) + self.projected).tanh(), self.parameters.w_v)
         weights = (scores if self.mask is None else scores.masked_fill(self.excluded, -torch.inf)).softmax(-1)
         return batched_product(weights.unsqueeze(-2), self.source).squeeze(-2)
 

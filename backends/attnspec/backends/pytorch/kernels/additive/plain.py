@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.pytorch.runtime import autocast
-from attnspec.backends.pytorch.runtime.accumulation import batched_product, finite, widened
+from attnspec.backends.pytorch.runtime.accumulation import batched_product, finite, times_vector, widened
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.backends.pytorch.runtime.transforms import functional, intercepted
@@ -32,7 +32,7 @@ def _score_chunk(a: Tensor, b: Tensor, w_v: Tensor, allowed: Tensor | None) -> T
         # a NaN of an excluded key must not reach the gradient of the query
         terms = torch.where(allowed[..., None], terms, 0.0)
     terms = torch.tanh(terms)
-    return terms @ w_v if w_v.dim() == 1 else (terms * w_v).sum(-1)
+    return times_vector(terms, w_v) if w_v.dim() == 1 else (terms * w_v).sum(-1)
 
 
 def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: Tensor, exclude: bool) -> Tensor:
