@@ -36,11 +36,10 @@ LEAST = 2**21
 """Multiply-adds from which this is worth more than it takes to begin."""
 
 
-class Product(Arguments):
-    """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c].
+class Matrices(Arguments):
+    """Those of every entry of a batch, ``blocks`` tasks each.
 
-    So for every entry of the batch, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` are the distances from
-    one entry to the next.
+    ``left_entry`` and ``right_entry`` are the distances from one entry to the next, ``left_row`` from one row.
     """
 
     tasks: Size
@@ -52,9 +51,14 @@ class Product(Arguments):
     depth: Size
     left: Reals
     left_row: Size
-    left_step: Size
     right: Reals
     output: Reals
+
+
+class Product(Matrices):
+    """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c]."""
+
+    left_step: Size
 
 
 @compiled

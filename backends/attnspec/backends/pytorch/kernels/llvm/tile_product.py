@@ -8,6 +8,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.llvm import tile_registers
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.matmul import Matrices
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.tile_registers import BYTES, PAIRS, ROWS
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
@@ -22,24 +23,12 @@ SUMS, LEFT, RIGHT, LAST_LEFT, LAST_RIGHT = (0, 1), (2, 3), 4, (5, 6), 7
 """Which registers hold what; the last of the left and the right matrix have as many pairs as are left over."""
 
 
-class TileProduct(Arguments):
+class TileProduct(Matrices):
     """output[r, c] = the sum over pairs t of left[r left_row + t] right[c / 16, t, c % 16].
 
-    So for every entry of the batch, ``blocks`` tasks each; ``left_entry`` and ``right_entry`` are the distances from
-    one entry to the next. ``left_bytes``, ``right_bytes`` and ``rows_of_tiles`` are `tile_registers.configuration`.
+    ``left_bytes``, ``right_bytes`` and ``rows_of_tiles`` are `tile_registers.configuration`.
     """
 
-    tasks: Size
-    blocks: Size
-    left_entry: Size
-    right_entry: Size
-    rows: Size
-    columns: Size
-    depth: Size
-    left: Reals
-    left_row: Size
-    right: Reals
-    output: Reals
     left_bytes: Size
     right_bytes: Size
     rows_of_tiles: Size

@@ -77,12 +77,14 @@ def _by_parts(
         query, key, value = widened(query), widened(key), widened(value) if plan.reads == "real" else value
         own_a, own_b = (x if own is None else own[start:stop] for x, own in ((query, a), (key, b)))
         targets = [None if x is None else x[start:stop] for x in of_rows]
+        into, of_value = [x[: stop - start] for x in memory], targets[2]
+        if written and of_value is not None:
+            into[2] = of_value
         found = _by_kernel(
-            plan, own_a, own_b, w_v, value, widened(gradient[start:stop]), weights[start:stop],
-            [x[: stop - start] for x in memory], targets[2] if written else None,
+            plan, own_a, own_b, w_v, value, widened(gradient[start:stop]), weights[start:stop], into
         )  # fmt: skip
-        if not written and targets[2] is not None:
-            targets[2].copy_(found[2])
+        if not written and of_value is not None:
+            of_value.copy_(found[2])
         for x, w, by, target, total in zip((query, key), (w_q, w_k), found, targets, of_weights, strict=False):
             _add_through(by, x, w, target, total)
         if of_weights[2] is not None:
@@ -119,20 +121,20 @@ def _by_rounded(
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
     units = widened(w_v)
     of_value, of_w = value.new_empty(value.shape), torch.zeros_like(units)
-    one = plan.n == 1  # whose gradients are not added to those of others
-    memory = [] if one else _memory(plan, units)
+    memory = _memory(plan, units)
     for start, stop in plan.pieces:
-        whole = by_a[start:stop], by_b[start:stop], of_value[start:stop]
-        into = whole if one else [x[: stop - start] for x in memory]
-        own_a, own_b, own_value, own_w = _by_kernel(
+        targets = by_a[start:stop], by_b[start:stop], of_value[start:stop]
+        into = [x[: stop - start] for x in memory]
+        if plan.n == 1:  # nothing is added to these by other queries
+            into[1:] = targets[1:]
+        *found_rows, own = _by_kernel(
             plan, a[start:stop], b[start:stop], units, value[start:stop], widened(gradient[start:stop]),
             weights[start:stop], into,
         )  # fmt: skip
-        whole[0].copy_(own_a)
-        if not one:
-            whole[1].copy_(own_b)
-            whole[2].copy_(own_value)
-        of_w += own_w
+        for target, rows in zip(targets, found_rows, strict=True):
+            if rows is not target:
+                target.copy_(rows)
+        of_w += own
     found: list[Tensor | None] = [None, None, of_value, None, None, of_w.to(w_v.dtype)]
     for i, (by, x, w) in enumerate(((by_a, query, w_q), (by_b, key, w_k))):
         if w is not None and wanted[i]:
@@ -163,11 +165,11 @@ def _through(
 
 def _by_kernel(
     plan: Plan, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, gradient: Tensor, weights: Tensor,
-    memory: Sequence[Tensor] | None = None, by_value: Tensor | None = None,
+    memory: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, b and value by entries, in ``memory`` if it is given, and of w_v; ``by_value`` is memory too.
+    """Gradients of a, b and value by entries, in ``memory`` if it is given, and of w_v.
 
-    Those of one query may be of a half dtype, but for that of a.
+    The memory of b and value may be of a half dtype where there is one query.
     """
     # hooks on saved tensors may have changed their strides
     a, b, w_v, value = a.resolve_neg().contiguous(), b.resolve_neg().contiguous(), w_v.contiguous(), value.contiguous()
@@ -175,9 +177,7 @@ def _by_kernel(
     e, n, m, h, d = len(weights), plan.n, plan.m, plan.h, plan.d
     if memory is None:
         memory = a.new_empty(e, n, h), a.new_empty(e, m, h), a.new_empty(e, m, d)
-    by_a, by_b, of_value = memory
-    by_a = by_a if by_a.dtype is a.dtype else a.new_empty(e, n, h)
-    by_value, by_w = of_value if by_value is None else by_value, a.new_empty(e, h)
+    (by_a, by_b, by_value), by_w = memory, a.new_empty(e, h)
     kernel = backward_kernel(plan.bits, STORED[value.dtype], STORED[by_b.dtype], STORED[by_value.dtype])
     threads = torch.get_num_threads() if plan.parallel and e > 1 else 1
     scratch = a.new_empty(threads * plan.scratch)
