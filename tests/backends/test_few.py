@@ -16,6 +16,7 @@ from attnspec.backends.pytorch.runtime.forcing import forcing
 SHAPES = [
     (1, 8, 2, 1, 1, 8, 8), (2, 4, 4, 3, 5, 16, 8), (2, 8, 2, 16, 16, 64, 64), (1, 2, 1, 7, 19, 40, 24),
     (1, 1, 1, 9, 4, 72, 200), (2, 2, 2, 5, 6, 7, 13),
+    (2, 4, 2, 9, 1, 24, 40), (1, 3, 3, 13, 2, 8, 5), (3, 1, 1, 1, 1, 200, 1),
 ]  # fmt: skip
 """Batch, heads, heads of keys, queries, keys, features of keys and of values."""
 
@@ -87,6 +88,23 @@ def test_the_operations_take_it_and_name_it() -> None:
     assert groups.path_for(heads[0], heads[1], heads[1]) == "few"
     many = draw(1, 1, 1, 8).expand(1, 1, 2**18, 8)
     assert groups.path_for(many, heads[1][:1, :1], heads[1][:1, :1]) == "plain"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 8])
+def test_one_key_whose_score_is_not_finite_is_left_to_the_formula(dtype: torch.dtype, n: int) -> None:
+    query, key, value = (draw(1, 1, rows, 8).to(dtype) for rows in (n, 1, 1))
+    query[0, 0, -1, 3] = torch.inf
+
+    def compute(query: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        given = query, key, value
+        return few.attention(*given, None, False, 1.0, shape=(1, 1, n, 8), given=given, logarithms=False)(*given, None)
+
+    assert compute(query) is None
+    assert compute(query.nan_to_num(posinf=1.0)) is not None
+    output = pytorch.scaled_dot_product_attention(query, key, value)
+    assert output[..., -1, :].isnan().all()
+    assert torch.equal(output[..., :-1, :], value.expand(1, 1, n, 8)[..., :-1, :])
 
 
 def leaves(*batch: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -133,7 +133,7 @@ def backward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Backward]:
                 with k.loop(0, own.tiled, TILE) as first:
                     each = [all_scores + (first + r) * own.m_whole for r in range(TILE)]
                     rows = [gradient.row(first + r) for r in range(TILE)]
-                    own.products(rows, values, g.d_v, own.stop(first + (TILE - 1)), each)
+                    own.products(rows, value, values, own.stop(first + (TILE - 1)), each)
                     with k.loop(first, first + TILE) as i:
                         at = i * own.m_whole
                         gradients_of_scores(own, member, i, all_weights + at, all_scores + at)

@@ -2,6 +2,7 @@
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import OptionalBytes, OptionalReals, Result
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.registers import size_of
 from attnspec.backends.pytorch.kernels.llvm.values import Extent, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log
 
@@ -47,8 +48,27 @@ class Queries:
 
     def weights(self, i: Value, weights: RealPointer) -> None:
         """The scores of a query become weights."""
+        k = self.own.k
+        if self.own.masked:
+            self._weights(i, weights)
+        else:
+            with k.when(self.g.m.compare("==", 1)) as otherwise:
+                self._weight_of_one(i, weights)
+            with otherwise():
+                self._weights(i, weights)
+
+    def _weight_of_one(self, i: Value, weights: RealPointer) -> None:
+        """The weight of the only key is 1 where its score is finite."""
+        k, g, score = self.own.k, self.g, self.own.k.load(weights, 0)
+        self.note(k.lanes_below(k.integer(1)) & (score - score).compare("!=", 0.0))
+        k.store(k.full(1.0), weights, 0)
+        with k.when(g.logarithms.is_given()):
+            byte = self.own.number(self.member, i) * size_of(k, self.own.stored)
+            k.store_stored(score * g.scale.load(), g.logarithms, byte, self.own.stored, first=True)
+
+    def _weights(self, i: Value, weights: RealPointer) -> None:
         own, k, g = self.own, self.own.k, self.g
-        lowest, zero, size = k.full(float("-inf")), k.full(0.0), k.size if own.stored == "real" else 2
+        lowest, zero, size = k.full(float("-inf")), k.full(0.0), size_of(k, own.stored)
         row, stop, mask = own.number(self.member, i), own.stop(i), own.mask_row(self.member, i)
         maximum = Variable(k, lowest)
         with k.loop(0, stop, k.lanes) as j:
@@ -118,7 +138,7 @@ def forward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Forward]:
                 with k.loop(0, own.tiled, TILE) as first:
                     weights = [place(first) + own.m_whole * r for r in range(TILE)]
                     rows = [query.row(first + r) for r in range(TILE)]
-                    own.products(rows, parts[1], g.d, own.stop(first + (TILE - 1)), weights)
+                    own.products(rows, key, parts[1], own.stop(first + (TILE - 1)), weights)
                     queries.tile(first, weights, own.m_whole)
             with k.loop(own.tiled, g.n) as i:
                 own.dots(query.row(i), key, own.stop(i), place(i))

@@ -96,6 +96,8 @@ class HeadOfKeys(Generic[F]):
         many = (g.group * g.n).compare(">=", WORTH_TRANSPOSING)
         self.tiled = k.integer(0) if masked else k.select(many, g.n // TILE * TILE, k.integer(0))
         """Queries of a head that are in tiles."""
+        self.transposes = g.m.compare(">", max(1, k.lanes // 4))
+        """Whether tiles read keys with a column for each, which would leave most lanes empty if they were fewer."""
 
     def head(self, member: Value) -> Value:
         """The number of a head of the group."""
@@ -171,14 +173,41 @@ class HeadOfKeys(Generic[F]):
     def transposed(self, rows: Rows, target: RealPointer) -> None:
         """Keys or values with a column for each, as `products` reads them, where there are tiles."""
         k, g, every = self.k, self.k.argument, self.k.integer(self.k.lanes)
-        with k.when(self.tiled.is_nonzero()), k.loop(0, g.m, k.lanes) as j, k.loop(0, rows.columns, k.lanes) as c:
+        wanted = k.select(self.transposes, self.tiled, k.integer(0)).is_nonzero()
+        with k.when(wanted), k.loop(0, g.m, k.lanes) as j, k.loop(0, rows.columns, k.lanes) as c:
             source = Square(rows.row(j) + c, rows.step, g.m - j, rows.columns - c)
             transpose(k, source, Square(target + (c * self.m_whole + j), self.m_whole, every, every))
 
     def products(
+        self, rows: list[RealPointer], others: Rows, columns: RealPointer, count: Value, targets: list[RealPointer]
+    ) -> None:
+        """The same as `dots` for the rows of a tile; ``columns`` are the others transposed, where they are."""
+        with self.k.when(self.transposes) as otherwise:
+            self._by_columns(rows, columns, others.columns, count, targets)
+        with otherwise():
+            self._by_rows(rows, others, count, targets)
+
+    def _by_rows(self, rows: list[RealPointer], others: Rows, count: Value, targets: list[RealPointer]) -> None:
+        k = self.k
+        found = [Variable(k, k.full(0.0)) for _ in rows]
+        with k.loop(0, count) as j:
+            other, sums = others.row(j), [Variable(k, k.full(0.0)) for _ in rows]
+
+            def add(c: Value, inside: Inside) -> None:
+                x = load(k, inside, other, c)
+                for row, total in zip(rows, sums, strict=True):
+                    total.set(k.fma(load(k, inside, row, c), x, total.get()))
+
+            vectors(k, others.columns, add)
+            before = k.lanes_below(j)
+            for own, total in zip(found, sums, strict=True):
+                own.set(k.select(before, own.get(), k.sum(total.get())))
+        for target, own in zip(targets, found, strict=True):
+            k.store(own.get(), target, 0)
+
+    def _by_columns(
         self, rows: list[RealPointer], others: RealPointer, depth: Value, count: Value, targets: list[RealPointer]
     ) -> None:
-        """The same as `dots` for the rows of a tile, with others that are transposed."""
         k, begin = self.k, self.k.integer(0)
         for vectors_ in (2, 1):
             wide = vectors_ * k.lanes
