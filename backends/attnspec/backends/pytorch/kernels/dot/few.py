@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from attnspec.backends.pytorch.kernels.dot.call import Call
 from attnspec.backends.pytorch.kernels.dot.few_backward import Backward, backward_kernel, backward_scratch
 from attnspec.backends.pytorch.kernels.dot.few_forward import Forward, forward_kernel, forward_scratch
-from attnspec.backends.pytorch.kernels.dot.few_rows import Few, in_registers
+from attnspec.backends.pytorch.kernels.dot.few_rows import MANY, Few, in_registers
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
@@ -123,7 +123,9 @@ def _made(
     (b, heads, n, d), (heads_k, m, d_v) = query.shape, value.shape[1:]
     group, real, lanes = heads // heads_k, widened(query[:0, :0]).dtype, _lanes(query)
     m_whole, rows = in_registers(m, lanes), b * heads * n
-    bits, kind = 8 * real.itemsize, (STORED[query.dtype], mask is not None)
+    stored = STORED[query.dtype]
+    copied = stored != "real" and group * n >= MANY
+    bits, kind = 8 * real.itemsize, (stored, mask is not None, copied)
     tracked = recorded(*given)
     threads = thread_count(b * heads_k, b * heads * n * m * (d + d_v) / 2)
     sizes: dict[str, Any] = {
@@ -132,14 +134,14 @@ def _made(
         "mask": mask,
     }  # fmt: skip
     output, numbers = query.new_empty(b, heads, n, d_v), torch.empty(1, dtype=real)
-    scratch = threads * sum(forward_scratch(lanes, kind[0], n, m, d, d_v))
+    scratch = threads * sum(forward_scratch(lanes, stored, copied, n, m, d, d_v))
     arguments = Forward(
         **sizes, scratch=numbers.expand(threads, scratch // threads), weights=None, output=output, logarithms=None,
         strange=array("q", [0]),
     )  # fmt: skip
     backward = None
     if tracked:
-        more = sum(backward_scratch(lanes, kind[0], group, n, m, d, d_v))
+        more = sum(backward_scratch(lanes, stored, copied, group, n, m, d, d_v))
         scratch = max(scratch, threads * more)
         by_query, by_key, by_value = (as_four(empty_like(x), x.dim() - 2) for x in given)
         of_results = Backward(

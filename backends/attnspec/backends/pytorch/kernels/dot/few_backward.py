@@ -29,14 +29,15 @@ class Backward(Few):
 
 
 def backward_scratch(
-    lanes: int, stored: str, group: Extent, n: Extent, m: Extent, d: Extent, d_v: Extent
+    lanes: int, stored: str, copied: bool, group: Extent, n: Extent, m: Extent, d: Extent, d_v: Extent
 ) -> tuple[Extent | int, ...]:  # fmt: skip
-    """Reals of a thread: gradients of all scores; values transposed; key, value, queries and gradients of results where
-    they are widened."""
+    """Reals of a thread: gradients of all scores; values transposed; key and value where they are ``copied``; queries
+    and gradients of results where they are widened."""
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
     if stored == "real":
         return group * n * m_whole, m_whole * d_v, 0, 0, 0, 0
-    return group * n * m_whole, m_whole * d_v, m * d, m * d_v, group * n * d, group * n * d_v
+    transposed, keys, values = m_whole * d_v * copied, m * d * copied, m * d_v * copied
+    return group * n * m_whole, transposed, keys, values, group * n * d, group * n * d_v
 
 
 def gradients_of_scores(
@@ -65,7 +66,7 @@ class Column(NamedTuple):
     columns: Value
     copy: RealPointer
 
-    def rows(self, member: Value) -> tuple[Rows, RealPointer]:
+    def rows(self, member: Value) -> tuple[Rows[RealPointer], RealPointer]:
         """The rows of a head, and the weights of the first key."""
         own, g = self.own, self.own.k.argument
         place = self.copy + member * (g.n * in_registers(self.columns, own.k.lanes))
@@ -107,17 +108,16 @@ class Column(NamedTuple):
 
 
 @compiled
-def backward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Backward]:
-    """Gradients of query, key and value, all stored alike."""
+def backward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kernel[Backward]:
+    """Gradients of query, key and value, all stored alike; half dtypes may be ``copied``."""
     k = Kernel("dot_few_backward", Backward, bits)
     define_transpose(k)
     g, zero, one = k.argument, k.integer(0), k.integer(1)
     with k.tasks(g.tasks) as number:
-        own = HeadOfKeys(k, stored, masked, number)
-        sizes = backward_scratch(k.lanes, stored, g.group, g.n, g.m, g.d, g.d_v)
+        own = HeadOfKeys(k, stored, masked, copied, number)
+        sizes = backward_scratch(k.lanes, stored, copied, g.group, g.n, g.m, g.d, g.d_v)
         of_scores, values, *copies = k.parts(g.scratch.of(k.thread), sizes)
-        key = own.read(g.key, own.head_k, g.m, g.d, copies[0])
-        value = own.read(g.value, own.head_k, g.m, g.d_v, copies[1])
+        key, value = own.of_keys(g.key, g.d, copies[0]), own.of_keys(g.value, g.d_v, copies[1])
         own.transposed(value, values)
         with k.loop(0, g.group) as member:
             head = own.head(member)
@@ -129,7 +129,7 @@ def backward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Backward]:
             def into(i: Value, head: Value = head, own: HeadOfKeys[Backward] = own) -> Put:
                 return own.into(own.row_of(g.of_query, head, i))
 
-            if not masked:
+            if own.tiles:
                 with k.loop(0, own.tiled, TILE) as first:
                     each = [all_scores + (first + r) * own.m_whole for r in range(TILE)]
                     rows = [gradient.row(first + r) for r in range(TILE)]

@@ -6,7 +6,7 @@ from attnspec.backends.pytorch.kernels.llvm.registers import size_of
 from attnspec.backends.pytorch.kernels.llvm.values import Extent, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log
 
-from .few_rows import TILE, Few, HeadOfKeys, Put, Rows, in_registers, of_queries
+from .few_rows import TILE, AnyRows, Few, HeadOfKeys, Put, in_registers, of_queries
 from .step_arguments import StridedBytes
 from .tiles import define_transpose
 
@@ -24,20 +24,20 @@ class Forward(Few):
 
 
 def forward_scratch(
-    lanes: int, stored: str, n: Extent, m: Extent, d: Extent, d_v: Extent
+    lanes: int, stored: str, copied: bool, n: Extent, m: Extent, d: Extent, d_v: Extent
 ) -> tuple[Extent | int, ...]:  # fmt: skip
-    """Reals of a thread: weights of a tile; keys transposed; key, value and the queries of a head where they are
-    widened."""
+    """Reals of a thread: weights of a tile; keys transposed; key and value where they are ``copied``; the queries of a
+    head where they are widened."""
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
     if stored == "real":
         return m_whole * TILE, m_whole * d, 0, 0, 0
-    return m_whole * TILE, m_whole * d, m * d, m * d_v, n * d
+    return m_whole * TILE, m_whole * d * copied, m * d * copied, m * d_v * copied, n * d
 
 
 class Queries:
     """Forward, of the queries of a head: the weights of a row, and its output."""
 
-    def __init__(self, own: HeadOfKeys[Forward], strange: Variable, member: Value, value: Rows) -> None:
+    def __init__(self, own: HeadOfKeys[Forward], strange: Variable, member: Value, value: AnyRows) -> None:
         self.own, self.strange, self.member, self.value = own, strange, member, value
         self.g = own.k.argument
 
@@ -115,16 +115,15 @@ class Queries:
 
 
 @compiled
-def forward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Forward]:
-    """Output, and on request weights and log Σ exp, of operands that are stored so."""
+def forward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kernel[Forward]:
+    """Output, and on request weights and log Σ exp, of operands that are stored so; half dtypes may be ``copied``."""
     k = Kernel("dot_few", Forward, bits)
     define_transpose(k)
     g, strange = k.argument, Variable(k, k.integer(0))
     with k.tasks(g.tasks) as number:
-        own = HeadOfKeys(k, stored, masked, number)
-        parts = k.parts(g.scratch.of(k.thread), forward_scratch(k.lanes, stored, g.n, g.m, g.d, g.d_v))
-        key = own.read(g.key, own.head_k, g.m, g.d, parts[2])
-        value = own.read(g.value, own.head_k, g.m, g.d_v, parts[3])
+        own = HeadOfKeys(k, stored, masked, copied, number)
+        parts = k.parts(g.scratch.of(k.thread), forward_scratch(k.lanes, stored, copied, g.n, g.m, g.d, g.d_v))
+        key, value = own.of_keys(g.key, g.d, parts[2]), own.of_keys(g.value, g.d_v, parts[3])
         own.transposed(key, parts[1])
         with k.loop(0, g.group) as member:
             query = own.read(g.query, own.head(member), g.n, g.d, parts[4])
@@ -134,7 +133,7 @@ def forward_kernel(bits: int, stored: str, masked: bool) -> Kernel[Forward]:
                 kept = g.weights + own.number(member, i) * own.m_whole
                 return k.select(g.weights.is_given(), kept, parts[0])
 
-            if not masked:
+            if own.tiles:
                 with k.loop(0, own.tiled, TILE) as first:
                     weights = [place(first) + own.m_whole * r for r in range(TILE)]
                     rows = [query.row(first + r) for r in range(TILE)]

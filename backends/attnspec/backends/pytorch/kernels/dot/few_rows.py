@@ -1,13 +1,14 @@
 """What the kernels for few queries and keys are made of: rows of a head of keys, their products, weighted sums of them.
 
 Kernels for many queries have a query in each lane, so that few leave lanes empty, and transpose what they read. Here
-features lie in the lanes; rows are read as they are stored, and half dtypes widened once a head. Keys are transposed
-only where tiles of queries are worth it. A task is a head of keys with all queries that share it, so that every sum has
-one order. What is excluded is in no sum, whatever it holds.
+features lie in the lanes, and rows are read as they are stored. Only where many queries share a head of keys are half
+dtypes widened once for all of them, and keys transposed for tiles of queries. A task is a head of keys with all queries
+that share it, so that every sum has one order. What is excluded is in no sum, whatever it holds.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Real, Scratch, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
@@ -29,8 +30,8 @@ TILE = 4
 OF_TILE = (4, 1) if HAS_512_BITS else (2, 1)
 """`TOGETHER` for each row of a tile."""
 
-WORTH_TRANSPOSING = 8
-"""Queries of a head of keys from which keys are transposed for tiles."""
+MANY = 8
+"""Queries of a head of keys from which half dtypes are widened once for all, and keys transposed for tiles."""
 
 
 class Few(Arguments):
@@ -61,17 +62,23 @@ class Few(Arguments):
 F = TypeVar("F", bound=Few)
 
 
-class Rows(NamedTuple):
-    """Rows of reals: the address of the first, their distance, and their length."""
+R = TypeVar("R", RealPointer, BytePointer)
 
-    base: RealPointer
+
+@dataclass(frozen=True)
+class Rows(Generic[R]):
+    """Rows of reals, or of bytes of a half dtype: the address of the first, their distance, and their length."""
+
+    base: R
     step: Value
     columns: Value
 
-    def row(self, number: Value) -> RealPointer:
+    def row(self, number: Value) -> R:
         """The address of a row."""
         return self.base + number * self.step
 
+
+AnyRows: TypeAlias = Rows[RealPointer] | Rows[BytePointer]
 
 Weigh: TypeAlias = Callable[[list[Value], Sequence[Inside], list[list[Variable]]], None]
 """Adds to the sums of some columns, of each row."""
@@ -88,13 +95,15 @@ def in_registers(numbers: Extent, lanes: int) -> Extent:
 class HeadOfKeys(Generic[F]):
     """A head of keys, with what both kernels do for it."""
 
-    def __init__(self, k: Kernel[F], stored: str, masked: bool, task: Value) -> None:
+    def __init__(self, k: Kernel[F], stored: str, masked: bool, copied: bool, task: Value) -> None:
         g = k.argument
-        self.k, self.stored, self.masked, self.task = k, stored, masked, task
+        self.k, self.stored, self.masked, self.copied, self.task = k, stored, masked, copied, task
         self.batch, self.head_k = task // g.heads_k, task % g.heads_k
         self.m_whole = in_registers(g.m, k.lanes)
-        many = (g.group * g.n).compare(">=", WORTH_TRANSPOSING)
-        self.tiled = k.integer(0) if masked else k.select(many, g.n // TILE * TILE, k.integer(0))
+        many = (g.group * g.n).compare(">=", MANY)
+        self.tiles = not masked and (copied or stored == "real")
+        """Whether there may be tiles of queries."""
+        self.tiled = k.select(many, g.n // TILE * TILE, k.integer(0)) if self.tiles else k.integer(0)
         """Queries of a head that are in tiles."""
         self.transposes = g.m.compare(">", max(1, k.lanes // 4))
         """Whether tiles read keys with a column for each, which would leave most lanes empty if they were fewer."""
@@ -108,14 +117,16 @@ class HeadOfKeys(Generic[F]):
         g = self.k.argument
         return (self.task * g.group + member) * g.n + i
 
-    def lying(self, operand: Strided[BytePointer], head: Value, columns: Value, copy: RealPointer) -> Rows:
+    def lying(self, operand: Strided[BytePointer], head: Value, columns: Value, copy: RealPointer) -> Rows[RealPointer]:
         """The rows of a head as reals: where they are stored, or widened to a copy."""
         if self.stored != "real":
             return Rows(copy, in_registers(columns, self.k.lanes), columns)
         first = operand.of_head(self.batch, head)
         return Rows(RealPointer(first.address), operand.row // self.k.size, columns)
 
-    def read(self, operand: Strided[BytePointer], head: Value, count: Value, columns: Value, copy: RealPointer) -> Rows:
+    def read(
+        self, operand: Strided[BytePointer], head: Value, count: Value, columns: Value, copy: RealPointer
+    ) -> Rows[RealPointer]:
         """The same, after half dtypes are widened."""
         k, first = self.k, operand.of_head(self.batch, head)
         if self.stored != "real":
@@ -126,6 +137,18 @@ class HeadOfKeys(Generic[F]):
 
                 vectors(k, columns, widen)
         return self.lying(operand, head, columns, copy)
+
+    def of_keys(self, operand: Strided[BytePointer], columns: Value, copy: RealPointer) -> AnyRows:
+        """The rows of keys or values: half dtypes as they are stored, or ``copied`` for many queries."""
+        if self.copied or self.stored == "real":
+            return self.read(operand, self.head_k, self.k.argument.m, columns, copy)
+        return Rows(operand.of_head(self.batch, self.head_k), operand.row, columns)
+
+    def load(self, inside: Inside, row: RealPointer | BytePointer, column: Value) -> Value:
+        """A register of a row."""
+        if isinstance(row, BytePointer):
+            return load_stored(self.k, inside, row, column, self.stored)
+        return load(self.k, inside, row, column)
 
     def row_of(self, operand: Strided[BytePointer], head: Value, i: Value) -> BytePointer:
         """The address of a row as it is stored."""
@@ -155,31 +178,36 @@ class HeadOfKeys(Generic[F]):
         inside = self.k.lanes_below(stop - j)
         return self.k.load_bytes(mask_row, j, inside) if self.masked else inside
 
-    def dots(self, row: RealPointer, rows: Rows, count: Value, target: RealPointer) -> None:
+    def dots(self, row: RealPointer, rows: AnyRows, count: Value, target: RealPointer) -> None:
         """The products of a row with others, in whole registers; beyond the last the last."""
         k = self.k
         with k.loop(0, count, k.lanes) as j:
             others = [rows.row(k.minimum(j + r, count - 1)) for r in range(k.lanes)]
             sums = [Variable(k, k.full(0.0)) for _ in others]
 
-            def add(c: Value, inside: Inside, others: list[RealPointer] = others, sums: list[Variable] = sums) -> None:
+            def add(
+                c: Value, inside: Inside, others: Sequence[RealPointer | BytePointer] = others,
+                sums: list[Variable] = sums,
+            ) -> None:  # fmt: skip
                 x = load(k, inside, row, c)
                 for other, total in zip(others, sums, strict=True):
-                    total.set(k.fma(load(k, inside, other, c), x, total.get()))
+                    total.set(k.fma(self.load(inside, other, c), x, total.get()))
 
             vectors(k, rows.columns, add)
             k.store(sums_of_lanes(k, [x.get() for x in sums]), target, j)
 
-    def transposed(self, rows: Rows, target: RealPointer) -> None:
+    def transposed(self, rows: AnyRows, target: RealPointer) -> None:
         """Keys or values with a column for each, as `products` reads them, where there are tiles."""
         k, g, every = self.k, self.k.argument, self.k.integer(self.k.lanes)
+        if not self.tiles or isinstance(rows.base, BytePointer):
+            return
         wanted = k.select(self.transposes, self.tiled, k.integer(0)).is_nonzero()
         with k.when(wanted), k.loop(0, g.m, k.lanes) as j, k.loop(0, rows.columns, k.lanes) as c:
-            source = Square(rows.row(j) + c, rows.step, g.m - j, rows.columns - c)
+            source = Square(rows.base + j * rows.step + c, rows.step, g.m - j, rows.columns - c)
             transpose(k, source, Square(target + (c * self.m_whole + j), self.m_whole, every, every))
 
     def products(
-        self, rows: list[RealPointer], others: Rows, columns: RealPointer, count: Value, targets: list[RealPointer]
+        self, rows: list[RealPointer], others: AnyRows, columns: RealPointer, count: Value, targets: list[RealPointer]
     ) -> None:
         """The same as `dots` for the rows of a tile; ``columns`` are the others transposed, where they are."""
         with self.k.when(self.transposes) as otherwise:
@@ -187,14 +215,14 @@ class HeadOfKeys(Generic[F]):
         with otherwise():
             self._by_rows(rows, others, count, targets)
 
-    def _by_rows(self, rows: list[RealPointer], others: Rows, count: Value, targets: list[RealPointer]) -> None:
+    def _by_rows(self, rows: list[RealPointer], others: AnyRows, count: Value, targets: list[RealPointer]) -> None:
         k = self.k
         found = [Variable(k, k.full(0.0)) for _ in rows]
         with k.loop(0, count) as j:
             other, sums = others.row(j), [Variable(k, k.full(0.0)) for _ in rows]
 
             def add(c: Value, inside: Inside) -> None:
-                x = load(k, inside, other, c)
+                x = self.load(inside, other, c)
                 for row, total in zip(rows, sums, strict=True):
                     total.set(k.fma(load(k, inside, row, c), x, total.get()))
 
@@ -226,14 +254,16 @@ class HeadOfKeys(Generic[F]):
                         k.store(total.get(), target, j + v * k.lanes)
             begin = end
 
-    def weigh_together(self, weights: list[RealPointer], step: Value, rows: Rows, start: Value, stop: Value) -> Weigh:
+    def weigh_together(
+        self, weights: list[RealPointer], step: Value, rows: AnyRows, start: Value, stop: Value
+    ) -> Weigh:
         """Adds the same rows, from ``start`` to ``stop``, to the sums of each row of a tile."""
         k = self.k
 
         def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
             with k.loop(start, stop) as t:
                 row = rows.row(t)
-                loaded = [load(k, inside, row, place) for place, inside in zip(places, insides, strict=True)]
+                loaded = [self.load(inside, row, place) for place, inside in zip(places, insides, strict=True)]
                 for own, totals in zip(weights, sums, strict=True):
                     weight = k.broadcast(own, t * step)
                     for x, total in zip(loaded, totals, strict=True):
@@ -242,7 +272,7 @@ class HeadOfKeys(Generic[F]):
         return add
 
     def weigh(
-        self, weights: RealPointer, step: Value, rows: Rows, start: Value, stop: Value,
+        self, weights: RealPointer, step: Value, rows: AnyRows, start: Value, stop: Value,
         mask: tuple[BytePointer, Value],
     ) -> Weigh:  # fmt: skip
         """Adds weighted rows, those from ``start`` to ``stop`` that bytes of a mask, so far apart, leave."""
@@ -252,7 +282,7 @@ class HeadOfKeys(Generic[F]):
             def one(t: Value) -> None:
                 weight, row = k.broadcast(weights, t * step), rows.row(t)
                 for place, inside, total in zip(places, insides, sums[0], strict=True):
-                    total.set(k.fma(load(k, inside, row, place), weight, total.get()))
+                    total.set(k.fma(self.load(inside, row, place), weight, total.get()))
 
             with k.loop(start, stop) as t:
                 if self.masked:
@@ -284,7 +314,7 @@ class HeadOfKeys(Generic[F]):
         groups(k, columns - rest, 1, lambda places, insides: some([rest + c for c in places], insides))
 
 
-def of_queries(own: HeadOfKeys[F], first: Value, weights: list[RealPointer], rows: Rows) -> Weigh:
+def of_queries(own: HeadOfKeys[F], first: Value, weights: list[RealPointer], rows: AnyRows) -> Weigh:
     """Adds the weighted rows of the keys that the queries of a tile see: those of all, and what each sees more."""
     k, one = own.k, own.k.integer(1)
     common, nothing = own.stop(first), (BytePointer(k.integer(0)), one)

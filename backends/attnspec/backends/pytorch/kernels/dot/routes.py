@@ -8,7 +8,7 @@ import torch
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work, cost_of
-from attnspec.backends.pytorch.kernels.dot.few_rows import WORTH_TRANSPOSING
+from attnspec.backends.pytorch.kernels.dot.few_rows import MANY
 from attnspec.backends.pytorch.kernels.dot.paired_formula import MOST
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.runtime.forcing import forced
@@ -44,7 +44,7 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
     for path in (*EVERYWHERE, *also):
         # what is excluded is taken to be half of all, which the kernels of this package leave out; what `few` gains by
         # tiles it loses under a mask
-        leaves_out = path == "llvm" or (path == "few" and (not masked or n < WORTH_TRANSPOSING))
+        leaves_out = path == "llvm" or (path == "few" and (not masked or n < MANY))
         keys = -(-m // 2) if excludes and leaves_out else m
         time = microseconds(path, entries, n, keys, d, d_v, dtype, tracked, torch.get_num_threads())
         if time is not None:
