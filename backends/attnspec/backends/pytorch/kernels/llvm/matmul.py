@@ -16,7 +16,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, is_zen, register_bytes
-from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, store
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store
 from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 
@@ -69,27 +69,30 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
     add = k.add_products_of_pairs if pairs else k.fma
 
     def tile(
-        matrices: tuple[RealPointer, RealPointer, RealPointer], rows: list[Value], first: Value, count: int,
-        inside: Inside, start: Value, stop: Value, below: Value,
+        matrices: tuple[RealPointer, RealPointer, RealPointer], rows: list[Value], first: Value,
+        insides: Sequence[Inside], start: Value, stop: Value, below: Value,
     ) -> None:  # fmt: skip
-        """The sums of some rows and of so many registers, with the terms from start to stop."""
+        """The sums of some rows and some registers, with the terms from start to stop."""
         left_matrix, right_matrix, output = matrices
-        places = [[row * g.columns + first + c * k.lanes for c in range(count)] for row in rows]
-        sums = [[Variable(k, k.full(0.0)) for _ in range(count)] for _ in rows]
+        columns = [first + c * k.lanes for c in range(len(insides))]
+        sums = [[Variable(k, k.full(0.0)) for _ in insides] for _ in rows]
         with k.when(start.is_nonzero()):
-            for row, own in zip(places, sums, strict=True):
-                for place, total in zip(row, own, strict=True):
-                    total.set(load(k, inside, output, place))
+            for row, own in zip(rows, sums, strict=True):
+                for column, inside, total in zip(columns, insides, own, strict=True):
+                    total.set(load(k, inside, output, row * g.columns + column))
         with k.loop(start, stop) as t:
-            right = [load(k, inside, right_matrix, t * g.columns + first + c * k.lanes) for c in range(count)]
+            right = [
+                load(k, inside, right_matrix, t * g.columns + column)
+                for column, inside in zip(columns, insides, strict=True)
+            ]
             for number, own in zip(rows, sums, strict=True):
                 left = k.broadcast(left_matrix, number * g.left_row + t * g.left_step)
                 for x, total in zip(right, own, strict=True):
                     total.set(add(left, x, total.get()))
-        for r, (row, own) in enumerate(zip(places, sums, strict=True)):
+        for r, (row, own) in enumerate(zip(rows, sums, strict=True)):
             with k.when(below.compare(">", r)):
-                for place, total in zip(row, own, strict=True):
-                    store(k, total.get(), inside, output, place)
+                for column, inside, total in zip(columns, insides, own, strict=True):
+                    store(k, total.get(), inside, output, row * g.columns + column)
 
     with k.tasks(g.tasks) as task:
         entry, begin = task // g.blocks, task % g.blocks * TASK
@@ -100,12 +103,23 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
         with k.loop(0, g.depth, DEPTH) as start:
             stop = k.minimum(start + DEPTH, g.depth)
 
-            def strip(places: list[Value], insides: Sequence[Inside], start: Value = start, stop: Value = stop) -> None:
-                with k.loop(begin, end, ROWS) as row:
-                    rows = [k.minimum(row + r, g.rows - 1) for r in range(ROWS)]
-                    tile(matrices, rows, places[0], len(places), insides[0], start, stop, g.rows - row)
+            def strip(
+                first: Value, insides: Sequence[Inside], count: int = ROWS, start: Value = start, stop: Value = stop
+            ) -> None:
+                with k.loop(begin, end, count) as row:
+                    rows = [k.minimum(row + r, g.rows - 1) for r in range(count)]
+                    tile(matrices, rows, first, insides, start, stop, g.rows - row)
 
-            groups(k, g.columns, VECTORS, strip)
+            wide, lanes, columns = VECTORS * k.lanes, k.lanes, g.columns
+            whole = columns // wide * wide
+            # of two registers or one there are as many sums as wait for one another
+            last = whole + (columns - whole + (lanes - 1)) // (2 * lanes) * (2 * lanes)
+            with k.loop(0, whole, wide) as first:
+                strip(first, [None] * VECTORS)
+            with k.loop(whole, last, 2 * lanes) as first:
+                strip(first, [None, k.lanes_below(columns - first - lanes)])
+            with k.loop(last, columns, lanes) as first:
+                strip(first, [k.lanes_below(columns - first)], 2 * ROWS)
     return k
 
 
