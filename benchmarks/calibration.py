@@ -26,7 +26,7 @@ from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES, HALF_DT
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from benchmarks.case import FORWARD, WITH_BACKWARD, make_call
 from benchmarks.suites.settings import Inputs
-from benchmarks.timing import interleaved
+from benchmarks.timing import interleaved, time_once
 
 KINDS = {str(x).removeprefix("torch."): x for x in FLOAT_DTYPES}
 MODES = {"forward": FORWARD, "gradients": WITH_BACKWARD}
@@ -71,7 +71,8 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
             inputs = _inputs(operation, size, dtype)
             serving = [path for path in paths if _serves(path, size, dtype)]
             calls = {path: _forced(path, make_call(mode, call, inputs)) for path in serving}
-            first = dict.fromkeys(serving, 0.0)
+            # a call that compiles says nothing of how often the others are to be repeated
+            first = {path: time_once(compute) for path, compute in calls.items()}
             found = interleaved(calls, first, rounds=15, seconds=seconds)
             for path in serving:
                 times[path][size] = found[path].quartiles[0] * 1e6

@@ -62,14 +62,16 @@ def comparable(found: Sequence[Tensor], batched: int, rows: Tensor) -> tuple[Ten
 
 
 def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """The largest error of each result relative to its largest number; infinite if it has a NaN."""
+    """The largest error of each result relative to its largest number; infinite if it has a NaN.
+
+    Of a result that is 0, as gradients of scores are where there is one key, relative to the largest of all results.
+    """
     if [x.shape for x in found] != [x.shape for x in exact]:
         shapes = [[tuple(x.shape) for x in xs] for xs in (exact, found)]
         raise ValueError(f"expected results of shapes {shapes[0]}, got {shapes[1]}")
-    tiny = torch.finfo(torch.float32).tiny
-    relative = [_relative(f.detach().double(), e.detach(), tiny) for f, e in zip(found, exact, strict=True)]
+    largest = [float(x.detach().abs().max()) for x in exact]
+    relative = [
+        float((f.detach().double() - e.detach()).abs().max()) / (own or max(largest) or 1.0)
+        for f, e, own in zip(found, exact, largest, strict=True)
+    ]
     return [e if e == e else float("inf") for e in relative]
-
-
-def _relative(found: Tensor, exact: Tensor, tiny: float) -> float:
-    return float((found - exact).abs().max() / exact.abs().max().clamp(min=tiny))

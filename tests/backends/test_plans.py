@@ -142,7 +142,7 @@ def test_paths_are_forced_and_named() -> None:
     assert [getattr(paths, path).name for path in PATHS] == [f"pytorch by {path}" for path in PATHS]
 
 
-@pytest.mark.parametrize("instructions", ["amx", "avx512", "avx2", "neon"])
+@pytest.mark.parametrize("instructions", ["amx", "zen5", "avx512", "avx2", "neon"])
 def test_costs_are_known_of_every_path_that_serves_all_calls(instructions: str) -> None:
     kinds = [str(x).removeprefix("torch.") for x in FLOAT_DTYPES]
     paths = ("additive", "direct"), ("additive", "llvm"), ("dot", "llvm"), ("dot", "pytorch")
@@ -154,7 +154,7 @@ def test_costs_are_known_of_every_path_that_serves_all_calls(instructions: str) 
         assert len(cost.measured) in (0, len(SIZES))
 
 
-@pytest.mark.parametrize("instructions", ["amx", "avx512", "avx2", "neon"])
+@pytest.mark.parametrize("instructions", ["amx", "zen5", "avx512", "avx2", "neon"])
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
 @pytest.mark.parametrize("tracked", [False, True])
 def test_many_terms_go_to_the_kernels_that_share_exponentials(

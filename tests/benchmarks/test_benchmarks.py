@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import ceilings, page
+from benchmarks import ceilings, exact, page
 from benchmarks.case import OURS, Case, Subject, forward, forward_backward
 from benchmarks.cli import main
 from benchmarks.machine import usable_cores
@@ -302,3 +302,10 @@ def test_bad_arguments_get_one_line(arguments: list[str], message: str, capsys: 
     complaint = capsys.readouterr().err
     assert complaint.startswith(f"benchmarks: {message}")
     assert complaint.count("\n") == 1
+
+
+def test_errors_of_a_result_that_is_zero_are_relative_to_the_others() -> None:
+    output, gradient = torch.tensor([4.0, -8.0]), torch.zeros(2)
+    assert exact.errors([output, gradient + 1e-6], [output, gradient]) == pytest.approx([0, 1e-6 / 8])
+    assert exact.errors([output + 1, gradient], [output, gradient]) == [1 / 8, 0]
+    assert exact.errors([output * torch.nan, gradient + 1], [output * 0, gradient]) == [float("inf"), 1.0]

@@ -24,12 +24,17 @@ class Work(NamedTuple):
 
 @lru_cache(maxsize=1)
 def instruction_set() -> str:
-    """``amx``, ``avx512``, ``avx2`` or ``neon``: by the registers that kernels use."""
-    from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+    """``amx``, ``zen5``, ``avx512``, ``avx2`` or ``neon``: by the registers that kernels use.
+
+    AMD's processors add in registers of 512 bits by halves up to Zen 4, and at once from Zen 5 on.
+    """
+    from attnspec.backends.pytorch.kernels.llvm.machine_code import is_zen, register_bytes, splits_512_bits
     from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
 
     if multiplies_tiles():
         return "amx"
+    if register_bytes() == 64 and is_zen() and not splits_512_bits():
+        return "zen5"
     return {64: "avx512", 32: "avx2"}.get(register_bytes(), "neon")
 
 

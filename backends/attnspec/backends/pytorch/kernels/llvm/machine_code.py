@@ -29,6 +29,12 @@ def is_zen() -> bool:
 
 
 @lru_cache(maxsize=1)
+def splits_512_bits() -> bool:
+    """Whether this is AMD's first processor with registers of 512 bits, which computes them by halves."""
+    return bool(llvm.get_host_cpu_name() == "znver4")
+
+
+@lru_cache(maxsize=1)
 def multiplies_bfloat16() -> bool:
     """Whether one instruction adds the products of two pairs of bfloat16 to each lane of float32."""
     return HAS_512_BITS and bool(llvm.get_host_cpu_features().get("avx512bf16"))
