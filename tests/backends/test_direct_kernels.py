@@ -227,34 +227,56 @@ def test_the_batch_in_pieces_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wanted", [(0, 1, 2, 3, 4, 5), (1, 4), (2,), (3, 5), (0,)])
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(("n", "m"), [(1, 9), (2, 9), (9, 1)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradients_in_pieces_are_those_at_once(
-    dtype: torch.dtype, wanted: tuple[int, ...], n: int, transposed: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, wanted: tuple[int, ...], n: int, m: int, transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = [t.detach() for t in operands((4, 4), n, 9, 32, 16, dtype)]
+    given = [t.detach() for t in operands((4, 4), n, m, 32, 16, dtype)]
     if transposed:
         given = [t.mT.contiguous().mT if t.dim() > 1 else t for t in given]
     exact = [t.double().requires_grad_(i in wanted) for i, t in enumerate(given)]
     cotangent = draw(4, 4, n, exact[2].shape[-1]).to(dtype)
     expected = torch.autograd.grad(
-        formula(exact, torch.ones(n, 9, dtype=torch.bool)), [exact[i] for i in wanted], cotangent.double()
+        formula(exact, torch.ones(n, m, dtype=torch.bool)), [exact[i] for i in wanted], cotangent.double()
     )
-    monkeypatch.setattr(direct_plan, "PIECE", 400)
+    monkeypatch.setattr(direct_plan, "PIECE", 400 if m > 1 else 40)
     monkeypatch.setattr(direct_plan, "PARTS_REALS", True)
     monkeypatch.setattr(matmul, "LEAST", 1)
     monkeypatch.setattr(direct_plan, "LEAST", 1)
     x = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(given)]
     plan = direct_plan.plan(direct_plan.Operands(*x), None, False, torch.Size((4, 4)))
     assert plan is not None
-    assert len(plan.pieces) > 3
+    assert len(plan.pieces) > 2
     output = direct.attend(plan, direct_plan.Operands(*x), None, True)
     assert output is not None
     found = torch.autograd.grad(output, [x[i] for i in wanted], cotangent)
     assert [g.dtype for g in found] == [dtype] * len(wanted)
     for got, want in zip(found, expected, strict=True):
-        error = (got.double() - want).abs().max() / want.abs().max()
+        error = (got.double() - want).abs().max() / (want.abs().max() or 1)
         assert error < 4 * torch.finfo(dtype).eps * (1 if dtype in (torch.bfloat16, torch.float16) else 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("where", [None, 0, 1, 2, 3, 4, 5, "cotangent"])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_scores_of_one_key_have_no_gradients_where_all_is_finite(
+    dtype: torch.dtype, where: int | str | None, batch: tuple[int, ...]
+) -> None:
+    x = [t.detach() for t in operands(batch, 4, 1, 8, 16, dtype)]
+    cotangent = draw(*batch, 4, 16, dtype=dtype)
+    if where is not None:
+        (cotangent if isinstance(where, str) else x[where]).view(-1)[1] = torch.inf
+    exact = [t.double().requires_grad_() for t in x]
+    expected = torch.autograd.grad(formula(exact, torch.ones(4, 1, dtype=torch.bool)), exact, cotangent.double())
+    for t in x:
+        t.requires_grad_()
+    with forcing("direct"):
+        found = torch.autograd.grad(pytorch.additive_attention(*x), x, cotangent)
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=TOLERANCE[dtype] * 8, equal_nan=True)
+        if where is None and want.shape != expected[2].shape:
+            assert not got.any()
 
 
 def test_gradients_of_gradients_are_refused() -> None:

@@ -9,7 +9,7 @@ from attnspec.backends.pytorch.kernels.dot.step_arguments import STORED
 from attnspec.backends.pytorch.kernels.llvm import matmul
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.threads import call
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.accumulation import finite, widened
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .direct_kernels import Backward, backward_kernel
@@ -25,17 +25,30 @@ def gradients(
     if plan.half:
         gradient = gradient.float()
     a, b = query if a is None else a, key if b is None else b
+    still = False
     if intercepted() or not addressable(gradient):
         by_a, by_b, by_value, by_w = _by_pytorch(plan, a, b, w_v, value, gradient, weights)
     else:
         by_a, by_b, by_value, by_w = _by_kernel(plan, a, b, w_v, value, gradient, weights)
+        still = _still(plan, a, b, value, gradient, weights)
     of_query = of_key = of_w_q = of_w_k = None
     if wanted[0] or wanted[3]:
-        of_query, of_w_q = _through(_own(by_a, query, plan.shared[0]), query, w_q, wanted[0], wanted[3])
+        of_query, of_w_q = _through(_own(by_a, query, plan.shared[0]), query, w_q, wanted[0], wanted[3], still)
     if wanted[1] or wanted[4]:
-        of_key, of_w_k = _through(_own(by_b, key, plan.shared[1]), key, w_k, wanted[1], wanted[4])
+        of_key, of_w_k = _through(_own(by_b, key, plan.shared[1]), key, w_k, wanted[1], wanted[4], still)
     of_value = _own(by_value, value, plan.shared[2]) if wanted[2] else None
     return of_query, of_key, of_value, of_w_q, of_w_k, by_w if wanted[5] else None
+
+
+def _still(plan: Plan, a: Tensor, b: Tensor, value: Tensor, gradient: Tensor, weights: Tensor) -> bool:
+    """Whether no weight changes with its score, nor its projections, for there is one key and all numbers are finite.
+
+    Numbers that make finite projections are finite.
+    """
+    if plan.m > 1 or not all(map(finite, (a, b, weights))):
+        return False
+    rows, value = gradient.reshape(-1, plan.n, plan.d), value.reshape(-1, plan.d, 1)
+    return finite(torch.matmul(rows, value.to(rows.dtype)))
 
 
 def in_pieces(
@@ -44,14 +57,15 @@ def in_pieces(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """`gradients` by the pieces of a batch, where no entries share operands; in the dtype of the operands."""
     query, key, value, w_q, w_k, w_v = operands
+    still = w_q is not None and a is not None and b is not None and _still(plan, a, b, value, gradient, weights)
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
     gradient = gradient.reshape(plan.entries, plan.n, plan.d)
     given = Operands(rows[0], rows[1], rows[2], w_q, w_k, w_v)
     a, b = (None if x is None else x.reshape(plan.entries, *x.shape[-2:]) for x in (a, b))
     if plan.rounds and a is not None and b is not None:
-        found = _by_rounded(plan, given, gradient, a, b, weights, wanted)
+        found = _by_rounded(plan, given, gradient, a, b, weights, wanted, still)
     else:
-        found = _by_parts(plan, given, gradient, a, b, weights, wanted)
+        found = _by_parts(plan, given, gradient, a, b, weights, wanted, still)
     shapes = (query.shape, key.shape, value.shape)
     of_rows = (None if x is None else x.view(shape) for x, shape in zip(found[:3], shapes, strict=True))
     return *of_rows, *found[3:]
@@ -59,7 +73,7 @@ def in_pieces(
 
 def _by_parts(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
-    wanted: Sequence[bool],
+    wanted: Sequence[bool], still: bool,
 ) -> list[Tensor | None]:  # fmt: skip
     """Each piece by itself, written where it belongs; those of the weights are added up."""
     w_q, w_k, w_v = (None if w is None else widened(w) for w in operands[3:])
@@ -86,14 +100,20 @@ def _by_parts(
         if not written and of_value is not None:
             of_value.copy_(found[2])
         for x, w, by, target, total in zip((query, key), (w_q, w_k), found, targets, of_weights, strict=False):
-            _add_through(by, x, w, target, total)
+            _add_through(by, x, w, target, total, still)
         if of_weights[2] is not None:
             of_weights[2] += found[3]
     return of_rows + [None if x is None else x.to(gradient.dtype) for x in of_weights]
 
 
-def _add_through(gradient: Tensor, x: Tensor, w: Tensor | None, target: Tensor | None, total: Tensor | None) -> None:
+def _add_through(
+    gradient: Tensor, x: Tensor, w: Tensor | None, target: Tensor | None, total: Tensor | None, still: bool
+) -> None:
     """Write the gradient of x to ``target`` and add that of the weight w that projected it to ``total``, if given."""
+    if still:
+        if target is not None:
+            target.zero_()
+        return
     if w is None:
         if target is not None:
             target.copy_(gradient)
@@ -115,6 +135,7 @@ def _memory(plan: Plan, like: Tensor) -> list[Tensor]:
 
 def _by_rounded(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, wanted: Sequence[bool],
+    still: bool,
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients of a and b are rounded to bfloat16, of which the processor multiplies twice as many at once."""
     query, key, value, w_q, w_k, w_v = operands
@@ -138,9 +159,9 @@ def _by_rounded(
     found: list[Tensor | None] = [None, None, of_value, None, None, of_w.to(w_v.dtype)]
     for i, (by, x, w) in enumerate(((by_a, query, w_q), (by_b, key, w_k))):
         if w is not None and wanted[i]:
-            found[i] = by @ w
+            found[i] = x.new_zeros(x.shape) if still else by @ w
         if w is not None and wanted[3 + i]:
-            found[3 + i] = by.view(-1, plan.h).mT @ x.reshape(-1, w.shape[1])
+            found[3 + i] = w.new_zeros(w.shape) if still else by.view(-1, plan.h).mT @ x.reshape(-1, w.shape[1])
     return [x if want else None for x, want in zip(found, wanted, strict=False)]
 
 
@@ -150,11 +171,13 @@ def _own(gradient: Tensor, x: Tensor, shared: bool) -> Tensor:
 
 
 def _through(
-    gradient: Tensor, x: Tensor, w: Tensor | None, of_input: bool, of_weight: bool
+    gradient: Tensor, x: Tensor, w: Tensor | None, of_input: bool, of_weight: bool, still: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x and of the weight that projected it, of that of the projection."""
     if w is None:
         return gradient, None
+    if still:
+        return x.new_zeros(x.shape) if of_input else None, w.new_zeros(w.shape) if of_weight else None
     rows = gradient.view(-1, w.shape[0])
     if intercepted() or not all(map(addressable, (gradient, x, w))):
         by_weight = rows.mT @ x.reshape(-1, w.shape[1]) if of_weight else None
