@@ -318,6 +318,31 @@ def test_many_rows_in_float16_show_no_common_error(path: str, masked: bool) -> N
     assert float(terms.sum().abs()) < 8 * float(terms.square().sum().sqrt())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["all keys", "causal", "masked"])
+@pytest.mark.parametrize("keys", [4, 16, 40, 600])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", ["query", "key"])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_scores_that_are_not_finite_give_nan(
+    dtype: torch.dtype, kind: str, keys: int, bad: float, where: str, tracked: bool
+) -> None:
+    draw = torch.Generator().manual_seed(keys)
+    query, key, value = (torch.randn(2, n, 8, generator=draw).to(dtype) for n in (40, keys, keys))
+    (query if where == "query" else key)[0, 1, 3] = bad
+    allowed = torch.ones(2, 40, keys, dtype=torch.bool)
+    if kind == "causal":
+        allowed = allowed.tril()
+    if kind == "masked":
+        allowed[:, ::2, 1] = False
+    expected = formula(query, key, value, allowed, False, None)
+    assert expected.isnan().any()
+    with forcing("pytorch"):
+        mask = allowed if kind == "masked" else None
+        got = attend(query.requires_grad_(tracked), key, value, mask=mask, causal=kind == "causal")
+    torch.testing.assert_close(got.isnan(), expected.isnan())
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_nan_over_few_keys_keep_the_dtype(dtype: torch.dtype, causal: bool) -> None:

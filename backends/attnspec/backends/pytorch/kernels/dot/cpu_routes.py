@@ -9,7 +9,6 @@ are not positive, for tensors that are not addressable memory, and wherever fuse
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -103,30 +102,23 @@ def in_float32(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def by_pytorch(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
-    """The output of PyTorch's kernel, with NaN in rows whose scores are all NaN, where sizes may be read."""
+    """The output of PyTorch's kernel, with NaN where it hides that no score of a row is a number, where sizes may be
+    read."""
     sdpa = F.scaled_dot_product_attention
     if query.is_cpu and query.dtype in APPROXIMATED:
         sdpa = in_float32(sdpa)
     if not intercepted() and overlaps(query):
         query = query.contiguous()
     output = sdpa(query, key, value, mask, 0.0, causal, scale=scale)
-    if intercepted() or key.shape[-2] >= few_keys(key.dtype) or not output.numel():
+    if intercepted() or not output.numel():
         return output
     return with_nan(output, query, key, value, mask, causal, scale)
-
-
-@cache
-def few_keys(dtype: torch.dtype) -> int:
-    """Numbers in a register of PyTorch's kernels: over fewer keys its fused kernel takes a maximum that passes over
-    NaN."""
-    register = 32 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT") else 64
-    return register // (8 if dtype is torch.float64 else 4)
 
 
 def with_nan(
     output: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
-    """The output of PyTorch's kernel for few keys, computed anew where it may have hidden that scores are NaN."""
+    """The output of PyTorch's kernel, computed anew where it may have hidden that scores are not finite."""
     if not has_zero_row(output) or _finite(query, key):
         return output
     call = four_dimensional(query, key, value, mask, causal, scale)[0]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.call import overlaps
-from attnspec.backends.pytorch.kernels.dot.cpu_routes import few_keys
 from attnspec.backends.pytorch.kernels.dot.group_gradients import gradients_by_formula
 from attnspec.backends.pytorch.kernels.dot.planned_pytorch import widens
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
@@ -148,7 +147,6 @@ def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
     if regular is None:
         return None
     wide = widens(query, key)
-    dtype = torch.float32 if wide else query.dtype
     overflows = query.shape[-1] * max(1.0, scale or 0.0) > SUMMED
-    hides = finder(query.shape, query.element_size()) if overflows and key.shape[-2] < few_keys(dtype) else None
+    hides = finder(query.shape, query.element_size()) if overflows else None
     return Fused(causal, scale, wide, regular, hides)

@@ -53,8 +53,7 @@ def by_pytorch(call: Call, rank: int, scale: float | None) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
             return whole(query.contiguous(), key, value, mask)
 
-    if call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype):
-        attend = _with_nan(attend, call, scale)
+    attend = _with_nan(attend, call, scale)
     return _widened(attend, call) if widens(call.query, call.key) else attend
 
 
@@ -70,17 +69,17 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
     from attnspec.backends.pytorch.kernels.dot.regular import inspector
 
     causal, one, tracked = call.causal, rank == 1, call.differentiates()
-    few = call.key.shape[-2] < cpu_routes.few_keys(call.key.dtype)
     # values are looked at where they are fewer than results
-    values = few or call.key.shape[-2] <= call.query.shape[-2]
-    regular = of_result = None
+    values = call.key.shape[-2] <= call.query.shape[-2]
+    regular = of_result = hides = None
     # What is excluded and not finite makes the result NaN, but infinite queries and keys gradients even where not.
-    if before := tracked or few:
+    if tracked:
         regular = inspector(given if values else given[:2], mask)
         if regular is None:
             return None
-    if not (before and values):
-        of_result = inspector((call.query.new_empty((*given[0].shape[:-1], given[2].shape[-1])),))
+    if not (tracked and values):
+        result = call.query.new_empty((*given[0].shape[:-1], given[2].shape[-1]))
+        of_result, hides = inspector((result,)), finder(result.shape, result.element_size())
         if of_result is None:
             return None
     sdpa = scaled_dot_product_attention if scale is None else partial(scaled_dot_product_attention, scale=scale)
@@ -95,7 +94,9 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
             found = sdpa(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), own, 0.0, causal).squeeze(1)
         else:
             found = sdpa(query, key, value, mask, 0.0, causal)
-        return found if of_result is None or of_result(found) else None
+        if (of_result is not None and not of_result(found)) or (hides is not None and hides(found)):
+            return None
+        return found
 
     return attend
 

@@ -1,7 +1,8 @@
-"""Whether a row of a result begins with 0: so PyTorch's fused kernel shows that none of few scores was a number.
+"""Whether a row of a result begins with 0: so PyTorch's fused kernel shows scores that it took for those of no keys.
 
-Its maximum over the keys that fill no register passes over NaN, and what has no maximum is taken for a row without
-keys. Reading one number of each row takes less time than any of PyTorch's operations.
+Over so few keys that they fill no register its maximum passes over NaN, in half dtypes an infinite one is taken for
+that of a row without keys, and everywhere a maximum of -inf. Reading one number of each row takes less time than any of
+PyTorch's operations.
 """
 
 from array import array
