@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.mutants.one_weight import ONE_WEIGHT, OneWeight
@@ -20,6 +21,9 @@ from attnspec.conformance.variants import VARIANTS, Variant
 SCHEMA = "attnspec-kills/1"
 
 LIMIT = SECONDS["full"]
+
+OF_AVX512 = {"SkylakeX", "Cooperlake", "SapphireRapids"}
+"""Kernels of OpenBLAS whose results have the same last bits. Processors that it does not know get others."""
 
 
 @dataclass(frozen=True)
@@ -115,4 +119,6 @@ def made_with() -> dict[str, str]:
     simd = np.show_config(mode="dicts")["SIMD Extensions"]
     fused = {"X86_V3", "FMA3"} & {*simd["baseline"], *simd["found"]}
     processor = f"{platform.machine()} with fused multiply-adds" if fused else platform.machine()
+    if {library.get("architecture") for library in threadpool_info()} & OF_AVX512:
+        processor += ", in OpenBLAS those of AVX-512"
     return {"processor": processor, "numpy": version("numpy"), "hypothesis": version("hypothesis")}

@@ -110,7 +110,7 @@ def by_pytorch(
     if not intercepted() and overlaps(query):
         query = query.contiguous()
     output = sdpa(query, key, value, mask, 0.0, causal, scale=scale)
-    if intercepted() or not output.numel():
+    if intercepted() or not addressable(output) or not output.numel():
         return output
     return with_nan(output, query, key, value, mask, causal, scale)
 
