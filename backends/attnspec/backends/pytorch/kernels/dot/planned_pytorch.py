@@ -60,7 +60,8 @@ def by_pytorch(call: Call, rank: int, scale: float | None) -> Attend:
 def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: int, scale: float | None) -> Plan | None:
     """What computes calls by PyTorch's kernel under this mask, or causal.
 
-    It gives None where something is not finite or a row is empty. None where masks or operands do not lie as they must.
+    It gives None where something is not finite, and with gradients where a row is empty. None where masks or operands
+    do not lie as they must.
     """
     if not HAS_LLVMLITE or (mask is not None and (call.causal or mask.dim() not in (2, rank + 2))):
         return None
@@ -71,7 +72,7 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
     causal, one, tracked = call.causal, rank == 1, call.differentiates()
     # values are looked at where they are fewer than results
     values = call.key.shape[-2] <= call.query.shape[-2]
-    regular = of_result = hides = None
+    regular = of_result = hides = of_scores = None
     # What is excluded and not finite makes the result NaN, but infinite queries and keys gradients even where not.
     if tracked:
         regular = inspector(given if values else given[:2], mask)
@@ -79,9 +80,11 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
             return None
     if not (tracked and values):
         result = call.query.new_empty((*given[0].shape[:-1], given[2].shape[-1]))
-        of_result, hides = inspector((result,)), finder(result.shape, result.element_size())
+        of_result = inspector((result,))
         if of_result is None:
             return None
+        if not tracked:
+            of_scores, hides = inspector(given[:2]), finder(result.shape, result.element_size())
     sdpa = scaled_dot_product_attention if scale is None else partial(scaled_dot_product_attention, scale=scale)
     sdpa = cpu_routes.in_float32(sdpa) if call.query.dtype in cpu_routes.APPROXIMATED else sdpa
     of_batch = mask is not None and one and mask.dim() == 3
@@ -94,7 +97,9 @@ def excluding(call: Call, given: Sequence[Tensor], mask: Tensor | None, rank: in
             found = sdpa(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), own, 0.0, causal).squeeze(1)
         else:
             found = sdpa(query, key, value, mask, 0.0, causal)
-        if (of_result is not None and not of_result(found)) or (hides is not None and hides(found)):
+        if of_result is not None and not of_result(found):
+            return None
+        if hides is not None and hides(found) and (of_scores is None or not of_scores(query, key)):
             return None
         return found
 

@@ -112,7 +112,7 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
 
             wide, lanes, columns = VECTORS * k.lanes, k.lanes, g.columns
             whole = columns // wide * wide
-            # of two registers or one there are as many sums as wait for one another
+            # The last registers go by two, or one for twice as many rows: fewer sums would wait for one another.
             last = whole + (columns - whole + (lanes - 1)) // (2 * lanes) * (2 * lanes)
             with k.loop(0, whole, wide) as first:
                 strip(first, [None] * VECTORS)

@@ -25,25 +25,26 @@ def gradients(
     if plan.half:
         gradient = gradient.float()
     a, b = query if a is None else a, key if b is None else b
-    still = False
+    constant = False
     if intercepted() or not addressable(gradient):
         by_a, by_b, by_value, by_w = _by_pytorch(plan, a, b, w_v, value, gradient, weights)
     else:
         by_a, by_b, by_value, by_w = _by_kernel(plan, a, b, w_v, value, gradient, weights)
-        still = _still(plan, a, b, value, gradient, weights)
+        constant = _constant(plan, a, b, value, gradient, weights)
     of_query = of_key = of_w_q = of_w_k = None
     if wanted[0] or wanted[3]:
-        of_query, of_w_q = _through(_own(by_a, query, plan.shared[0]), query, w_q, wanted[0], wanted[3], still)
+        of_query, of_w_q = _through(_own(by_a, query, plan.shared[0]), query, w_q, wanted[0], wanted[3], constant)
     if wanted[1] or wanted[4]:
-        of_key, of_w_k = _through(_own(by_b, key, plan.shared[1]), key, w_k, wanted[1], wanted[4], still)
+        of_key, of_w_k = _through(_own(by_b, key, plan.shared[1]), key, w_k, wanted[1], wanted[4], constant)
     of_value = _own(by_value, value, plan.shared[2]) if wanted[2] else None
     return of_query, of_key, of_value, of_w_q, of_w_k, by_w if wanted[5] else None
 
 
-def _still(plan: Plan, a: Tensor, b: Tensor, value: Tensor, gradient: Tensor, weights: Tensor) -> bool:
-    """Whether no weight changes with its score, nor its projections, for there is one key and all numbers are finite.
+def _constant(plan: Plan, a: Tensor, b: Tensor, value: Tensor, gradient: Tensor, weights: Tensor) -> bool:
+    """Whether weights are 1 whatever the scores: there is one key, and scores and gradients of weights are finite.
 
-    Numbers that make finite projections are finite.
+    Then gradients of scores are 0, and so is what they are multiplied with: of infinite operands projections would be
+    infinite too, or NaN.
     """
     if plan.m > 1 or not all(map(finite, (a, b, weights))):
         return False
@@ -57,15 +58,15 @@ def in_pieces(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """`gradients` by the pieces of a batch, where no entries share operands; in the dtype of the operands."""
     query, key, value, w_q, w_k, w_v = operands
-    still = w_q is not None and a is not None and b is not None and _still(plan, a, b, value, gradient, weights)
+    constant = a is not None and b is not None and _constant(plan, a, b, value, gradient, weights)
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
     gradient = gradient.reshape(plan.entries, plan.n, plan.d)
     given = Operands(rows[0], rows[1], rows[2], w_q, w_k, w_v)
     a, b = (None if x is None else x.reshape(plan.entries, *x.shape[-2:]) for x in (a, b))
     if plan.rounds and a is not None and b is not None:
-        found = _by_rounded(plan, given, gradient, a, b, weights, wanted, still)
+        found = _by_rounded(plan, given, gradient, a, b, weights, wanted, constant)
     else:
-        found = _by_parts(plan, given, gradient, a, b, weights, wanted, still)
+        found = _by_parts(plan, given, gradient, a, b, weights, wanted, constant)
     shapes = (query.shape, key.shape, value.shape)
     of_rows = (None if x is None else x.view(shape) for x, shape in zip(found[:3], shapes, strict=True))
     return *of_rows, *found[3:]
@@ -73,7 +74,7 @@ def in_pieces(
 
 def _by_parts(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
-    wanted: Sequence[bool], still: bool,
+    wanted: Sequence[bool], constant: bool,
 ) -> list[Tensor | None]:  # fmt: skip
     """Each piece by itself, written where it belongs; those of the weights are added up."""
     w_q, w_k, w_v = (None if w is None else widened(w) for w in operands[3:])
@@ -100,17 +101,17 @@ def _by_parts(
         if not written and of_value is not None:
             of_value.copy_(found[2])
         for x, w, by, target, total in zip((query, key), (w_q, w_k), found, targets, of_weights, strict=False):
-            _add_through(by, x, w, target, total, still)
+            _add_through(by, x, w, target, total, constant)
         if of_weights[2] is not None:
             of_weights[2] += found[3]
     return of_rows + [None if x is None else x.to(gradient.dtype) for x in of_weights]
 
 
 def _add_through(
-    gradient: Tensor, x: Tensor, w: Tensor | None, target: Tensor | None, total: Tensor | None, still: bool
+    gradient: Tensor, x: Tensor, w: Tensor | None, target: Tensor | None, total: Tensor | None, constant: bool
 ) -> None:
     """Write the gradient of x to ``target`` and add that of the weight w that projected it to ``total``, if given."""
-    if still:
+    if constant:
         if target is not None:
             target.zero_()
         return
@@ -135,7 +136,7 @@ def _memory(plan: Plan, like: Tensor) -> list[Tensor]:
 
 def _by_rounded(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, wanted: Sequence[bool],
-    still: bool,
+    constant: bool,
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients of a and b are rounded to bfloat16, of which the processor multiplies twice as many at once."""
     query, key, value, w_q, w_k, w_v = operands
@@ -159,9 +160,9 @@ def _by_rounded(
     found: list[Tensor | None] = [None, None, of_value, None, None, of_w.to(w_v.dtype)]
     for i, (by, x, w) in enumerate(((by_a, query, w_q), (by_b, key, w_k))):
         if w is not None and wanted[i]:
-            found[i] = x.new_zeros(x.shape) if still else by @ w
+            found[i] = x.new_zeros(x.shape) if constant else by @ w
         if w is not None and wanted[3 + i]:
-            found[3 + i] = w.new_zeros(w.shape) if still else by.view(-1, plan.h).mT @ x.reshape(-1, w.shape[1])
+            found[3 + i] = w.new_zeros(w.shape) if constant else by.view(-1, plan.h).mT @ x.reshape(-1, w.shape[1])
     return [x if want else None for x, want in zip(found, wanted, strict=False)]
 
 
@@ -171,12 +172,12 @@ def _own(gradient: Tensor, x: Tensor, shared: bool) -> Tensor:
 
 
 def _through(
-    gradient: Tensor, x: Tensor, w: Tensor | None, of_input: bool, of_weight: bool, still: bool
+    gradient: Tensor, x: Tensor, w: Tensor | None, of_input: bool, of_weight: bool, constant: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x and of the weight that projected it, of that of the projection."""
     if w is None:
         return gradient, None
-    if still:
+    if constant:
         return x.new_zeros(x.shape) if of_input else None, w.new_zeros(w.shape) if of_weight else None
     rows = gradient.view(-1, w.shape[0])
     if intercepted() or not all(map(addressable, (gradient, x, w))):
