@@ -11,12 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnspec.backends.pytorch.kernels.dot import cpu, cpu_routes
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend
-from attnspec.backends.pytorch.kernels.dot.tiles import Square, define_transpose, transpose
 from attnspec.backends.pytorch.kernels.llvm import threads
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import run
+from attnspec.backends.pytorch.kernels.llvm.transposition import Square, define_transpose, transpose
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 from attnspec.backends.pytorch.runtime.forcing import forcing
 

@@ -7,7 +7,7 @@ from torch.nn.functional import linear
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
-from attnspec.backends.pytorch.kernels.llvm import matmul, pairs, projection
+from attnspec.backends.pytorch.kernels.llvm import matmul, pairs, projection, transposition
 from attnspec.backends.pytorch.kernels.llvm.machine_code import is_zen, multiplies_bfloat16, register_bytes
 
 SIZES = [(1, 16, 1), (6, 64, 5), (7, 80, 256), (49, 48, 257), (100, 144, 600), (3, 256, 2), (7, 17, 30), (13, 200, 64)]
@@ -68,3 +68,12 @@ def test_small_products_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.undo()
     assert not matmul.worthwhile(64, 64, 64, draw(1, dtype=torch.float32))
     assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32)) is (register_bytes() == 64 and is_zen())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 40), (16, 16), (33, 17), (100, 25)])
+def test_columns_are_the_transpose(rows: int, columns: int, dtype: torch.dtype) -> None:
+    x = draw(3, rows, columns, dtype=dtype)
+    found = transposition.columns(x)
+    assert found.is_contiguous()
+    assert torch.equal(found, x.mT)

@@ -14,6 +14,7 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloa
 from attnspec.backends.pytorch.kernels.llvm.matmul import products
 from attnspec.backends.pytorch.kernels.llvm.matmul import worthwhile as worthwhile_in_float32
 from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
+from attnspec.backends.pytorch.kernels.llvm.transposition import columns
 
 LEAST_OF_TILES = 2**19
 """Multiply-adds from which a product by tiles is worth more than it takes to begin."""
@@ -55,7 +56,7 @@ def columns_of_pairs(right: Tensor) -> Columns:
     rows = in_pairs(right)
     m = rows.shape[1]
     if not multiplies_tiles():
-        return Columns(rows.mT.contiguous(), m)
+        return Columns(columns(rows), m)
     return Columns(tile_product.packed(rows), m)
 
 

@@ -1,0 +1,80 @@
+"""Transposition of matrices, a square of as many rows and columns as a register has lanes at a time."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
+from attnspec.backends.pytorch.kernels.llvm.vector_functions import transposed
+
+
+class Square(NamedTuple):
+    """A matrix of as many rows and columns as a register has lanes: address, stride, and how many of each exist."""
+
+    base: RealPointer
+    step: Value
+    rows: Value
+    columns: Value
+
+
+def define_transpose(k: Kernel) -> None:
+    """Define the subroutine behind `transpose`."""
+    with k.subroutine("transpose", 8) as values:
+        source, target = Square(RealPointer(values[0]), *values[1:4]), Square(RealPointer(values[4]), *values[5:])
+        whole = k.integer(1)
+        for count in (source.rows, source.columns, target.rows, target.columns):
+            whole = k.select(count.compare("<", k.lanes), k.integer(0), whole)
+        with k.when(whole.is_nonzero()) as otherwise:
+            loaded = [k.load(source.base + source.step * i, 0) for i in range(k.lanes)]
+            for i, row in enumerate(transposed(k, loaded)):
+                k.store(row, target.base + target.step * i, 0)
+        with otherwise():
+            inside = k.lanes_below(source.columns)
+            numbers = [k.minimum(k.integer(i), source.rows - 1) for i in range(k.lanes)]
+            loaded = [k.load_lanes(inside, source.base + number * source.step, 0) for number in numbers]
+            for i, row in enumerate(transposed(k, loaded)):
+                written = k.lanes_below(k.select(target.rows.compare(">", i), target.columns, k.integer(0)))
+                k.store_lanes(row, written, target.base + target.step * i, 0)
+
+
+def transpose(k: Kernel, source: Square, target: Square) -> None:
+    """Rows become columns. A column beyond the last reads as 0, a row beyond the last as the last."""
+    k.call("transpose", *source, *target)
+
+
+class Matrices(Arguments):
+    """x (entries, rows, columns) and its transpose, in memory; an entry is a task."""
+
+    tasks: Size
+    rows: Size
+    columns: Size
+    x: Reals
+    transpose: Reals
+
+
+@compiled
+def columns_kernel(bits: int) -> Kernel[Matrices]:
+    """The columns of each entry as rows."""
+    k = Kernel("columns", Matrices, bits)
+    define_transpose(k)
+    g = k.argument
+    with k.tasks(g.tasks) as entry:
+        first = entry * (g.rows * g.columns)
+        with k.loop(0, g.rows, k.lanes) as row, k.loop(0, g.columns, k.lanes) as column:
+            rows, columns = g.rows - row, g.columns - column
+            source = Square(g.x + (first + row * g.columns + column), g.columns, rows, columns)
+            target = Square(g.transpose + (first + column * g.rows + row), g.rows, columns, rows)
+            transpose(k, source, target)
+    return k
+
+
+def columns(x: Tensor) -> Tensor:
+    """The transpose in memory of x (entries, rows, columns), float32 or float64 in memory."""
+    entries, rows, count = x.shape
+    output = x.new_empty(entries, count, rows)
+    arguments = Matrices(tasks=entries, rows=rows, columns=count, x=x, transpose=output)
+    run(columns_kernel(8 * x.element_size()), thread_count(entries, x.numel()), arguments)
+    return output
