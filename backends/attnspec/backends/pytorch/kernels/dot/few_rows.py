@@ -97,11 +97,13 @@ class HeadOfKeys(Generic[F]):
 
     def __init__(self, k: Kernel[F], stored: str, masked: bool, copied: bool, task: Value) -> None:
         g = k.argument
-        self.k, self.stored, self.masked, self.copied, self.task = k, stored, masked, copied, task
+        self.k, self.stored, self.masked, self.task = k, stored, masked, task
+        self.reals = copied or stored == "real"
+        """Whether keys and values are read as reals, and not widened as often as they are read."""
         self.batch, self.head_k = task // g.heads_k, task % g.heads_k
         self.m_whole = in_registers(g.m, k.lanes)
         many = (g.group * g.n).compare(">=", MANY)
-        self.tiles = not masked and (copied or stored == "real")
+        self.tiles = not masked and self.reals
         """Whether there may be tiles of queries."""
         self.tiled = k.select(many, g.n // TILE * TILE, k.integer(0)) if self.tiles else k.integer(0)
         """Queries of a head that are in tiles."""
@@ -140,7 +142,7 @@ class HeadOfKeys(Generic[F]):
 
     def of_keys(self, operand: Strided[BytePointer], columns: Value, copy: RealPointer) -> AnyRows:
         """The rows of keys or values: half dtypes as they are stored, or ``copied`` for many queries."""
-        if self.copied or self.stored == "real":
+        if self.reals:
             return self.read(operand, self.head_k, self.k.argument.m, columns, copy)
         return Rows(operand.of_head(self.batch, self.head_k), operand.row, columns)
 

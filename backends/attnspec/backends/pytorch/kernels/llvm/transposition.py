@@ -45,7 +45,7 @@ def transpose(k: Kernel, source: Square, target: Square) -> None:
     k.call("transpose", *source, *target)
 
 
-class Matrices(Arguments):
+class Transposition(Arguments):
     """x (entries, rows, columns) and its transpose, in memory; an entry is a task."""
 
     tasks: Size
@@ -56,9 +56,9 @@ class Matrices(Arguments):
 
 
 @compiled
-def columns_kernel(bits: int) -> Kernel[Matrices]:
+def columns_kernel(bits: int) -> Kernel[Transposition]:
     """The columns of each entry as rows."""
-    k = Kernel("columns", Matrices, bits)
+    k = Kernel("columns", Transposition, bits)
     define_transpose(k)
     g = k.argument
     with k.tasks(g.tasks) as entry:
@@ -75,6 +75,6 @@ def columns(x: Tensor) -> Tensor:
     """The transpose in memory of x (entries, rows, columns), float32 or float64 in memory."""
     entries, rows, count = x.shape
     output = x.new_empty(entries, count, rows)
-    arguments = Matrices(tasks=entries, rows=rows, columns=count, x=x, transpose=output)
+    arguments = Transposition(tasks=entries, rows=rows, columns=count, x=x, transpose=output)
     run(columns_kernel(8 * x.element_size()), thread_count(entries, x.numel()), arguments)
     return output

@@ -30,7 +30,7 @@ def gradients(
         by_a, by_b, by_value, by_w = _by_pytorch(plan, a, b, w_v, value, gradient, weights)
     else:
         by_a, by_b, by_value, by_w = _by_kernel(plan, a, b, w_v, value, gradient, weights)
-        constant = _constant(plan, a, b, value, gradient, weights)
+        constant = w_q is not None and _constant(plan, a, b, value, gradient, weights, wanted)
     of_query = of_key = of_w_q = of_w_k = None
     if wanted[0] or wanted[3]:
         of_query, of_w_q = _through(_own(by_a, query, plan.shared[0]), query, w_q, wanted[0], wanted[3], constant)
@@ -40,13 +40,17 @@ def gradients(
     return of_query, of_key, of_value, of_w_q, of_w_k, by_w if wanted[5] else None
 
 
-def _constant(plan: Plan, a: Tensor, b: Tensor, value: Tensor, gradient: Tensor, weights: Tensor) -> bool:
-    """Whether weights are 1 whatever the scores: there is one key, and scores and gradients of weights are finite.
+def _constant(
+    plan: Plan, a: Tensor, b: Tensor, value: Tensor, gradient: Tensor, weights: Tensor, wanted: Sequence[bool]
+) -> bool:
+    """Whether gradients of projections are wanted, and weights are 1 whatever the scores: there is one key, and
+    scores and gradients of weights are finite.
 
     Then gradients of scores are 0, and so is what they are multiplied with: of infinite operands projections would be
     infinite too, or NaN.
     """
-    if plan.m > 1 or not all(map(finite, (a, b, weights))):
+    through = wanted[0] or wanted[1] or wanted[3] or wanted[4]
+    if plan.m > 1 or not through or not all(map(finite, (a, b, weights))):
         return False
     rows, value = gradient.reshape(-1, plan.n, plan.d), value.reshape(-1, plan.d, 1)
     return finite(torch.matmul(rows, value.to(rows.dtype)))
@@ -58,7 +62,7 @@ def in_pieces(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """`gradients` by the pieces of a batch, where no entries share operands; in the dtype of the operands."""
     query, key, value, w_q, w_k, w_v = operands
-    constant = a is not None and b is not None and _constant(plan, a, b, value, gradient, weights)
+    constant = a is not None and b is not None and _constant(plan, a, b, value, gradient, weights, wanted)
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
     gradient = gradient.reshape(plan.entries, plan.n, plan.d)
     given = Operands(rows[0], rows[1], rows[2], w_q, w_k, w_v)
