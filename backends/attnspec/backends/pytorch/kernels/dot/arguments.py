@@ -15,10 +15,11 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Reals,
     Size,
 )
+from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, Pointer, RealPointer, Value
 
-from .tiles import width
+from .tiles import TILE_ROWS, width
 
 KEYS = 64
 """Keys in a block."""
@@ -152,8 +153,9 @@ class Operands(Arguments):
 
 
 def padded(columns: int, bits: int) -> int:
-    """Columns rounded up to whole tiles."""
-    return -(-columns // width(bits)) * width(bits)
+    """Columns rounded up to whole registers, and to as many as a tile has rows."""
+    step = max(register_bytes() * 8 // bits, TILE_ROWS)
+    return -(-columns // step) * step
 
 
 def _mask_bits(bits: int) -> int:

@@ -92,15 +92,20 @@ def _add_outer(k: Kernel[Backward], block: KeyBlock, weights: RealPointer, rows:
                target: RealPointer) -> None:  # fmt: skip
     """target[key] += the sum over queries of weights[key, query]*rows[query]."""
     lanes, first_row = width(k.bits), block.queries.entry * k.argument.m_padded
-    with k.loop(block.low, block.high, TILE_ROWS) as key, k.loop(0, columns, lanes) as column:
-        own = weights + (key - block.first) * lanes
-        at = [(first_row + key + r) * columns + column for r in range(TILE_ROWS)]
-        sums = [[Variable(k, k.load(target, row + c * k.lanes)) for c in range(TILE_VECTORS)] for row in at]
+    with k.loop(block.low, block.high, TILE_ROWS) as key:
+        own, begin = weights + (key - block.first) * lanes, k.integer(0)
         scalars = [(own, r * lanes) for r in range(TILE_ROWS)]
-        add_product(k, sums, scalars, 1, rows + column, columns, (0, block.queries.rows))
-        for row, values in zip(at, values_of(sums), strict=True):
-            for c, value in enumerate(values):
-                k.store(value, target, row + c * k.lanes)
+        for count in range(TILE_VECTORS, 0, -1):
+            wide = count * k.lanes
+            end = begin + (columns - begin) // wide * wide
+            with k.loop(begin, end, wide) as column:
+                at = [(first_row + key + r) * columns + column for r in range(TILE_ROWS)]
+                sums = [[Variable(k, k.load(target, row + c * k.lanes)) for c in range(count)] for row in at]
+                add_product(k, sums, scalars, 1, rows + column, columns, (0, block.queries.rows))
+                for row, values in zip(at, values_of(sums), strict=True):
+                    for c, value in enumerate(values):
+                        k.store(value, target, row + c * k.lanes)
+            begin = end
 
 
 def _prepare(k: Kernel[Backward], task: QueryBlock, s: Scratch) -> None:
@@ -138,7 +143,7 @@ def _score_gradients(k: Kernel[Backward], block: KeyBlock, s: Scratch, keys: Rea
         ):
             sums = zeros(k, TILE_ROWS, TILE_VECTORS)
             scalars = block.rows_of(rows, row, key)
-            add_tile_product(k, task.in_one_vector, sums, scalars, 1, transposed, lanes, (0, columns))
+            add_tile_product(k, task.vectors, sums, scalars, 1, transposed, lanes, (0, columns))
             store_tile(k, values_of(sums), target, at, lanes)
         with k.loop(0, k.integer(TILE_ROWS)) as r:
             for c in range(TILE_VECTORS):

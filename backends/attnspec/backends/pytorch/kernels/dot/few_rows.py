@@ -20,6 +20,7 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import sums_of_lane
 
 from .arguments import OptionalStridedBooleans, Strided
 from .step_arguments import StridedBytes
+from .tiles import TILE_VECTORS, add_product, zeros
 
 TOGETHER = (8, 4, 1)
 """Vectors of columns whose sums are in registers at once, as long as there are so many."""
@@ -27,7 +28,7 @@ TOGETHER = (8, 4, 1)
 TILE = 4
 """Rows of a tile, of queries or keys, whose sums are in registers at once."""
 
-OF_TILE = (4, 1) if HAS_512_BITS else (2, 1)
+OF_TILE = (4, 1) if HAS_512_BITS else (3, 2, 1)
 """`TOGETHER` for each row of a tile."""
 
 MANY = 8
@@ -239,18 +240,12 @@ class HeadOfKeys(Generic[F]):
         self, rows: list[RealPointer], others: RealPointer, depth: Value, count: Value, targets: list[RealPointer]
     ) -> None:
         k, begin = self.k, self.k.integer(0)
-        for vectors_ in (2, 1):
+        for vectors_ in range(TILE_VECTORS, 0, -1):
             wide = vectors_ * k.lanes
             end = begin + (in_registers(count, k.lanes) - begin) // wide * wide
             with k.loop(begin, end, wide) as j:
-                sums = [[Variable(k, k.full(0.0)) for _ in range(vectors_)] for _ in rows]
-                places = [others + (j + v * k.lanes) for v in range(vectors_)]
-                with k.loop(0, depth) as c:
-                    loaded = [k.load(place, c * self.m_whole) for place in places]
-                    for row, totals in zip(rows, sums, strict=True):
-                        x = k.broadcast(row, c)
-                        for other, total in zip(loaded, totals, strict=True):
-                            total.set(k.fma(x, other, total.get()))
+                sums = zeros(k, len(rows), vectors_)
+                add_product(k, sums, [(row, 0) for row in rows], 1, others + j, self.m_whole, (0, depth))
                 for target, totals in zip(targets, sums, strict=True):
                     for v, total in enumerate(totals):
                         k.store(total.get(), target, j + v * k.lanes)

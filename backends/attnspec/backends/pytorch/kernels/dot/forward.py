@@ -21,6 +21,7 @@ from .tiles import (
     TILE_ROWS,
     TILE_VECTORS,
     Sums,
+    add_product,
     add_tile_product,
     width,
     zeros,
@@ -62,7 +63,7 @@ class QueryBlock:
         self.start = k.maximum(k.integer(0), self.earliest) // KEYS * KEYS
         self.stop = k.minimum(self.length, self.latest + self.lanes)
         self.masked = o.mask.base.is_given()
-        self.in_one_vector = self.rows.compare("<=", k.lanes)
+        self.vectors = (self.rows + (k.lanes - 1)) // k.lanes
 
     def head_of(self, operand: Strided[RealPointer]) -> RealPointer:
         """Address of the first row of the block's head."""
@@ -209,7 +210,7 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
                 with k.loop(block.low, block.high, TILE_ROWS) as key:
                     sums = zeros(k, TILE_ROWS, TILE_VECTORS)
                     own = block.rows_of(keys, o.key.row, key)
-                    add_tile_product(k, task.in_one_vector, sums, own, 1, queries, lanes, (0, o.d))
+                    add_tile_product(k, task.vectors, sums, own, 1, queries, lanes, (0, o.d))
                     scores, at = values_of(sums), (key - first) * lanes
                     store_tile(k, scores, weights, at, lanes)
                     with k.when(block.all_attendable(key)) as otherwise:
@@ -238,8 +239,8 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
                     shrink.append(exp2(k, (maximum[c].get() - new) * scale))
                     maximum[c].set(largest[c].get())
                     total[c].set(total[c].get() * shrink[c])
-                with k.loop((block.low - first) * lanes, (block.high - first) * lanes, lanes) as at:
-                    for c in columns:
+                for c in columns:
+                    with k.loop((block.low - first) * lanes, (block.high - first) * lanes, lanes) as at:
                         weight = exp2(k, (k.load(weights, at + c * k.lanes) - shift[c]) * scale)
                         k.store(weight, weights, at + c * k.lanes)
                         total[c].add(weight)
@@ -252,18 +253,27 @@ def pool(k: Kernel, block: KeyBlock, rows: RealPointer, row: Value, columns: Val
          pooled: RealPointer, shrink: list[Value] | None = None) -> None:  # fmt: skip
     """pooled[column] = shrink*pooled[column] + the sum over keys of rows[key, column]*weights[key]."""
     lanes = width(k.bits)
-    with k.loop(0, columns, TILE_ROWS) as column:
+    depth = block.low, block.high
+
+    def tile(column: Value, last: bool) -> None:
         sums: Sums = []
-        scalars = []
         for r in range(TILE_ROWS):
             old = [k.load(pooled, (column + r) * lanes + c * k.lanes) for c in range(TILE_VECTORS)]
             sums.append([Variable(k, x * shrink[c] if shrink else x) for c, x in enumerate(old)])
+        if last:
             # beyond the last column, the last: what it gives there is never read
-            scalars.append((rows + k.minimum(column + r, columns - 1), 0))
-        add_tile_product(
-            k, block.queries.in_one_vector, sums, scalars, row, weights, lanes, (block.low, block.high)
-        )  # fmt: skip
+            scalars = [(rows + k.minimum(column + r, columns - 1), 0) for r in range(TILE_ROWS)]
+            add_product(k, sums, scalars, row, weights, lanes, depth)
+        else:
+            scalars = [(rows + column, r) for r in range(TILE_ROWS)]
+            add_tile_product(k, block.queries.vectors, sums, scalars, row, weights, lanes, depth)
         store_tile(k, values_of(sums), pooled, column * lanes, lanes)
+
+    whole = columns // TILE_ROWS * TILE_ROWS
+    with k.loop(0, whole, TILE_ROWS) as column:
+        tile(column, False)
+    with k.loop(whole, columns, TILE_ROWS) as column:
+        tile(column, True)
 
 
 def store_rows(k: Kernel, task: QueryBlock, columns: RealPointer, count: Value, target: RealPointer,

@@ -13,8 +13,11 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, re
 from attnspec.backends.pytorch.kernels.llvm.memory import Index
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 
-TILE_ROWS = 8 if HAS_512_BITS else 4
-TILE_VECTORS = 2
+TILE_ROWS, TILE_VECTORS = (8, 2) if HAS_512_BITS else (4, 3)
+"""Scalars and vectors of a tile: their products with a step's vectors and one scalar fill the registers there are."""
+
+STEPS = 1 if HAS_512_BITS else 2
+"""Steps of the inner dimension between two tests whether it ends: with fewer registers, loops take a larger part."""
 
 Sums = list[list[Variable]]
 
@@ -35,19 +38,27 @@ def add_product(k: Kernel, sums: Sums, scalars: Sequence[tuple[RealPointer, int]
 
     A row of scalars is a pointer and a number of reals to skip.
     """
-    with k.loop(depth[0], depth[1]) as t:
-        loaded = [k.load(vectors, t * vector_step + c * k.lanes) for c in range(len(sums[0]))]
-        for (base, offset), row in zip(scalars, sums, strict=True):
-            scalar = k.broadcast(base, t * step + offset)
-            for total, vector in zip(row, loaded, strict=True):
-                total.set(k.fma(scalar, vector, total.get()))
+    begin, end = k.constant(depth[0], depth[1]), depth[1]
+    for steps in sorted({STEPS, 1}, reverse=True):
+        stop = begin + (end - begin) // steps * steps
+        with k.loop(begin, stop, steps) as first:
+            for t in (first + i for i in range(steps)):
+                loaded = [k.load(vectors, t * vector_step + c * k.lanes) for c in range(len(sums[0]))]
+                for (base, offset), row in zip(scalars, sums, strict=True):
+                    scalar = k.broadcast(base, t * step + offset)
+                    for total, vector in zip(row, loaded, strict=True):
+                        total.set(k.fma(scalar, vector, total.get()))
+        begin = stop
 
 
-def add_tile_product(k: Kernel, in_one_vector: Value, sums: Sums, scalars: Sequence[tuple[RealPointer, int]],
-                     step: Index, vectors: RealPointer, vector_step: Index,
-                     depth: tuple[Index, Value]) -> None:  # fmt: skip
-    """The same, of the first vector only where all queries are `in_one_vector`."""
-    with k.when(in_one_vector) as otherwise:
-        add_product(k, [row[:1] for row in sums], scalars, step, vectors, vector_step, depth)
-    with otherwise():
+def add_tile_product(k: Kernel, filled: Value, sums: Sums, scalars: Sequence[tuple[RealPointer, int]], step: Index,
+                     vectors: RealPointer, vector_step: Index, depth: tuple[Index, Value],
+                     count: int = 1) -> None:  # fmt: skip
+    """The same, of ``count`` vectors where no more than those are `filled` by queries, and else of more."""
+    if count == TILE_VECTORS:
         add_product(k, sums, scalars, step, vectors, vector_step, depth)
+        return
+    with k.when(filled.compare("<=", count)) as otherwise:
+        add_product(k, [row[:count] for row in sums], scalars, step, vectors, vector_step, depth)
+    with otherwise():
+        add_tile_product(k, filled, sums, scalars, step, vectors, vector_step, depth, count + 1)
