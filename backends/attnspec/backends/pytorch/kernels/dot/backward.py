@@ -15,13 +15,14 @@ from typing import NamedTuple
 from attnspec.backends.pytorch.kernels.llvm import arguments
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, OptionalReals, Real, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.sums import add_product, zeros
 from attnspec.backends.pytorch.kernels.llvm.transposition import define_transpose
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
 from .arguments import KEYS, Operands, StridedReals, backward_scratch
 from .forward import KeyBlock, QueryBlock, Rows, of_batch, pool, store_rows, store_tile, values_of
-from .tiles import TILE_ROWS, TILE_VECTORS, add_product, add_tile_product, width, zeros
+from .tiles import TILE_ROWS, TILE_VECTORS, add_tile_product, width
 
 
 class Backward(Arguments):

@@ -14,13 +14,14 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Re
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
 from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, load_stored, store_stored, vectors
+from attnspec.backends.pytorch.kernels.llvm.sums import add_product, zeros
 from attnspec.backends.pytorch.kernels.llvm.transposition import Square, transpose
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import sums_of_lanes
 
 from .arguments import OptionalStridedBooleans, Strided
 from .step_arguments import StridedBytes
-from .tiles import TILE_VECTORS, add_product, zeros
+from .tiles import TILE_VECTORS
 
 TOGETHER = (8, 4, 1)
 """Vectors of columns whose sums are in registers at once, as long as there are so many."""

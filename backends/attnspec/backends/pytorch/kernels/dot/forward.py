@@ -12,20 +12,13 @@ from typing import NamedTuple
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Result, Scratch, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.memory import Index
+from attnspec.backends.pytorch.kernels.llvm.sums import Sums, add_product, zeros
 from attnspec.backends.pytorch.kernels.llvm.transposition import Square, define_transpose, transpose
 from attnspec.backends.pytorch.kernels.llvm.values import IntPointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log, tanh
 
 from .arguments import KEYS, Operands, Strided, forward_scratch
-from .tiles import (
-    TILE_ROWS,
-    TILE_VECTORS,
-    Sums,
-    add_product,
-    add_tile_product,
-    width,
-    zeros,
-)
+from .tiles import TILE_ROWS, TILE_VECTORS, add_tile_product, width
 
 
 class Forward(Arguments):

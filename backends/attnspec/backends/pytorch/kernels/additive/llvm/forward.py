@@ -79,10 +79,11 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
     largest = k.max(maximum.get())
     largest = k.select(largest.compare("==", lowest), k.full(0.0), largest)
     total, unit = Variable(k, k.full(0.0)), k.broadcast(g.terms.unit, 0) * log2(e)
-    with k.loop(0, end, k.lanes) as j:
-        weight = exp2(k, (k.load(row, j) - largest) * unit)
-        k.store(weight, row, j)
-        total.add(weight)
+    with k.loop(0, end, 2 * k.lanes) as first:
+        for j in (first, first + k.lanes):
+            weight = exp2(k, (k.load(row, j) - largest) * unit)
+            k.store(weight, row, j)
+            total.add(weight)
     row_sum = k.sum(total.get())
     reciprocal = k.select(row_sum.compare("==", 0.0), k.full(0.0), k.full(1.0) / row_sum)
     k.store_first(reciprocal, reciprocals, i)

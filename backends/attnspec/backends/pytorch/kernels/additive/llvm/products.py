@@ -1,7 +1,8 @@
 """Products of weights and values, in tiles that stay in registers or along the order of memory."""
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
-from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.sums import add_product, zeros
+from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 
 from .tiles import PRODUCT_VECTORS
 
@@ -15,13 +16,8 @@ def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step:
     step = PRODUCT_VECTORS * k.lanes
 
     def columns(first: Value, count: int) -> None:
-        sums = [[Variable(k, k.full(0.0)) for _ in range(count)] for _ in rows]
-        with k.loop(inner[0], inner[1]) as t:
-            vs = [k.load(vectors, t * d + first + c * k.lanes) for c in range(count)]
-            for r, row in enumerate(rows):
-                s = k.broadcast(scalars, row + t * inner_step)
-                for c in range(count):
-                    sums[r][c].set(k.fma(s, vs[c], sums[r][c].get()))
+        sums = zeros(k, len(rows), count)
+        add_product(k, sums, [(scalars + row, 0) for row in rows], inner_step, vectors + first, d, inner)
         for r in range(len(rows)):
             finish(r, first, [s.get() for s in sums[r]])
 
