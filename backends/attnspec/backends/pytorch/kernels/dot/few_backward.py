@@ -118,7 +118,7 @@ def backward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kerne
         sizes = backward_scratch(k.lanes, stored, copied, g.group, g.n, g.m, g.d, g.d_v)
         of_scores, values, *copies = k.parts(g.scratch.of(k.thread), sizes)
         key, value = own.of_keys(g.key, g.d, copies[0]), own.of_keys(g.value, g.d_v, copies[1])
-        own.transposed(value, values)
+        own.put_into_columns(value, values)
         with k.loop(0, g.group) as member:
             head = own.head(member)
             own.read(g.query, head, g.n, g.d, copies[2] + member * (g.n * in_registers(g.d, k.lanes)))
@@ -129,8 +129,8 @@ def backward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kerne
             def into(i: Value, head: Value = head, own: HeadOfKeys[Backward] = own) -> Put:
                 return own.into(own.row_of(g.of_query, head, i))
 
-            if own.tiles:
-                with k.loop(0, own.tiled, TILE) as first:
+            if own.has_tiles:
+                with k.loop(0, own.in_tiles, TILE) as first:
                     each = [all_scores + (first + r) * own.m_whole for r in range(TILE)]
                     rows = [gradient.row(first + r) for r in range(TILE)]
                     own.products(rows, value, values, own.stop(first + (TILE - 1)), each)
@@ -138,7 +138,7 @@ def backward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kerne
                         at = i * own.m_whole
                         gradients_of_scores(own, member, i, all_weights + at, all_scores + at)
                     own.pool(g.d, of_queries(own, first, each, key), [into(first + r) for r in range(TILE)])
-            with k.loop(own.tiled, g.n) as i:
+            with k.loop(own.in_tiles, g.n) as i:
                 scores, mask = all_scores + i * own.m_whole, (own.mask_row(member, i), one)
                 own.dots(gradient.row(i), value, own.stop(i), scores)
                 gradients_of_scores(own, member, i, all_weights + i * own.m_whole, scores)

@@ -124,7 +124,7 @@ def forward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kernel
         own = HeadOfKeys(k, stored, masked, copied, number)
         parts = k.parts(g.scratch.of(k.thread), forward_scratch(k.lanes, stored, copied, g.n, g.m, g.d, g.d_v))
         key, value = own.of_keys(g.key, g.d, parts[2]), own.of_keys(g.value, g.d_v, parts[3])
-        own.transposed(key, parts[1])
+        own.put_into_columns(key, parts[1])
         with k.loop(0, g.group) as member:
             query = own.read(g.query, own.head(member), g.n, g.d, parts[4])
             queries = Queries(own, strange, member, value)
@@ -133,13 +133,13 @@ def forward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kernel
                 kept = g.weights + own.number(member, i) * own.m_whole
                 return k.select(g.weights.is_given(), kept, parts[0])
 
-            if own.tiles:
-                with k.loop(0, own.tiled, TILE) as first:
+            if own.has_tiles:
+                with k.loop(0, own.in_tiles, TILE) as first:
                     weights = [place(first) + own.m_whole * r for r in range(TILE)]
                     rows = [query.row(first + r) for r in range(TILE)]
                     own.products(rows, key, parts[1], own.stop(first + (TILE - 1)), weights)
                     queries.tile(first, weights, own.m_whole)
-            with k.loop(own.tiled, g.n) as i:
+            with k.loop(own.in_tiles, g.n) as i:
                 own.dots(query.row(i), key, own.stop(i), place(i))
                 queries.one(i, place(i))
     with k.when(strange.get().is_nonzero()):

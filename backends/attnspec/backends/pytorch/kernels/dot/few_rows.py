@@ -105,11 +105,11 @@ class HeadOfKeys(Generic[F]):
         self.batch, self.head_k = task // g.heads_k, task % g.heads_k
         self.m_whole = in_registers(g.m, k.lanes)
         many = (g.group * g.n).compare(">=", MANY)
-        self.tiles = not masked and self.reals
+        self.has_tiles = not masked and self.reals
         """Whether there may be tiles of queries."""
-        self.tiled = k.select(many, g.n // TILE * TILE, k.integer(0)) if self.tiles else k.integer(0)
+        self.in_tiles = k.select(many, g.n // TILE * TILE, k.integer(0)) if self.has_tiles else k.integer(0)
         """Queries of a head that are in tiles."""
-        self.transposes = g.m.compare(">", max(1, k.lanes // 4))
+        self.keys_in_columns = g.m.compare(">", max(1, k.lanes // 4))
         """Whether tiles read keys with a column for each, which would leave most lanes empty if they were fewer."""
 
     def head(self, member: Value) -> Value:
@@ -200,12 +200,12 @@ class HeadOfKeys(Generic[F]):
             vectors(k, rows.columns, add)
             k.store(sums_of_lanes(k, [x.get() for x in sums]), target, j)
 
-    def transposed(self, rows: AnyRows, target: RealPointer) -> None:
+    def put_into_columns(self, rows: AnyRows, target: RealPointer) -> None:
         """Keys or values with a column for each, as `products` reads them, where there are tiles."""
         k, g, every = self.k, self.k.argument, self.k.integer(self.k.lanes)
-        if not self.tiles or isinstance(rows.base, BytePointer):
+        if not self.has_tiles or isinstance(rows.base, BytePointer):
             return
-        wanted = k.select(self.transposes, self.tiled, k.integer(0)).is_nonzero()
+        wanted = k.select(self.keys_in_columns, self.in_tiles, k.integer(0)).is_nonzero()
         with k.when(wanted), k.loop(0, g.m, k.lanes) as j, k.loop(0, rows.columns, k.lanes) as c:
             source = Square(rows.base + j * rows.step + c, rows.step, g.m - j, rows.columns - c)
             transpose(k, source, Square(target + (c * self.m_whole + j), self.m_whole, every, every))
@@ -214,7 +214,7 @@ class HeadOfKeys(Generic[F]):
         self, rows: list[RealPointer], others: AnyRows, columns: RealPointer, count: Value, targets: list[RealPointer]
     ) -> None:
         """The same as `dots` for the rows of a tile; ``columns`` are the others transposed, where they are."""
-        with self.k.when(self.transposes) as otherwise:
+        with self.k.when(self.keys_in_columns) as otherwise:
             self._by_columns(rows, columns, others.columns, count, targets)
         with otherwise():
             self._by_rows(rows, others, count, targets)

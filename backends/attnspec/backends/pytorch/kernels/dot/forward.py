@@ -258,7 +258,8 @@ def pool(k: Kernel, block: KeyBlock, rows: RealPointer, row: Value, columns: Val
             scalars = [(rows + k.minimum(column + r, columns - 1), 0) for r in range(TILE_ROWS)]
             add_product(k, sums, scalars, row, weights, lanes, depth)
         else:
-            scalars = [(rows + column, r) for r in range(TILE_ROWS)]
+            base = rows + column
+            scalars = [(base, r) for r in range(TILE_ROWS)]
             add_tile_product(k, block.queries.vectors, sums, scalars, row, weights, lanes, depth)
         store_tile(k, values_of(sums), pooled, column * lanes, lanes)
 

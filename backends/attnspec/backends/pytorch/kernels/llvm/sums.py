@@ -25,7 +25,9 @@ def add_product(k: Kernel, sums: Sums, scalars: Sequence[tuple[RealPointer, int]
     A row of scalars is a pointer and a number of reals to skip.
     """
     begin, end = k.constant(depth[0], depth[1]), depth[1]
-    for steps in sorted({STEPS, 1}, reverse=True):
+    # rows that lie apart in both directions would have addresses of their own at every step, more than registers
+    few_addresses = isinstance(step, int) or all(base is scalars[0][0] for base, _ in scalars)
+    for steps in sorted({STEPS if few_addresses else 1, 1}, reverse=True):
         stop = begin + (end - begin) // steps * steps
         with k.loop(begin, stop, steps) as first:
             for t in (first + i for i in range(steps)):

@@ -46,7 +46,7 @@ def emit_attention(k: Kernel[Attend], block: Block, single: bool) -> None:
             emit_row_product(k, weights, inner, value, g.d, pooled, finish)
         else:
             offsets = [(i + r) * block.stride for r in range(product_rows)]
-            emit_product(k, weights, offsets, k.integer(1), inner, value, g.d, finish)
+            emit_product(k, weights, offsets, 1, inner, value, g.d, finish)
 
 
 def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPointer, low: Variable,

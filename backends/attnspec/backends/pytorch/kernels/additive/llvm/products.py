@@ -1,6 +1,7 @@
 """Products of weights and values, in tiles that stay in registers or along the order of memory."""
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
+from attnspec.backends.pytorch.kernels.llvm.memory import Index
 from attnspec.backends.pytorch.kernels.llvm.sums import add_product, zeros
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 
@@ -10,7 +11,7 @@ AHEAD = 16384
 """Bytes of values that a single row asks for before it needs them."""
 
 
-def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step: Value, inner: tuple[Value, Value],
+def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step: Index, inner: tuple[Value, Value],
                  vectors: RealPointer, d: Value, finish: "Finish") -> None:  # fmt: skip
     """Rows r of sum_t scalars[rows[r] + t*inner_step] * vectors[t, :], t in `inner`, d a multiple of lanes."""
     step = PRODUCT_VECTORS * k.lanes
