@@ -22,7 +22,7 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 
 from .arguments import KEYS, Operands, StridedReals, backward_scratch
 from .forward import KeyBlock, QueryBlock, Rows, of_batch, pool, store_rows, store_tile, values_of
-from .tiles import TILE_ROWS, TILE_VECTORS, add_tile_product, width
+from .tiles import TILE_ROWS, TILE_VECTORS, add_tile_product, groups_of_vectors, width
 
 
 class Backward(Arguments):
@@ -94,19 +94,15 @@ def _add_outer(k: Kernel[Backward], block: KeyBlock, weights: RealPointer, rows:
     """target[key] += the sum over queries of weights[key, query]*rows[query]."""
     lanes, first_row = width(k.bits), block.queries.entry * k.argument.m_padded
     with k.loop(block.low, block.high, TILE_ROWS) as key:
-        own, begin = weights + (key - block.first) * lanes, k.integer(0)
+        own = weights + (key - block.first) * lanes
         scalars = [(own, r * lanes) for r in range(TILE_ROWS)]
-        for count in range(TILE_VECTORS, 0, -1):
-            wide = count * k.lanes
-            end = begin + (columns - begin) // wide * wide
-            with k.loop(begin, end, wide) as column:
-                at = [(first_row + key + r) * columns + column for r in range(TILE_ROWS)]
-                sums = [[Variable(k, k.load(target, row + c * k.lanes)) for c in range(count)] for row in at]
-                add_product(k, sums, scalars, 1, rows + column, columns, (0, block.queries.rows))
-                for row, values in zip(at, values_of(sums), strict=True):
-                    for c, value in enumerate(values):
-                        k.store(value, target, row + c * k.lanes)
-            begin = end
+        for count, column in groups_of_vectors(k, columns):
+            at = [(first_row + key + r) * columns + column for r in range(TILE_ROWS)]
+            sums = [[Variable(k, k.load(target, row + c * k.lanes)) for c in range(count)] for row in at]
+            add_product(k, sums, scalars, 1, rows + column, columns, (0, block.queries.rows))
+            for row, values in zip(at, values_of(sums), strict=True):
+                for c, value in enumerate(values):
+                    k.store(value, target, row + c * k.lanes)
 
 
 def _prepare(k: Kernel[Backward], task: QueryBlock, s: Scratch) -> None:

@@ -21,7 +21,7 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import sums_of_lane
 
 from .arguments import OptionalStridedBooleans, Strided
 from .step_arguments import StridedBytes
-from .tiles import TILE_VECTORS
+from .tiles import groups_of_vectors
 
 TOGETHER = (8, 4, 1)
 """Vectors of columns whose sums are in registers at once, as long as there are so many."""
@@ -240,17 +240,13 @@ class HeadOfKeys(Generic[F]):
     def _by_columns(
         self, rows: list[RealPointer], others: RealPointer, depth: Value, count: Value, targets: list[RealPointer]
     ) -> None:
-        k, begin = self.k, self.k.integer(0)
-        for vectors_ in range(TILE_VECTORS, 0, -1):
-            wide = vectors_ * k.lanes
-            end = begin + (in_registers(count, k.lanes) - begin) // wide * wide
-            with k.loop(begin, end, wide) as j:
-                sums = zeros(k, len(rows), vectors_)
-                add_product(k, sums, [(row, 0) for row in rows], 1, others + j, self.m_whole, (0, depth))
-                for target, totals in zip(targets, sums, strict=True):
-                    for v, total in enumerate(totals):
-                        k.store(total.get(), target, j + v * k.lanes)
-            begin = end
+        k = self.k
+        for vectors_, j in groups_of_vectors(k, in_registers(count, k.lanes)):
+            sums = zeros(k, len(rows), vectors_)
+            add_product(k, sums, [(row, 0) for row in rows], 1, others + j, self.m_whole, (0, depth))
+            for target, totals in zip(targets, sums, strict=True):
+                for v, total in enumerate(totals):
+                    k.store(total.get(), target, j + v * k.lanes)
 
     def weigh_together(
         self, weights: list[RealPointer], step: Value, rows: AnyRows, start: Value, stop: Value

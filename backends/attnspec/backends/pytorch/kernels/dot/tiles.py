@@ -7,7 +7,7 @@ Whole attention at n=256: 8x2 gives 96, and 16x1 some 8 % less, for 16 addresses
 With the 16 registers of AVX2, on one Zen 3 core of 80 GFLOP/s, n=512: 4x3 gives 48, 6x2 46, 3x3 and 2x4 45, 4x2 39.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, register_bytes
@@ -22,6 +22,18 @@ TILE_ROWS, TILE_VECTORS = (8, 2) if HAS_512_BITS else (4, 3)
 def width(bits: int) -> int:
     """Columns of a tile."""
     return TILE_VECTORS * register_bytes() * 8 // bits
+
+
+def groups_of_vectors(k: Kernel, columns: Value) -> Iterator[tuple[int, Value]]:
+    """Loops over whole registers of columns: how many are taken together, as many as a tile has or fewer at the end,
+    and the first column."""
+    begin = k.integer(0)
+    for count in range(TILE_VECTORS, 0, -1):
+        wide = count * k.lanes
+        end = begin + (columns - begin) // wide * wide
+        with k.loop(begin, end, wide) as column:
+            yield count, column
+        begin = end
 
 
 def add_tile_product(k: Kernel, filled: Value, sums: Sums, scalars: Sequence[tuple[RealPointer, int]], step: Index,
