@@ -1,6 +1,7 @@
 """The kernels for few queries and keys, against the formula in double precision."""
 
 from collections.abc import Iterator
+from threading import Thread
 
 import pytest
 import torch
@@ -289,3 +290,28 @@ def test_calls_without_a_plan_of_their_own_share_what_is_made_once(monkeypatch: 
     first = pytorch.scaled_dot_product_attention(given[0], given[1], given[2])
     monkeypatch.setattr(few, "_made", lambda *_, **__: pytest.fail("expected what was made before"))
     assert torch.equal(first, pytorch.scaled_dot_product_attention(given[0], given[1], given[2]))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_every_thread_has_memory_of_its_own(wanted: bool) -> None:
+    given = [draw(1, h, 48, 64).float().requires_grad_(wanted) for h in (8, 2, 2)]
+
+    def results() -> list[Tensor]:
+        output, logarithms = pytorch.grouped_query_attention(*given)
+        assert logarithms is not None
+        return [output, logarithms, *(torch.autograd.grad(output.sum() + logarithms.sum(), given) if wanted else ())]
+
+    expected = results()
+    found: list[list[Tensor]] = []
+
+    def repeat() -> None:
+        with forcing("few"):
+            found.extend(results() for _ in range(50))
+
+    threads = [Thread(target=repeat) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 200
+    assert all(torch.equal(x, own) for some in found for x, own in zip(some, expected, strict=True))

@@ -131,6 +131,17 @@ def test_memory_is_kept_up_to_a_limit() -> None:
     assert kept_memory.kept("test", kept_memory.MOST, torch.float32) is None
 
 
+def test_small_kernels_share_memory_up_to_a_limit() -> None:
+    begin, memory = kept_memory.address(1000)
+    assert begin == memory.data_ptr()
+    assert kept_memory.address(10)[0] == begin
+    assert len(kept_memory.address(len(memory) + 1)[1]) == len(memory) + 1
+    kept = kept_memory.address(10)[1]
+    large = kept_memory.address(kept_memory.MOST + 1)[1]
+    assert len(large) == kept_memory.MOST + 1
+    assert kept_memory.address(10)[1] is kept
+
+
 GRADIENTS_CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 

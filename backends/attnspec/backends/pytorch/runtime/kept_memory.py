@@ -15,6 +15,21 @@ MOST = 2**23
 _own = threading.local()
 
 
+def address(size: int) -> tuple[int, Tensor]:
+    """Where this thread's memory of at least so many bytes begins, and the memory, to be held while it is used.
+
+    It is that of all small kernels; for more than a thread keeps, it is new.
+    """
+    found: tuple[int, Tensor] | None = getattr(_own, "small", None)
+    if found is not None and len(found[1]) >= size:
+        return found
+    memory = torch.empty(size, dtype=torch.uint8)
+    found = memory.data_ptr(), memory
+    if size <= MOST:
+        _own.small = found
+    return found
+
+
 def kept(kind: str, numbers: int, dtype: torch.dtype) -> Tensor | None:
     """Memory of this thread for so many numbers, with what is left of other calls of a kind; None for too many."""
     size = numbers * dtype.itemsize

@@ -21,6 +21,7 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, regist
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.kept_memory import address
 from attnspec.backends.pytorch.runtime.plans import Plans
 from attnspec.backends.pytorch.runtime.recent import KEPT, function_modes, guards, modes
 from attnspec.backends.pytorch.runtime.recording import recorded
@@ -32,7 +33,7 @@ from .step_arguments import STORED, StridedBytes
 MOST = 2**18
 """Scores, or numbers of queries or keys, of a head of keys, up to which a thread has memory for them."""
 
-empty, empty_like, grad = torch.empty, torch.empty_like, torch.is_grad_enabled
+empty_like, grad = torch.empty_like, torch.is_grad_enabled
 
 Found: TypeAlias = tuple[Tensor, Tensor | None]
 """Output, and log Σ exp where it is wanted, in the dtype of the operands."""
@@ -44,18 +45,17 @@ Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Found | No
 class Plan:
     """What all calls with the same shapes, strides and flags have in common.
 
-    ``gives`` says whether log Σ exp is wanted; ``strides`` are those of the operands as they are given, ``weights`` and
-    ``scratch`` numbers of reals.
+    ``output``, ``logarithms``, where log Σ exp is wanted, and ``weights``, where a backward reads them, are tensors
+    without memory, like which results are made; ``strides`` are those of the operands as they are given, ``scratch``
+    is a number of bytes.
     """
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    real: torch.dtype
-    gives: bool
+    output: Tensor
+    logarithms: Tensor | None
+    weights: Tensor | None
     causal: bool
     scale: float
     strides: tuple[tuple[int, ...], ...]
-    weights: int
     scratch: int
     threads: int
     kernel: "Compiled[Forward]"
@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """The same of the gradients, whose scratch memory lies behind the weights.
+    """The same of the gradients.
 
     ``alike`` says of all tensors that it reads, as `Recent` does, whether they lie as some words have it, but for
     addresses; a backward makes it that finds none.
@@ -73,6 +73,7 @@ class BackwardPlan:
 
     words: "array[int]"
     kernel: "Compiled[Backward]"
+    scratch: int
     alike: "list[tuple[Callable[..., bool], array[int]]]"
 
 
@@ -134,32 +135,40 @@ def _made(
         "mask": mask,
     }  # fmt: skip
     output, numbers = query.new_empty(b, heads, n, d_v), torch.empty(1, dtype=real)
-    scratch = threads * sum(forward_scratch(lanes, stored, copied, n, m, d, d_v))
+    scratch = sum(forward_scratch(lanes, stored, copied, n, m, d, d_v))
     arguments = Forward(
-        **sizes, scratch=numbers.expand(threads, scratch // threads), weights=None, output=output, logarithms=None,
+        **sizes, scratch=numbers.expand(threads, scratch), weights=None, output=output, logarithms=None,
         strange=array("q", [0]),
     )  # fmt: skip
     backward = None
     if tracked:
         more = sum(backward_scratch(lanes, stored, copied, group, n, m, d, d_v))
-        scratch = max(scratch, threads * more)
         by_query, by_key, by_value = (as_four(empty_like(x), x.dim() - 2) for x in given)
         of_results = Backward(
             **sizes, scratch=numbers.expand(threads, more), weights=numbers, gradient=output, of_logarithms=None,
             of_query=by_query, of_key=by_key, of_value=by_value,
         )  # fmt: skip
-        backward = BackwardPlan(template(of_results), backward_kernel(bits, *kind), [])
+        kernel, more = backward_kernel(bits, *kind), threads * more * real.itemsize
+        backward = BackwardPlan(template(of_results), kernel, more, [])
     plan = Plan(
-        tuple(shape), query.dtype, real, logarithms, causal, scale, tuple(x.stride() for x in given),
-        rows * m_whole if tracked else 0, scratch, threads, forward_kernel(bits, *kind), template(arguments), backward,
+        _without_memory(shape, query.dtype), _without_memory(shape[:-1], query.dtype) if logarithms else None,
+        _without_memory((rows * m_whole,), real) if tracked else None, causal, scale, tuple(x.stride() for x in given),
+        threads * scratch * real.itemsize, threads, forward_kernel(bits, *kind), template(arguments), backward,
     )  # fmt: skip
     compute = partial(_forward, plan) if backward is None else _differentiable(plan, backward)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Found | None:
-        output, logarithms, _, strange = compute(query, key, value, mask)
-        return None if strange else (output, logarithms)
+        found = compute(query, key, value, mask)
+        return None if found[2] else found[:2]
 
     return attend
+
+
+def _without_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor to make others like it, which takes less time than making them of a shape."""
+    made = torch.empty(shape, dtype=dtype)
+    made.untyped_storage().resize_(0)
+    return made
 
 
 def grouped(
@@ -210,54 +219,53 @@ _ANSWER = LEADING + Forward.words
 
 def _forward(
     plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor, bool]:
-    """Output, log Σ exp if it is wanted, memory that begins with the weights, and whether something is not finite."""
-    output = empty(plan.shape, dtype=plan.dtype)
-    memory = empty(plan.weights + plan.scratch, dtype=plan.real)
+) -> tuple[Tensor, Tensor | None, bool, Tensor | None]:
+    """Output, log Σ exp if it is wanted, whether something is not finite, and weights if a backward reads them."""
+    output, logarithms, weights = empty_like(plan.output), plan.logarithms, plan.weights
     words = plan.words[:]
     words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    words[_OUTPUT], address = output.data_ptr(), memory.data_ptr()
+    words[_OUTPUT] = output.data_ptr()
     words[_STRANGE] = words.buffer_info()[0] + 8 * _ANSWER
-    words[_SCRATCH] = address + plan.weights * plan.real.itemsize
-    if plan.weights:
-        words[_WEIGHTS] = address
+    words[_SCRATCH], _held = address(plan.scratch)
+    if weights is not None:
+        weights = empty_like(weights)
+        words[_WEIGHTS] = weights.data_ptr()
     if mask is not None:
         words[_MASK] = mask.data_ptr()
-    logarithms = None
-    if plan.gives:
-        logarithms = empty(plan.shape[:-1], dtype=plan.dtype)
+    if logarithms is not None:
+        logarithms = empty_like(logarithms)
         words[_LOGARITHMS] = logarithms.data_ptr()
     call_kernel(plan.kernel, plan.threads, words)
-    return output, logarithms, memory, words[_ANSWER] != 0
+    return output, logarithms, words[_ANSWER] != 0, weights
 
 
-def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tuple[Tensor, Tensor | None, None, bool]]:
+def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tuple[Tensor, Tensor | None, bool]]:
     """`_forward` as a function of autograd.
 
     What is known of the call is no argument and no attribute of a context, each of which takes a part of a microsecond.
     """
 
     class FewQueries(torch.autograd.Function):
-        """Output, log Σ exp if it is wanted, nothing, and whether something is not finite."""
+        """Output, log Σ exp if it is wanted, and whether something is not finite."""
 
         @staticmethod
         def forward(
             ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-        ) -> tuple[Tensor, Tensor | None, None, bool]:
+        ) -> tuple[Tensor, Tensor | None, bool]:
             """The backward reads the weights."""
-            output, logarithms, memory, strange = _forward(plan, query, key, value, mask)
-            ctx.save_for_backward(query, key, value, memory, mask)
+            output, logarithms, strange, weights = _forward(plan, query, key, value, mask)
+            ctx.save_for_backward(query, key, value, weights, mask)
             ctx.set_materialize_grads(False)
-            return output, logarithms, None, strange
+            return output, logarithms, strange
 
         @staticmethod
         def backward(
             ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None, *_: None
         ) -> tuple[Tensor | None, ...]:
             """By the kernel where it is first order, else by the formula."""
-            query, key, value, memory, mask = saved = ctx.saved_tensors
+            query, key, value, weights, mask = saved = ctx.saved_tensors
             if gradient is None:
-                gradient = query.new_zeros(plan.shape)
+                gradient = query.new_zeros(plan.output.shape)
             elif gradient.stride(-1) != 1:
                 gradient = gradient.contiguous()
             ordinary = not (grad() or modes() or function_modes()) and forward_ad._current_level < 0
@@ -269,7 +277,7 @@ def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tu
             all_given = given if of_logarithms is None else [*given, of_logarithms]
             # hooks on saved tensors may have changed their strides and classes
             lie = tuple(x.stride() for x in operands) == plan.strides and all(map(addressable, all_given))
-            if grad() or intercepted() or not lie or not memory.is_contiguous():
+            if grad() or intercepted() or not lie or not weights.is_contiguous():
                 wanted = ctx.needs_input_grad[:3]
                 return *_by_formula(plan, operands, mask, (gradient, of_logarithms), wanted), None
             words = backward_plan.words[:]
@@ -281,7 +289,7 @@ def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tu
             return *_gradients(plan, backward_plan, words, saved, gradient, of_logarithms), None
 
     # without what `Function.apply` does for torch.func, under which nothing comes here
-    apply: Callable[..., tuple[Tensor, Tensor | None, None, bool]] = super(torch.autograd.Function, FewQueries).apply
+    apply: Callable[..., tuple[Tensor, Tensor | None, bool]] = super(torch.autograd.Function, FewQueries).apply
     return apply
 
 
@@ -299,17 +307,17 @@ def _gradients(
     of_logarithms: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key and value, by the kernel."""
-    query, key, value, memory, mask = saved
+    query, key, value, weights, mask = saved
     by_query, by_key, by_value = empty_like(query), empty_like(key), empty_like(value)
     words = words[:]
     words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
     words[_OF_QUERY], words[_OF_KEY], words[_OF_VALUE] = by_query.data_ptr(), by_key.data_ptr(), by_value.data_ptr()
-    words[_GRADIENT], words[_B_WEIGHTS] = gradient.data_ptr(), memory.data_ptr()
-    words[_SCRATCH] = words[_B_WEIGHTS] + plan.weights * plan.real.itemsize
+    words[_GRADIENT], words[_B_WEIGHTS] = gradient.data_ptr(), weights.data_ptr()
+    words[_SCRATCH], _held = address(backward.scratch)
     if mask is not None:
         words[_MASK] = mask.data_ptr()
     if of_logarithms is not None:
-        of_logarithms = of_logarithms.resolve_neg().to(plan.real).contiguous()
+        of_logarithms = of_logarithms.resolve_neg().to(weights.dtype).contiguous()
         words[_OF_LOGARITHMS] = of_logarithms.data_ptr()
     call_kernel(backward.kernel, plan.threads, words)
     return by_query, by_key, by_value
@@ -320,13 +328,13 @@ def _by_formula(
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The same, so that they can be differentiated again."""
-    like = widened(operands[0][..., :0])
-    gradient, of_logarithms = (like.new_zeros(plan.shape[:-1]) if x is None else x.to(like.dtype) for x in gradients)
+    like, shape = widened(operands[0][..., :0]), plan.output.shape
+    gradient, of_logarithms = (like.new_zeros(shape[:-1]) if x is None else x.to(like.dtype) for x in gradients)
     given = operands
-    if not plan.gives:  # heads are a part of the batch, each with keys of its own
+    if plan.logarithms is None:  # heads are a part of the batch, each with keys of its own
         given = [x.reshape(-1, 1, *x.shape[-2:]) for x in operands]
         n, m = given[0].shape[-2], given[1].shape[-2]
-        mask = None if mask is None else mask.expand(*plan.shape[:-1], m).reshape(-1, 1, n, m)
+        mask = None if mask is None else mask.expand(*shape[:-1], m).reshape(-1, 1, n, m)
         gradient, of_logarithms = gradient.reshape(-1, 1, *gradient.shape[-2:]), of_logarithms.reshape(-1, 1, n)
     call = GroupedCall(plan.scale, None, 0 if plan.causal else None, None)
     found = by_formula(
