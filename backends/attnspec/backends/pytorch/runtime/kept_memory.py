@@ -20,13 +20,14 @@ def address(size: int) -> tuple[int, Tensor]:
 
     It is that of all small kernels; for more than a thread keeps, it is new.
     """
-    found: tuple[int, Tensor] | None = getattr(_own, "small", None)
-    if found is not None and len(found[1]) >= size:
-        return found
-    memory = torch.empty(size, dtype=torch.uint8)
+    # the size is kept beside: len() of a tensor takes as long as making one
+    own: tuple[int, tuple[int, Tensor]] | None = getattr(_own, "small", None)
+    if own is not None and own[0] >= size:
+        return own[1]
+    memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     found = memory.data_ptr(), memory
     if size <= MOST:
-        _own.small = found
+        _own.small = size, found
     return found
 
 

@@ -21,6 +21,7 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, regist
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.direct_apply import direct
 from attnspec.backends.pytorch.runtime.kept_memory import address
 from attnspec.backends.pytorch.runtime.plans import Plans
 from attnspec.backends.pytorch.runtime.recent import KEPT, function_modes, guards, modes
@@ -158,7 +159,7 @@ def _made(
     compute = partial(_forward, plan) if backward is None else _differentiable(plan, backward)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Found | None:
-        found = compute(query, key, value, mask)
+        found = compute(query, key, value) if mask is None else compute(query, key, value, mask)
         return None if found[2] else found[:2]
 
     return attend
@@ -166,7 +167,7 @@ def _made(
 
 def _without_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor to make others like it, which takes less time than making them of a shape."""
-    made = torch.empty(shape, dtype=dtype)
+    made = torch.empty(shape, dtype=dtype, device="cpu")
     made.untyped_storage().resize_(0)
     return made
 
@@ -218,14 +219,15 @@ _ANSWER = LEADING + Forward.words
 
 
 def _forward(
-    plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, bool, Tensor | None]:
     """Output, log Σ exp if it is wanted, whether something is not finite, and weights if a backward reads them."""
     output, logarithms, weights = empty_like(plan.output), plan.logarithms, plan.weights
     words = plan.words[:]
     words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
     words[_OUTPUT] = output.data_ptr()
-    words[_STRANGE] = words.buffer_info()[0] + 8 * _ANSWER
+    at = words.buffer_info()[0]
+    words[_STRANGE] = at + 8 * _ANSWER
     words[_SCRATCH], _held = address(plan.scratch)
     if weights is not None:
         weights = empty_like(weights)
@@ -235,7 +237,10 @@ def _forward(
     if logarithms is not None:
         logarithms = empty_like(logarithms)
         words[_LOGARITHMS] = logarithms.data_ptr()
-    call_kernel(plan.kernel, plan.threads, words)
+    if plan.threads == 1:  # without the frame of what else would do the same
+        plan.kernel.call(at)
+    else:
+        call_kernel(plan.kernel, plan.threads, words)
     return output, logarithms, words[_ANSWER] != 0, weights
 
 
@@ -250,20 +255,20 @@ def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tu
 
         @staticmethod
         def forward(
-            ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+            ctx: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor
         ) -> tuple[Tensor, Tensor | None, bool]:
             """The backward reads the weights."""
-            output, logarithms, strange, weights = _forward(plan, query, key, value, mask)
-            ctx.save_for_backward(query, key, value, weights, mask)
+            output, logarithms, strange, weights = _forward(plan, query, key, value, *mask)
+            ctx.save_for_backward(query, key, value, weights, *mask)
             ctx.set_materialize_grads(False)
             return output, logarithms, strange
 
         @staticmethod
         def backward(
-            ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None, *_: None
+            ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None, _: None
         ) -> tuple[Tensor | None, ...]:
             """By the kernel where it is first order, else by the formula."""
-            query, key, value, weights, mask = saved = ctx.saved_tensors
+            query, key, value, weights, *mask = saved = ctx.saved_tensors
             if gradient is None:
                 gradient = query.new_zeros(plan.output.shape)
             elif gradient.stride(-1) != 1:
@@ -271,26 +276,25 @@ def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tu
             ordinary = not (grad() or modes() or function_modes()) and forward_ad._current_level < 0
             ordinary = ordinary and (of_logarithms is None or addressable(of_logarithms))
             for alike, words in backward_plan.alike:
-                if ordinary and alike(gradient, *saved if mask is not None else saved[:4]):
-                    return *_gradients(plan, backward_plan, words, saved, gradient, of_logarithms), None
-            operands, given = (query, key, value), [x for x in (gradient, *saved) if x is not None]
+                if ordinary and alike(gradient, *saved):
+                    return _gradients(plan, backward_plan, words, saved, gradient, of_logarithms)
+            operands, given = (query, key, value), [gradient, *saved]
             all_given = given if of_logarithms is None else [*given, of_logarithms]
             # hooks on saved tensors may have changed their strides and classes
             lie = tuple(x.stride() for x in operands) == plan.strides and all(map(addressable, all_given))
             if grad() or intercepted() or not lie or not weights.is_contiguous():
                 wanted = ctx.needs_input_grad[:3]
-                return *_by_formula(plan, operands, mask, (gradient, of_logarithms), wanted), None
+                found = _by_formula(plan, operands, mask[0] if mask else None, (gradient, of_logarithms), wanted)
+                return *found, *(None for _ in mask)
             words = backward_plan.words[:]
             own = StridedBytes.to_words(as_four(gradient, gradient.dim() - 2))
             words[_GRADIENT : _GRADIENT + len(own)] = array("q", own)
             if guards is not None and len(set(map(id, given))) == len(given):
                 made = guards.TensorGuards(*given, dynamic_dims_sizes=None, dynamic_dims_strides=None)
                 backward_plan.alike[:] = [(made.check, words), *backward_plan.alike[: KEPT - 1]]
-            return *_gradients(plan, backward_plan, words, saved, gradient, of_logarithms), None
+            return _gradients(plan, backward_plan, words, saved, gradient, of_logarithms)
 
-    # without what `Function.apply` does for torch.func, under which nothing comes here
-    apply: Callable[..., tuple[Tensor, Tensor | None, bool]] = super(torch.autograd.Function, FewQueries).apply
-    return apply
+    return direct(FewQueries)
 
 
 _B_WEIGHTS, _GRADIENT, _OF_LOGARITHMS, _OF_QUERY, _OF_KEY, _OF_VALUE = (
@@ -305,22 +309,25 @@ _B_WEIGHTS, _GRADIENT, _OF_LOGARITHMS, _OF_QUERY, _OF_KEY, _OF_VALUE = (
 def _gradients(
     plan: Plan, backward: BackwardPlan, words: "array[int]", saved: Sequence[Tensor], gradient: Tensor,
     of_logarithms: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key and value, by the kernel."""
-    query, key, value, weights, mask = saved
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of query, key and value, by the kernel, and none of a mask."""
+    query, key, value, weights, *mask = saved
     by_query, by_key, by_value = empty_like(query), empty_like(key), empty_like(value)
     words = words[:]
     words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
     words[_OF_QUERY], words[_OF_KEY], words[_OF_VALUE] = by_query.data_ptr(), by_key.data_ptr(), by_value.data_ptr()
     words[_GRADIENT], words[_B_WEIGHTS] = gradient.data_ptr(), weights.data_ptr()
     words[_SCRATCH], _held = address(backward.scratch)
-    if mask is not None:
-        words[_MASK] = mask.data_ptr()
+    if mask:
+        words[_MASK] = mask[0].data_ptr()
     if of_logarithms is not None:
         of_logarithms = of_logarithms.resolve_neg().to(weights.dtype).contiguous()
         words[_OF_LOGARITHMS] = of_logarithms.data_ptr()
-    call_kernel(backward.kernel, plan.threads, words)
-    return by_query, by_key, by_value
+    if plan.threads == 1:
+        backward.kernel.call(words.buffer_info()[0])
+    else:
+        call_kernel(backward.kernel, plan.threads, words)
+    return (by_query, by_key, by_value, None) if mask else (by_query, by_key, by_value)
 
 
 def _by_formula(

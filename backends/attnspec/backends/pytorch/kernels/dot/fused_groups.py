@@ -16,6 +16,7 @@ from attnspec.backends.pytorch.kernels.dot.planned_pytorch import widens
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
+from attnspec.backends.pytorch.runtime.direct_apply import direct
 from attnspec.backends.pytorch.runtime.recent import transforms
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
@@ -115,9 +116,7 @@ def recording(causal: bool, scale: float | None, wide: bool) -> Callable[[Tensor
                 return BACKWARD(gradient, *saved, 0.0, causal, scale=scale)  # type: ignore[misc]
             return tuple(x if x is None else x.to(saved[0].dtype) for x in found)
 
-    # without what `Function.apply` does for torch.func, under which nothing comes here
-    apply: Callable[[Tensor, Tensor, Tensor], Found] = super(torch.autograd.Function, FusedGroups).apply
-    return apply
+    return direct(FusedGroups)
 
 
 def is_fusible(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:

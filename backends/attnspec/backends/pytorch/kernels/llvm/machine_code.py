@@ -72,4 +72,4 @@ class Compiled(Generic[A]):
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         self.address = self.engine.get_function_address(name)
-        self.call = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.address)
+        self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
