@@ -1,7 +1,6 @@
 """The kernels for few queries and keys, against the formula in double precision."""
 
 from collections.abc import Iterator
-from threading import Thread
 
 import pytest
 import torch
@@ -13,6 +12,8 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import groups, sdpa
 from attnspec.backends.pytorch.kernels.dot import few
 from attnspec.backends.pytorch.runtime.forcing import forcing
+
+from .concurrency import at_once
 
 SHAPES = [
     (1, 8, 2, 1, 1, 8, 8), (2, 4, 4, 3, 5, 16, 8), (2, 8, 2, 16, 16, 64, 64), (1, 2, 1, 7, 19, 40, 24),
@@ -304,14 +305,6 @@ def test_every_thread_has_memory_of_its_own(wanted: bool) -> None:
     expected = results()
     found: list[list[Tensor]] = []
 
-    def repeat() -> None:
-        with forcing("few"):
-            found.extend(results() for _ in range(50))
-
-    threads = [Thread(target=repeat) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda: found.extend(results() for _ in range(50)))
     assert len(found) == 200
     assert all(torch.equal(x, own) for some in found for x, own in zip(some, expected, strict=True))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from threading import Thread
 
 import pytest
 import torch
@@ -15,6 +14,8 @@ from attnspec.backends.pytorch.kernels.additive.llvm import shared
 from attnspec.backends.pytorch.kernels.additive.llvm.direct_plan import Operands
 from attnspec.backends.pytorch.runtime import kept_memory
 from attnspec.backends.pytorch.runtime.forcing import forcing
+
+from .concurrency import at_once
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 SHAPES = [((2,), 5, 7, 8, 8, 3), ((), 40, 130, 32, 64, 16), ((2, 3), 64, 70, 48, 32, 33)]
@@ -99,11 +100,7 @@ def test_every_thread_has_memory_of_its_own() -> None:
     def repeat() -> None:
         found.extend(pytorch.additive_attention(*given) for _ in range(20))
 
-    threads = [Thread(target=repeat) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(repeat)
     assert len(found) == 80
     assert all(torch.equal(x, expected) for x in found)
 
@@ -131,15 +128,15 @@ def test_memory_is_kept_up_to_a_limit() -> None:
     assert kept_memory.kept("test", kept_memory.MOST, torch.float32) is None
 
 
-def test_small_kernels_share_memory_up_to_a_limit() -> None:
-    begin, memory = kept_memory.address(1000)
+def test_memory_of_a_kind_is_at_one_address_up_to_a_limit() -> None:
+    begin, memory = kept_memory.address("test", 1000)
     assert begin == memory.data_ptr()
-    assert kept_memory.address(10)[0] == begin
-    assert len(kept_memory.address(len(memory) + 1)[1]) == len(memory) + 1
-    kept = kept_memory.address(10)[1]
-    large = kept_memory.address(kept_memory.MOST + 1)[1]
+    assert kept_memory.address("test", 10)[0] == begin
+    assert len(kept_memory.address("test", len(memory) + 1)[1]) == len(memory) + 1
+    kept = kept_memory.address("test", 10)[1]
+    large = kept_memory.address("test", kept_memory.MOST + 1)[1]
     assert len(large) == kept_memory.MOST + 1
-    assert kept_memory.address(10)[1] is kept
+    assert kept_memory.address("test", 10)[1] is kept
 
 
 GRADIENTS_CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}

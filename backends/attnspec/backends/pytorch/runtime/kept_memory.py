@@ -12,34 +12,33 @@ from torch import Tensor
 MOST = 2**23
 """Bytes that a thread keeps for one kind of call."""
 
-_own = threading.local()
+
+class _Own(threading.local):
+    """For each kind of call the bytes that there are, for len() of a tensor takes as long as making one, and where."""
+
+    def __init__(self) -> None:
+        self.memory: dict[str, tuple[int, tuple[int, Tensor]]] = {}
 
 
-def address(size: int) -> tuple[int, Tensor]:
+_own = _Own()
+
+
+def address(kind: str, size: int) -> tuple[int, Tensor]:
     """Where this thread's memory of at least so many bytes begins, and the memory, to be held while it is used.
 
-    It is that of all small kernels; for more than a thread keeps, it is new.
+    For more than a thread keeps, it is new.
     """
-    # the size is kept beside: len() of a tensor takes as long as making one
-    own: tuple[int, tuple[int, Tensor]] | None = getattr(_own, "small", None)
+    own = _own.memory.get(kind)
     if own is not None and own[0] >= size:
         return own[1]
     memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     found = memory.data_ptr(), memory
     if size <= MOST:
-        _own.small = size, found
+        _own.memory[kind] = size, found
     return found
 
 
 def kept(kind: str, numbers: int, dtype: torch.dtype) -> Tensor | None:
     """Memory of this thread for so many numbers, with what is left of other calls of a kind; None for too many."""
     size = numbers * dtype.itemsize
-    if size > MOST:
-        return None
-    memory: dict[str, Tensor] | None = getattr(_own, "memory", None)
-    if memory is None:
-        memory = _own.memory = {}
-    found = memory.get(kind)
-    if found is None or len(found) < size:
-        found = memory[kind] = torch.empty(size, dtype=torch.uint8)
-    return found[:size].view(dtype)
+    return None if size > MOST else address(kind, size)[1][:size].view(dtype)

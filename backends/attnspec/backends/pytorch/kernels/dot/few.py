@@ -149,8 +149,8 @@ def _made(
             **sizes, scratch=numbers.expand(threads, more), weights=numbers, gradient=output, of_logarithms=None,
             of_query=by_query, of_key=by_key, of_value=by_value,
         )  # fmt: skip
-        kernel, more = backward_kernel(bits, *kind), threads * more * real.itemsize
-        backward = BackwardPlan(template(of_results), kernel, more, [])
+        bytes_of_threads = threads * more * real.itemsize
+        backward = BackwardPlan(template(of_results), backward_kernel(bits, *kind), bytes_of_threads, [])
     plan = Plan(
         _without_memory(shape, query.dtype), _without_memory(shape[:-1], query.dtype) if logarithms else None,
         _without_memory((rows * m_whole,), real) if tracked else None, causal, scale, tuple(x.stride() for x in given),
@@ -228,7 +228,7 @@ def _forward(
     words[_OUTPUT] = output.data_ptr()
     at = words.buffer_info()[0]
     words[_STRANGE] = at + 8 * _ANSWER
-    words[_SCRATCH], _held = address(plan.scratch)
+    words[_SCRATCH], _held = address("few", plan.scratch)
     if weights is not None:
         weights = empty_like(weights)
         words[_WEIGHTS] = weights.data_ptr()
@@ -237,7 +237,7 @@ def _forward(
     if logarithms is not None:
         logarithms = empty_like(logarithms)
         words[_LOGARITHMS] = logarithms.data_ptr()
-    if plan.threads == 1:  # without the frame of what else would do the same
+    if plan.threads == 1:  # as `call_kernel` does, without its frame: of small calls that is half a percent
         plan.kernel.call(at)
     else:
         call_kernel(plan.kernel, plan.threads, words)
@@ -317,13 +317,13 @@ def _gradients(
     words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
     words[_OF_QUERY], words[_OF_KEY], words[_OF_VALUE] = by_query.data_ptr(), by_key.data_ptr(), by_value.data_ptr()
     words[_GRADIENT], words[_B_WEIGHTS] = gradient.data_ptr(), weights.data_ptr()
-    words[_SCRATCH], _held = address(backward.scratch)
+    words[_SCRATCH], _held = address("few", backward.scratch)
     if mask:
         words[_MASK] = mask[0].data_ptr()
     if of_logarithms is not None:
         of_logarithms = of_logarithms.resolve_neg().to(weights.dtype).contiguous()
         words[_OF_LOGARITHMS] = of_logarithms.data_ptr()
-    if plan.threads == 1:
+    if plan.threads == 1:  # as in `_forward`
         backward.kernel.call(words.buffer_info()[0])
     else:
         call_kernel(backward.kernel, plan.threads, words)
