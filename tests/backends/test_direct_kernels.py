@@ -169,6 +169,20 @@ def test_what_is_excluded_has_no_effect_were_it_not_finite(where: str, bad: floa
             torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_weights_of_a_row_whose_scores_are_all_minus_infinity_are_nan(sizes: tuple[int, ...], masked: bool) -> None:
+    n, m, h, d = sizes
+    query, key, value, w_q, w_k, w_v = (x.detach().abs() for x in operands((2,), n, m, h, d, torch.float32))
+    w_v[0] = -torch.inf
+    mask = torch.ones(n, m, dtype=torch.bool)
+    mask[0] = False
+    with forcing("direct"):
+        output = pytorch.additive_attention(query, key, value, w_q, w_k, w_v, mask=mask if masked else None)
+    assert output[:, masked:].isnan().all()
+    assert (output[:, :masked] == 0).all()
+
+
 def test_batched_gradients_are_those_of_one_after_the_other() -> None:
     a, b, w_v, value = (draw(*s).requires_grad_() for s in ((2, 3, 4), (2, 5, 4), (4,), (2, 5, 3)))
     leaves = [a, b, w_v, value]
