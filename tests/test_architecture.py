@@ -365,6 +365,7 @@ IMPORTED = {
     "attnspec.backends.bases.torch": words("TorchBackend devices from_numpy gradients modes pullback to_numpy"),
     "attnspec.backends.bases.contract": words("Operations Table"),
     "attnspec.backends.bases.shapes": words("Check"),
+    "attnspec.backends.pytorch.runtime.forcing": words("PATHS chosen forced forcing"),
     "attnspec.conformance": words("BackendError ConformanceSuite call judge load replay suggest_inputs"),
 }
 """What users import, beside the exports of chapters. Nothing joins or leaves these lists by accident."""
