@@ -1,6 +1,8 @@
 """Machine code that is kept between processes."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +190,18 @@ def test_where_nothing_can_be_written_kernels_are_compiled(
     assert (result(), result()) == (6.0, 6.0)
     assert len(made) == 2
     assert not list(folder.iterdir())
+
+
+SMALL = """
+import dataclasses, torch
+from attnspec.backends import pytorch
+dataclasses.dataclass = None  # to make one takes two milliseconds
+x, w = torch.randn(1, 1, 1, 8, requires_grad=True), torch.randn(8, 8)
+pytorch.additive_attention(x, x, x, w, w, w[0]).sum().backward()
+pytorch.scaled_dot_product_attention(x, x, x).sum().backward()
+pytorch.grouped_query_attention(x, x, x)[0].sum().backward()
+"""
+
+
+def test_small_first_calls_make_no_dataclasses() -> None:
+    subprocess.run([sys.executable, "-c", SMALL], check=True, timeout=300)

@@ -98,8 +98,20 @@ def test_words_lie_in_the_order_of_the_fields() -> None:
     assert words[Outer.scratch : Outer.scratch + 2] == [x.data_ptr(), 3]
 
 
+def test_what_is_derived_has_more_words() -> None:
+    class More(Inner):
+        """With one argument more."""
+
+        count: Size
+
+    x = torch.zeros(1)
+    assert Inner(factor=1.0, index=x).to_words() == More(factor=1.0, index=x, count=5).to_words()[: Inner.words]
+    assert More(factor=1.0, index=x, count=5).to_words()[More.count] == 5
+    assert More.words == Inner.words + 1
+
+
 def test_an_argument_that_is_missing_or_misspelt_is_refused() -> None:
-    with pytest.raises(TypeError, match="index"):
+    with pytest.raises(TypeError, match="Inner: expected factor, index; got factor"):
         Inner(factor=1.0)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="indices"):
         Inner(factor=1.0, index=torch.zeros(1), indices=None)  # type: ignore[call-arg]

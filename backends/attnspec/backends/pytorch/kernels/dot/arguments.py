@@ -1,6 +1,5 @@
 """Arguments that the forward and the backward kernel share: strided operands, padded sizes, scratch memory."""
 
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -30,8 +29,7 @@ FAR = 2**30
 AnyPointer = TypeVar("AnyPointer", bound=Pointer)
 
 
-@dataclass(frozen=True)
-class Strided(Generic[AnyPointer]):
+class Strided(NamedTuple, Generic[AnyPointer]):
     """An operand (b, h, rows, columns) in a kernel: its address, and the strides of all dimensions but the last."""
 
     base: AnyPointer

@@ -2,10 +2,9 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import e, log2
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -42,8 +41,7 @@ Found: TypeAlias = tuple[Tensor, Tensor | None]
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Found | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What all calls with the same shapes, strides and flags have in common.
 
     ``output``, ``logarithms``, where log Σ exp is wanted, and ``weights``, where a backward reads them, are tensors
@@ -64,8 +62,7 @@ class Plan:
     backward: "BackwardPlan | None"
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardPlan:
+class BackwardPlan(NamedTuple):
     """The same of the gradients.
 
     ``alike`` says of all tensors that it reads, as `Recent` does, whether they lie as some words have it, but for

@@ -7,7 +7,6 @@ that share it, so that every sum has one order. What is excluded is in no sum, w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Real, Scratch, Size
@@ -67,13 +66,12 @@ F = TypeVar("F", bound=Few)
 R = TypeVar("R", RealPointer, BytePointer)
 
 
-@dataclass(frozen=True)
 class Rows(Generic[R]):
     """Rows of reals, or of bytes of a half dtype: the address of the first, their distance, and their length."""
 
-    base: R
-    step: Value
-    columns: Value
+    def __init__(self, base: R, step: Value, columns: Value) -> None:
+        self.base: R = base
+        self.step, self.columns = step, columns
 
     def row(self, number: Value) -> R:
         """The address of a row."""

@@ -2,8 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +30,7 @@ from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What all calls with the same shapes, strides and flags have in common; ``sizes`` are b, h, n, m, d, d_v."""
 
     rank: int
@@ -50,8 +48,7 @@ class Plan:
     backward: "BackwardPlan | None"
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardPlan:
+class BackwardPlan(NamedTuple):
     """The same of the gradients, whose sizes are padded; ``ranges`` are those of `Backward`."""
 
     threads: int

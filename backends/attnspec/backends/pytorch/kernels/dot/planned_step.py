@@ -3,10 +3,9 @@ read as they are stored, and so are their gradients written."""
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import e, log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +25,7 @@ from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What all calls with the same shapes and strides have in common; ``sizes`` are b, h, m, d, d_v.
 
     ``ends`` are where keys begin and end, whose addresses the words hold.

@@ -1,6 +1,6 @@
 """The arguments of a kernel, declared once for the code that builds it and the code that calls it.
 
-A declaration is a subclass of `Arguments`: a dataclass whose fields are of the kinds below, or themselves `Arguments`::
+A declaration is a subclass of `Arguments`, whose fields are of the kinds below, or themselves `Arguments`::
 
     class Halving(Arguments):
         count: Size
@@ -12,8 +12,8 @@ of the word where `x` begins. Type checkers know all three.
 """
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from inspect import get_annotations
 from struct import pack, unpack
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform, overload
 
@@ -192,7 +192,10 @@ class Scratch(Kind[Tensor, ThreadMemory]):
 
 @dataclass_transform(kw_only_default=True)
 class Arguments:
-    """Arguments of a kernel, or some of them."""
+    """Arguments of a kernel, or some of them.
+
+    A dataclass to type checkers. At run time it is none: to make one takes a millisecond, before a first call.
+    """
 
     if TYPE_CHECKING:
 
@@ -202,30 +205,43 @@ class Arguments:
         def __get__(self, arguments: object, owner: Any) -> Self: ...
         def __get__(self, arguments: Any, owner: Any) -> Any: ...
 
+    kinds: ClassVar[Mapping[str, Any]] = {}
     words: ClassVar[int] = 0
     expression: ClassVar[str] = "*{given}.to_words()"
 
     def __init_subclass__(cls) -> None:
-        """Make a dataclass, number the words, and compile what gives them."""
-        dataclass(kw_only=True, eq=False)(cls)
-        kinds: dict[str, Any] = {field.name: field.type for field in fields(cls)}  # type: ignore[arg-type]
-        expressions = [kind.expression.format(given=f"self.{x}", kind=f"kinds['{x}']") for x, kind in kinds.items()]
-        cls.to_words = eval(f"lambda self: [{', '.join(expressions)}]", {"kinds": kinds})  # type: ignore[method-assign]
+        """Number the words; those of a base come first."""
+        cls.kinds = {**cls.kinds, **get_annotations(cls)}
+        cls.to_words = Arguments.to_words  # type: ignore[method-assign]  # in place of what a base has compiled
         cls.words = 0
-        for name, kind in kinds.items():
+        for name, kind in cls.kinds.items():
             setattr(cls, name, cls.words)
             cls.words += kind.words
 
+    def __init__(self, **given: Any) -> None:
+        """TypeError for missing and for unknown fields."""
+        if given.keys() != self.kinds.keys():
+            expected, got = (", ".join(names) for names in (self.kinds, given))
+            raise TypeError(f"{type(self).__name__}: expected {expected}; got {got}")
+        vars(self).update(given)
+
     def to_words(self) -> list[int]:
-        """The words, in the order of the fields. Tensors and arrays must outlive the call that gets them."""
-        raise NotImplementedError
+        """The words, in the order of the fields. Tensors and arrays must outlive the call that gets them.
+
+        Compiled at the first call.
+        """
+        kinds = self.kinds
+        expressions = [kind.expression.format(given=f"self.{x}", kind=f"kinds['{x}']") for x, kind in kinds.items()]
+        compiled = eval(f"lambda self: [{', '.join(expressions)}]", {"kinds": kinds})
+        type(self).to_words = compiled  # type: ignore[method-assign]
+        words: list[int] = compiled(self)
+        return words
 
     @classmethod
     def read(cls, k: Memory, words: IntPointer, first: int) -> Self:
         """What the kernel reads, by the names of the fields."""
         found = cls.__new__(cls)
-        for field in fields(cls):  # type: ignore[arg-type]
-            kind: Any = field.type
-            vars(found)[field.name] = kind.read(k, words, first)
+        for name, kind in cls.kinds.items():
+            vars(found)[name] = kind.read(k, words, first)
             first += kind.words
         return found

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import llvmlite
 import llvmlite.binding as llvm
 
+from attnspec.backends.pytorch.kernels.llvm.machine_code import processor
+
 try:
     import platformdirs
 except ImportError:
@@ -146,7 +148,8 @@ def _sources_are_loaded() -> bool:
 @lru_cache(maxsize=1)
 def _surroundings() -> str:
     """What every kernel depends on: the sources of them all, LLVM, and the processor."""
-    machine = llvm.get_host_cpu_name(), llvm.get_default_triple(), llvm.get_host_cpu_features().flatten()
+    cpu, features = processor()
+    machine = cpu, llvm.get_default_triple(), features.flatten()
     return "\n".join((AT_IMPORT, llvmlite.__version__, str(llvm.llvm_version_info), *machine))
 
 

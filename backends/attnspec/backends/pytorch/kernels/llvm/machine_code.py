@@ -10,9 +10,15 @@ A = TypeVar("A")
 
 
 @lru_cache(maxsize=1)
+def processor() -> tuple[str, llvm.FeatureMap]:
+    """Name and features of this processor, by LLVM, which takes milliseconds to find them."""
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+
+
+@lru_cache(maxsize=1)
 def register_bytes() -> int:
     """Width in bytes of the widest vector register of this machine."""
-    features = llvm.get_host_cpu_features()
+    _, features = processor()
     if features.get("avx512f") and features.get("avx512bw") and features.get("avx512vl"):
         return 64
     return 32 if features.get("avx2") else 16
@@ -25,28 +31,28 @@ HAS_512_BITS = register_bytes() == 64
 @lru_cache(maxsize=1)
 def is_zen() -> bool:
     """Whether this is a processor for which the library that multiplies matrices in PyTorch was not made."""
-    return bool(llvm.get_host_cpu_name().startswith("znver"))
+    return processor()[0].startswith("znver")
 
 
 @lru_cache(maxsize=1)
 def splits_512_bits() -> bool:
     """Whether this is AMD's first processor with registers of 512 bits, which computes them by halves."""
-    return bool(llvm.get_host_cpu_name() == "znver4")
+    return processor()[0] == "znver4"
 
 
 @lru_cache(maxsize=1)
 def multiplies_bfloat16() -> bool:
     """Whether one instruction adds the products of two pairs of bfloat16 to each lane of float32."""
-    return HAS_512_BITS and bool(llvm.get_host_cpu_features().get("avx512bf16"))
+    return HAS_512_BITS and bool(processor()[1].get("avx512bf16"))
 
 
 def _machine() -> llvm.TargetMachine:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     # vectors are written at the machine's full width; without this some targets split them in halves
-    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    cpu, features = processor()
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True)
+    return target.create_target_machine(cpu=cpu, features=features.flatten() + ",-prefer-256-bit", opt=3, jit=True)
 
 
 def object_file(assembly: str) -> bytes:

@@ -10,11 +10,10 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
-import llvmlite.binding as llvm
 import llvmlite.ir as ir
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
-from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, processor
 from attnspec.backends.pytorch.kernels.llvm.values import BYTE, INT, POINTER, IntPointer, RealPointer, Value
 
 ROWS, BYTES = 16, 64
@@ -30,7 +29,7 @@ _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 @lru_cache(maxsize=1)
 def multiplies_tiles() -> bool:
     """Whether the processor has such registers, and this process may use them from now on."""
-    features = llvm.get_host_cpu_features()
+    _, features = processor()
     if not (HAS_512_BITS and features.get("amx-tile") and features.get("amx-bf16")):
         return False
     if sys.platform != "linux" or platform.machine() != "x86_64":

@@ -3,12 +3,20 @@
 import math
 import struct
 from collections.abc import Sequence
-from decimal import Decimal
 
 import llvmlite.ir as ir
 
 from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic
 from attnspec.backends.pytorch.kernels.llvm.values import INT32, Builder, Value
+
+_REST_OF_LN2 = 2.3190468138462996e-17
+"""ln 2 less `math.log(2.0)`."""
+
+
+def _ln2(bits: int) -> tuple[float, float]:
+    """ln 2 in two parts, the first with so few bits that its product with a power is exact."""
+    high = math.floor(math.ldexp(math.log(2.0), bits)) / 2.0**bits
+    return high, math.log(2.0) - high + _REST_OF_LN2
 
 
 def exp(k: Arithmetic, x: Value) -> Value:
@@ -17,9 +25,7 @@ def exp(k: Arithmetic, x: Value) -> Value:
     lowest = -(bias - 1.5) * math.log(2.0)
     # 2**mantissa * 1.5 rounds a small real to an integer that its low bits then hold
     magic = 1.5 * 2.0**mantissa
-    kept = 11 if k.bits == 32 else 32  # bits of the head of ln 2: its product with a power is exact
-    high = math.floor(math.ldexp(math.log(2.0), kept)) / 2.0**kept
-    low = float(Decimal(2).ln() - Decimal(high))
+    high, low = _ln2(11 if k.bits == 32 else 32)
     clamped = k.select(x.compare("<", lowest), k.full(lowest), x)
     rounded = k.fma(clamped, k.full(1.0 / math.log(2.0)), k.full(magic))
     power = rounded - magic
@@ -74,8 +80,7 @@ def tanh(k: Arithmetic, x: Value) -> Value:
 def log(k: Arithmetic, x: Value) -> Value:
     """log(x) of normal numbers above 0 to about one unit in the last place, NaN for NaN."""
     mantissa, terms = (23, 5) if k.bits == 32 else (52, 11)
-    high = math.floor(math.ldexp(math.log(2.0), 11)) / 2.0**11  # its product with a power is exact
-    low = float(Decimal(2).ln() - Decimal(high))
+    high, low = _ln2(11)
     b = k.builder
     # x = 2**power·rest, with rest between √½ and √2
     half = ir.Constant(k.word, [_bits(math.sqrt(0.5), k.bits)] * k.lanes)

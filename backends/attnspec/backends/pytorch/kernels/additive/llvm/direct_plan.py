@@ -1,7 +1,6 @@
 """What all calls of the direct kernels with the same shapes have in common, found once."""
 
 from array import array
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -43,8 +42,7 @@ class Operands(NamedTuple):
     w_v: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What all calls with the same shapes, dtype and flags have in common.
 
     Words are those that the kernels take, without the addresses; ``reads`` says how values are stored that the kernels

@@ -5,8 +5,7 @@ What the kernels write in between lies in one piece of memory: a, b, value, w_v,
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ FEW = 2**15
 """Multiply-adds of all projections up to which a product of matrices takes longer to begin."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A call: its plan as others of the direct kernels have, the words of the others, and where parts of memory begin.
 
     ``places`` are those of a, b, value, w_v, weights and scratch memory, in bytes, and of their end; ``by`` those of
