@@ -58,7 +58,7 @@ def unusable(message: str) -> NoReturn:
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
     """Positive integers, separated by commas."""
-    found = [part.strip() for part in text.split(",") if part.strip()]
+    found = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and int(part) for part in found):
         unusable(f"{option}: expected positive integers separated by commas; got {text!r}")
     return tuple(dict.fromkeys(map(int, found)))
@@ -75,7 +75,9 @@ def run(
     rounds: Annotated[int, typer.Option(min=3, help="rounds of each case")] = 15,
     seconds: Annotated[float, typer.Option(min=0, help="end a case after these seconds and at least 3 rounds")] = 20,
     memory: Annotated[bool, typer.Option(help="measure peak memory, each in a process of its own")] = True,
-    quick: Annotated[bool, typer.Option(help="small sizes and few rounds, to see that everything runs")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="small sizes, 3 rounds, no memory, whatever is asked for: to see that everything runs")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(help=f"folder for {FILE}, README.md and plots; keeps earlier cases"),
@@ -160,7 +162,13 @@ def measure_suites(
     progress.phase("inputs")
     chosen = {name: [i for i, case in enumerate(SUITES[name](settings)) if named in case.key] for name in suites}
     if not any(chosen.values()):
-        unusable(f"--case: expected a part of the name of a case; got {named!r}")
+        names = list(dict.fromkeys(case.key for name in suites for case in SUITES[name](settings)))
+        if not names:
+            unusable(f"--suite, --sizes: {', '.join(suites)} has no cases of such sizes")
+        unusable(
+            f"--case: expected a part of the name of a case; got {named!r}, and the chosen suites and sizes have "
+            f"{len(names)} others, from {names[0]!r} to {names[-1]!r}"
+        )
     progress.expect(len(threads) * sum(map(len, chosen.values())))
     for count in threads:
         if count:

@@ -239,7 +239,7 @@ def test_routes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert path_for(fake, fake, fake) == "all keys: pytorch"
         assert attend(fake, fake, fake, causal=True).shape == x.shape
     with forward_ad.dual_level():
-        assert path_for(x, x, x) == "all keys: pytorch"
+        assert path_for(x, x, x) == "all keys: plain"
     monkeypatch.setattr(cpu_routes, "HAS_LLVMLITE", False)
     assert path_for(x, x, x) == "all keys: pytorch"
 

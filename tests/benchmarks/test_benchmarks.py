@@ -254,7 +254,9 @@ def test_a_part_of_a_name_chooses_cases(
     assert [m.size for m in read(tmp_path).measurements] == [8]
     capsys.readouterr()
     assert main([*order, "--case", "n=7"]) == 2
-    assert capsys.readouterr().err.endswith("--case: expected a part of the name of a case; got 'n=7'\n")
+    names = "the chosen suites and sizes have 2 others, from 'double, forward, n=8' to 'double, forward, n=9'"
+    expected = f"--case: expected a part of the name of a case; got 'n=7', and {names}\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 def test_an_interrupted_run_is_completed_by_measuring_the_rest(
@@ -289,6 +291,7 @@ def interrupting(device: str, quick: bool) -> NoReturn:
             "--suite: expected one of additive, step, sdpa, groups, multihead, layers, recurrent, decoders, vision, "
             "scorers, never_slower; got 'no'",
         ),
+        (["--sizes", ","], "--sizes: expected positive integers separated by commas; got ','"),
         (["--sizes", "big"], "--sizes: expected positive integers separated by commas; got 'big'"),
         (["--device", "tpu"], "--device: expected cpu or cuda; got 'tpu'"),
         (["--no-such-option"], "No such option: --no-such-option"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot import cpu_routes, cuda_routes
 from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
 from attnspec.backends.pytorch.kernels.dot.mask_structure import read
-from attnspec.backends.pytorch.runtime.transforms import transformed
+from attnspec.backends.pytorch.runtime.transforms import has_tangents, transformed
 
 
 def attend(
@@ -57,6 +57,8 @@ def path_for(
     """
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
     call = call._replace(in_layer=in_layer)
+    if query.is_cpu and has_tangents():
+        return f"{_keys(call)}: plain"
     if query.is_cpu:
         return f"{_keys(call)}: {cpu_routes.kernel(call, fits=len(batch) == 2)}"
     call = _structured(call)
