@@ -169,18 +169,29 @@ def test_what_is_excluded_has_no_effect_were_it_not_finite(where: str, bad: floa
             torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("path", ["direct", "llvm"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("masked", [False, True])
-def test_weights_of_a_row_whose_scores_are_all_minus_infinity_are_nan(sizes: tuple[int, ...], masked: bool) -> None:
+@pytest.mark.parametrize("kind", ["none", "rows", "keys"])
+@pytest.mark.parametrize("unit", [0, -1])
+def test_weights_of_a_row_whose_scores_are_all_minus_infinity_are_nan(
+    path: str, sizes: tuple[int, ...], kind: str, unit: int
+) -> None:
     n, m, h, d = sizes
     query, key, value, w_q, w_k, w_v = (x.detach().abs() for x in operands((2,), n, m, h, d, torch.float32))
-    w_v[0] = -torch.inf
+    w_v[unit] = -torch.inf
     mask = torch.ones(n, m, dtype=torch.bool)
-    mask[0] = False
-    with forcing("direct"):
-        output = pytorch.additive_attention(query, key, value, w_q, w_k, w_v, mask=mask if masked else None)
-    assert output[:, masked:].isnan().all()
-    assert (output[:, :masked] == 0).all()
+    if kind == "rows":
+        mask[0] = False
+    elif kind == "keys":
+        mask[:, m // 2] = m == 1
+    value.requires_grad_()
+    with forcing(path):
+        output = pytorch.additive_attention(query, key, value, w_q, w_k, w_v, mask=None if kind == "none" else mask)
+    empty = int(kind == "rows")
+    assert output[:, empty:].isnan().all()
+    assert (output[:, :empty] == 0).all()
+    (by_value,) = torch.autograd.grad(output.sum(), value)
+    assert torch.equal(by_value.isnan(), mask.any(0)[:, None].expand(by_value.shape))
 
 
 def test_batched_gradients_are_those_of_one_after_the_other() -> None:

@@ -17,6 +17,8 @@ from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import object_file
 from attnspec.backends.pytorch.kernels.llvm.threads import run
 
+from .concurrency import at_once
+
 
 class Doubling(Arguments):
     """Numbers, and how many."""
@@ -205,3 +207,12 @@ pytorch.grouped_query_attention(x, x, x)[0].sum().backward()
 
 def test_small_first_calls_make_no_dataclasses() -> None:
     subprocess.run([sys.executable, "-c", SMALL], check=True, timeout=300)
+
+
+def test_threads_that_need_a_kernel_at_once_share_one(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kept_code.SWITCH, "off")
+    kernel, found = compiled(doubling), []
+    at_once(lambda: found.append(kernel(32)), 8)
+    assert len(made) == 1
+    assert len(found) == 8
+    assert len(set(map(id, found))) == 1

@@ -10,9 +10,11 @@ The kernels of a forward and a backward pass compile in one to two seconds altog
 next process.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, wraps
+from threading import RLock
 from typing import Any, Generic, ParamSpec, cast
 
 import llvmlite.ir as ir
@@ -160,11 +162,31 @@ class Kernel(Memory, Generic[A_co]):
         return Code(self.name, object_file(str(self.module)))
 
 
+_compiling = RLock()
+
+
+def _after_fork() -> None:
+    global _compiling
+    _compiling = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def compiled(build: Callable[P, Kernel[A]]) -> Callable[P, Compiled[A]]:
-    """The machine code of the kernels that a function builds, at the first use of each kept or compiled."""
+    """The machine code of the kernels that a function builds, at the first use of each kept or compiled.
+
+    Threads that need a kernel at once share one: its code is gone as soon as nothing refers to it.
+    """
+    made: dict[Any, Compiled[A]] = {}
 
     def kernel(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
-        parameters = arguments, sorted(options.items())
-        return Compiled(*kept_or_made(build, parameters, lambda: build(*arguments, **options).code()))
+        parameters = arguments, tuple(sorted(options.items()))
+        with _compiling:
+            if parameters not in made:
+                code = kept_or_made(build, parameters, lambda: build(*arguments, **options).code())
+                made[parameters] = Compiled(*code)
+            return made[parameters]
 
     return cast("Callable[P, Compiled[A]]", wraps(build)(cache(kernel)))

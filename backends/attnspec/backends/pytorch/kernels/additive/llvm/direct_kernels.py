@@ -136,9 +136,9 @@ def forward_kernel(bits: int, stored: str = "real") -> Kernel[Forward]:
         _pool(k, entry, task, stop, scores, reciprocal, stored)
 
         def keep(j: Value, inside: Value | None) -> None:
-            weight = k.load_lanes(_inside(k, stop, j), scores, j)
-            # an excluded key keeps its 0 in a row that is NaN
-            weight = k.select(weight.compare("==", 0.0), k.full(0.0), weight * reciprocal)
+            # a key after the query keeps its 0 in a row that is NaN; under a mask such a row is computed again
+            seen = _inside(k, stop, j)
+            weight = k.select(seen, k.load_lanes(seen, scores, j) * reciprocal, k.full(0.0))
             store(k, weight, inside, g.weights, task * g.m + j)
 
         with k.when(g.weights.is_given()):
@@ -177,11 +177,11 @@ def _scores(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Rea
 def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: RealPointer) -> Value:
     """Scores into exp(score - maximum), exactly 0 where not attendable; the reciprocal of their sum, 0 without keys.
 
-    Where all attendable scores are -inf, weights are 0/0: NaN without a mask, reported as NaN under one.
+    Where all attendable scores are −∞, they become NaN.
     """
     g = k.argument
     lowest = k.full(float("-inf"))
-    maximum, strange, reached = Variable(k, lowest), Variable(k, k.integer(0)), Variable(k, k.integer(0))
+    maximum, strange = Variable(k, lowest), Variable(k, k.integer(0))
     with k.loop(0, stop, k.lanes) as j:
         inside = _inside(k, stop, j)
         # there is room for a whole register behind the scores
@@ -190,15 +190,19 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
         attendable = Variable(k, inside)
         with k.when(g.mask.is_given()):
             attendable.set(k.load_bytes(g.mask + (entry * g.mask_entry + i * g.mask_row), j, inside))
-            reached.set(reached.get() | k.select(k.any(attendable.get()), k.integer(1), k.integer(0)))
         score = k.select(attendable.get(), score, lowest)
         k.store(score, scores, j)
         maximum.set(k.maximum(score, maximum.get()))  # in this order a NaN is passed over
+    with k.when(strange.get().is_nonzero()):
+        k.store_int(strange.get(), g.nan, 0)
     largest = k.max(maximum.get())
     none = largest.compare("==", lowest)
-    with k.when((strange.get() | k.select(k.any(none), reached.get(), k.integer(0))).is_nonzero()):
-        k.store_int(k.integer(1), g.nan, 0)
-    largest = k.select(none, k.select(g.mask.is_given(), k.full(0.0), lowest), largest)
+    with k.when(k.any(none)), k.loop(0, stop, k.lanes) as j:
+        attendable = Variable(k, _inside(k, stop, j))
+        with k.when(g.mask.is_given()):
+            attendable.set(k.load_bytes(g.mask + (entry * g.mask_entry + i * g.mask_row), j, attendable.get()))
+        k.store(k.select(attendable.get(), k.full(float("nan")), lowest), scores, j)
+    largest = k.select(none, k.full(0.0), largest)
     total = Variable(k, k.full(0.0))
     with k.loop(0, stop, k.lanes) as j:
         weight = exp(k, k.load(scores, j) - largest)

@@ -53,7 +53,8 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
                  high: Variable) -> None:  # fmt: skip
     """Scores of a row into exp(score − maximum), exactly 0 where not attendable, and the reciprocal of their sum.
 
-    Under a mask the range low..high grows to hold the row's attendable keys.
+    Under a mask the range low..high grows to hold the row's attendable keys. Where the scores of all are −∞, they
+    become NaN.
     """
     g = k.argument
     number = block.first + i
@@ -77,7 +78,13 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
         k.store(score, row, j)
         maximum.set(k.maximum(score, maximum.get()))
     largest = k.max(maximum.get())
-    largest = k.select(largest.compare("==", lowest), k.full(0.0), largest)
+    none = largest.compare("==", lowest)
+    with k.when(k.any(none)), k.loop(0, end, k.lanes) as j:
+        attendable = Variable(k, k.lanes_below(limit - j))
+        with k.when(g.mask.is_given()):
+            attendable.set(k.load_bytes(_mask_row(k, block, number), j, attendable.get()))
+        k.store(k.select(attendable.get(), k.full(float("nan")), lowest), row, j)
+    largest = k.select(none, k.full(0.0), largest)
     total, unit = Variable(k, k.full(0.0)), k.broadcast(g.terms.unit, 0) * log2(e)
     with k.loop(0, end, 2 * k.lanes) as first:
         for j in (first, first + k.lanes):

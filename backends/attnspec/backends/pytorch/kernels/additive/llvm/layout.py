@@ -128,7 +128,7 @@ def _weight(numbers: bytes, dtype: torch.dtype) -> Weight:
     flipped = raw * flip
     with np.errstate(all="ignore"):
         ratio = np.clip(np.where(raw == 0, limit, scale / flipped), -limit, limit).astype(raw.dtype)
-    offset = flipped.sum(dtype=np.float64).astype(raw.dtype)
+        offset = flipped.sum(dtype=np.float64).astype(raw.dtype)
     return Weight(*(torch.from_numpy(np.atleast_1d(x)) for x in (raw, flip, ratio, offset, -2 * scale, unit)))
 
 
