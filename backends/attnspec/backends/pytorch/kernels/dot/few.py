@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import e, log2
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.direct_apply import direct
 from attnspec.backends.pytorch.runtime.kept_memory import address
-from attnspec.backends.pytorch.runtime.plans import Plans
+from attnspec.backends.pytorch.runtime.plans import Plans, plan_class
 from attnspec.backends.pytorch.runtime.recent import KEPT, function_modes, guards, modes
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
@@ -41,7 +41,8 @@ Found: TypeAlias = tuple[Tensor, Tensor | None]
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Found | None]
 
 
-class Plan(NamedTuple):
+@plan_class
+class Plan:
     """What all calls with the same shapes, strides and flags have in common.
 
     ``output``, ``logarithms``, where log Σ exp is wanted, and ``weights``, where a backward reads them, are tensors
@@ -62,7 +63,8 @@ class Plan(NamedTuple):
     backward: "BackwardPlan | None"
 
 
-class BackwardPlan(NamedTuple):
+@plan_class
+class BackwardPlan:
     """The same of the gradients.
 
     ``alike`` says of all tensors that it reads, as `Recent` does, whether they lie as some words have it, but for

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,10 +27,12 @@ from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.first_order import first_order
+from attnspec.backends.pytorch.runtime.plans import plan_class
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 
-class Plan(NamedTuple):
+@plan_class
+class Plan:
     """What all calls with the same shapes, strides and flags have in common; ``sizes`` are b, h, n, m, d, d_v."""
 
     rank: int
@@ -48,7 +50,8 @@ class Plan(NamedTuple):
     backward: "BackwardPlan | None"
 
 
-class BackwardPlan(NamedTuple):
+@plan_class
+class BackwardPlan:
     """The same of the gradients, whose sizes are padded; ``ranges`` are those of `Backward`."""
 
     threads: int

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import e, log2
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +22,12 @@ from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, widened
 from attnspec.backends.pytorch.runtime.first_order import first_order
+from attnspec.backends.pytorch.runtime.plans import plan_class
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 
-class Plan(NamedTuple):
+@plan_class
+class Plan:
     """What all calls with the same shapes and strides have in common; ``sizes`` are b, h, m, d, d_v.
 
     ``ends`` are where keys begin and end, whose addresses the words hold.

@@ -13,6 +13,7 @@ from attnspec.backends.pytorch.kernels.llvm.matmul import LEAST
 from attnspec.backends.pytorch.kernels.llvm.pairs import stay_in_rows
 from attnspec.backends.pytorch.kernels.llvm.threads import worth_waking
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.plans import plan_class
 
 from .direct_kernels import Backward, Forward, forward_kernel
 
@@ -42,7 +43,8 @@ class Operands(NamedTuple):
     w_v: Tensor
 
 
-class Plan(NamedTuple):
+@plan_class
+class Plan:
     """What all calls with the same shapes, dtype and flags have in common.
 
     Words are those that the kernels take, without the addresses; ``reads`` says how values are stored that the kernels

@@ -5,7 +5,7 @@ What the kernels write in between lies in one piece of memory: a, b, value, w_v,
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from attnspec.backends.pytorch.kernels.dot.step_arguments import STORED
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 from attnspec.backends.pytorch.runtime.first_order import first_order
+from attnspec.backends.pytorch.runtime.plans import plan_class
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .direct import ONCE
@@ -27,7 +28,8 @@ FEW = 2**15
 """Multiply-adds of all projections up to which a product of matrices takes longer to begin."""
 
 
-class Plan(NamedTuple):
+@plan_class
+class Plan:
     """A call: its plan as others of the direct kernels have, the words of the others, and where parts of memory begin.
 
     ``places`` are those of a, b, value, w_v, weights and scratch memory, in bytes, and of their end; ``by`` those of
