@@ -1,4 +1,4 @@
-"""Vector kernels written in Python and compiled by LLVM in a tenth of a second (llvmlite; no compiler is needed).
+"""Vector kernels written in Python and compiled by LLVM in tenths of a second (llvmlite; no compiler is needed).
 
 `Kernel` builds one function of LLVM IR. Its instructions are emitted by operators of `values`, by the methods of
 `Arithmetic` and `Memory`, and by the control flow here. The function takes the address of an array of 64-bit words
