@@ -57,10 +57,9 @@ def path_for(
     """
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
     call = call._replace(in_layer=in_layer)
-    if query.is_cpu and has_tangents():
-        return f"{_keys(call)}: plain"
     if query.is_cpu:
-        return f"{_keys(call)}: {cpu_routes.kernel(call, fits=len(batch) == 2)}"
+        kernel = "plain" if has_tangents() else cpu_routes.kernel(call, fits=len(batch) == 2)
+        return f"{_keys(call)}: {kernel}"
     call = _structured(call)
     if call.lengths is not None:
         return f"{len(call.lengths)} lengths: variable-length flash"

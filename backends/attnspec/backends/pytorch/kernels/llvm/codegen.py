@@ -179,14 +179,16 @@ def compiled(build: Callable[P, Kernel[A]]) -> Callable[P, Compiled[A]]:
 
     Threads that need a kernel at once share one: its code is gone as soon as nothing refers to it.
     """
-    made: dict[Any, Compiled[A]] = {}
+
+    def make(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
+        parameters = arguments, sorted(options.items())
+        return Compiled(*kept_or_made(build, parameters, lambda: build(*arguments, **options).code()))
+
+    once = cast("Callable[P, Compiled[A]]", cache(make))
 
     def kernel(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
-        parameters = arguments, tuple(sorted(options.items()))
         with _compiling:
-            if parameters not in made:
-                code = kept_or_made(build, parameters, lambda: build(*arguments, **options).code())
-                made[parameters] = Compiled(*code)
-            return made[parameters]
+            return once(*arguments, **options)
 
+    # known kernels are found without the lock
     return cast("Callable[P, Compiled[A]]", wraps(build)(cache(kernel)))

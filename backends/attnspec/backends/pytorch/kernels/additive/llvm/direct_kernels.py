@@ -182,15 +182,19 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
     g = k.argument
     lowest = k.full(float("-inf"))
     maximum, strange = Variable(k, lowest), Variable(k, k.integer(0))
+
+    def attendable(j: Value, inside: Value) -> Value:
+        found = Variable(k, inside)
+        with k.when(g.mask.is_given()):
+            found.set(k.load_bytes(g.mask + (entry * g.mask_entry + i * g.mask_row), j, inside))
+        return found.get()
+
     with k.loop(0, stop, k.lanes) as j:
         inside = _inside(k, stop, j)
         # there is room for a whole register behind the scores
         score = k.select(inside, k.load(scores, j), lowest)
         strange.set(strange.get() | k.select(k.any(score.compare("!=", score)), k.integer(1), k.integer(0)))
-        attendable = Variable(k, inside)
-        with k.when(g.mask.is_given()):
-            attendable.set(k.load_bytes(g.mask + (entry * g.mask_entry + i * g.mask_row), j, inside))
-        score = k.select(attendable.get(), score, lowest)
+        score = k.select(attendable(j, inside), score, lowest)
         k.store(score, scores, j)
         maximum.set(k.maximum(score, maximum.get()))  # in this order a NaN is passed over
     with k.when(strange.get().is_nonzero()):
@@ -198,10 +202,7 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
     largest = k.max(maximum.get())
     none = largest.compare("==", lowest)
     with k.when(k.any(none)), k.loop(0, stop, k.lanes) as j:
-        attendable = Variable(k, _inside(k, stop, j))
-        with k.when(g.mask.is_given()):
-            attendable.set(k.load_bytes(g.mask + (entry * g.mask_entry + i * g.mask_row), j, attendable.get()))
-        k.store(k.select(attendable.get(), k.full(float("nan")), lowest), scores, j)
+        k.store(k.select(attendable(j, _inside(k, stop, j)), k.full(float("nan")), lowest), scores, j)
     largest = k.select(none, k.full(0.0), largest)
     total = Variable(k, k.full(0.0))
     with k.loop(0, stop, k.lanes) as j:

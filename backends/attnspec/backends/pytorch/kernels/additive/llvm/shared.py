@@ -1,7 +1,6 @@
 """A whole call without a mask by the kernels that share exponentials, projections included, from one plan."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from attnspec.backends.pytorch.kernels.llvm.matmul import Multiply
 from attnspec.backends.pytorch.kernels.llvm.projection import ProjectionGradients, planned
 from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.first_order import first_order
+from attnspec.backends.pytorch.runtime.plans import plan_class
 
 from . import pages, shared_gradients
 from .attention import attend as attend_rows
@@ -21,7 +21,7 @@ from .direct_plan import Operands
 from .layout import Factors, Weight, entry_index, padded
 
 
-@dataclass(frozen=True, slots=True)
+@plan_class
 class Plan:
     """What all calls with the same shapes and dtypes have in common.
 
