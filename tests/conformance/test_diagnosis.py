@@ -61,6 +61,12 @@ NAMED = (
 """Mutants of results, gradients, places in memory, numbers that are not finite, and sizes."""
 
 
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found may not depend on how busy the processor is."""
+    monkeypatch.setattr(entry, "SECONDS", 120)
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_a_known_defect_is_named(name: str) -> None:
     found = MAKING["asked"](name).diagnosis()
@@ -82,6 +88,12 @@ def test_an_unknown_defect_is_not(name: str) -> None:
 def test_what_others_have_written_is_named_if_it_is_known(name: str) -> None:
     found = MAKING["asked"](name).diagnosis()
     assert found is None if not RIGHT[name] else MAKING["right"](name, found.as_json())
+
+
+def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = MAKING["asked"]("scores doubled")
+    monkeypatch.setattr(entry, "SECONDS", 0)
+    assert begun.diagnosis() is None
 
 
 @pytest.mark.parametrize("factor", MAKING["FACTORS"])
