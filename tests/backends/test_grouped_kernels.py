@@ -148,6 +148,17 @@ def test_pages_are_read_where_they_lie(n: int, page: int, window: tuple[int | No
             assert close(own, exact, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("n", [1, 3])
+def test_gradients_of_pages_of_many_sequences_are_sums_in_float32(n: int, dtype: torch.dtype) -> None:
+    entries = 600
+    query, table = torch.zeros(entries, 1, n, 8, dtype=dtype), torch.zeros(entries, 1, dtype=torch.int64)
+    pages = [normal(1, 1, 2, 8, dtype=dtype, seed=seed).requires_grad_() for seed in range(2)]
+    output, _ = backend.paged_attention(query, *pages, table, torch.full((entries,), 2))
+    found = torch.autograd.grad(output, pages[1], torch.ones_like(output))[0]
+    assert found.eq(entries * n / 2).all()
+
+
 def test_packed_sequences_are_calls_of_their_own() -> None:
     given = normal(2, 4, 40, 16), normal(2, 2, 50, 16), normal(2, 2, 50, 8)
     ends, of_keys = torch.tensor([0, 0, 13, 13, 40]), torch.tensor([0, 5, 5, 30, 50])

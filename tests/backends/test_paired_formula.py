@@ -1,5 +1,7 @@
 """The formula of bfloat16 by products in pairs, against the formula in double precision."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,12 +10,16 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import sdpa
-from attnspec.backends.pytorch.kernels.dot import paired_formula
+from attnspec.backends.pytorch.kernels.dot import paired_formula, paired_rows
 from attnspec.backends.pytorch.kernels.llvm import pairs as products
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
 from attnspec.backends.pytorch.runtime.forcing import forcing
+from attnspec.backends.pytorch.runtime.plans import Plans
 
-SHAPES = [((3,), 5, 32, 8, 8), ((2, 2), 70, 48, 16, 24), ((1,), 1, 16, 2, 2), ((3,), 20, 67, 8, 4), ((2,), 9, 1, 8, 8)]
+SHAPES = [
+    ((3,), 5, 32, 8, 8), ((2, 2), 70, 48, 16, 24), ((1,), 1, 16, 2, 2), ((3,), 20, 67, 8, 4), ((2,), 9, 1, 8, 8),
+    ((1,), 101, 149, 18, 34),
+]  # fmt: skip
 """Batch, queries, keys, features of keys and of values."""
 
 pairs = pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply pairs of bfloat16")
@@ -30,16 +36,25 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
 
 
+def only_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where tiles are multiplied."""
+    monkeypatch.setattr(paired_rows, "serves", lambda m: False)
+
+
 @pairs
 @pytest.mark.parametrize(("batch", "n", "m", "d", "d_v"), SHAPES)
 @pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1, 2)])
 @pytest.mark.parametrize("chunk", [None, 1, 1500, 6000])
+@pytest.mark.parametrize("in_rows", [False, True])
 def test_output_and_gradients_are_the_formula(
     monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], n: int, m: int, d: int, d_v: int,
-    wanted: tuple[int, ...], chunk: int | None,
+    wanted: tuple[int, ...], chunk: int | None, in_rows: bool,
 ) -> None:  # fmt: skip
+    if not in_rows:
+        only_products(monkeypatch)
     if chunk is not None:
         monkeypatch.setattr(paired_formula, "CHUNK", chunk)
+        monkeypatch.setattr(paired_rows, "CHUNK", chunk)
         monkeypatch.setattr(paired_formula, "KEPT", 0)
     given = [draw(*batch, n, d), draw(*batch, m, d), draw(*batch, m, d_v)]
     exact = [x.double().requires_grad_() for x in given]
@@ -59,6 +74,37 @@ def test_output_and_gradients_are_the_formula(
                 assert got.dtype is torch.bfloat16
                 near = 2e-2 * max(1.0, float(gradients[i].abs().max()))
                 torch.testing.assert_close(got.double(), gradients[i], rtol=2e-2, atol=near)
+
+
+@pytest.fixture
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pairs
+@pytest.mark.usefixtures("_threads_as_before")
+@pytest.mark.parametrize(("n", "m"), [(96, 144), (97, 145), (50, 47), (3, 300), (201, 49)])
+@pytest.mark.parametrize("kept", [0, 2**21])
+def test_tasks_and_threads_have_no_part_in_the_result(
+    monkeypatch: pytest.MonkeyPatch, n: int, m: int, kept: int
+) -> None:
+    monkeypatch.setattr(paired_formula, "KEPT", kept)
+    given, cotangent = [draw(3, n, 8), draw(3, m, 8), draw(3, m, 10)], draw(3, n, 10)
+    found = []
+    for threads, rows, keys in ((1, 96, 144), (1, 2, 48), (2, 12, 96)):
+        torch.set_num_threads(threads)
+        monkeypatch.setattr(paired_rows, "_threads", lambda _, threads=threads: threads)
+        for name, value in (("LEAST", rows), ("KEYS", keys), ("SCORES", 1)):
+            monkeypatch.setattr(paired_rows, name, value)
+        for name in ("_forward_steps", "_gradient_steps"):
+            monkeypatch.setattr(paired_rows, name, Plans())
+        leaves = [x.clone().requires_grad_() for x in given]
+        output = paired_formula.attend(0.4, leaves[0], leaves[1], leaves[2])
+        found.append((output, *torch.autograd.grad(output, leaves, cotangent)))
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
 
 
 @pairs

@@ -19,6 +19,7 @@ from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.ranges import refuse_falling, refuse_outside, refuse_scale_and_cap
+from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 from attnspec.spec import (
     AlibiSlopes,
@@ -179,8 +180,14 @@ def paged_attention(
     if found is not None:
         output, logarithms = (x.to(query.dtype) for x in found)
         return output.reshape(shape), logarithms.reshape(shape[:-1])
-    key, value = (pages[block_table.long()].movedim(-4, -3).flatten(-3, -2) for pages in (key_pages, value_pages))
+    key, value = (_gathered(pages, block_table.long()) for pages in (key_pages, value_pages))
     return _attention(query, key, value, shape, seen, scoring)
+
+
+def _gathered(pages: Tensor, table: Tensor) -> Tensor:
+    """Rows of a sequence's pages one after another; gradients of pages of several sequences are summed as widened."""
+    rows = widened(pages)[table].to(pages.dtype) if recorded(pages) else pages[table]
+    return rows.movedim(-4, -3).flatten(-3, -2)
 
 
 # Latent keys, and parts -----------------------------------------------------------------------------------------------

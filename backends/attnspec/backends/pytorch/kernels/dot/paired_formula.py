@@ -14,6 +14,7 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
 from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
 from attnspec.backends.pytorch.runtime.accumulation import finite
+from attnspec.backends.pytorch.runtime.direct_apply import direct
 from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.runtime.kept_memory import kept
 from attnspec.backends.pytorch.runtime.recording import recorded
@@ -42,7 +43,7 @@ def serves(n: int, m: int, d: int, d_v: int, dtype: torch.dtype) -> bool:
 def attend(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The output for query (entries, n, d), key (entries, m, d) and value (entries, m, d_v) in memory."""
     if recorded(query, key, value):
-        output: Tensor = PairedAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+        output: Tensor = _apply(query, key, value, scale)
         return output
     return forward(scale, query, key, value)[0]
 
@@ -80,10 +81,12 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
     """Output, log Σ exp (entries, n) if it is wanted, and, where it ``saves`` them and they are few, weights before and
     after their rounding."""
-    from attnspec.backends.pytorch.kernels.dot import weight_rows
+    from attnspec.backends.pytorch.kernels.dot import paired_rows, weight_rows
     from attnspec.backends.pytorch.kernels.llvm.pairs import columns_of_pairs, times_pairs
 
     (entries, n, _), m = query.shape, key.shape[1]
+    if paired_rows.serves(m):
+        return paired_rows.forward(scale, query, key, value, logarithms, saves and entries * n * m <= KEPT)
     found = query.new_empty(entries, n) if logarithms else None
     keys = columns_of_pairs(key)
     if saves and entries * n * m <= KEPT:
@@ -131,6 +134,9 @@ class PairedAttention(torch.autograd.Function):
         return *first_order(ONCE, gradients, gradient, query, key, value, output), None
 
 
+_apply = direct(PairedAttention)
+
+
 def _gradients(
     scale: float, gradient: Tensor, tensors: tuple[Tensor, ...], weights: Sequence[Tensor],
     wanted: tuple[bool, bool, bool],
@@ -154,12 +160,14 @@ def products(
 
     ``weights`` are those before and after their rounding, or empty.
     """
-    from attnspec.backends.pytorch.kernels.dot import weight_rows
+    from attnspec.backends.pytorch.kernels.dot import paired_rows, weight_rows
     from attnspec.backends.pytorch.kernels.llvm.pairs import columns_of_pairs, times_pairs
 
     query, key, value = operands
     # hooks on saved tensors may have changed their strides
     gradient, weights = gradient.contiguous(), [x.contiguous() for x in weights]
+    if paired_rows.serves(key.shape[1]):
+        return paired_rows.gradients(scale, gradient, operands, weights, wanted, of_logarithms)
     (entries, n, _), m, bfloat16 = query.shape, key.shape[1], torch.bfloat16
     of_rows = None if of_logarithms is None else of_logarithms.contiguous()
     by_query, by_key, by_value = (x.new_empty(x.shape) if w else None for x, w in zip(operands, wanted, strict=True))

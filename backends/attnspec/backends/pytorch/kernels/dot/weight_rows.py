@@ -3,6 +3,7 @@ cache: with the rounding to bfloat16 that products of pairs need, PyTorch's oper
 
 from collections.abc import Callable, Sequence
 from math import e, log2
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, store
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
-from attnspec.backends.pytorch.kernels.llvm.values import Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log
 
 ROWS = 8
@@ -32,35 +33,46 @@ WORK = 16
 """Multiply-adds that take as long as an exponential."""
 
 
-class Weights(Arguments):
-    """Arguments of `weights_kernel`: rows of ``m`` scores without their ``scale``, which become weights if ``kept``.
+class OfWeights(Arguments):
+    """What becomes of scores without their ``scale``, which are weights afterwards if they are ``kept``.
 
-    ``rounded`` (rows, m) are the weights and ``logarithms`` (rows) log Σ exp, both in bfloat16.
+    ``logarithms`` (rows) are log Σ exp in bfloat16.
     """
 
-    tasks: Size
-    rows: Size
-    m: Size
     kept: Flag
     scale: Real
-    scores: Reals
-    rounded: OptionalBytes
     logarithms: OptionalBytes
 
 
-class Gradients(Arguments):
-    """Arguments of `gradients_kernel`: ``weights`` and their gradients (rows, m), gradients of log Σ exp (rows).
+class OfGradients(Arguments):
+    """What gradients of scores without their ``scale`` are made of, beside weights and their gradients.
 
-    ``rounded`` (rows, m) becomes the gradients of scores without their ``scale``, in bfloat16.
+    ``of_logarithms`` (rows) are those of log Σ exp.
     """
+
+    scale: Real
+    of_logarithms: OptionalReals
+
+
+class Weights(OfWeights):
+    """Arguments of `weights_kernel`: ``scores`` (rows, m), and weights ``rounded`` to bfloat16."""
 
     tasks: Size
     rows: Size
     m: Size
-    scale: Real
+    scores: Reals
+    rounded: OptionalBytes
+
+
+class Gradients(OfGradients):
+    """Arguments of `gradients_kernel`: ``weights`` (rows, m), their gradients, and those of scores ``rounded`` to
+    bfloat16."""
+
+    tasks: Size
+    rows: Size
+    m: Size
     weights: Reals
     of_weights: Reals
-    of_logarithms: OptionalReals
     rounded: OptionalBytes
 
 
@@ -92,20 +104,21 @@ def weights_kernel() -> Kernel[Weights]:
     k = Kernel("weight_rows", Weights, 32)
     g = k.argument
     with k.tasks(g.tasks) as task, k.loop(task * ROWS, k.minimum(g.rows, task * ROWS + ROWS)) as row:
-        _weights_of_row(k, row)
+        weights_of_row(k, g, g.m, g.scores + row * g.m, g.rounded + row * g.m * 2, row)
     return k
 
 
-def _weights_of_row(k: Kernel[Weights], row: Value) -> None:
-    g = k.argument
-    scores, rounded = g.scores + row * g.m, g.rounded + row * g.m * 2
+def weights_of_row(
+    k: Kernel[Any], g: OfWeights, m: Value, scores: RealPointer, rounded: BytePointer, row: Value
+) -> None:  # fmt: skip
+    """The ``m`` scores of a row become weights."""
     maxima = [Variable(k, k.full(float("-inf"))) for _ in range(AT_ONCE)]
     totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
 
     def compare(j: Value, inside: Inside, c: int) -> None:
         maxima[c].set(k.maximum(_among(k, load(k, inside, scores, j), inside, float("-inf")), maxima[c].get()))
 
-    _each(k, g.m, compare)
+    _each(k, m, compare)
     largest = maxima[0].get()
     for other in maxima[1:]:
         largest = k.maximum(other.get(), largest)
@@ -117,7 +130,7 @@ def _weights_of_row(k: Kernel[Weights], row: Value) -> None:
         store(k, weight, inside, scores, j)
         totals[c].add(_among(k, weight, inside, 0.0))
 
-    _each(k, g.m, add)
+    _each(k, m, add)
     total = _total(k, totals)
     reciprocal = k.full(1.0) / total
 
@@ -127,7 +140,7 @@ def _weights_of_row(k: Kernel[Weights], row: Value) -> None:
         with k.when(g.kept.is_nonzero()):
             store(k, weight, inside, scores, j)
 
-    _each(k, g.m, scale)
+    _each(k, m, scale)
     with k.when(g.logarithms.is_given()):
         k.store_stored(largest * g.scale.load() + log(k, total), g.logarithms, row * 2, "bfloat16", first=True)
 
@@ -138,19 +151,22 @@ def gradients_kernel() -> Kernel[Gradients]:
     k = Kernel("weight_row_gradients", Gradients, 32)
     g = k.argument
     with k.tasks(g.tasks) as task, k.loop(task * ROWS, k.minimum(g.rows, task * ROWS + ROWS)) as row:
-        _gradients_of_row(k, row)
+        first = row * g.m
+        gradients_of_row(k, g, g.m, (g.weights + first, g.of_weights + first), g.rounded + first * 2, row)
     return k
 
 
-def _gradients_of_row(k: Kernel[Gradients], row: Value) -> None:
-    g = k.argument
-    weights, gradients, rounded = g.weights + row * g.m, g.of_weights + row * g.m, g.rounded + row * g.m * 2
+def gradients_of_row(
+    k: Kernel[Any], g: OfGradients, m: Value, given: tuple[RealPointer, RealPointer], rounded: BytePointer, row: Value
+) -> None:  # fmt: skip
+    """The ``m`` weights of a row and their gradients, as ``given``, become gradients of its scores."""
+    weights, gradients = given
     totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
 
     def add(j: Value, inside: Inside, c: int) -> None:
         totals[c].set(k.fma(load(k, inside, weights, j), load(k, inside, gradients, j), totals[c].get()))
 
-    _each(k, g.m, add)
+    _each(k, m, add)
     mean = Variable(k, _total(k, totals))
     with k.when(g.of_logarithms.is_given()):
         mean.set(mean.get() - k.broadcast(g.of_logarithms, row))
@@ -160,7 +176,7 @@ def _gradients_of_row(k: Kernel[Gradients], row: Value) -> None:
         of_score = load(k, inside, weights, j) * (load(k, inside, gradients, j) - taken) * scale
         k.store_bfloat16(of_score, rounded, j * 2, inside)
 
-    _each(k, g.m, change)
+    _each(k, m, change)
 
 
 def weights(

@@ -60,6 +60,12 @@ class Arithmetic(Builder):
         """|x|; NaN stays."""
         return self.maximum(x, self.full(0.0) - x)
 
+    def pair(self, low: Value, high: Value) -> Value:
+        """A pair of bfloat16 in each lane, of reals that are two of them."""
+        b = self.builder
+        first = b.lshr(b.bitcast(low.ssa, self.word), ir.Constant(self.word, [16] * self.lanes))
+        return Value(self, b.bitcast(b.or_(first, b.bitcast(high.ssa, self.word)), self.vector))
+
     # lanes of a vector
     def lane_numbers(self) -> Value:
         """0, 1, ... in the lanes, 32-bit integers."""

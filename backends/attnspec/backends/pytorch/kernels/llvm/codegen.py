@@ -71,7 +71,7 @@ class Kernel(Memory, Generic[A_co]):
         return number.get()
 
     @contextmanager
-    def loop(self, start: "Value | int", stop: Value, step: int = 1) -> Iterator[Value]:
+    def loop(self, start: "Value | int", stop: Value, step: "Value | int" = 1) -> Iterator[Value]:
         """The body runs for start, start + step, ... below stop."""
         b = self.builder
         counter = Variable(self, self.constant(start, stop))

@@ -8,7 +8,7 @@ are left to PyTorch.
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -55,71 +55,97 @@ class Matrices(Arguments):
     output: Reals
 
 
-class Product(Matrices):
+class Products(Matrices):
     """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c]."""
 
     left_step: Size
 
 
-@compiled
-def product_kernel(bits: int, pairs: bool) -> Kernel[Product]:
-    """A product of two matrices of reals, or of ``pairs`` of bfloat16 in the place of each."""
-    k = Kernel("product", Product, bits)
-    g = k.argument
+class Product(NamedTuple):
+    """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c], of so many rows, columns and t."""
+
+    left: RealPointer
+    right: RealPointer
+    output: RealPointer
+    rows: Value
+    columns: Value
+    depth: Value
+    left_row: Value
+    left_step: Value
+
+
+def define_multiply(k: Kernel[Any], pairs: bool) -> None:
+    """Define the subroutine behind `multiply`: of reals, or of ``pairs`` of bfloat16 in the place of each."""
+    with k.subroutine("multiply", len(Product._fields)) as values:
+        left, right, output = map(RealPointer, values[:3])
+        _multiply(k, Product(left, right, output, *values[3:]), pairs)
+
+
+def multiply(k: Kernel[Any], product: Product) -> None:
+    """Multiply two matrices."""
+    k.call("multiply", *product)
+
+
+def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
     add = k.add_products_of_pairs if pairs else k.fma
 
     def tile(
-        matrices: tuple[RealPointer, RealPointer, RealPointer], rows: list[Value], first: Value,
-        insides: Sequence[Inside], start: Value, stop: Value, below: Value,
-    ) -> None:  # fmt: skip
+        rows: list[Value], first: Value, insides: Sequence[Inside], start: Value, stop: Value, below: Value
+    ) -> None:
         """The sums of some rows and some registers, with the terms from start to stop."""
-        left_matrix, right_matrix, output = matrices
         columns = [first + c * k.lanes for c in range(len(insides))]
         sums = [[Variable(k, k.full(0.0)) for _ in insides] for _ in rows]
         with k.when(start.is_nonzero()):
             for row, own in zip(rows, sums, strict=True):
                 for column, inside, total in zip(columns, insides, own, strict=True):
-                    total.set(load(k, inside, output, row * g.columns + column))
+                    total.set(load(k, inside, g.output, row * g.columns + column))
         with k.loop(start, stop) as t:
             right = [
-                load(k, inside, right_matrix, t * g.columns + column)
+                load(k, inside, g.right, t * g.columns + column)
                 for column, inside in zip(columns, insides, strict=True)
             ]
             for number, own in zip(rows, sums, strict=True):
-                left = k.broadcast(left_matrix, number * g.left_row + t * g.left_step)
+                left = k.broadcast(g.left, number * g.left_row + t * g.left_step)
                 for x, total in zip(right, own, strict=True):
                     total.set(add(left, x, total.get()))
         for r, (row, own) in enumerate(zip(rows, sums, strict=True)):
             with k.when(below.compare(">", r)):
                 for column, inside, total in zip(columns, insides, own, strict=True):
-                    store(k, total.get(), inside, output, row * g.columns + column)
+                    store(k, total.get(), inside, g.output, row * g.columns + column)
 
+    with k.loop(0, g.depth, DEPTH) as start:
+        stop = k.minimum(start + DEPTH, g.depth)
+
+        def strip(first: Value, insides: Sequence[Inside], count: int = ROWS) -> None:
+            with k.loop(0, g.rows, count) as row:
+                rows = [k.minimum(row + r, g.rows - 1) for r in range(count)]
+                tile(rows, first, insides, start, stop, g.rows - row)
+
+        wide, lanes, columns = VECTORS * k.lanes, k.lanes, g.columns
+        whole = columns // wide * wide
+        # The last registers go by two, or one for twice as many rows: fewer sums would wait for one another.
+        last = whole + (columns - whole + (lanes - 1)) // (2 * lanes) * (2 * lanes)
+        with k.loop(0, whole, wide) as first:
+            strip(first, [None] * VECTORS)
+        with k.loop(whole, last, 2 * lanes) as first:
+            strip(first, [None, k.lanes_below(columns - first - lanes)])
+        with k.loop(last, columns, lanes) as first:
+            strip(first, [k.lanes_below(columns - first)], 2 * ROWS)
+
+
+@compiled
+def product_kernel(bits: int, pairs: bool) -> Kernel[Products]:
+    """Products of matrices, some rows of each a task."""
+    k = Kernel("product", Products, bits)
+    define_multiply(k, pairs)
+    g = k.argument
     with k.tasks(g.tasks) as task:
         entry, begin = task // g.blocks, task % g.blocks * TASK
-        matrices = (
-            g.left + entry * g.left_entry, g.right + entry * g.right_entry, g.output + entry * (g.rows * g.columns)
-        )  # fmt: skip
-        end = k.minimum(begin + TASK, g.rows)
-        with k.loop(0, g.depth, DEPTH) as start:
-            stop = k.minimum(start + DEPTH, g.depth)
-
-            def strip(
-                first: Value, insides: Sequence[Inside], count: int = ROWS, start: Value = start, stop: Value = stop
-            ) -> None:
-                with k.loop(begin, end, count) as row:
-                    rows = [k.minimum(row + r, g.rows - 1) for r in range(count)]
-                    tile(matrices, rows, first, insides, start, stop, g.rows - row)
-
-            wide, lanes, columns = VECTORS * k.lanes, k.lanes, g.columns
-            whole = columns // wide * wide
-            # The last registers go by two, or one for twice as many rows: fewer sums would wait for one another.
-            last = whole + (columns - whole + (lanes - 1)) // (2 * lanes) * (2 * lanes)
-            with k.loop(0, whole, wide) as first:
-                strip(first, [None] * VECTORS)
-            with k.loop(whole, last, 2 * lanes) as first:
-                strip(first, [None, k.lanes_below(columns - first - lanes)])
-            with k.loop(last, columns, lanes) as first:
-                strip(first, [k.lanes_below(columns - first)], 2 * ROWS)
+        left = g.left + (entry * g.left_entry + begin * g.left_row)
+        output = g.output + (entry * g.rows + begin) * g.columns
+        rows = k.minimum(k.integer(TASK), g.rows - begin)
+        right = g.right + entry * g.right_entry
+        multiply(k, Product(left, right, output, rows, g.columns, g.depth, g.left_row, g.left_step))
     return k
 
 
@@ -134,7 +160,7 @@ def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
     kernel = product_kernel(8 * output.element_size(), False)
     entries, rows, depth = left.shape
     threads = thread_count(entries * -(-rows // TASK), entries * rows * right.shape[2] * depth)
-    of_left, of_right, of_output = (LEADING + word for word in (Product.left, Product.right, Product.output))
+    of_left, of_right, of_output = (LEADING + word for word in (Products.left, Products.right, Products.output))
 
     def multiply(left: Tensor, right: Tensor, output: Tensor) -> None:
         words = template[:]
@@ -197,10 +223,10 @@ def products(
     return output
 
 
-def _arguments(left: Tensor, right: Tensor, output: Tensor) -> Product:
+def _arguments(left: Tensor, right: Tensor, output: Tensor) -> Products:
     (entries, rows, depth), columns = left.shape, right.shape[2]
     blocks = -(-rows // TASK)
-    return Product(
+    return Products(
         tasks=entries * blocks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
         columns=columns, depth=depth, left=left, left_row=left.stride(1), left_step=left.stride(2), right=right,
         output=output,

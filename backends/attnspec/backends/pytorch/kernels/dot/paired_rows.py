@@ -1,0 +1,240 @@
+"""Calls of the kernels that attend by products of pairs, for all entries, or as many as stay in the cache.
+
+The words of a kernel's arguments are made once for all calls of the same sizes; each call fills in addresses.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, get_num_threads
+
+from attnspec.backends.pytorch.kernels.dot.paired_kernels import (
+    PANEL,
+    Forward,
+    KeyGradients,
+    QueryGradients,
+    Sizes,
+    forward_kernel,
+    forward_scratch,
+    key_gradients_kernel,
+    key_scratch,
+    pairs_of_entry,
+    query_gradients_kernel,
+    query_scratch,
+)
+from attnspec.backends.pytorch.kernels.dot.weight_rows import OfGradients, OfWeights
+from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
+from attnspec.backends.pytorch.kernels.llvm.threads import call, thread_count
+from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
+from attnspec.backends.pytorch.runtime.kept_memory import address
+from attnspec.backends.pytorch.runtime.plans import Plans, plan_class
+
+SCORES = 2**16
+"""Scores of a task, if its rows are more than `LEAST`: 256 KiB of float32."""
+
+LEAST = 96
+"""Rows of a task for which what it puts in order for its products is a small part of their work."""
+
+KEYS = 3 * PANEL
+"""Keys of a task."""
+
+CHUNK = 2**19
+"""Scores whose gradients are computed at a time, of one entry or several: 2 MiB, with the weights."""
+
+REAL = 4
+"""Bytes of float32, or of a pair."""
+
+Lengths: TypeAlias = tuple[int, int, int, int, int]
+"""Entries, queries and keys, features of either and of values."""
+
+
+def serves(m: int) -> bool:
+    """Whether so many keys are multiplied by lanes; of one key, weights are 1."""
+    return m > 1 and not multiplies_tiles()
+
+
+@plan_class
+class Step:
+    """A kernel, the words of its arguments and the places of addresses among them, its threads, and bytes for them."""
+
+    kernel: Compiled[Any]
+    words: "array[int]"
+    places: tuple[int, ...]
+    threads: int
+    scratch: int
+
+    def run(self, *addresses: int) -> None:
+        """Call the kernel, with addresses in the order of their places."""
+        words = self.words[:]
+        for place, there in zip(self.places, addresses, strict=True):
+            words[place] = there
+        words[_SCRATCH], _held = address("paired_rows", self.scratch)
+        call(self.kernel, self.threads, words)
+
+
+def forward(
+    scale: float, query: Tensor, key: Tensor, value: Tensor, logarithms: bool, saves: bool
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
+    """Output, log Σ exp (entries, n) if it is wanted, and weights, with their pairs after rounding, if it ``saves``."""
+    query, key, value = (_addressed(x) for x in (query, key, value))
+    lengths = _lengths(query, value)
+    kind = lengths, scale, saves, get_num_threads()
+    step = _forward_steps.get(kind)
+    if step is None:
+        step = _forward_steps.remember(kind, _forward_step(*kind))
+    entries, n, m, _, d_v = lengths
+    output = value.new_empty(entries, n, d_v)
+    found = query.new_empty(entries, n) if logarithms else None
+    kept = None
+    if saves:
+        scores = query.new_empty(entries, n, m, dtype=torch.float32)
+        kept = scores, query.new_empty(entries, pairs_of_entry(n, m), dtype=torch.float32)
+    step.run(*map(_address, (query, key, value, output, found, *(kept or (None, None)))))
+    return output, found, kept
+
+
+def gradients(
+    scale: float, gradient: Tensor, operands: Sequence[Tensor], weights: Sequence[Tensor], wanted: Sequence[bool],
+    of_logarithms: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of the operands from those of the output and of log Σ exp; ``weights`` are what `forward` has saved."""
+    gradient, query, key, value = (_addressed(x) for x in (gradient, *operands))
+    by_query, by_key, by_value = found = tuple(
+        x.new_empty(x.shape) if w else None for x, w in zip((query, key, value), wanted, strict=True)
+    )
+    of_rows = None if of_logarithms is None else of_logarithms.contiguous()
+    entries, n, m, d, d_v = _lengths(query, value)
+    together, size = max(1, CHUNK // (n * m)), REAL * pairs_of_entry(n, m)
+    for first in range(0, entries, together):
+        kind = (min(together, entries - first), n, m, d, d_v), scale, bool(weights), get_num_threads()
+        steps = _gradient_steps.get(kind)
+        if steps is None:
+            steps = _gradient_steps.remember(kind, (_query_step(*kind), _key_step(kind[0])))
+        of_scores, _held = address("paired_rows gradients", kind[0][0] * size)
+        if weights:
+            scores, pairs = (_address(x, first) for x in weights)
+        else:
+            scores, (pairs, _also_held) = 0, address("paired_rows weights", kind[0][0] * size)
+        own_query, own_gradient = _address(query, first), _address(gradient, first)
+        steps[0].run(
+            own_query, _address(key, first), _address(value, first), own_gradient, scores, pairs, of_scores,
+            _address(by_query, first), _address(of_rows, first),
+        )  # fmt: skip
+        if by_key is not None or by_value is not None:
+            of_key, of_value = _address(by_key, first), _address(by_value, first)
+            steps[1].run(own_query, own_gradient, pairs, of_scores, of_key, of_value)
+    return found
+
+
+def _addressed(x: Tensor) -> Tensor:
+    """x in memory, where pairs of features begin at whole reals."""
+    x = x.resolve_neg().contiguous()
+    return x if x.data_ptr() % REAL == 0 else x.clone()
+
+
+def _address(x: Tensor | None, entry: int = 0) -> int:
+    """Where an entry begins, or 0 for None."""
+    if x is None:
+        return 0
+    return x.data_ptr() + entry * x.stride(0) * x.element_size() if entry else x.data_ptr()
+
+
+def _lengths(query: Tensor, value: Tensor) -> Lengths:
+    (entries, n, d), (_, m, d_v) = query.shape, value.shape
+    return entries, n, m, d, d_v
+
+
+def _even_parts(count: int, most: int) -> int:
+    """An even number of rows so that parts of so many, or fewer, are as even as possible."""
+    return -(-count // -(-count // most) // 2) * 2
+
+
+def _forward_step(lengths: Lengths, scale: float, saves: bool, _: int) -> Step:
+    sizes, scratch = _of_queries(lengths, forward_scratch)
+    arguments = Forward(
+        **sizes, query=NOTHING, key=NOTHING, value=NOTHING, output=None, scores=NOTHING, pairs=None,
+        weights=OfWeights(kept=saves, scale=scale, logarithms=None),
+    )  # fmt: skip
+    g = Forward
+    places = g.query, g.key, g.value, g.output, g.weights + OfWeights.logarithms, g.scores, g.pairs
+    return _step(forward_kernel(), arguments, places, scratch)
+
+
+def _query_step(lengths: Lengths, scale: float, kept: bool, _: int) -> Step:
+    sizes, scratch = _of_queries(lengths, query_scratch)
+    arguments = QueryGradients(
+        **sizes, query=NOTHING, key=NOTHING, value=NOTHING, gradient=NOTHING, scores=NOTHING, pairs=NOTHING,
+        pairs_of_gradients=NOTHING, of_query=None, weights=OfWeights(kept=True, scale=scale, logarithms=None),
+        gradients=OfGradients(scale=scale, of_logarithms=None),
+    )  # fmt: skip
+    g = QueryGradients
+    places = (
+        g.query, g.key, g.value, g.gradient, g.scores, g.pairs, g.pairs_of_gradients, g.of_query,
+        g.gradients + OfGradients.of_logarithms,
+    )  # fmt: skip
+    return _step(query_gradients_kernel(kept), arguments, places, scratch)
+
+
+def _key_step(lengths: Lengths) -> Step:
+    _, n, m, d, d_v = lengths
+    scratch = _scratch(lengths, sum(key_scratch(n, d // 2, d_v // 2)))
+    arguments = KeyGradients(
+        **_sizes(lengths, m, KEYS, scratch), query=NOTHING, gradient=NOTHING, pairs=NOTHING,
+        pairs_of_gradients=NOTHING, of_key=None, of_value=None,
+    )  # fmt: skip
+    g = KeyGradients
+    places = g.query, g.gradient, g.pairs, g.pairs_of_gradients, g.of_key, g.of_value
+    return _step(key_gradients_kernel(), arguments, places, scratch)
+
+
+def _of_queries(
+    lengths: Lengths, scratch: Callable[[int, int, int, int], Sequence[int]]
+) -> tuple[dict[str, Any], Tensor]:  # fmt: skip
+    """The sizes of a kernel whose tasks are rows of queries, and memory without size of all threads."""
+    entries, n, m, d, d_v = lengths
+    most, threads = max(SCORES // m, LEAST), _threads(lengths)
+    if threads > 1:
+        most = min(most, max(-(-n * entries // (4 * threads)), LEAST))
+    rows = _even_parts(n, most)
+    memory = _scratch(lengths, sum(scratch(rows, m, d // 2, d_v // 2)))
+    return _sizes(lengths, n, rows, memory), memory
+
+
+def _sizes(lengths: Lengths, count: int, rows: int, scratch: Tensor) -> dict[str, Any]:
+    """Sizes for tasks of so many of the ``count`` rows of an entry."""
+    entries, n, m, d, d_v = lengths
+    blocks = -(-count // rows)
+    return {
+        "tasks": entries * blocks, "blocks": blocks, "rows": rows, "n": n, "m": m, "d": d // 2, "d_v": d_v // 2,
+        "scratch": scratch,
+    }  # fmt: skip
+
+
+def _threads(lengths: Lengths) -> int:
+    entries, n, m, d, d_v = lengths
+    return thread_count(2, entries * n * m * (d + d_v) / 4)
+
+
+def _scratch(lengths: Lengths, reals: int) -> Tensor:
+    """What says how much memory the threads need."""
+    return torch.empty(1, dtype=torch.float32).expand(_threads(lengths), reals)
+
+
+def _step(kernel: Compiled[Any], arguments: Arguments, places: Sequence[int], scratch: Tensor) -> Step:
+    threads = scratch.shape[0]
+    words = array("q", bytes(8 * LEADING))
+    words.extend(arguments.to_words())
+    return Step(kernel, words, tuple(LEADING + x for x in places), threads, scratch.numel() * REAL)
+
+
+NOTHING = torch.empty(0)
+"""In the place of a tensor whose address is filled in."""
+
+_SCRATCH = LEADING + Sizes.scratch
+
+_forward_steps: Plans[Step] = Plans()
+_gradient_steps: Plans[tuple[Step, Step]] = Plans()
