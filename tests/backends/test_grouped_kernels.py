@@ -154,7 +154,7 @@ def test_gradients_of_pages_of_many_sequences_are_sums_in_float32(n: int, dtype:
     entries = 600
     query, table = torch.zeros(entries, 1, n, 8, dtype=dtype), torch.zeros(entries, 1, dtype=torch.int64)
     pages = [normal(1, 1, 2, 8, dtype=dtype, seed=seed).requires_grad_() for seed in range(2)]
-    output, _ = backend.paged_attention(query, *pages, table, torch.full((entries,), 2))
+    output, _ = backend.paged_attention(query, pages[0], pages[1], table, torch.full((entries,), 2))
     found = torch.autograd.grad(output, pages[1], torch.ones_like(output))[0]
     assert found.eq(entries * n / 2).all()
 
