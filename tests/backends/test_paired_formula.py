@@ -95,7 +95,7 @@ def test_tasks_and_threads_have_no_part_in_the_result(
     found = []
     for threads, rows, keys in ((1, 96, 144), (1, 2, 48), (2, 12, 96)):
         torch.set_num_threads(threads)
-        monkeypatch.setattr(paired_rows, "_threads", lambda _, threads=threads: threads)
+        monkeypatch.setattr(paired_rows, "thread_count", lambda tasks, _, threads=threads: min(tasks, threads))
         for name, value in (("LEAST", rows), ("KEYS", keys), ("SCORES", 1)):
             monkeypatch.setattr(paired_rows, name, value)
         for name in ("_forward_steps", "_gradient_steps"):

@@ -154,18 +154,18 @@ def _even_parts(count: int, most: int) -> int:
 
 
 def _forward_step(lengths: Lengths, scale: float, saves: bool, _: int) -> Step:
-    sizes, scratch = _of_queries(lengths, forward_scratch)
+    sizes = _of_queries(lengths, forward_scratch)
     arguments = Forward(
         **sizes, query=NOTHING, key=NOTHING, value=NOTHING, output=None, scores=NOTHING, pairs=None,
         weights=OfWeights(kept=saves, scale=scale, logarithms=None),
     )  # fmt: skip
     g = Forward
     places = g.query, g.key, g.value, g.output, g.weights + OfWeights.logarithms, g.scores, g.pairs
-    return _step(forward_kernel(), arguments, places, scratch)
+    return _step(forward_kernel(), arguments, places, sizes["scratch"])
 
 
 def _query_step(lengths: Lengths, scale: float, kept: bool, _: int) -> Step:
-    sizes, scratch = _of_queries(lengths, query_scratch)
+    sizes = _of_queries(lengths, query_scratch)
     arguments = QueryGradients(
         **sizes, query=NOTHING, key=NOTHING, value=NOTHING, gradient=NOTHING, scores=NOTHING, pairs=NOTHING,
         pairs_of_gradients=NOTHING, of_query=None, weights=OfWeights(kept=True, scale=scale, logarithms=None),
@@ -176,58 +176,51 @@ def _query_step(lengths: Lengths, scale: float, kept: bool, _: int) -> Step:
         g.query, g.key, g.value, g.gradient, g.scores, g.pairs, g.pairs_of_gradients, g.of_query,
         g.gradients + OfGradients.of_logarithms,
     )  # fmt: skip
-    return _step(query_gradients_kernel(kept), arguments, places, scratch)
+    return _step(query_gradients_kernel(kept), arguments, places, sizes["scratch"])
 
 
 def _key_step(lengths: Lengths) -> Step:
     _, n, m, d, d_v = lengths
-    scratch = _scratch(lengths, sum(key_scratch(n, d // 2, d_v // 2)))
+    sizes = _sizes(lengths, m, KEYS, sum(key_scratch(n, d // 2, d_v // 2)))
     arguments = KeyGradients(
-        **_sizes(lengths, m, KEYS, scratch), query=NOTHING, gradient=NOTHING, pairs=NOTHING,
-        pairs_of_gradients=NOTHING, of_key=None, of_value=None,
+        **sizes, query=NOTHING, gradient=NOTHING, pairs=NOTHING, pairs_of_gradients=NOTHING, of_key=None, of_value=None
     )  # fmt: skip
     g = KeyGradients
     places = g.query, g.gradient, g.pairs, g.pairs_of_gradients, g.of_key, g.of_value
-    return _step(key_gradients_kernel(), arguments, places, scratch)
+    return _step(key_gradients_kernel(), arguments, places, sizes["scratch"])
 
 
-def _of_queries(
-    lengths: Lengths, scratch: Callable[[int, int, int, int], Sequence[int]]
-) -> tuple[dict[str, Any], Tensor]:  # fmt: skip
-    """The sizes of a kernel whose tasks are rows of queries, and memory without size of all threads."""
+def _of_queries(lengths: Lengths, scratch: Callable[[int, int, int, int], Sequence[int]]) -> dict[str, Any]:
+    """The sizes of a kernel whose tasks are rows of queries."""
     entries, n, m, d, d_v = lengths
-    most, threads = max(SCORES // m, LEAST), _threads(lengths)
+    most, threads = max(SCORES // m, LEAST), thread_count(2, _work(lengths))
     if threads > 1:
-        most = min(most, max(-(-n * entries // (4 * threads)), LEAST))
+        most = min(most, max(-(-n * entries // (4 * threads)), LEAST // 2))
     rows = _even_parts(n, most)
-    memory = _scratch(lengths, sum(scratch(rows, m, d // 2, d_v // 2)))
-    return _sizes(lengths, n, rows, memory), memory
+    return _sizes(lengths, n, rows, sum(scratch(rows, m, d // 2, d_v // 2)))
 
 
-def _sizes(lengths: Lengths, count: int, rows: int, scratch: Tensor) -> dict[str, Any]:
-    """Sizes for tasks of so many of the ``count`` rows of an entry."""
+def _sizes(lengths: Lengths, count: int, rows: int, scratch: int) -> dict[str, Any]:
+    """Sizes for tasks of so many of the ``count`` rows of an entry, each of which takes so many reals of scratch."""
     entries, n, m, d, d_v = lengths
     blocks = -(-count // rows)
+    threads = thread_count(entries * blocks, _work(lengths))
     return {
         "tasks": entries * blocks, "blocks": blocks, "rows": rows, "n": n, "m": m, "d": d // 2, "d_v": d_v // 2,
-        "scratch": scratch,
+        "scratch": torch.empty(1, dtype=torch.float32).expand(threads, scratch),
     }  # fmt: skip
 
 
-def _threads(lengths: Lengths) -> int:
+def _work(lengths: Lengths) -> float:
+    """What a kernel takes, as `thread_count` counts it: of pairs twice as many multiply-adds at once."""
     entries, n, m, d, d_v = lengths
-    return thread_count(2, entries * n * m * (d + d_v) / 4)
-
-
-def _scratch(lengths: Lengths, reals: int) -> Tensor:
-    """What says how much memory the threads need."""
-    return torch.empty(1, dtype=torch.float32).expand(_threads(lengths), reals)
+    return entries * n * m * (d + d_v) / 4
 
 
 def _step(kernel: Compiled[Any], arguments: Arguments, places: Sequence[int], scratch: Tensor) -> Step:
-    threads = scratch.shape[0]
     words = array("q", bytes(8 * LEADING))
     words.extend(arguments.to_words())
+    threads = scratch.shape[0]
     return Step(kernel, words, tuple(LEADING + x for x in places), threads, scratch.numel() * REAL)
 
 
