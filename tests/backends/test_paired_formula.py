@@ -36,22 +36,21 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
 
 
-def only_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where tiles are multiplied."""
-    monkeypatch.setattr(paired_rows, "serves", lambda m: False)
+def in_rows_or_products(monkeypatch: pytest.MonkeyPatch, in_rows: bool) -> None:
+    """By kernels that keep rows in the cache, or one product after another, as where tiles are multiplied."""
+    monkeypatch.setattr(paired_rows, "serves", lambda m: in_rows and m > 1)
 
 
 @pairs
 @pytest.mark.parametrize(("batch", "n", "m", "d", "d_v"), SHAPES)
-@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1, 2)])
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1, 2), (2,)])
 @pytest.mark.parametrize("chunk", [None, 1, 1500, 6000])
 @pytest.mark.parametrize("in_rows", [False, True])
 def test_output_and_gradients_are_the_formula(
     monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], n: int, m: int, d: int, d_v: int,
     wanted: tuple[int, ...], chunk: int | None, in_rows: bool,
 ) -> None:  # fmt: skip
-    if not in_rows:
-        only_products(monkeypatch)
+    in_rows_or_products(monkeypatch, in_rows)
     if chunk is not None:
         monkeypatch.setattr(paired_formula, "CHUNK", chunk)
         monkeypatch.setattr(paired_rows, "CHUNK", chunk)
@@ -85,7 +84,7 @@ def _threads_as_before() -> Iterator[None]:
 
 @pairs
 @pytest.mark.usefixtures("_threads_as_before")
-@pytest.mark.parametrize(("n", "m"), [(96, 144), (97, 145), (50, 47), (3, 300), (201, 49)])
+@pytest.mark.parametrize(("n", "m"), [(96, 144), (97, 145), (50, 47), (3, 300), (201, 49), (530, 1030)])
 @pytest.mark.parametrize("kept", [0, 2**21])
 def test_tasks_and_threads_have_no_part_in_the_result(
     monkeypatch: pytest.MonkeyPatch, n: int, m: int, kept: int
@@ -93,10 +92,10 @@ def test_tasks_and_threads_have_no_part_in_the_result(
     monkeypatch.setattr(paired_formula, "KEPT", kept)
     given, cotangent = [draw(3, n, 8), draw(3, m, 8), draw(3, m, 10)], draw(3, n, 10)
     found = []
-    for threads, rows, keys in ((1, 96, 144), (1, 2, 48), (2, 12, 96)):
+    for threads, rows, panels in ((1, 96, 3), (1, 2, 1), (2, 12, 2)):
         torch.set_num_threads(threads)
         monkeypatch.setattr(paired_rows, "thread_count", lambda tasks, _, threads=threads: min(tasks, threads))
-        for name, value in (("LEAST", rows), ("KEYS", keys), ("SCORES", 1)):
+        for name, value in (("LEAST", rows), ("PANELS", panels), ("SCORES", 1)):
             monkeypatch.setattr(paired_rows, name, value)
         for name in ("_forward_steps", "_gradient_steps"):
             monkeypatch.setattr(paired_rows, name, Plans())
@@ -105,6 +104,12 @@ def test_tasks_and_threads_have_no_part_in_the_result(
         found.append((output, *torch.autograd.grad(output, leaves, cotangent)))
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
+    in_rows_or_products(monkeypatch, in_rows=False)
+    leaves = [x.clone().requires_grad_() for x in given]
+    output = paired_formula.attend(0.4, leaves[0], leaves[1], leaves[2])
+    for got, x in zip(found[0], (output, *torch.autograd.grad(output, leaves, cotangent)), strict=True):
+        # sums in another order, rounded once
+        torch.testing.assert_close(got, x, rtol=2**-7, atol=1e-3 * float(x.detach().abs().max()))
 
 
 @pairs
@@ -181,6 +186,28 @@ def test_numbers_at_odd_places_are_pairs_too() -> None:
             pytorch.scaled_dot_product_attention(strange, strange, strange),
             pytorch.scaled_dot_product_attention(strange.clone(), strange.clone(), strange.clone()),
         )
+
+
+@pairs
+@pytest.mark.parametrize("in_rows", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_weights_that_hooks_return_in_another_dtype_are_computed_again(
+    monkeypatch: pytest.MonkeyPatch, in_rows: bool, dtype: torch.dtype
+) -> None:
+    in_rows_or_products(monkeypatch, in_rows)
+    leaves = [x.requires_grad_() for x in (draw(2, 5, 8), draw(2, 17, 8), draw(2, 17, 8))]
+
+    def changed(x: Tensor) -> Tensor:
+        return x.to(dtype) if x.dtype is torch.float32 else x
+
+    with forcing("plain"):
+        expected = torch.autograd.grad(
+            pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2]).sum(), leaves
+        )  # fmt: skip
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, changed):
+            output = pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+        for got, right in zip(torch.autograd.grad(output.sum(), leaves), expected, strict=True):
+            torch.testing.assert_close(got, right)
 
 
 @pairs

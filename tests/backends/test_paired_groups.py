@@ -7,7 +7,7 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.kernels.dot import groups, paired_formula, paired_groups
+from attnspec.backends.pytorch.kernels.dot import groups, paired_formula, paired_groups, paired_rows
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -39,12 +39,15 @@ def formula(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("asked", [(0, 1), (0,), (1,)])
 @pytest.mark.parametrize("wanted", [(0, 1, 2), (1,)])
 @pytest.mark.parametrize("chunk", [None, 1, 1500, 6000])
+@pytest.mark.parametrize("in_rows", [False, True])
 def test_results_and_gradients_are_the_formula(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], asked: tuple[int, ...], wanted: tuple[int, ...],
-    chunk: int | None,
+    chunk: int | None, in_rows: bool,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr(paired_rows, "serves", lambda m: in_rows and m > 1)
     if chunk is not None:
         monkeypatch.setattr(paired_formula, "CHUNK", chunk)
+        monkeypatch.setattr(paired_rows, "CHUNK", chunk)
         monkeypatch.setattr(paired_formula, "KEPT", 0)
     given = operands(shape)
     exact = [x.double().requires_grad_() for x in given]

@@ -185,7 +185,10 @@ def paged_attention(
 
 
 def _gathered(pages: Tensor, table: Tensor) -> Tensor:
-    """Rows of a sequence's pages one after another; gradients of pages of several sequences are summed as widened."""
+    """Rows of the pages of each sequence, one after another.
+
+    Pages are widened where they have gradients, for those of several sequences are summed.
+    """
     rows = widened(pages)[table].to(pages.dtype) if recorded(pages) else pages[table]
     return rows.movedim(-4, -3).flatten(-3, -2)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 MOST = 2**23
-"""Bytes that a thread keeps for one kind of call."""
+"""Bytes that a thread keeps for one kind of call, for itself and as many for each other thread that works for it."""
 
 
 class _Own(threading.local):
@@ -23,17 +23,17 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def address(kind: str, size: int) -> tuple[int, Tensor]:
+def address(kind: str, size: int, threads: int = 1) -> tuple[int, Tensor]:
     """Where this thread's memory of at least so many bytes begins, and the memory, to be held while it is used.
 
-    For more than a thread keeps, it is new.
+    ``threads`` share it. For more than a thread keeps, it is new.
     """
     own = _own.memory.get(kind)
     if own is not None and own[0] >= size:
         return own[1]
     memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     found = memory.data_ptr(), memory
-    if size <= MOST:
+    if size <= MOST * threads:
         _own.memory[kind] = size, found
     return found
 

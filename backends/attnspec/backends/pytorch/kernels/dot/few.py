@@ -13,10 +13,11 @@ from torch.autograd import forward_ad
 from attnspec.backends.pytorch.kernels.dot.call import Call
 from attnspec.backends.pytorch.kernels.dot.few_backward import Backward, backward_kernel, backward_scratch
 from attnspec.backends.pytorch.kernels.dot.few_forward import Forward, forward_kernel, forward_scratch
-from attnspec.backends.pytorch.kernels.dot.few_rows import MANY, Few, in_registers
+from attnspec.backends.pytorch.kernels.dot.few_rows import MANY, Few
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.registers import in_registers
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import widened

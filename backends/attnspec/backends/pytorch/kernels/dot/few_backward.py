@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import OptionalReals, Reals
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.registers import Inside
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside, in_registers
 from attnspec.backends.pytorch.kernels.llvm.transposition import define_transpose
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, RealPointer, Value, Variable
 
 from .arguments import Strided
-from .few_rows import TILE, Few, HeadOfKeys, Put, Rows, Weigh, in_registers, of_queries
+from .few_rows import TILE, Few, HeadOfKeys, Put, Rows, Weigh, of_queries
 from .step_arguments import StridedBytes
 
 

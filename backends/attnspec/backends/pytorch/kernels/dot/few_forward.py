@@ -2,12 +2,12 @@
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import OptionalBytes, OptionalReals, Result
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.registers import size_of
+from attnspec.backends.pytorch.kernels.llvm.registers import in_registers, size_of
 from attnspec.backends.pytorch.kernels.llvm.transposition import define_transpose
 from attnspec.backends.pytorch.kernels.llvm.values import Extent, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2, log
 
-from .few_rows import TILE, AnyRows, Few, HeadOfKeys, Put, in_registers, of_queries
+from .few_rows import TILE, AnyRows, Few, HeadOfKeys, Put, of_queries
 from .step_arguments import StridedBytes
 
 

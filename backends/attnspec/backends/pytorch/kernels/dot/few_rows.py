@@ -12,10 +12,18 @@ from typing import Generic, TypeAlias, TypeVar
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Real, Scratch, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS
-from attnspec.backends.pytorch.kernels.llvm.registers import Inside, groups, load, load_stored, store_stored, vectors
+from attnspec.backends.pytorch.kernels.llvm.registers import (
+    Inside,
+    groups,
+    in_registers,
+    load,
+    load_stored,
+    store_stored,
+    vectors,
+)
 from attnspec.backends.pytorch.kernels.llvm.sums import add_product, zeros
 from attnspec.backends.pytorch.kernels.llvm.transposition import Square, transpose
-from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, RealPointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import sums_of_lanes
 
 from .arguments import OptionalStridedBooleans, Strided
@@ -85,11 +93,6 @@ Weigh: TypeAlias = Callable[[list[Value], Sequence[Inside], list[list[Variable]]
 
 Put: TypeAlias = Callable[[Value, Inside, Value], None]
 """Takes the sums of a register of columns, and their first."""
-
-
-def in_registers(numbers: Extent, lanes: int) -> Extent:
-    """So many numbers rounded up to whole registers."""
-    return (numbers + (lanes - 1)) // lanes * lanes
 
 
 class HeadOfKeys(Generic[F]):

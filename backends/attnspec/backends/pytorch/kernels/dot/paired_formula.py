@@ -79,8 +79,8 @@ def _times(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor:
 def forward(
     scale: float, query: Tensor, key: Tensor, value: Tensor, *, logarithms: bool = False, saves: bool = False
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
-    """Output, log Σ exp (entries, n) if it is wanted, and, where it ``saves`` them and they are few, weights before and
-    after their rounding."""
+    """Output, log Σ exp (entries, n) if it is wanted, and, where it ``saves`` them and they are few, weights before
+    their rounding, (entries, n, m), and after it, as the backward reads them."""
     from attnspec.backends.pytorch.kernels.dot import paired_rows, weight_rows
     from attnspec.backends.pytorch.kernels.llvm.pairs import columns_of_pairs, times_pairs
 
@@ -158,7 +158,7 @@ def products(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of the operands from those of the output and of log Σ exp (entries, n).
 
-    ``weights`` are those before and after their rounding, or empty.
+    ``weights`` are what `forward` has saved of them, or empty.
     """
     from attnspec.backends.pytorch.kernels.dot import paired_rows, weight_rows
     from attnspec.backends.pytorch.kernels.llvm.pairs import columns_of_pairs, times_pairs
@@ -166,6 +166,7 @@ def products(
     query, key, value = operands
     # hooks on saved tensors may have changed their strides
     gradient, weights = gradient.contiguous(), [x.contiguous() for x in weights]
+    weights = weights if _as_saved(weights, query.shape[1], key.shape[1]) else []
     if paired_rows.serves(key.shape[1]):
         return paired_rows.gradients(scale, gradient, operands, weights, wanted, of_logarithms)
     (entries, n, _), m, bfloat16 = query.shape, key.shape[1], torch.bfloat16
@@ -196,3 +197,12 @@ def products(
         if by_value is not None:
             _times(rounded.mT, gradient[some], by_value[some])
     return by_query, by_key, by_value
+
+
+def _as_saved(weights: Sequence[Tensor], n: int, m: int) -> bool:
+    """Whether these weights are those of n queries and m keys as they were saved, also where hooks have had them."""
+    from attnspec.backends.pytorch.kernels.dot import paired_rows
+
+    if paired_rows.serves(m):
+        return paired_rows.as_saved(weights, n, m)
+    return [(x.dtype, x.shape[1:]) for x in weights] == [(torch.float32, (n, m)), (torch.bfloat16, (n, m))]

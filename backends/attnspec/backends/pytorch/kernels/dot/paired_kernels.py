@@ -5,16 +5,17 @@ each task, in memory of its thread: keys and values as columns of pairs where fe
 rows where keys or queries are.
 
 Gradients of queries are sums over keys, those of keys and values over queries: two kernels, each of whose tasks has
-all terms of its sums, which therefore have one order.
+all terms of its sums, which therefore have one order. Weights and gradients of scores go from one to the other as
+`PANEL` says.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attnspec.backends.pytorch.kernels.dot.few_rows import in_registers
 from attnspec.backends.pytorch.kernels.dot.weight_rows import OfGradients, OfWeights, gradients_of_row, weights_of_row
 from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Arguments,
+    Bytes,
     OptionalBytes,
     OptionalReals,
     Reals,
@@ -23,23 +24,23 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
 )
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.matmul import Product, define_multiply, multiply
-from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store_stored, vectors
+from attnspec.backends.pytorch.kernels.llvm.registers import Inside, in_registers, load, store_stored, vectors
 from attnspec.backends.pytorch.kernels.llvm.row_pairs import RowPairs, define_row_pairs, row_pairs
-from attnspec.backends.pytorch.kernels.llvm.transposition import Square, define_transpose, transpose
+from attnspec.backends.pytorch.kernels.llvm.transposition import define_transpose, transpose_all
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, RealPointer, Value
 
 LANES = 16
-"""Of the registers in which pairs are multiplied."""
+"""Float32 numbers, or pairs of bfloat16, of a register of 512 bits."""
 
 PANEL = 48
-"""Keys that lie together in pairs of weights: whole registers, and whole tiles of a product."""
+"""Keys of a panel, whole registers and whole tiles of a product: pairs of rows of weights (n, m), of a query and the
+next, lie in panels of so many keys, and fewer in the last, (panels, n / 2, keys, 2) for each entry."""
 
 
 class Sizes(Arguments):
-    """Of every entry: ``n`` queries and ``m`` keys of ``d`` and ``d_v`` pairs of features.
+    """Of every entry: ``n`` queries and ``m`` keys of ``d`` pairs of features, and values of ``d_v``.
 
-    A task has ``rows`` of either, of which an entry has ``blocks``. Pairs of weights and of gradients of scores lie in
-    panels of keys, (entries, panels, n / 2, `PANEL`), as the products of key gradients read them.
+    A task has ``rows`` queries, an even number, or keys, a multiple of `PANEL`; an entry has ``blocks`` of them.
     """
 
     tasks: Size
@@ -53,32 +54,33 @@ class Sizes(Arguments):
 
 
 class Forward(Sizes):
-    """Rows of queries, as pairs of features, and their output in bfloat16.
+    """query (entries, n, d), key (entries, m, d) and value (entries, m, d_v), in pairs of features; output
+    (entries, n, 2 d_v) in bfloat16.
 
-    ``scores`` (entries, n, m) become weights if these are kept; then ``pairs`` of them are written too.
+    Where weights are kept, ``scores`` (entries, n, m) become them, and ``pairs`` are written, of what is rounded.
     """
 
     query: Reals
     key: Reals
     value: Reals
-    output: OptionalBytes
-    scores: Reals
+    output: Bytes
+    scores: OptionalReals
     pairs: OptionalReals
     weights: OfWeights
 
 
 class QueryGradients(Sizes):
-    """Rows of queries, gradients of their output, and their own gradients in bfloat16.
+    """The same operands, and the gradient of the output like it; gradients of queries (entries, n, 2 d) in bfloat16.
 
-    ``scores`` (entries, n, m) are weights that were kept, or of no size. Without them ``pairs`` are written; those of
-    gradients of scores always are.
+    ``scores`` are weights (entries, n, m) where they were kept; where not, ``pairs`` are written. Pairs of gradients of
+    scores always are.
     """
 
     query: Reals
     key: Reals
     value: Reals
     gradient: Reals
-    scores: Reals
+    scores: OptionalReals
     pairs: Reals
     pairs_of_gradients: Reals
     of_query: OptionalBytes
@@ -87,8 +89,8 @@ class QueryGradients(Sizes):
 
 
 class KeyGradients(Sizes):
-    """Pairs of weights and of gradients of scores, some panels of which are a task; queries and gradients of the output
-    as pairs of features; gradients of keys and values, in bfloat16."""
+    """Queries, the gradient of the output and both kinds of pairs; gradients of keys (entries, m, 2 d) and of values
+    (entries, m, 2 d_v) in bfloat16."""
 
     query: Reals
     gradient: Reals
@@ -98,32 +100,36 @@ class KeyGradients(Sizes):
     of_value: OptionalBytes
 
 
-def pairs_of_entry(n: Extent, m: Extent) -> Extent:
-    """Reals that its pairs of weights take."""
-    return (m + (PANEL - 1)) // PANEL * PANEL * ((n + 1) // 2)
+def half(count: Extent) -> Extent:
+    """Pairs of so many rows."""
+    return (count + 1) // 2
 
 
 def forward_scratch(rows: Extent, m: Extent, d: Extent, d_v: Extent) -> tuple[Extent, ...]:
     """Reals of a thread: keys, values, scores, rounded weights, and sums of the output."""
-    sizes = d * m, (m + 1) // 2 * d_v * 2, rows * m, rows * ((m + 1) // 2), rows * d_v * 2
-    return tuple(in_registers(size, LANES) for size in sizes)
+    return _whole(d * m, half(m) * d_v * 2, rows * m, rows * half(m), rows * d_v * 2)
 
 
-def query_scratch(rows: Extent, m: Extent, d: Extent, d_v: Extent) -> tuple[Extent, ...]:
-    """Reals of a thread: values, keys twice, scores, gradients of weights, both rounded, and sums of the gradients."""
-    half = (m + 1) // 2
-    sizes = d_v * m, d * m, half * d * 2, rows * m, rows * m, rows * half, rows * half, rows * d * 2
-    return tuple(in_registers(size, LANES) for size in sizes)
+def query_scratch(rows: Extent, m: Extent, d: Extent, d_v: Extent, *, kept: bool) -> tuple[Extent, ...]:
+    """Reals of a thread: values, keys, gradients of weights, those of scores, rounded, and sums of the gradients.
+
+    Where weights are not ``kept`` also keys in columns, scores, and rounded weights.
+    """
+    own = d_v * m, half(m) * d * 2, rows * m, rows * half(m), rows * d * 2
+    return _whole(*own) if kept else _whole(*own, d * m, rows * m, rows * half(m))
 
 
 def key_scratch(n: Extent, d: Extent, d_v: Extent) -> tuple[Extent, ...]:
-    """Reals of a thread: queries, gradients, and sums of either for a panel."""
-    sizes = (n + 1) // 2 * d * 2, (n + 1) // 2 * d_v * 2, d * 2 * PANEL, d_v * 2 * PANEL
+    """Reals of a thread: queries, gradients of the output, and sums of either kind of gradient for a panel."""
+    return _whole(half(n) * d * 2, half(n) * d_v * 2, d * 2 * PANEL, d_v * 2 * PANEL)
+
+
+def _whole(*sizes: Extent) -> tuple[Extent, ...]:
     return tuple(in_registers(size, LANES) for size in sizes)
 
 
 class Rows(NamedTuple):
-    """Some rows of an entry, and the number of the first among those of all entries."""
+    """Some queries of an entry: the number of the first in it and among all, and how many."""
 
     k: Kernel[Any]
     entry: Value
@@ -136,53 +142,33 @@ class Rows(NamedTuple):
         with self.k.loop(0, self.length) as i:
             body(i, self.first + i)
 
-    def pairs(self, of_entry: RealPointer, rounded: BytePointer) -> None:
-        """Pairs of rounded rows, written to the panels of an entry."""
-        k, g, width = self.k, self.k.argument, self.k.integer(PANEL)
-        half, step = (g.n + 1) // 2, (g.m + 1) // 2 * 4
+    def write_pairs(self, rounded: BytePointer, pairs: RealPointer) -> None:
+        """Pairs of these rows, written to the panels of all entries."""
+        k, g = self.k, self.k.argument
+        of_entry, step = pairs + self.entry * (half(g.n) * g.m), half(g.m) * 4
         with k.loop(0, g.m, PANEL) as j:
-            target = of_entry + (j * half + self.begin // 2 * PANEL)
-            columns = k.minimum(g.m - j, width)
-            row_pairs(k, RowPairs(rounded + j * 2, target, self.length, columns, step, width))
+            width = k.minimum(g.m - j, k.integer(PANEL))
+            target = of_entry + (j * half(g.n) + self.begin // 2 * width)
+            row_pairs(k, RowPairs(rounded + j * 2, target, self.length, width, step, width))
 
-    def columns_summed(self, rounded: BytePointer, right: RealPointer, sums: RealPointer, columns: Value) -> None:
-        """Rounded rows times pairs of rows, one for each key."""
-        k, half = self.k, (self.k.argument.m + 1) // 2
+    def times(self, rounded: BytePointer, right: RealPointer, sums: RealPointer, columns: Value) -> None:
+        """Sums over keys of rounded rows times pairs of rows."""
+        k, depth = self.k, half(self.k.argument.m)
         left, one = RealPointer(rounded.address), k.integer(1)
-        multiply(k, Product(left, right, sums, self.length, columns, half, half, one))
+        multiply(k, Product(left, right, sums, self.length, columns, depth, depth, one))
 
 
 def rows_of(k: Kernel[Any], task: Value) -> Rows:
-    """The rows of a task."""
+    """The queries of a task."""
     g = k.argument
     entry, begin = task // g.blocks, task % g.blocks * g.rows
     return Rows(k, entry, begin, k.minimum(g.rows, g.n - begin), entry * g.n + begin)
 
 
-def in_columns(k: Kernel[Any], source: RealPointer, target: RealPointer, rows: Value, columns: Value) -> None:
-    """Rows of pairs become columns."""
-    with k.loop(0, rows, k.lanes) as i, k.loop(0, columns, k.lanes) as c:
-        there, across = rows - i, columns - c
-        transpose(
-            k,
-            Square(source + (i * columns + c), columns, there, across),
-            Square(target + (c * rows + i), rows, across, there),
-        )
-
-
-def in_pairs(k: Kernel[Any], source: RealPointer, target: RealPointer, rows: Value, columns: Value) -> None:
+def rows_in_pairs(k: Kernel[Any], source: RealPointer, target: RealPointer, rows: Value, columns: Value) -> None:
     """Rows of so many pairs of features become pairs of rows."""
     numbers = columns * 2
     row_pairs(k, RowPairs(BytePointer(source.address), target, rows, numbers, columns * 4, numbers))
-
-
-def _rounded_row(k: Kernel[Any], rounded: BytePointer, i: Value) -> BytePointer:
-    """A row of weights in pairs; that of an odd number ends with 0."""
-    m: Value = k.argument.m
-    row = rounded + i * ((m + 1) // 2 * 4)
-    with k.when((m % 2).is_nonzero()):
-        k.store_stored(k.full(0.0), row, m * 2, "bfloat16", first=True)
-    return row
 
 
 def write(k: Kernel[Any], sums: RealPointer, result: BytePointer, first: Value, rows: Value, columns: Value) -> None:
@@ -199,6 +185,15 @@ def _defined(k: Kernel[Any]) -> None:
     define_transpose(k)
     define_row_pairs(k)
     define_multiply(k, pairs=True)
+
+
+def _rounded_row(k: Kernel[Any], rounded: BytePointer, i: Value) -> BytePointer:
+    """A row of weights in pairs; that of an odd number ends with 0."""
+    m: Value = k.argument.m
+    row = rounded + i * (half(m) * 4)
+    with k.when((m % 2).is_nonzero()):
+        k.store_stored(k.full(0.0), row, m * 2, "bfloat16", first=True)
+    return row
 
 
 def _weigh(own: Rows, keys: RealPointer, scores: RealPointer, rounded: BytePointer) -> None:
@@ -221,14 +216,13 @@ def forward_kernel() -> Kernel[Forward]:
         own = rows_of(k, task)
         parts = k.parts(g.scratch.of(k.thread), forward_scratch(g.rows, g.m, g.d, g.d_v))
         keys, values, scores, weights, sums = parts
-        rounded = BytePointer(weights.address)
-        in_columns(k, g.key + own.entry * (g.m * g.d), keys, g.m, g.d)
-        in_pairs(k, g.value + own.entry * (g.m * g.d_v), values, g.m, g.d_v)
-        written = k.select(g.weights.kept.is_nonzero(), g.scores + own.first * g.m, scores)
-        _weigh(own, keys, written, rounded)
-        with k.when(g.weights.kept.is_nonzero()):
-            own.pairs(g.pairs + own.entry * pairs_of_entry(g.n, g.m), rounded)
-        own.columns_summed(rounded, values, sums, g.d_v * 2)
+        rounded, kept = BytePointer(weights.address), g.weights.kept.is_nonzero()
+        transpose_all(k, g.key + own.entry * (g.m * g.d), keys, g.m, g.d)
+        rows_in_pairs(k, g.value + own.entry * (g.m * g.d_v), values, g.m, g.d_v)
+        _weigh(own, keys, k.select(kept, g.scores + own.first * g.m, scores), rounded)
+        with k.when(kept):
+            own.write_pairs(rounded, g.pairs)
+        own.times(rounded, values, sums, g.d_v * 2)
         write(k, sums, g.output, own.first, own.length, g.d_v * 2)
     return k
 
@@ -241,29 +235,29 @@ def query_gradients_kernel(kept: bool) -> Kernel[QueryGradients]:
     g = k.argument
     with k.tasks(g.tasks) as task:
         own = rows_of(k, task)
-        parts = k.parts(g.scratch.of(k.thread), query_scratch(g.rows, g.m, g.d, g.d_v))
-        values, keys, key_pairs, scores, of_weights, weights, of_scores, sums = parts
-        rounded = BytePointer(of_scores.address)
-        key, pairs = g.key + own.entry * (g.m * g.d), own.entry * pairs_of_entry(g.n, g.m)
-        in_columns(k, g.value + own.entry * (g.m * g.d_v), values, g.m, g.d_v)
+        parts = k.parts(g.scratch.of(k.thread), query_scratch(g.rows, g.m, g.d, g.d_v, kept=kept))
+        values, keys, of_weights, of_scores, sums, *more = parts
+        rounded, key = BytePointer(of_scores.address), g.key + own.entry * (g.m * g.d)
         if kept:
-            scores = g.scores + own.first * g.m
+            weights = g.scores + own.first * g.m
         else:
-            in_columns(k, key, keys, g.m, g.d)
-            _weigh(own, keys, scores, BytePointer(weights.address))
-            own.pairs(g.pairs + pairs, BytePointer(weights.address))
+            columns, weights, rounded_weights = more
+            transpose_all(k, key, columns, g.m, g.d)
+            _weigh(own, columns, weights, BytePointer(rounded_weights.address))
+            own.write_pairs(BytePointer(rounded_weights.address), g.pairs)
+        transpose_all(k, g.value + own.entry * (g.m * g.d_v), values, g.m, g.d_v)
         left, one = g.gradient + own.first * g.d_v, k.integer(1)
         multiply(k, Product(left, values, of_weights, own.length, g.m, g.d_v, g.d_v, one))
 
         def of_row(i: Value, row: Value) -> None:
-            given = scores + i * g.m, of_weights + i * g.m
+            given = weights + i * g.m, of_weights + i * g.m
             gradients_of_row(k, g.gradients, g.m, given, _rounded_row(k, rounded, i), row)
 
         own.each(of_row)
-        own.pairs(g.pairs_of_gradients + pairs, rounded)
+        own.write_pairs(rounded, g.pairs_of_gradients)
         with k.when(g.of_query.is_given()):
-            in_pairs(k, key, key_pairs, g.m, g.d)
-            own.columns_summed(rounded, key_pairs, sums, g.d * 2)
+            rows_in_pairs(k, key, keys, g.m, g.d)
+            own.times(rounded, keys, sums, g.d * 2)
             write(k, sums, g.of_query, own.first, own.length, g.d * 2)
     return k
 
@@ -276,17 +270,16 @@ def key_gradients_kernel() -> Kernel[KeyGradients]:
     g = k.argument
     with k.tasks(g.tasks) as task:
         entry, begin = task // g.blocks, task % g.blocks * g.rows
-        half, end = (g.n + 1) // 2, k.minimum(g.m, begin + g.rows)
+        depth, end = half(g.n), k.minimum(g.m, begin + g.rows)
         queries, gradients, of_keys, of_values = k.parts(g.scratch.of(k.thread), key_scratch(g.n, g.d, g.d_v))
-        pairs, one, width = entry * pairs_of_entry(g.n, g.m), k.integer(1), k.integer(PANEL)
         for left, right, order, sums, d, result in (
             (g.pairs_of_gradients, g.query, queries, of_keys, g.d, g.of_key),
             (g.pairs, g.gradient, gradients, of_values, g.d_v, g.of_value),
         ):
             with k.when(result.is_given()):
-                in_pairs(k, right + entry * (g.n * d), order, g.n, d)
+                rows_in_pairs(k, right + entry * (g.n * d), order, g.n, d)
                 with k.loop(begin, end, PANEL) as j:
-                    panel, count = left + (pairs + j * half), k.minimum(width, end - j)
-                    multiply(k, Product(panel, order, sums, count, d * 2, half, one, width))
-                    write(k, sums, result, entry * g.m + j, count, d * 2)
+                    panel, width = left + (entry * g.m + j) * depth, k.minimum(g.m - j, k.integer(PANEL))
+                    multiply(k, Product(panel, order, sums, width, d * 2, depth, k.integer(1), width))
+                    write(k, sums, result, entry * g.m + j, width, d * 2)
     return k

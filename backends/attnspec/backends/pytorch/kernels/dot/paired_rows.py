@@ -5,6 +5,7 @@ The words of a kernel's arguments are made once for all calls of the same sizes;
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -18,9 +19,9 @@ from attnspec.backends.pytorch.kernels.dot.paired_kernels import (
     Sizes,
     forward_kernel,
     forward_scratch,
+    half,
     key_gradients_kernel,
     key_scratch,
-    pairs_of_entry,
     query_gradients_kernel,
     query_scratch,
 )
@@ -37,13 +38,17 @@ SCORES = 2**16
 """Scores of a task, if its rows are more than `LEAST`: 256 KiB of float32."""
 
 LEAST = 96
-"""Rows of a task for which what it puts in order for its products is a small part of their work."""
+"""Queries of a task, of fewer of which it would spend much of its time on the order of keys and values."""
 
-KEYS = 3 * PANEL
-"""Keys of a task."""
+PANELS = 3
+"""The same for keys: panels of a task."""
+
+TASKS = 4
+"""Tasks for each of several threads, if they have half as many rows at least, so that all end at about the same time.
+"""
 
 CHUNK = 2**19
-"""Scores whose gradients are computed at a time, of one entry or several: 2 MiB, with the weights."""
+"""Scores for each thread whose gradients are computed at a time, of one entry or several: 2 MiB, with the weights."""
 
 REAL = 4
 """Bytes of float32, or of a pair."""
@@ -53,7 +58,7 @@ Lengths: TypeAlias = tuple[int, int, int, int, int]
 
 
 def serves(m: int) -> bool:
-    """Whether so many keys are multiplied by lanes; of one key, weights are 1."""
+    """Whether products with so many keys are taken by lanes, not by tiles (AMX); the weight of one key is 1."""
     return m > 1 and not multiplies_tiles()
 
 
@@ -72,14 +77,18 @@ class Step:
         words = self.words[:]
         for place, there in zip(self.places, addresses, strict=True):
             words[place] = there
-        words[_SCRATCH], _held = address("paired_rows", self.scratch)
+        words[_SCRATCH], _held = address("paired_rows", self.scratch, self.threads)
         call(self.kernel, self.threads, words)
 
 
 def forward(
     scale: float, query: Tensor, key: Tensor, value: Tensor, logarithms: bool, saves: bool
 ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
-    """Output, log Σ exp (entries, n) if it is wanted, and weights, with their pairs after rounding, if it ``saves``."""
+    """Output (entries, n, d_v) for query (entries, n, d), key (entries, m, d) and value (entries, m, d_v).
+
+    With it log Σ exp (entries, n) if it is wanted, and what `gradients` reads if it ``saves`` that: weights
+    (entries, n, m) in float32, and pairs of them in bfloat16, (entries, ·), as the kernels have them.
+    """
     query, key, value = (_addressed(x) for x in (query, key, value))
     lengths = _lengths(query, value)
     kind = lengths, scale, saves, get_num_threads()
@@ -91,8 +100,7 @@ def forward(
     found = query.new_empty(entries, n) if logarithms else None
     kept = None
     if saves:
-        scores = query.new_empty(entries, n, m, dtype=torch.float32)
-        kept = scores, query.new_empty(entries, pairs_of_entry(n, m), dtype=torch.float32)
+        kept = query.new_empty(entries, n, m, dtype=torch.float32), query.new_empty(entries, 2 * half(n) * m)
     step.run(*map(_address, (query, key, value, output, found, *(kept or (None, None)))))
     return output, found, kept
 
@@ -101,33 +109,43 @@ def gradients(
     scale: float, gradient: Tensor, operands: Sequence[Tensor], weights: Sequence[Tensor], wanted: Sequence[bool],
     of_logarithms: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of the operands from those of the output and of log Σ exp; ``weights`` are what `forward` has saved."""
+    """Gradients of query, key and value, where wanted, from those of the output (entries, n, d_v) and of log Σ exp
+    (entries, n); ``weights`` are what `forward` has saved, or empty."""
     gradient, query, key, value = (_addressed(x) for x in (gradient, *operands))
     by_query, by_key, by_value = found = tuple(
         x.new_empty(x.shape) if w else None for x, w in zip((query, key, value), wanted, strict=True)
     )
     of_rows = None if of_logarithms is None else of_logarithms.contiguous()
     entries, n, m, d, d_v = _lengths(query, value)
-    together, size = max(1, CHUNK // (n * m)), REAL * pairs_of_entry(n, m)
+    threads = get_num_threads()
+    together, size = max(1, CHUNK * threads // (n * m)), REAL * half(n) * m
     for first in range(0, entries, together):
-        kind = (min(together, entries - first), n, m, d, d_v), scale, bool(weights), get_num_threads()
+        kind = (min(together, entries - first), n, m, d, d_v), scale, bool(weights), threads
         steps = _gradient_steps.get(kind)
         if steps is None:
             steps = _gradient_steps.remember(kind, (_query_step(*kind), _key_step(kind[0])))
-        of_scores, _held = address("paired_rows gradients", kind[0][0] * size)
+        bytes_of_pairs = kind[0][0] * size
+        of_scores, _held = address("paired_rows gradients", bytes_of_pairs, threads)
         if weights:
             scores, pairs = (_address(x, first) for x in weights)
         else:
-            scores, (pairs, _also_held) = 0, address("paired_rows weights", kind[0][0] * size)
+            scores, (pairs, _also_held) = 0, address("paired_rows weights", bytes_of_pairs, threads)
         own_query, own_gradient = _address(query, first), _address(gradient, first)
-        steps[0].run(
-            own_query, _address(key, first), _address(value, first), own_gradient, scores, pairs, of_scores,
-            _address(by_query, first), _address(of_rows, first),
-        )  # fmt: skip
+        if not weights or by_query is not None or by_key is not None:
+            steps[0].run(
+                own_query, _address(key, first), _address(value, first), own_gradient, scores, pairs, of_scores,
+                _address(by_query, first), _address(of_rows, first),
+            )  # fmt: skip
         if by_key is not None or by_value is not None:
             of_key, of_value = _address(by_key, first), _address(by_value, first)
             steps[1].run(own_query, own_gradient, pairs, of_scores, of_key, of_value)
     return found
+
+
+def as_saved(weights: Sequence[Tensor], n: int, m: int) -> bool:
+    """Whether these are in the shapes and dtypes in which `forward` saves them."""
+    shapes = [(torch.float32, (n, m)), (torch.bfloat16, (2 * half(n) * m,))]
+    return [(x.dtype, x.shape[1:]) for x in weights] == shapes
 
 
 def _addressed(x: Tensor) -> Tensor:
@@ -148,15 +166,10 @@ def _lengths(query: Tensor, value: Tensor) -> Lengths:
     return entries, n, m, d, d_v
 
 
-def _even_parts(count: int, most: int) -> int:
-    """An even number of rows so that parts of so many, or fewer, are as even as possible."""
-    return -(-count // -(-count // most) // 2) * 2
-
-
 def _forward_step(lengths: Lengths, scale: float, saves: bool, _: int) -> Step:
     sizes = _of_queries(lengths, forward_scratch)
     arguments = Forward(
-        **sizes, query=NOTHING, key=NOTHING, value=NOTHING, output=None, scores=NOTHING, pairs=None,
+        **sizes, query=NOTHING, key=NOTHING, value=NOTHING, output=NOTHING, scores=None, pairs=None,
         weights=OfWeights(kept=saves, scale=scale, logarithms=None),
     )  # fmt: skip
     g = Forward
@@ -165,9 +178,9 @@ def _forward_step(lengths: Lengths, scale: float, saves: bool, _: int) -> Step:
 
 
 def _query_step(lengths: Lengths, scale: float, kept: bool, _: int) -> Step:
-    sizes = _of_queries(lengths, query_scratch)
+    sizes = _of_queries(lengths, partial(query_scratch, kept=kept))
     arguments = QueryGradients(
-        **sizes, query=NOTHING, key=NOTHING, value=NOTHING, gradient=NOTHING, scores=NOTHING, pairs=NOTHING,
+        **sizes, query=NOTHING, key=NOTHING, value=NOTHING, gradient=NOTHING, scores=None, pairs=NOTHING,
         pairs_of_gradients=NOTHING, of_query=None, weights=OfWeights(kept=True, scale=scale, logarithms=None),
         gradients=OfGradients(scale=scale, of_logarithms=None),
     )  # fmt: skip
@@ -180,8 +193,12 @@ def _query_step(lengths: Lengths, scale: float, kept: bool, _: int) -> Step:
 
 
 def _key_step(lengths: Lengths) -> Step:
-    _, n, m, d, d_v = lengths
-    sizes = _sizes(lengths, m, KEYS, sum(key_scratch(n, d // 2, d_v // 2)))
+    entries, n, m, d, d_v = lengths
+    panels, threads = -(-m // PANEL), thread_count(2, _work(lengths))
+    blocks = -(-panels // PANELS)
+    if threads > 1:
+        blocks = max(blocks, min(panels, -(-TASKS * threads // entries)))
+    sizes = _sizes(lengths, m, -(-panels // blocks) * PANEL, sum(key_scratch(n, d // 2, d_v // 2)))
     arguments = KeyGradients(
         **sizes, query=NOTHING, gradient=NOTHING, pairs=NOTHING, pairs_of_gradients=NOTHING, of_key=None, of_value=None
     )  # fmt: skip
@@ -195,8 +212,8 @@ def _of_queries(lengths: Lengths, scratch: Callable[[int, int, int, int], Sequen
     entries, n, m, d, d_v = lengths
     most, threads = max(SCORES // m, LEAST), thread_count(2, _work(lengths))
     if threads > 1:
-        most = min(most, max(-(-n * entries // (4 * threads)), LEAST // 2))
-    rows = _even_parts(n, most)
+        most = min(most, max(-(-n * entries // (TASKS * threads)), LEAST // 2))
+    rows = half(-(-n // -(-n // most))) * 2  # as even as possible
     return _sizes(lengths, n, rows, sum(scratch(rows, m, d // 2, d_v // 2)))
 
 
@@ -207,6 +224,7 @@ def _sizes(lengths: Lengths, count: int, rows: int, scratch: int) -> dict[str, A
     threads = thread_count(entries * blocks, _work(lengths))
     return {
         "tasks": entries * blocks, "blocks": blocks, "rows": rows, "n": n, "m": m, "d": d // 2, "d_v": d_v // 2,
+        # its shape is read, and not its memory
         "scratch": torch.empty(1, dtype=torch.float32).expand(threads, scratch),
     }  # fmt: skip
 

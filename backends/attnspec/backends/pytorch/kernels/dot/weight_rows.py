@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Arguments,
+    Bytes,
     Flag,
     OptionalBytes,
     OptionalReals,
@@ -61,7 +62,7 @@ class Weights(OfWeights):
     rows: Size
     m: Size
     scores: Reals
-    rounded: OptionalBytes
+    rounded: Bytes
 
 
 class Gradients(OfGradients):
@@ -73,7 +74,7 @@ class Gradients(OfGradients):
     m: Size
     weights: Reals
     of_weights: Reals
-    rounded: OptionalBytes
+    rounded: Bytes
 
 
 def _each(k: Kernel, m: Value, body: Callable[[Value, Inside, int], None]) -> None:

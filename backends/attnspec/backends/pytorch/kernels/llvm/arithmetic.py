@@ -61,7 +61,7 @@ class Arithmetic(Builder):
         return self.maximum(x, self.full(0.0) - x)
 
     def pair(self, low: Value, high: Value) -> Value:
-        """A pair of bfloat16 in each lane, of reals that are two of them."""
+        """In each lane a pair of bfloat16, of reals of 32 bits that are numbers of bfloat16 themselves."""
         b = self.builder
         first = b.lshr(b.bitcast(low.ssa, self.word), ir.Constant(self.word, [16] * self.lanes))
         return Value(self, b.bitcast(b.or_(first, b.bitcast(high.ssa, self.word)), self.vector))

@@ -135,7 +135,7 @@ def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
 
 @compiled
 def product_kernel(bits: int, pairs: bool) -> Kernel[Products]:
-    """Products of matrices, some rows of each a task."""
+    """Products of matrices of reals, or of ``pairs`` of bfloat16 in the place of each, some rows of each a task."""
     k = Kernel("product", Products, bits)
     define_multiply(k, pairs)
     g = k.argument
@@ -162,12 +162,12 @@ def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
     threads = thread_count(entries * -(-rows // TASK), entries * rows * right.shape[2] * depth)
     of_left, of_right, of_output = (LEADING + word for word in (Products.left, Products.right, Products.output))
 
-    def multiply(left: Tensor, right: Tensor, output: Tensor) -> None:
+    def write_product(left: Tensor, right: Tensor, output: Tensor) -> None:
         words = template[:]
         words[of_left], words[of_right], words[of_output] = left.data_ptr(), right.data_ptr(), output.data_ptr()
         call(kernel, threads, words)
 
-    return multiply
+    return write_product
 
 
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:

@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
-from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, RealPointer, Value
 
 Inside: TypeAlias = Value | None
 """Booleans, which lanes there are; None for all."""
+
+
+def in_registers(numbers: Extent, lanes: int) -> Extent:
+    """So many numbers rounded up to whole registers."""
+    return (numbers + (lanes - 1)) // lanes * lanes
 
 
 def size_of(k: Kernel, stored: str) -> int:

@@ -1,6 +1,6 @@
 """Transposition of matrices, a square of as many rows and columns as a register has lanes at a time."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -45,6 +45,14 @@ def transpose(k: Kernel, source: Square, target: Square) -> None:
     k.call("transpose", *source, *target)
 
 
+def transpose_all(k: Kernel[Any], source: RealPointer, target: RealPointer, rows: Value, columns: Value) -> None:
+    """A whole matrix, whose rows lie one after another, becomes one with so many columns."""
+    with k.loop(0, rows, k.lanes) as row, k.loop(0, columns, k.lanes) as column:
+        there, across = rows - row, columns - column
+        whole = Square(source + (row * columns + column), columns, there, across)
+        transpose(k, whole, Square(target + (column * rows + row), rows, across, there))
+
+
 class Transposition(Arguments):
     """x (entries, rows, columns) and its transpose, in memory; an entry is a task."""
 
@@ -63,11 +71,7 @@ def columns_kernel(bits: int) -> Kernel[Transposition]:
     g = k.argument
     with k.tasks(g.tasks) as entry:
         first = entry * (g.rows * g.columns)
-        with k.loop(0, g.rows, k.lanes) as row, k.loop(0, g.columns, k.lanes) as column:
-            rows, columns = g.rows - row, g.columns - column
-            source = Square(g.x + (first + row * g.columns + column), g.columns, rows, columns)
-            target = Square(g.transpose + (first + column * g.rows + row), g.rows, columns, rows)
-            transpose(k, source, target)
+        transpose_all(k, g.x + first, g.transpose + first, g.rows, g.columns)
     return k
 
 
