@@ -203,6 +203,5 @@ def _as_saved(weights: Sequence[Tensor], n: int, m: int) -> bool:
     """Whether these weights are those of n queries and m keys as they were saved, also where hooks have had them."""
     from attnspec.backends.pytorch.kernels.dot import paired_rows
 
-    if paired_rows.serves(m):
-        return paired_rows.as_saved(weights, n, m)
-    return [(x.dtype, x.shape[1:]) for x in weights] == [(torch.float32, (n, m)), (torch.bfloat16, (n, m))]
+    rounded = paired_rows.saved_pairs(n, m) if paired_rows.serves(m) else (n, m)
+    return [(x.dtype, x.shape[1:]) for x in weights] == [(torch.float32, (n, m)), (torch.bfloat16, rounded)]

@@ -151,6 +151,11 @@ class Rows(NamedTuple):
             target = of_entry + (j * half(g.n) + self.begin // 2 * width)
             row_pairs(k, RowPairs(rounded + j * 2, target, self.length, width, step, width))
 
+    def dots(self, operand: RealPointer, columns: RealPointer, sums: RealPointer, depth: Value) -> None:
+        """Sums over so many pairs of features of these rows of an operand times columns, one for each key."""
+        left, m, one = operand + self.first * depth, self.k.argument.m, self.k.integer(1)
+        multiply(self.k, Product(left, columns, sums, self.length, m, depth, depth, one))
+
     def times(self, rounded: BytePointer, right: RealPointer, sums: RealPointer, columns: Value) -> None:
         """Sums over keys of rounded rows times pairs of rows."""
         k, depth = self.k, half(self.k.argument.m)
@@ -199,8 +204,7 @@ def _rounded_row(k: Kernel[Any], rounded: BytePointer, i: Value) -> BytePointer:
 def _weigh(own: Rows, keys: RealPointer, scores: RealPointer, rounded: BytePointer) -> None:
     """Scores of some queries, which become weights, and are rounded."""
     k, g = own.k, own.k.argument
-    one = k.integer(1)
-    multiply(k, Product(g.query + own.first * g.d, keys, scores, own.length, g.m, g.d, g.d, one))
+    own.dots(g.query, keys, scores, g.d)
     own.each(
         lambda i, row: weights_of_row(k, g.weights, g.m, scores + i * g.m, _rounded_row(k, rounded, i), row)
     )  # fmt: skip
@@ -246,8 +250,7 @@ def query_gradients_kernel(kept: bool) -> Kernel[QueryGradients]:
             _weigh(own, columns, weights, BytePointer(rounded_weights.address))
             own.write_pairs(BytePointer(rounded_weights.address), g.pairs)
         transpose_all(k, g.value + own.entry * (g.m * g.d_v), values, g.m, g.d_v)
-        left, one = g.gradient + own.first * g.d_v, k.integer(1)
-        multiply(k, Product(left, values, of_weights, own.length, g.m, g.d_v, g.d_v, one))
+        own.dots(g.gradient, values, of_weights, g.d_v)
 
         def of_row(i: Value, row: Value) -> None:
             given = weights + i * g.m, of_weights + i * g.m

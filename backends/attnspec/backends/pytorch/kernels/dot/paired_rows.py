@@ -29,7 +29,7 @@ from attnspec.backends.pytorch.kernels.dot.weight_rows import OfGradients, OfWei
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
-from attnspec.backends.pytorch.kernels.llvm.threads import call, thread_count
+from attnspec.backends.pytorch.kernels.llvm.threads import call, thread_count, with_leading
 from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
 from attnspec.backends.pytorch.runtime.kept_memory import address
 from attnspec.backends.pytorch.runtime.plans import Plans, plan_class
@@ -94,13 +94,13 @@ def forward(
     kind = lengths, scale, saves, get_num_threads()
     step = _forward_steps.get(kind)
     if step is None:
-        step = _forward_steps.remember(kind, _forward_step(*kind))
+        step = _forward_steps.remember(kind, _forward_step(lengths, scale, saves))
     entries, n, m, _, d_v = lengths
     output = value.new_empty(entries, n, d_v)
     found = query.new_empty(entries, n) if logarithms else None
     kept = None
     if saves:
-        kept = query.new_empty(entries, n, m, dtype=torch.float32), query.new_empty(entries, 2 * half(n) * m)
+        kept = query.new_empty(entries, n, m, dtype=torch.float32), query.new_empty(entries, *saved_pairs(n, m))
     step.run(*map(_address, (query, key, value, output, found, *(kept or (None, None)))))
     return output, found, kept
 
@@ -120,11 +120,13 @@ def gradients(
     threads = get_num_threads()
     together, size = max(1, CHUNK * threads // (n * m)), REAL * half(n) * m
     for first in range(0, entries, together):
-        kind = (min(together, entries - first), n, m, d, d_v), scale, bool(weights), threads
+        lengths = min(together, entries - first), n, m, d, d_v
+        kind = lengths, scale, bool(weights), threads
         steps = _gradient_steps.get(kind)
         if steps is None:
-            steps = _gradient_steps.remember(kind, (_query_step(*kind), _key_step(kind[0])))
-        bytes_of_pairs = kind[0][0] * size
+            made = _query_step(lengths, scale, bool(weights)), _key_step(lengths)
+            steps = _gradient_steps.remember(kind, made)
+        bytes_of_pairs = lengths[0] * size
         of_scores, _held = address("paired_rows gradients", bytes_of_pairs, threads)
         if weights:
             scores, pairs = (_address(x, first) for x in weights)
@@ -142,10 +144,9 @@ def gradients(
     return found
 
 
-def as_saved(weights: Sequence[Tensor], n: int, m: int) -> bool:
-    """Whether these are in the shapes and dtypes in which `forward` saves them."""
-    shapes = [(torch.float32, (n, m)), (torch.bfloat16, (2 * half(n) * m,))]
-    return [(x.dtype, x.shape[1:]) for x in weights] == shapes
+def saved_pairs(n: int, m: int) -> tuple[int, ...]:
+    """The shape, for each entry, in which `forward` saves pairs of weights."""
+    return (2 * half(n) * m,)
 
 
 def _addressed(x: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ def _lengths(query: Tensor, value: Tensor) -> Lengths:
     return entries, n, m, d, d_v
 
 
-def _forward_step(lengths: Lengths, scale: float, saves: bool, _: int) -> Step:
+def _forward_step(lengths: Lengths, scale: float, saves: bool) -> Step:
     sizes = _of_queries(lengths, forward_scratch)
     arguments = Forward(
         **sizes, query=NOTHING, key=NOTHING, value=NOTHING, output=NOTHING, scores=None, pairs=None,
@@ -177,7 +178,7 @@ def _forward_step(lengths: Lengths, scale: float, saves: bool, _: int) -> Step:
     return _step(forward_kernel(), arguments, places, sizes["scratch"])
 
 
-def _query_step(lengths: Lengths, scale: float, kept: bool, _: int) -> Step:
+def _query_step(lengths: Lengths, scale: float, kept: bool) -> Step:
     sizes = _of_queries(lengths, partial(query_scratch, kept=kept))
     arguments = QueryGradients(
         **sizes, query=NOTHING, key=NOTHING, value=NOTHING, gradient=NOTHING, scores=None, pairs=NOTHING,
@@ -236,9 +237,7 @@ def _work(lengths: Lengths) -> float:
 
 
 def _step(kernel: Compiled[Any], arguments: Arguments, places: Sequence[int], scratch: Tensor) -> Step:
-    words = array("q", bytes(8 * LEADING))
-    words.extend(arguments.to_words())
-    threads = scratch.shape[0]
+    words, threads = with_leading(arguments.to_words()), scratch.shape[0]
     return Step(kernel, words, tuple(LEADING + x for x in places), threads, scratch.numel() * REAL)
 
 

@@ -24,7 +24,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
-from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
+from attnspec.backends.pytorch.kernels.llvm.threads import thread_count, with_leading
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.plans import plan_class
@@ -120,8 +120,7 @@ def backward_plan(
 
 def template(arguments: Arguments) -> "array[int]":
     """Leading words, the words of some arguments, and one for what the kernel says about NaN."""
-    words = array("q", bytes(8 * LEADING))
-    words.extend(arguments.to_words())
+    words = with_leading(arguments.to_words())
     words.append(0)
     return words
 

@@ -7,7 +7,6 @@ the processor multiplies pairs of bfloat16, products are taken so for many heads
 16 bits of them.
 """
 
-from array import array
 from collections.abc import Callable
 from math import e, isnan, log2
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, is_zen, multiplies_bfloat16, register_bytes
-from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count, with_leading
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import deinterleaved, exp2
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -163,8 +162,7 @@ def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable
     output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
     start, stop = torch.zeros(b, dtype=torch.int64), torch.full((b,), m)
     kernel, threads, arguments, scratch = _call(query, key, value, scale, start, stop, None, output, numbers)
-    template = array("q", bytes(8 * LEADING))
-    template.extend(arguments.to_words())
+    template = with_leading(arguments.to_words())
     size, rows = wide.element_size(), b * heads
     sums, pairs = wide.dtype, _in_pairs(query, key, value)
 

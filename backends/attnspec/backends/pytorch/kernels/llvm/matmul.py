@@ -6,7 +6,6 @@ where matrices are small, and on Intel's processors PyTorch's do 85 to 98 of 106
 are left to PyTorch.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +16,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, S
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, is_zen, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store
-from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count, with_leading
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 
 ROWS = 6
@@ -155,8 +154,7 @@ Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
 def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
     """For matrices in memory of the sizes and strides of these, whose words are made once."""
-    template = array("q", bytes(8 * LEADING))
-    template.extend(_arguments(left, right, output).to_words())
+    template = with_leading(_arguments(left, right, output).to_words())
     kernel = product_kernel(8 * output.element_size(), False)
     entries, rows, depth = left.shape
     threads = thread_count(entries * -(-rows // TASK), entries * rows * right.shape[2] * depth)

@@ -57,9 +57,14 @@ def run(kernel: Compiled[A], threads: int, arguments: A) -> None:
 
 def launch(kernel: Compiled[Any], threads: int, words: Sequence[int]) -> None:
     """Call a kernel with the words of its arguments."""
+    call(kernel, threads, with_leading(words))
+
+
+def with_leading(words: Sequence[int]) -> "array[int]":
+    """The words of some arguments behind the leading ones, as `call` takes them."""
     memory = array("q", bytes(8 * LEADING))
     memory.extend(words)
-    call(kernel, threads, memory)
+    return memory
 
 
 def call(kernel: Compiled[Any], threads: int, memory: "array[int]") -> None:
