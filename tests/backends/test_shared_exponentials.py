@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.kernels.additive.llvm import shared
+from attnspec.backends.pytorch.kernels.additive.llvm import attention_gradients, layout, shared
 from attnspec.backends.pytorch.kernels.additive.llvm.direct_plan import Operands
 from attnspec.backends.pytorch.runtime import kept_memory
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -211,6 +211,63 @@ def test_gradients_do_not_depend_on_the_number_of_threads() -> None:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             found.append(gradients(pytorch.additive_attention, given, cotangent))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+def test_gradients_of_entries_that_are_not_all_taken_together() -> None:
+    batch, n, m, _, h, d = shape = (7,), 400, 410, 8, 16, 8
+    stride = layout.row_stride(m, torch.empty(0))
+    assert batch[0] % attention_gradients.entries_at_once(n, h, stride, 4), "the last ones are as many as the others"
+    given, cotangent = draw(shape, torch.float32), torch.randn(*batch, n, d)
+    found = gradients(pytorch.additive_attention, given, cotangent)
+    for i in range(batch[0]):
+        of_entry = [x[i : i + 1] for x in given[:3]] + given[3:]
+        alone = gradients(pytorch.additive_attention, of_entry, cotangent[i : i + 1])
+        assert all(torch.equal(own[i : i + 1], other) for own, other in zip(found[:3], alone[:3], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", ["far", "large", "NaN"])
+def test_pairs_without_factors_and_weights_with_a_unit(case: str, dtype: torch.dtype) -> None:
+    """Projections of ±400 have no exponentials, and a sum of such weights is infinite."""
+    given = draw(SHAPES[0], dtype)
+    if case == "far":
+        given[3:5] = [x * 400.0 for x in given[3:5]]
+    elif case == "large":
+        given[5] = given[5] * 2.0 ** (125 if dtype is torch.float32 else 1021)
+    else:
+        given[0][0, 2] = torch.nan
+    cotangent = torch.randn(2, 5, 3, dtype=dtype)
+    assert bool(pytorch.additive_attention(*given).isfinite().all()) == (case != "NaN")
+    found = gradients(pytorch.additive_attention, given, cotangent)
+    with forcing("plain"):
+        torch.testing.assert_close(
+            pytorch.additive_attention(*given), _by_shared(given), rtol=1e-4, atol=1e-4, equal_nan=True
+        )
+        expected = gradients(pytorch.additive_attention, given, cotangent)
+    for own, other in zip(found, expected, strict=True):
+        # a gradient that is 0 is a difference of equal numbers, times a weight
+        most = max(2e-4 * float(other.abs().nan_to_num().max()), 1e-6 * float(given[5].abs().max()))
+        torch.testing.assert_close(own, other, rtol=2e-4, atol=most, equal_nan=True)
+
+
+def _by_shared(given: list[Tensor]) -> Tensor:
+    with forcing("llvm"):
+        return pytorch.additive_attention(*given)
+
+
+def test_the_backward_may_have_other_threads() -> None:
+    given, before = draw(((4,), 256, 256, 64, 64, 64), torch.float32), torch.get_num_threads()
+    cotangent, found = torch.randn(4, 256, 64), []
+    leaves = [x.requires_grad_() for x in given]
+    try:
+        for forward, backward in ((2, 1), (1, 2), (2, 3)):
+            torch.set_num_threads(forward)
+            output = pytorch.additive_attention(*leaves)
+            torch.set_num_threads(backward)
+            found.append(torch.autograd.grad(output, leaves, cotangent))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))

@@ -3,7 +3,6 @@
 The words of a kernel's arguments are made once for all calls of the same sizes; each call fills in addresses.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -27,9 +26,9 @@ from attnspec.backends.pytorch.kernels.dot.paired_kernels import (
 )
 from attnspec.backends.pytorch.kernels.dot.weight_rows import OfGradients, OfWeights
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
-from attnspec.backends.pytorch.kernels.llvm.threads import call, thread_count, with_leading
+from attnspec.backends.pytorch.kernels.llvm.steps import NOTHING, Step, scratch, step
+from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
 from attnspec.backends.pytorch.runtime.kept_memory import address
 from attnspec.backends.pytorch.runtime.plans import Plans, plan_class
@@ -63,22 +62,16 @@ def serves(m: int) -> bool:
 
 
 @plan_class
-class Step:
-    """A kernel, the words of its arguments and the places of addresses among them, its threads, and bytes for them."""
+class ScratchStep:
+    """A step, and the bytes of scratch that its threads share."""
 
-    kernel: Compiled[Any]
-    words: "array[int]"
-    places: tuple[int, ...]
-    threads: int
+    step: Step
     scratch: int
 
     def run(self, *addresses: int) -> None:
         """Call the kernel, with addresses in the order of their places."""
-        words = self.words[:]
-        for place, there in zip(self.places, addresses, strict=True):
-            words[place] = there
-        words[_SCRATCH], _held = address("paired_rows", self.scratch, self.threads)
-        call(self.kernel, self.threads, words)
+        there, _held = address("paired_rows", self.scratch, self.step.threads)
+        self.step.run(there, *addresses)
 
 
 def forward(
@@ -167,7 +160,7 @@ def _lengths(query: Tensor, value: Tensor) -> Lengths:
     return entries, n, m, d, d_v
 
 
-def _forward_step(lengths: Lengths, scale: float, saves: bool) -> Step:
+def _forward_step(lengths: Lengths, scale: float, saves: bool) -> ScratchStep:
     sizes = _of_queries(lengths, forward_scratch)
     arguments = Forward(
         **sizes, query=NOTHING, key=NOTHING, value=NOTHING, output=NOTHING, scores=None, pairs=None,
@@ -178,7 +171,7 @@ def _forward_step(lengths: Lengths, scale: float, saves: bool) -> Step:
     return _step(forward_kernel(), arguments, places, sizes["scratch"])
 
 
-def _query_step(lengths: Lengths, scale: float, kept: bool) -> Step:
+def _query_step(lengths: Lengths, scale: float, kept: bool) -> ScratchStep:
     sizes = _of_queries(lengths, partial(query_scratch, kept=kept))
     arguments = QueryGradients(
         **sizes, query=NOTHING, key=NOTHING, value=NOTHING, gradient=NOTHING, scores=None, pairs=NOTHING,
@@ -193,7 +186,7 @@ def _query_step(lengths: Lengths, scale: float, kept: bool) -> Step:
     return _step(query_gradients_kernel(kept), arguments, places, sizes["scratch"])
 
 
-def _key_step(lengths: Lengths) -> Step:
+def _key_step(lengths: Lengths) -> ScratchStep:
     entries, n, m, d, d_v = lengths
     panels, threads = -(-m // PANEL), thread_count(2, _work(lengths))
     blocks = -(-panels // PANELS)
@@ -208,25 +201,24 @@ def _key_step(lengths: Lengths) -> Step:
     return _step(key_gradients_kernel(), arguments, places, sizes["scratch"])
 
 
-def _of_queries(lengths: Lengths, scratch: Callable[[int, int, int, int], Sequence[int]]) -> dict[str, Any]:
+def _of_queries(lengths: Lengths, numbers: Callable[[int, int, int, int], Sequence[int]]) -> dict[str, Any]:
     """The sizes of a kernel whose tasks are rows of queries."""
     entries, n, m, d, d_v = lengths
     most, threads = max(SCORES // m, LEAST), thread_count(2, _work(lengths))
     if threads > 1:
         most = min(most, max(-(-n * entries // (TASKS * threads)), LEAST // 2))
     rows = half(-(-n // -(-n // most))) * 2  # as even as possible
-    return _sizes(lengths, n, rows, sum(scratch(rows, m, d // 2, d_v // 2)))
+    return _sizes(lengths, n, rows, sum(numbers(rows, m, d // 2, d_v // 2)))
 
 
-def _sizes(lengths: Lengths, count: int, rows: int, scratch: int) -> dict[str, Any]:
+def _sizes(lengths: Lengths, count: int, rows: int, numbers: int) -> dict[str, Any]:
     """Sizes for tasks of so many of the ``count`` rows of an entry, each of which takes so many reals of scratch."""
     entries, n, m, d, d_v = lengths
     blocks = -(-count // rows)
     threads = thread_count(entries * blocks, _work(lengths))
     return {
         "tasks": entries * blocks, "blocks": blocks, "rows": rows, "n": n, "m": m, "d": d // 2, "d_v": d_v // 2,
-        # its shape is read, and not its memory
-        "scratch": torch.empty(1, dtype=torch.float32).expand(threads, scratch),
+        "scratch": scratch(threads, numbers, torch.float32),
     }  # fmt: skip
 
 
@@ -236,15 +228,9 @@ def _work(lengths: Lengths) -> float:
     return entries * n * m * (d + d_v) / 4
 
 
-def _step(kernel: Compiled[Any], arguments: Arguments, places: Sequence[int], scratch: Tensor) -> Step:
-    words, threads = with_leading(arguments.to_words()), scratch.shape[0]
-    return Step(kernel, words, tuple(LEADING + x for x in places), threads, scratch.numel() * REAL)
+def _step(kernel: Compiled[Any], arguments: Arguments, places: Sequence[int], own: Tensor) -> ScratchStep:
+    return ScratchStep(step(kernel, len(own), arguments, Sizes.scratch, *places), own.numel() * REAL)
 
 
-NOTHING = torch.empty(0)
-"""In the place of a tensor whose address is filled in."""
-
-_SCRATCH = LEADING + Sizes.scratch
-
-_forward_steps: Plans[Step] = Plans()
-_gradient_steps: Plans[tuple[Step, Step]] = Plans()
+_forward_steps: Plans[ScratchStep] = Plans()
+_gradient_steps: Plans[tuple[ScratchStep, ScratchStep]] = Plans()

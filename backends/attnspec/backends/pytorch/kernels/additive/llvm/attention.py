@@ -58,10 +58,10 @@ def kept_weights(like: Tensor, entries: int, n: int, m: int, causal: bool) -> Te
 
 def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Tensor, b_index: Tensor,
            value_index: Tensor, mask: MaskRows | None, causal: bool, weights: Tensor | None,
-           memory: Tensor | None = None, output: Tensor | None = None) -> Tensor:  # fmt: skip
+           output: Tensor | None = None) -> Tensor:  # fmt: skip
     """Output (entries, n, d rounded up) for non-empty operands in the compute type; value is finite and whole.
 
-    ``memory`` is for as many numbers as a has, and ``output`` for those of the output.
+    ``output`` is memory for its numbers.
     """
     batches, n, m, h, d = a_index.numel(), a.shape[1], value.shape[1], a.shape[2], value.shape[2]
     single = n == 1 and not causal  # the backward kernels take causal queries by whole chunks
@@ -81,7 +81,7 @@ def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Ten
         scratch=a.new_empty(threads, sum(attention_scratch(bits(a), rows, stride, d))),
         a_index=a_index,
         b_index=b_index,
-        terms=terms(Factors.of_queries(a, weight.flip, weight.ratio, memory), keys, weight),
+        terms=terms(Factors.of_queries(a, weight.flip, weight.ratio), keys, weight),
         mask=None if mask is None else mask.rows,
         mask_index=None if mask is None else mask.index,
         mask_row=0 if mask is None else mask.step,

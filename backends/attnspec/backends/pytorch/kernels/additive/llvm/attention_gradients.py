@@ -15,6 +15,14 @@ from .unit_gradients import UnitGradients
 GROUP_BYTES = 2**21
 
 
+def entries_at_once(n: int, h: int, stride: int, size: int) -> int:
+    """For how many entries the gradient of the scores exists at a time, in memory that stays in the cache.
+
+    It has so many bytes a number, and rows (n) of this stride.
+    """
+    return max(GROUP_BYTES // (n * stride * size), -(-2 * torch.get_num_threads() * backward.UNITS // h), 1)
+
+
 def attention_gradients(
     gradient: Tensor, a: Tensor, b: Tensor, w: Tensor, value: Tensor, output: Tensor, weights: Tensor,
     a_index: Tensor, b_index: Tensor, value_index: Tensor, causal: bool,
@@ -30,9 +38,7 @@ def attention_gradients(
     tiles = -(-n // backward.ROWS)
     extent = weights.new_empty(entries, tiles, 2, dtype=torch.int64)
     grad_value = pages.empty(a, entries, m, d)
-    threads = torch.get_num_threads()
-    # the gradient of the scores exists for a few entries at a time, in memory that stays in the cache
-    group = max(GROUP_BYTES // (n * stride * a.element_size()), -(-2 * threads * backward.UNITS // a.shape[2]), 1)
+    group = entries_at_once(n, a.shape[2], stride, a.element_size())
     rows, keys = tiles * backward.ROWS, padded(m, a)
     sizes = value.shape[0] * keys * d, a.numel(), b.shape[0] * keys * b.shape[2], min(group, entries) * rows * stride
     of_values, of_queries, of_keys, of_scores = pages.kept_parts("additive gradients", a, sizes)

@@ -194,7 +194,7 @@ def reach(queries: Factors, keys: Factors, ratio: Tensor, limit: Tensor) -> tupl
 
 
 @lru_cache(maxsize=64)
-def _limits(h: int, dtype: torch.dtype) -> Tensor:
+def score_limits(h: int, dtype: torch.dtype) -> Tensor:
     """The largest X that each unit may have where scores are taken."""
     width = 8 * dtype.itemsize
     limit = torch.full((h,), capacity(width, SHARED), dtype=dtype, device="cpu")
@@ -205,7 +205,7 @@ def _limits(h: int, dtype: torch.dtype) -> Tensor:
 
 def terms(queries: Factors, keys: Factors, weight: Weight) -> Terms:
     """The terms of the scores of these queries and keys."""
-    direct, clamped = reach(queries, keys, weight.ratio, _limits(len(weight.raw), weight.raw.dtype))
+    direct, clamped = reach(queries, keys, weight.ratio, score_limits(len(weight.raw), weight.raw.dtype))
     return Terms(
         query_factor=queries.factor,
         key_factor=keys.factor,

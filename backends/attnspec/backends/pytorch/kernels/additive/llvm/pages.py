@@ -42,6 +42,15 @@ def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> Sequence[Tensor
     return torch.split_with_sizes(empty(like, numbers) if memory is None else memory, sizes)
 
 
+def kept_bytes(kind: str, size: int) -> Tensor:
+    """The same, of so many bytes."""
+    memory = kept_memory.kept(kind, size, torch.uint8)
+    return empty(_BYTES, size) if memory is None else memory
+
+
+_BYTES = torch.empty(0, dtype=torch.uint8)
+
+
 def copy(x: Tensor) -> Tensor:
     """A contiguous copy, to be read many times."""
     return empty(x, *x.shape, kept=True).copy_(x)

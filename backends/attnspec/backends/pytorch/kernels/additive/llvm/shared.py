@@ -1,6 +1,6 @@
 """A whole call without a mask by the kernels that share exponentials, projections included, from one plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,27 +18,22 @@ from .attention import attend as attend_rows
 from .attention import kept_weights, whole_registers
 from .direct import ONCE
 from .direct_plan import Operands
-from .layout import Factors, Weight, entry_index, padded
+from .layout import Factors, Weight, entry_index, lanes
+from .shared_steps import ForwardSteps, Sizes, forward_steps
 
 
 @plan_class
 class Plan:
     """What all calls with the same shapes and dtypes have in common.
 
-    ``real`` is the dtype of sums; ``memory`` counts the exponentials of keys and of queries; ``by_query`` and
-    ``by_key`` project, and gradients go ``through`` these projections.
+    ``d`` counts features of values as they are given; ``by_query`` and ``by_key`` project, and gradients go
+    ``through`` these projections.
     """
 
     batch: torch.Size
-    entries: int
-    n: int
-    m: int
-    h: int
+    sizes: Sizes
     d: int
-    causal: bool
-    real: torch.dtype
-    index: Tensor
-    memory: tuple[int, int]
+    forward: ForwardSteps
     by_query: Multiply | None
     by_key: Multiply | None
     through_query: ProjectionGradients
@@ -59,14 +54,14 @@ def plan(operands: Operands, causal: bool, batch: torch.Size) -> Plan:
     """The plan of calls that are served."""
     query, key, value, _, _, w_v = operands
     entries, n, m, h = batch.numel(), query.shape[-2], key.shape[-2], w_v.shape[0]
-    real, sizes = widened(value[..., :0]).dtype, [(x.shape[:-1].numel(), h, x.shape[-1]) for x in (query, key)]
-    by_query, by_key = (planned(*own, value.dtype) for own in sizes)
-    through_query, through_key = (ProjectionGradients(*own, real) for own in sizes)
+    like, d = widened(value[..., :0]), value.shape[-1]
+    products = [(x.shape[:-1].numel(), h, x.shape[-1]) for x in (query, key)]
+    by_query, by_key = (planned(*own, value.dtype) for own in products)
+    through_query, through_key = (ProjectionGradients(*own, like.dtype) for own in products)
+    sizes = Sizes(entries, n, m, h, d + -d % lanes(like), causal, like.dtype, entry_index(batch, batch))
     return Plan(
-        batch, entries, n, m, h, value.shape[-1], causal, real, entry_index(batch, batch),
-        (entries * padded(m, torch.empty(0, dtype=real)) * h, entries * n * h), by_query, by_key, through_query,
-        through_key, inspector((value,)),
-    )  # fmt: skip
+        batch, sizes, d, forward_steps(sizes), by_query, by_key, through_query, through_key, inspector((value,))
+    )
 
 
 def attend(plan: Plan, operands: Operands, tracked: bool) -> Tensor | None:
@@ -77,35 +72,38 @@ def attend(plan: Plan, operands: Operands, tracked: bool) -> Tensor | None:
     if tracked:
         found: Tensor = SharedAttention.apply(*operands, plan)  # type: ignore[no-untyped-call]
         return found
-    projected = plan.entries * plan.n * plan.h, plan.entries * plan.m * plan.h
-    like = value.new_empty(0, dtype=plan.real)
-    a, b, *memory = pages.kept_parts("additive", like, (*projected, *plan.memory))
+    s = plan.sizes
+    like = value.new_empty(0, dtype=s.real)
+    # in this order the memory of the steps begins on a cache line
+    memory, a, b = pages.kept_parts(
+        "additive", like, (plan.forward.size // like.element_size(), s.entries * s.n * s.h, s.entries * s.m * s.h)
+    )
     return _forward(plan, operands, a, b, memory, None)[0]
 
 
 def _forward(
-    plan: Plan, operands: Operands, a: Tensor, b: Tensor, memory: Sequence[Tensor], weights: Tensor | None
+    plan: Plan, operands: Operands, a: Tensor, b: Tensor, memory: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The output, and the same (entries, n, d) before it is rounded; a and b are written, and weights if given."""
     query, key, value, w_q, w_k, w_v = operands
     assert w_q is not None
     assert w_k is not None
-    a, b = a.view(plan.entries, plan.n, plan.h), b.view(plan.entries, plan.m, plan.h)
+    s = plan.sizes
+    a, b = a.view(s.entries, s.n, s.h), b.view(s.entries, s.m, s.h)
     for multiply, x, w, projected in ((plan.by_query, query, w_q, a), (plan.by_key, key, w_k, b)):
         if multiply is None:
-            torch.mm(widened(x).view(-1, x.shape[-1]), widened(w).mT, out=projected.view(-1, plan.h))
+            torch.mm(widened(x).view(-1, x.shape[-1]), widened(w).mT, out=projected.view(-1, s.h))
         else:
             multiply(x, w, projected)
-    values = whole_registers(widened(value).view(plan.entries, plan.m, plan.d))
+    values, w_v = whole_registers(widened(value).view(s.entries, s.m, plan.d)), widened(w_v)
     # not a view, which could not be changed in place where gradients are recorded
-    output = value.new_empty(*plan.batch, plan.n, plan.d)
-    rows, direct = output.view(plan.entries, plan.n, plan.d), values.shape[2] == plan.d and value.dtype is plan.real
-    weight = Weight.of(widened(w_v))
-    keys = Factors.of_keys(b, weight.flip, memory=memory[0])
-    found = attend_rows(
-        a, keys, weight, values, plan.index, plan.index, plan.index, None, plan.causal, weights, memory[1],
-        rows if direct else None,
-    )  # fmt: skip
+    output = value.new_empty(*plan.batch, s.n, plan.d)
+    rows, direct = output.view(s.entries, s.n, plan.d), s.d == plan.d and value.dtype is s.real
+    found = rows if direct else values.new_empty(s.entries, s.n, s.d)
+    if not plan.forward.run(a, b, w_v, values, found, weights, memory):
+        weight = Weight.of(w_v)
+        keys = Factors.of_keys(b, weight.flip)
+        attend_rows(a, keys, weight, values, s.index, s.index, s.index, None, s.causal, weights, output=found)
     if direct:
         return output, rows
     rows.copy_(found[..., : plan.d])
@@ -120,12 +118,13 @@ class SharedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, plan: Plan
     ) -> Tensor:
         """Keep projected queries and keys, the weights, and what is not rounded of the output."""
-        operands, like = Operands(query, key, value, w_q, w_k, w_v), value.new_empty(0, dtype=plan.real)
-        a, b = like.new_empty(plan.entries, plan.n, plan.h), like.new_empty(plan.entries, plan.m, plan.h)
-        weights = kept_weights(like, plan.entries, plan.n, plan.m, plan.causal)
-        memory = pages.kept_parts("additive", like, plan.memory)
+        operands, s = Operands(query, key, value, w_q, w_k, w_v), plan.sizes
+        like = value.new_empty(0, dtype=s.real)
+        a, b = like.new_empty(s.entries, s.n, s.h), like.new_empty(s.entries, s.m, s.h)
+        weights = kept_weights(like, s.entries, s.n, s.m, s.causal)
+        memory = pages.kept_bytes("additive", plan.forward.size)
         output, wide = _forward(plan, operands, a, b, memory, weights)
-        ctx.save_for_backward(*operands, a, b, weights, output if value.dtype is plan.real else wide)
+        ctx.save_for_backward(*operands, a, b, weights, output if value.dtype is s.real else wide)
         ctx.plan = plan
         return output
 

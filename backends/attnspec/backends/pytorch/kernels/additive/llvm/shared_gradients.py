@@ -3,18 +3,22 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, get_num_threads
 
 from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.plans import Plans
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .attention import whole_registers
 from .attention_gradients import attention_gradients
 from .direct_plan import Operands
 from .operators import attention_backward_op
+from .shared_gradient_steps import GradientSteps, gradient_steps
 
 if TYPE_CHECKING:
     from .shared import Plan
+
+_steps: Plans[GradientSteps] = Plans()
 
 
 def gradients(
@@ -32,7 +36,7 @@ def gradients(
     found: list[Tensor | None] = [None, None, of_value, None, None, of_w]
     through = (of_a, query, w_q, plan.through_query), (of_b, key, w_k, plan.through_key)
     for i, (by, x, w, products) in enumerate(through):
-        rows, wide_x, wide_w = by.reshape(-1, plan.h), widened(x).reshape(-1, x.shape[-1]), widened(w)
+        rows, wide_x, wide_w = by.reshape(-1, plan.sizes.h), widened(x).reshape(-1, x.shape[-1]), widened(w)
         if wanted[i]:
             found[i] = (rows @ wide_w if plainly else products.input(rows, wide_w.contiguous())).reshape(x.shape)
         if wanted[3 + i]:
@@ -45,14 +49,19 @@ def _by_kernels(
     plan: "Plan", operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of a, b, w_v and value."""
-    shape = plan.entries, plan.n, plan.d
+    s = plan.sizes
+    shape = s.entries, s.n, plan.d
     # hooks on saved tensors may have changed their strides
-    a, b, weights, output = a.contiguous(), b.contiguous(), weights.contiguous(), output.reshape(shape)
-    value = whole_registers(widened(operands.value).reshape(plan.entries, plan.m, plan.d))
-    of_a, of_b, of_w, of_value = attention_gradients(
-        widened(gradient).reshape(shape), a, b, widened(operands.w_v).contiguous(), value, output, weights,
-        plan.index, plan.index, plan.index, plan.causal,
-    )  # fmt: skip
+    a, b, weights = a.contiguous(), b.contiguous(), weights.contiguous()
+    output, gradient = whole_registers(output.reshape(shape)), whole_registers(widened(gradient).reshape(shape))
+    value = whole_registers(widened(operands.value).reshape(s.entries, s.m, plan.d))
+    given = gradient, a, b, widened(operands.w_v).contiguous(), value, output, weights
+    kind = s.entries, s.n, s.m, s.h, s.d, s.causal, s.real, get_num_threads()
+    steps = _steps.get(kind)
+    if steps is None:
+        steps = _steps.remember(kind, gradient_steps(s))
+    found = steps.run(*given)
+    of_a, of_b, of_w, of_value = found or attention_gradients(*given, s.index, s.index, s.index, s.causal)
     of_value = of_value if of_value.shape[2] == plan.d else of_value[..., : plan.d]
     return of_a, of_b, of_w, of_value.reshape(operands.value.shape)
 
@@ -61,8 +70,9 @@ def _by_operator(
     plan: "Plan", operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
-    a, b, output = (x.view(*plan.batch, *x.shape[-2:]) for x in (a, b, output.reshape(plan.entries, plan.n, plan.d)))
+    shape = plan.sizes.entries, plan.sizes.n, plan.d
+    a, b, output = (x.view(*plan.batch, *x.shape[-2:]) for x in (a, b, output.reshape(shape)))
     found: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(
-        widened(gradient), a, b, widened(operands.w_v), widened(operands.value), output, weights, plan.causal
+        widened(gradient), a, b, widened(operands.w_v), widened(operands.value), output, weights, plan.sizes.causal
     )
     return found

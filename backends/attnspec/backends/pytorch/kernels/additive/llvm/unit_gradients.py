@@ -27,7 +27,7 @@ def _extent(used: Tensor, width: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _constants(h: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def unit_constants(h: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Ones (h), and for each unit how large 1 + EF may be without a clamp."""
     ones = torch.ones(h, dtype=dtype, device="cpu")
     return ones, ones * (capacity(bits(ones), 2) / 2)
@@ -43,7 +43,7 @@ class UnitGradients:
         """``memory`` is for the factors of queries and of keys."""
         weight = Weight.of(w)
         self.w, self.unit, self.index = weight.raw, float(weight.unit), (a_index, b_index)
-        ones, limits = _constants(len(w), w.dtype)
+        ones, limits = unit_constants(len(w), w.dtype)
         self.queries = Factors.of_queries(a, ones, ones, memory[0])
         self.keys = Factors.of_keys(b, ones, memory=memory[1])
         self.direct, clamped = reach(self.queries, self.keys, ones, limits)
