@@ -1,5 +1,7 @@
 """Whole calls of the kernels that share exponentials, and their gradients, against the formula in double precision."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -218,14 +220,18 @@ def test_gradients_do_not_depend_on_the_number_of_threads() -> None:
 
 def test_gradients_of_entries_that_are_not_all_taken_together() -> None:
     batch, n, m, _, h, d = shape = (7,), 400, 410, 8, 16, 8
-    stride = layout.row_stride(m, torch.empty(0))
-    assert batch[0] % attention_gradients.entries_at_once(n, h, stride, 4), "the last ones are as many as the others"
-    given, cotangent = draw(shape, torch.float32), torch.randn(*batch, n, d)
-    found = gradients(pytorch.additive_attention, given, cotangent)
-    for i in range(batch[0]):
-        of_entry = [x[i : i + 1] for x in given[:3]] + given[3:]
-        alone = gradients(pytorch.additive_attention, of_entry, cotangent[i : i + 1])
-        assert all(torch.equal(own[i : i + 1], other) for own, other in zip(found[:3], alone[:3], strict=True))
+    given, cotangent, threads = draw(shape, torch.float32), torch.randn(*batch, n, d), torch.get_num_threads()
+    torch.set_num_threads(1)  # more take more entries together
+    try:
+        together = attention_gradients.entries_at_once(n, h, layout.row_stride(m, torch.empty(0)), 4)
+        assert 0 < batch[0] % together < batch[0], "the last ones are fewer than the others"
+        found = gradients(pytorch.additive_attention, given, cotangent)
+        for i in range(batch[0]):
+            of_entry = [x[i : i + 1] for x in given[:3]] + given[3:]
+            alone = gradients(pytorch.additive_attention, of_entry, cotangent[i : i + 1])
+            assert all(torch.equal(own[i : i + 1], other) for own, other in zip(found[:3], alone[:3], strict=True))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -271,3 +277,34 @@ def test_the_backward_may_have_other_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+def test_saved_tensors_may_come_back_in_other_dtypes_and_strides() -> None:
+    given, cotangent = draw(SHAPES[2], torch.float32), torch.randn(2, 3, 64, 33)
+    expected = gradients(pytorch.additive_attention, given, cotangent)
+
+    def unpack(x: Tensor) -> Tensor:
+        return x.double() if x.dim() < 2 else x.double().mT.contiguous().mT
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+        found = gradients(pytorch.additive_attention, given, cotangent)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other.to(own.dtype), rtol=1e-4, atol=1e-4)
+
+
+def test_first_gradients_beyond_kept_memory_while_another_device_is_the_default() -> None:
+    code = (
+        "import torch\n"
+        "from attnspec.backends import pytorch\n"
+        "from attnspec.backends.pytorch.runtime.forcing import forcing\n"
+        "sizes = (2, 900, 64), (2, 900, 64), (2, 900, 64), (512, 64), (512, 64), (512,)\n"
+        "given = [torch.randn(*size).requires_grad_() for size in sizes]\n"
+        "with forcing('llvm'):\n"
+        "    with torch.device('meta'):\n"
+        "        pytorch.additive_attention(*[x[..., :8, :] if x.dim() == 3 else x for x in given]).sum()\n"
+        "    first = torch.autograd.grad(pytorch.additive_attention(*given).sum(), given)\n"
+        "    second = torch.autograd.grad(pytorch.additive_attention(*given).sum(), given)\n"
+        "assert all(torch.equal(x, y) for x, y in zip(first, second))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr

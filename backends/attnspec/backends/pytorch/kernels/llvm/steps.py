@@ -3,9 +3,10 @@
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
@@ -13,11 +14,20 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 from attnspec.backends.pytorch.kernels.llvm.threads import call, with_leading
 from attnspec.backends.pytorch.runtime.plans import plan_class
 
-NOTHING = torch.empty(0)
-"""In the place of a tensor whose address is filled in."""
-
 CACHE_LINE = 64
 """Bytes."""
+
+
+class _Nothing:
+    """No tensor: one made while this module is imported would be of the device or the mode of that moment."""
+
+    def data_ptr(self) -> int:
+        """No address."""
+        return 0
+
+
+NOTHING = cast(Tensor, _Nothing())
+"""In the place of a tensor whose address is filled in."""
 
 
 @plan_class
@@ -42,9 +52,9 @@ def step(kernel: Compiled[Any], threads: int, arguments: Arguments, *places: int
     return Step(kernel, with_leading(arguments.to_words()), tuple(LEADING + place for place in places), threads)
 
 
-def scratch(threads: int, numbers: int, dtype: torch.dtype) -> torch.Tensor:
+def scratch(threads: int, numbers: int, dtype: torch.dtype) -> Tensor:
     """In the place of scratch memory (threads, numbers): its shape is read, and its address filled in."""
-    return torch.empty(1, dtype=dtype).expand(threads, numbers)
+    return torch.empty(1, dtype=dtype, device="cpu").expand(threads, numbers)
 
 
 def laid_out(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:

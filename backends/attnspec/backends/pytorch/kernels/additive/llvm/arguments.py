@@ -11,10 +11,8 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Scratch,
     Size,
 )
+from attnspec.backends.pytorch.kernels.llvm.steps import CACHE_LINE
 from attnspec.backends.pytorch.kernels.llvm.values import Extent
-
-CACHE_LINE = 64
-"""Bytes."""
 
 
 class Terms(Arguments):

@@ -61,7 +61,7 @@ def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Ten
            output: Tensor | None = None) -> Tensor:  # fmt: skip
     """Output (entries, n, d rounded up) for non-empty operands in the compute type; value is finite and whole.
 
-    ``output`` is memory for its numbers.
+    It is written to ``output`` if that is given.
     """
     batches, n, m, h, d = a_index.numel(), a.shape[1], value.shape[1], a.shape[2], value.shape[2]
     single = n == 1 and not causal  # the backward kernels take causal queries by whole chunks

@@ -18,7 +18,7 @@ GROUP_BYTES = 2**21
 def entries_at_once(n: int, h: int, stride: int, size: int) -> int:
     """For how many entries the gradient of the scores exists at a time, in memory that stays in the cache.
 
-    It has so many bytes a number, and rows (n) of this stride.
+    Its rows (n) have this stride, and its numbers this size in bytes.
     """
     return max(GROUP_BYTES // (n * stride * size), -(-2 * torch.get_num_threads() * backward.UNITS // h), 1)
 

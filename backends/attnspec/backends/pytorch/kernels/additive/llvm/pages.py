@@ -42,13 +42,10 @@ def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> Sequence[Tensor
     return torch.split_with_sizes(empty(like, numbers) if memory is None else memory, sizes)
 
 
-def kept_bytes(kind: str, size: int) -> Tensor:
-    """The same, of so many bytes."""
+def kept_bytes(kind: str, like: Tensor, size: int) -> Tensor:
+    """So many bytes of memory, which a thread keeps as it does that of `kept_parts`."""
     memory = kept_memory.kept(kind, size, torch.uint8)
-    return empty(_BYTES, size) if memory is None else memory
-
-
-_BYTES = torch.empty(0, dtype=torch.uint8)
+    return empty(like.new_empty(0, dtype=torch.uint8), size) if memory is None else memory
 
 
 def copy(x: Tensor) -> Tensor:

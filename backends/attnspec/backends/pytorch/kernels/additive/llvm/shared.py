@@ -122,7 +122,7 @@ class SharedAttention(torch.autograd.Function):
         like = value.new_empty(0, dtype=s.real)
         a, b = like.new_empty(s.entries, s.n, s.h), like.new_empty(s.entries, s.m, s.h)
         weights = kept_weights(like, s.entries, s.n, s.m, s.causal)
-        memory = pages.kept_bytes("additive", plan.forward.size)
+        memory = pages.kept_bytes("additive", like, plan.forward.size)
         output, wide = _forward(plan, operands, a, b, memory, weights)
         ctx.save_for_backward(*operands, a, b, weights, output if value.dtype is s.real else wide)
         ctx.plan = plan

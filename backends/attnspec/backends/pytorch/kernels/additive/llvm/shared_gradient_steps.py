@@ -53,12 +53,12 @@ class GradientSteps:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Gradients of a (entries, n, h), b (entries, m, h), w (h) and value (entries, m, d).
 
-        None where factors do not serve all pairs, or the scores have a unit.
+        None where factors do not serve all pairs, or the unit of the weight is not 1.
         """
         weight, s = Weight.of(w), self.sizes
         if float(weight.unit) != 1.0:
             return None
-        memory = pages.kept_bytes("additive gradients", self.size)
+        memory = pages.kept_bytes("additive gradients", a, self.size)
         base, ones, size = memory.data_ptr(), self.ones.data_ptr(), a.element_size()
         *written, of_block, of_scores, of_extents, own, of_units = [base + offset for offset in self.offsets]
         serve, clamped = self.factors.run(a.data_ptr(), b.data_ptr(), ones, ones, self.limit.data_ptr(), written)
@@ -69,22 +69,21 @@ class GradientSteps:
         by_value = pages.empty(a, *value.shape)
         rows, index = self.tiles * backward.ROWS, s.index.data_ptr()
         if rows > s.n:  # no kernel writes them
-            first = of_scores - base
-            count = min(self.together, s.entries) * rows * self.stride
-            scores = memory[first : first + count * size].view(s.real).view(-1, rows, self.stride)
+            begin, numbers = of_scores - base, min(self.together, s.entries) * rows * self.stride
+            scores = memory[begin : begin + numbers * size].view(s.real).view(-1, rows, self.stride)
             scores.numpy()[:, s.n :] = 0.0
         at_weights, at_gradient, at_output = weights.data_ptr(), gradient.data_ptr(), output.data_ptr()
         at_a, at_b, at_w = by_a.data_ptr(), by_b.data_ptr(), weight.raw.data_ptr()
         for first in range(0, s.entries, self.together):
             of_score, of_unit = self.groups[min(self.together, s.entries - first)]
-            features, number = first * s.n * s.d * size, index + first * INTEGER
+            features, of_index = first * s.n * s.d * size, index + first * INTEGER
             extents = of_extents + first * self.tiles * 2 * INTEGER
             of_score.run(
-                at_weights + first * s.n * self.stride * size, at_gradient + features, of_block, number,
+                at_weights + first * s.n * self.stride * size, at_gradient + features, of_block, of_index,
                 at_output + features, of_scores, extents,
             )  # fmt: skip
             of_unit.run(
-                number, number, written[0], written[3], at_w, int(clamped != 0), own, of_scores, extents,
+                of_index, of_index, written[0], written[3], at_w, int(clamped != 0), own, of_scores, extents,
                 at_a + first * s.n * s.h * size, at_b + first * s.m * s.h * size, of_units + first * s.h * size,
             )  # fmt: skip
         self.of_value.run(at_weights, at_gradient, by_value.data_ptr())

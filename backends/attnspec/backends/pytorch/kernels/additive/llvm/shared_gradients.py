@@ -13,6 +13,7 @@ from .attention import whole_registers
 from .attention_gradients import attention_gradients
 from .direct_plan import Operands
 from .operators import attention_backward_op
+from .pages import converted
 from .shared_gradient_steps import GradientSteps, gradient_steps
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ def gradients(
 
     What is ``kept`` are projected queries and keys, weights, and the output before it was rounded.
     """
-    query, key, value, w_q, w_k, _ = operands
-    assert w_q is not None
-    assert w_k is not None
+    # hooks on saved tensors may have changed their dtypes and strides, here and below
+    query, key, value, w_q, w_k, w_v = (converted(x, gradient.dtype) for x in operands if x is not None)
+    operands = Operands(query, key, value, w_q, w_k, w_v)
     plainly = intercepted() or not addressable(gradient)
     of_a, of_b, of_w, of_value = (_by_operator if plainly else _by_kernels)(plan, operands, gradient, *kept)
     found: list[Tensor | None] = [None, None, of_value, None, None, of_w]
@@ -51,8 +52,7 @@ def _by_kernels(
     """Gradients of a, b, w_v and value."""
     s = plan.sizes
     shape = s.entries, s.n, plan.d
-    # hooks on saved tensors may have changed their strides
-    a, b, weights = a.contiguous(), b.contiguous(), weights.contiguous()
+    a, b, weights, output = (converted(x, s.real).contiguous() for x in (a, b, weights, output))
     output, gradient = whole_registers(output.reshape(shape)), whole_registers(widened(gradient).reshape(shape))
     value = whole_registers(widened(operands.value).reshape(s.entries, s.m, plan.d))
     given = gradient, a, b, widened(operands.w_v).contiguous(), value, output, weights

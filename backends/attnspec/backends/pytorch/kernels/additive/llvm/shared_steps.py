@@ -41,8 +41,8 @@ class Sizes:
 
     @property
     def like(self) -> Tensor:
-        """No number in the dtype of sums."""
-        return torch.empty(0, dtype=self.real)
+        """An empty tensor in the dtype of sums."""
+        return torch.empty(0, dtype=self.real, device="cpu")
 
 
 @plan_class
@@ -58,7 +58,8 @@ class FactorSteps:
     def run(self, a: int, b: int, flip: int, ratio: int, limit: int, written: Sequence[int]) -> tuple[bool, int]:
         """Whether factors serve all pairs, and where it is written which blocks of keys need a clamp: 0 if none does.
 
-        From the addresses of the projected, of flips and ratios, and of where the steps write.
+        From the addresses of projected queries and keys, of flips, ratios and limits (`Reach`), and of where the steps
+        write.
         """
         of_query, query_flag, query_most, of_key, key_flag, key_most, clamped = written
         self.of_keys.run(b, flip, of_key, key_flag, key_most)
@@ -126,7 +127,7 @@ class ForwardSteps:
     ) -> bool:
         """Write the output (entries, n, d), and weights (entries, n, stride) if given.
 
-        False, and nothing is written, where factors do not serve all pairs.
+        False, and neither is written, where factors do not serve all pairs.
         """
         weight, base, of_a = Weight.of(w), memory.data_ptr(), a.data_ptr()
         *written, own = [base + offset for offset in self.offsets]
