@@ -47,10 +47,11 @@ def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str
     """The page: machine, ceilings, speedups in short, and a table for every suite, with its picture if there is one."""
     machine = run.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
     lines = [
         f"# Measured on {machine['device']}",
         "",
-        f"{machine['cores']} cores, {machine['instructions']}, {machine['system']}, Python {machine['python']},",
+        f"{cores}, {machine['instructions']}, {machine['system']}, Python {machine['python']},",
         f"{versions}.",
         f"Started {machine['time']}{load_note(run)}.",
         *([f"[How it is measured]({docs})."] if docs else []),

@@ -117,6 +117,8 @@ def test_the_page_links_only_what_is_there(tmp_path: Path, monkeypatch: pytest.M
     assert page.docs_link(tmp_path) == ""
     one = run(measurement("eager", 1.0))
     text = page.markdown(one, docs="../docs/benchmarks.md", pictures=["additive.svg"])
+    assert "\n4 cores, AVX, s, Python 3,\n" in text
+    assert "\n1 core, AVX" in page.markdown(replace(one, machine={**one.machine, "cores": 1}))
     assert "[How it is measured](../docs/benchmarks.md)." in text
     assert "![additive](additive.svg)" in text
     monkeypatch.setitem(sys.modules, "matplotlib", None)
