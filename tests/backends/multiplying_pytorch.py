@@ -6,10 +6,10 @@ Only large calls do either, which the suite seldom makes.
 from typing import Any
 
 from attnspec.backends.pytorch.kernels.additive.llvm import direct_plan, few
-from attnspec.backends.pytorch.kernels.llvm import matmul, pairs
+from attnspec.backends.pytorch.kernels.llvm import matmul, pairs, projection
 from attnspec.backends.pytorch.runtime import paths
 
-matmul.LEAST, direct_plan.PIECE, few.FEW = 1, 1, 0
+matmul.LEAST, projection.ROWS, direct_plan.PIECE, direct_plan.ROWS_OF_WEIGHTS, few.FEW = 1, 1, 1, 1, 0
 pairs.LEAST_OF_TILES, direct_plan.PARTS_REALS = 1, True
 
 name = "pytorch by products of its own"

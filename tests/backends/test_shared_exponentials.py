@@ -119,26 +119,38 @@ def test_what_does_not_lie_in_memory_is_left_to_others() -> None:
 
 
 def test_memory_is_kept_up_to_a_limit() -> None:
-    small = kept_memory.kept("test", 100, torch.float32)
-    again = kept_memory.kept("test", 50, torch.float64)
-    assert small is not None
-    assert again is not None
-    assert small.data_ptr() == again.data_ptr()
-    other = kept_memory.kept("another", 100, torch.float32)
-    assert other is not None
-    assert other.data_ptr() != small.data_ptr()
+    def where(kind: str, numbers: int, dtype: torch.dtype) -> int:
+        found = kept_memory.kept(kind, numbers, dtype)
+        assert found is not None
+        assert found[1].shape == (numbers,)
+        return found[1].data_ptr()
+
+    small = where("test", 100, torch.float32)
+    assert where("test", 50, torch.float64) == small
+    assert where("another", 100, torch.float32) != small
     assert kept_memory.kept("test", kept_memory.MOST, torch.float32) is None
+
+
+def test_memory_that_is_held_is_lent_to_nobody_else() -> None:
+    held = kept_memory.address("test", 100)[1]
+    begin = held.data_ptr()
+    others = [kept_memory.address("test", size)[1] for size in (100, 200)]
+    assert len({begin, *(x.data_ptr() for x in others)}) == 3
+    del held
+    assert kept_memory.address("test", 100)[0] == begin
 
 
 def test_memory_of_a_kind_is_at_one_address_up_to_a_limit() -> None:
     begin, memory = kept_memory.address("test", 1000)
+    size = len(memory)
     assert begin == memory.data_ptr()
+    del memory
     assert kept_memory.address("test", 10)[0] == begin
-    assert len(kept_memory.address("test", len(memory) + 1)[1]) == len(memory) + 1
-    kept = kept_memory.address("test", 10)[1]
+    assert len(kept_memory.address("test", size + 1)[1]) == size + 1
+    kept = kept_memory.address("test", 10)[0]
     large = kept_memory.address("test", kept_memory.MOST + 1)[1]
     assert len(large) == kept_memory.MOST + 1
-    assert kept_memory.address("test", 10)[1] is kept
+    assert kept_memory.address("test", 10)[0] == kept
 
 
 GRADIENTS_CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}

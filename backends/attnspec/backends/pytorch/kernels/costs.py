@@ -22,6 +22,12 @@ class Work(NamedTuple):
     rows: float
 
 
+def leading_digits(size: int) -> int:
+    """The first five binary digits of a size: a path is chosen once for all that share them, as keys grow by steps."""
+    rest = max(size.bit_length() - 5, 0)
+    return size >> rest << rest
+
+
 @lru_cache(maxsize=1)
 def instruction_set() -> str:
     """``amx``, ``zen5``, ``avx512``, ``avx2`` or ``neon``: by the registers that kernels use.
@@ -58,14 +64,34 @@ def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
 
 def _correction(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
     """The logarithm of what was measured over the model, of calls with similar work."""
+    pairs, scores, rows = _logarithms(work)
     weighted, weights = 0.0, FAR
-    for known, factor in zip(measured, cost.measured, strict=True):
-        if factor:
-            distance = sum(log2((x + 1) / (y + 1)) ** 2 for x, y in zip(work, known, strict=True))
-            weight = 1 / (distance + NEAR)
-            weighted += weight * log(factor)
-            weights += weight
+    # written out: every size that is seen for the first time waits for it
+    for of_pairs, of_scores, of_rows, factor in _known(cost, measured):
+        by_pairs, by_scores, by_rows = pairs - of_pairs, scores - of_scores, rows - of_rows
+        weight = 1 / (by_pairs * by_pairs + by_scores * by_scores + by_rows * by_rows + NEAR)
+        weighted += weight * factor
+        weights += weight
     return weighted / weights
+
+
+def _known(cost: Cost, measured: tuple[Work, ...]) -> list[tuple[float, float, float, float]]:
+    """Logarithms of the work of the calls that were measured on a path, and of what they took over the model."""
+    key = id(cost), id(measured)
+    found = _all_known.get(key)
+    if found is None or found[0] is not cost or found[1] is not measured:
+        pairs = zip(measured, cost.measured, strict=True)
+        found = cost, measured, [(*_logarithms(known), log(factor)) for known, factor in pairs if factor]
+        _all_known[key] = found
+    return found[2]
+
+
+_all_known: dict[tuple[int, int], tuple[Cost, tuple[Work, ...], list[tuple[float, float, float, float]]]] = {}
+"""By identity, for the hash of a hundred numbers takes as long as what is looked up."""
+
+
+def _logarithms(work: Work) -> tuple[float, float, float]:
+    return log2(work.pairs + 1), log2(work.scores + 1), log2(work.rows + 1)
 
 
 NEAR, FAR = 0.05, 0.1

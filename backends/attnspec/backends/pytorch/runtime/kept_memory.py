@@ -1,10 +1,12 @@
 """Memory that a thread keeps between calls: pages of new memory take as long as the work of a small kernel.
 
 What is freed goes back to the system as other operations free theirs, whatever the size. A call takes all that it needs
-at once, uses it until it returns, and gives none of it away.
+at once, holds it until it returns, and gives none of it away. What is held is lent to nobody else: a signal or a
+finalizer may call the same kernel in the midst of a call.
 """
 
 import threading
+from sys import getrefcount
 
 import torch
 from torch import Tensor
@@ -26,19 +28,32 @@ _own = _Own()
 def address(kind: str, size: int, threads: int = 1) -> tuple[int, Tensor]:
     """Where this thread's memory of at least so many bytes begins, and the memory, to be held while it is used.
 
-    ``threads`` share it. For more than a thread keeps, it is new.
+    ``threads`` share it. For more than a thread keeps, and while that is held, it is new.
     """
     own = _own.memory.get(kind)
-    if own is not None and own[0] >= size:
+    free = own is None or _references(own[1]) == _ALONE
+    if own is not None and own[0] >= size and free:
         return own[1]
     memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     found = memory.data_ptr(), memory
-    if size <= MOST * threads:
+    if size <= MOST * threads and free:
         _own.memory[kind] = size, found
     return found
 
 
-def kept(kind: str, numbers: int, dtype: torch.dtype) -> Tensor | None:
-    """Memory of this thread for so many numbers, with what is left of other calls of a kind; None for too many."""
+def kept(kind: str, numbers: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Memory of this thread, to be held, and as much of it as so many numbers take, with what is left of other calls of
+    a kind; None for too many."""
     size = numbers * dtype.itemsize
-    return None if size > MOST else address(kind, size)[1][:size].view(dtype)
+    if size > MOST:
+        return None
+    _, memory = address(kind, size)
+    return memory, memory[:size].view(dtype)
+
+
+def _references(found: tuple[int, object]) -> int:
+    """How often the memory is referred to."""
+    return getrefcount(found[1])
+
+
+_ALONE = _references((0, object()))

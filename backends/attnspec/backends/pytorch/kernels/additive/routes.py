@@ -6,7 +6,7 @@ import torch
 
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.cost import SIZES
-from attnspec.backends.pytorch.kernels.costs import Work, cost_of
+from attnspec.backends.pytorch.kernels.costs import Work, cost_of, leading_digits
 from attnspec.backends.pytorch.runtime.forcing import forced
 
 PATHS = "direct", "llvm"
@@ -22,11 +22,18 @@ def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *,
     return min(PATHS, key=lambda path: microseconds(path, entries, n, m, h, d, dtype, tracked, torch.get_num_threads()))
 
 
-@lru_cache(maxsize=4096)
 def microseconds(
     path: str, entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float:
-    """What a call takes on a path by PyTorch's threads, whose number only tells remembered results apart."""
+    """What a call of about these sizes takes on a path by PyTorch's threads, whose number only tells remembered
+    results apart."""
+    return _microseconds(path, entries, leading_digits(n), leading_digits(m), h, d, dtype, tracked, threads)
+
+
+@lru_cache(maxsize=4096)
+def _microseconds(
+    path: str, entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, tracked: bool, threads: int
+) -> float:
     cost = cost_of("additive", path, dtype, tracked)
     assert cost is not None
     return costs.microseconds(cost, work(entries, n, m, h, d), MEASURED)

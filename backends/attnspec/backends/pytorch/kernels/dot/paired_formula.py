@@ -60,7 +60,7 @@ def chunks(entries: int, n: int, m: int) -> Iterator[tuple[slice, list[slice]]]:
 def _memory(kind: str, dtype: torch.dtype, *shape: int) -> Tensor:
     """Memory of this thread, with what is left of other calls."""
     found = kept(f"paired_formula {kind}", prod(shape), dtype)
-    return torch.empty(shape, dtype=dtype) if found is None else found.view(shape)
+    return torch.empty(shape, dtype=dtype) if found is None else found[1].view(shape)
 
 
 def _pooled(weights: Tensor, value: Tensor, output: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.cost import SIZES
-from attnspec.backends.pytorch.kernels.costs import Work, cost_of
+from attnspec.backends.pytorch.kernels.costs import Work, cost_of, leading_digits
 from attnspec.backends.pytorch.kernels.dot.few_rows import MANY
 from attnspec.backends.pytorch.kernels.dot.paired_formula import MOST
 from attnspec.backends.pytorch.kernels.dot.tiles import width
@@ -55,14 +55,21 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
     return min(times, key=times.__getitem__)
 
 
-@lru_cache(maxsize=4096)
 def microseconds(
     path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float | None:
-    """What a call takes on a path by PyTorch's threads, whose number only tells remembered results apart.
+    """What a call of about these sizes takes on a path by PyTorch's threads, whose number only tells remembered
+    results apart.
 
     None where the path was not measured.
     """
+    return _microseconds(path, entries, leading_digits(n), leading_digits(m), d, d_v, dtype, tracked, threads)
+
+
+@lru_cache(maxsize=4096)
+def _microseconds(
+    path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, tracked: bool, threads: int
+) -> float | None:
     cost = cost_of("dot", path, dtype, tracked)
     return cost and costs.microseconds(cost, work(path, entries, n, m, d, d_v, dtype), _measured(path, dtype))
 

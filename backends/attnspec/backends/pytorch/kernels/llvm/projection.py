@@ -5,8 +5,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from attnspec.backends.pytorch.kernels.llvm import matmul, pairs
+from attnspec.backends.pytorch.kernels.llvm.machine_code import splits_512_bits
 from attnspec.backends.pytorch.kernels.llvm.matmul import DEPTH, Multiply
 from attnspec.backends.pytorch.runtime.accumulation import widened
+
+ROWS = 512 if splits_512_bits() else 128
+"""Rows of x from which it is worth more than it takes to transpose w, which PyTorch's product reads as it is.
+
+Measured on Zen 4, of 64 to 1,024 columns; those of Zen 5 follow from the rates of both products.
+"""
 
 
 class Projection:
@@ -20,7 +27,7 @@ class Projection:
             self.pairs = pairs.columns_of_pairs(w[None])
             return
         wide = widened(w)
-        self.fast = matmul.worthwhile(rows, self.columns, self.depth, wide)
+        self.fast = rows >= ROWS and matmul.worthwhile(rows, self.columns, self.depth, wide)
         self.right = wide.resolve_neg().mT.contiguous() if self.fast else wide
 
     def __call__(self, x: Tensor, output: Tensor | None = None) -> Tensor:
@@ -52,7 +59,7 @@ def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply
 
         return in_pairs
     like = widened(torch.empty(0, dtype=dtype))
-    if not matmul.worthwhile(rows, columns, depth, like) or like.dtype is not dtype:
+    if rows < ROWS or not matmul.worthwhile(rows, columns, depth, like) or like.dtype is not dtype:
         return None
     empty = like.new_empty
     multiply = matmul.planned(empty(1, rows, depth), empty(1, depth, columns), empty(1, rows, columns))

@@ -41,7 +41,7 @@ def attention_gradients(
     group = entries_at_once(n, a.shape[2], stride, a.element_size())
     rows, keys = tiles * backward.ROWS, padded(m, a)
     sizes = value.shape[0] * keys * d, a.numel(), b.shape[0] * keys * b.shape[2], min(group, entries) * rows * stride
-    of_values, of_queries, of_keys, of_scores = pages.kept_parts("additive gradients", a, sizes)
+    _held, (of_values, of_queries, of_keys, of_scores) = pages.kept_parts("additive gradients", a, sizes)
     value_block = blocked(value, of_values)
     units = UnitGradients(a, b, w, a_index, b_index, (of_queries, of_keys))
     score_grad = of_scores.view(-1, rows, stride)

@@ -186,7 +186,7 @@ class DirectAttention(torch.autograd.Function):
     ) -> tuple[Tensor, bool]:  # fmt: skip
         """Keep the projected operands and the weights, and, where they are few numbers, what was widened."""
         operands = Operands(query, key, value, w_q, w_k, w_v)
-        kept: Sequence[Tensor | None] = _NOTHING
+        kept: Sequence[Tensor | None] = ()
         if len(plan.pieces) > 1:
             whole = _kept(plan)
             output, nan = _in_pieces(plan, operands, mask, whole)
@@ -206,19 +206,16 @@ class DirectAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         """Gradients of the operands that need them."""
         saved = ctx.saved_tensors
-        operands, (a, b, weights), kept = Operands(*saved[:6]), saved[6:9], Operands(*saved[9:])
-        wanted = ctx.needs_input_grad
+        operands, (a, b, weights), wanted = Operands(*saved[:6]), saved[6:9], ctx.needs_input_grad
+        kept = Operands(*saved[9:]) if len(saved) > 9 else None
 
         def of_operands(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
             parted = len(ctx.plan.pieces) > 1 or ctx.plan.rounds
             if parted and not intercepted() and all(map(addressable, (gradient, *tensors, weights))):
                 return in_pieces(ctx.plan, operands, gradient, a, b, weights, wanted)
-            given = kept if kept.query is not None else wide(operands, ctx.plan.reads) if ctx.plan.half else operands
+            given = kept if kept is not None else wide(operands, ctx.plan.reads) if ctx.plan.half else operands
             made = gradients(ctx.plan, given, gradient, a, b, weights, wanted)
             return tuple(None if x is None else x.to(operands.value.dtype) for x in made) if ctx.plan.half else made
 
         found = first_order(ONCE, of_operands, gradient, *(x for x in operands if x is not None))
         return *found, None, None
-
-
-_NOTHING = (None,) * 6

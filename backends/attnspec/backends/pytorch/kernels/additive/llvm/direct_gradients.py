@@ -26,16 +26,19 @@ def gradients(
         gradient = gradient.float()
     a, b = query if a is None else a, key if b is None else b
     constant = False
-    if intercepted() or not addressable(gradient):
+    plainly = intercepted() or not addressable(gradient)
+    if plainly:
         by_a, by_b, by_value, by_w = _by_pytorch(plan, a, b, w_v, value, gradient, weights)
     else:
         by_a, by_b, by_value, by_w = _by_kernel(plan, a, b, w_v, value, gradient, weights)
         constant = w_q is not None and _constant(plan, a, b, value, gradient, weights, wanted)
     of_query = of_key = of_w_q = of_w_k = None
     if wanted[0] or wanted[3]:
-        of_query, of_w_q = _through(_own(by_a, query, plan.shared[0]), query, w_q, wanted[0], wanted[3], constant)
+        by_a = _own(by_a, query, plan.shared[0])
+        of_query, of_w_q = _through(by_a, query, w_q, wanted[0], wanted[3], constant, plainly)
     if wanted[1] or wanted[4]:
-        of_key, of_w_k = _through(_own(by_b, key, plan.shared[1]), key, w_k, wanted[1], wanted[4], constant)
+        by_b = _own(by_b, key, plan.shared[1])
+        of_key, of_w_k = _through(by_b, key, w_k, wanted[1], wanted[4], constant, plainly)
     of_value = _own(by_value, value, plan.shared[2]) if wanted[2] else None
     return of_query, of_key, of_value, of_w_q, of_w_k, by_w if wanted[5] else None
 
@@ -176,15 +179,15 @@ def _own(gradient: Tensor, x: Tensor, shared: bool) -> Tensor:
 
 
 def _through(
-    gradient: Tensor, x: Tensor, w: Tensor | None, of_input: bool, of_weight: bool, constant: bool
+    gradient: Tensor, x: Tensor, w: Tensor | None, of_input: bool, of_weight: bool, constant: bool, plainly: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and of the weight that projected it, of that of the projection."""
+    """Gradients of x and of the weight that projected it, of that of the projection; ``plainly`` by PyTorch."""
     if w is None:
         return gradient, None
     if constant:
         return x.new_zeros(x.shape) if of_input else None, w.new_zeros(w.shape) if of_weight else None
     rows = gradient.view(-1, w.shape[0])
-    if intercepted() or not all(map(addressable, (gradient, x, w))):
+    if plainly or not addressable(x) or not addressable(w):
         by_weight = rows.mT @ x.reshape(-1, w.shape[1]) if of_weight else None
         return (rows @ w).view(x.shape) if of_input else None, by_weight
     by_weight = matmul.over_rows(rows, x.reshape(-1, w.shape[1])) if of_weight else None
@@ -205,7 +208,7 @@ def _by_kernel(
     e, n, m, h, d = len(weights), plan.n, plan.m, plan.h, plan.d
     if memory is None:
         memory = a.new_empty(e, n, h), a.new_empty(e, m, h), a.new_empty(e, m, d)
-    (by_a, by_b, by_value), by_w = memory, a.new_empty(e, h)
+    (by_a, by_b, by_value), by_w = memory, a.new_empty(h) if e == 1 else a.new_empty(e, h)
     kernel = backward_kernel(plan.bits, STORED[value.dtype], STORED[by_b.dtype], STORED[by_value.dtype])
     threads = torch.get_num_threads() if plan.parallel and e > 1 else 1
     scratch = a.new_empty(threads * plan.scratch)
@@ -216,7 +219,7 @@ def _by_kernel(
     ):
         words[place] = x.data_ptr()
     call(kernel, threads, words)
-    return by_a, by_b, by_value, by_w[0] if e == 1 else by_w.sum(0)
+    return by_a, by_b, by_value, by_w if e == 1 else by_w.sum(0)
 
 
 _ENTRIES = LEADING + Backward.tasks

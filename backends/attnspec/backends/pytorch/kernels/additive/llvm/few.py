@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.step_arguments import STORED
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
+from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, Compiled
 from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.plans import plan_class
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
@@ -24,8 +24,8 @@ from .direct_plan import MASK, NAN, OUTPUT, SCRATCH, STRANGE, TASKS, VALUE, WEIG
 from .direct_plan import Plan as DirectPlan
 from .few_kernels import Gradients, Projection, Stored, Widths, gradient_kernel, projection_kernel
 
-FEW = 2**15
-"""Multiply-adds of all projections up to which a product of matrices takes longer to begin."""
+FEW = 2**19 if HAS_512_BITS else 2**17
+"""Multiply-adds of all projections up to which products of matrices take longer to begin than this to multiply."""
 
 
 @plan_class

@@ -35,17 +35,17 @@ def empty(like: Tensor, *shape: int, kept: bool = False) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype, count=prod(shape), offset=start).view(shape)
 
 
-def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """Uninitialised memory for so many numbers each, which a thread keeps between calls of a kind unless it is much."""
+def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Sequence[Tensor]]:
+    """Uninitialised memory, which a thread keeps between calls of a kind unless it is much, to be held while its parts
+    are used, for so many numbers each."""
     numbers = sum(sizes)
-    memory = kept_memory.kept(kind, numbers, like.dtype)
-    return torch.split_with_sizes(empty(like, numbers) if memory is None else memory, sizes)
+    held, memory = kept_memory.kept(kind, numbers, like.dtype) or (like, empty(like, numbers))
+    return held, torch.split_with_sizes(memory, sizes)
 
 
-def kept_bytes(kind: str, like: Tensor, size: int) -> Tensor:
-    """So many bytes of memory, which a thread keeps as it does that of `kept_parts`."""
-    memory = kept_memory.kept(kind, size, torch.uint8)
-    return empty(like.new_empty(0, dtype=torch.uint8), size) if memory is None else memory
+def kept_bytes(kind: str, like: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Memory as that of `kept_parts`, and so many bytes of it."""
+    return kept_memory.kept(kind, size, torch.uint8) or (like, empty(like.new_empty(0, dtype=torch.uint8), size))
 
 
 def copy(x: Tensor) -> Tensor:

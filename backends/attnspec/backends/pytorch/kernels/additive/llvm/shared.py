@@ -75,7 +75,7 @@ def attend(plan: Plan, operands: Operands, tracked: bool) -> Tensor | None:
     s = plan.sizes
     like = value.new_empty(0, dtype=s.real)
     # in this order the memory of the steps begins on a cache line
-    memory, a, b = pages.kept_parts(
+    _held, (memory, a, b) = pages.kept_parts(
         "additive", like, (plan.forward.size // like.element_size(), s.entries * s.n * s.h, s.entries * s.m * s.h)
     )
     return _forward(plan, operands, a, b, memory, None)[0]
@@ -122,7 +122,7 @@ class SharedAttention(torch.autograd.Function):
         like = value.new_empty(0, dtype=s.real)
         a, b = like.new_empty(s.entries, s.n, s.h), like.new_empty(s.entries, s.m, s.h)
         weights = kept_weights(like, s.entries, s.n, s.m, s.causal)
-        memory = pages.kept_bytes("additive", like, plan.forward.size)
+        _held, memory = pages.kept_bytes("additive", like, plan.forward.size)
         output, wide = _forward(plan, operands, a, b, memory, weights)
         ctx.save_for_backward(*operands, a, b, weights, output if value.dtype is s.real else wide)
         ctx.plan = plan

@@ -58,7 +58,7 @@ class GradientSteps:
         weight, s = Weight.of(w), self.sizes
         if float(weight.unit) != 1.0:
             return None
-        memory = pages.kept_bytes("additive gradients", a, self.size)
+        _held, memory = pages.kept_bytes("additive gradients", a, self.size)
         base, ones, size = memory.data_ptr(), self.ones.data_ptr(), a.element_size()
         *written, of_block, of_scores, of_extents, own, of_units = [base + offset for offset in self.offsets]
         serve, clamped = self.factors.run(a.data_ptr(), b.data_ptr(), ones, ones, self.limit.data_ptr(), written)
