@@ -233,7 +233,7 @@ def calibrate(
         if name not in calibration.OPERATIONS:
             unusable(f"--operation: expected one of {', '.join(calibration.OPERATIONS)}; got {name!r}")
     if instructions not in ("", "avx2", calibration.instruction_set()):
-        unusable(f"--instructions: expected avx2 or none; got {instructions!r}")
+        unusable(f"--instructions: expected avx2, or left out; got {instructions!r}")
     narrower = instructions == "avx2" != calibration.instruction_set()
     chosen = operation or tuple(calibration.OPERATIONS)
     for line in calibration.as_avx2(seconds, chosen) if narrower else calibration.lines(seconds, chosen):

@@ -123,11 +123,16 @@ def test_nothing_is_kept_of_sources_that_were_replaced(
     assert len(list(folder.iterdir())) == 1
 
 
-def test_nothing_is_kept_if_it_is_switched_off(folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kept_code.SWITCH, "OFF")
+@pytest.mark.parametrize("word", ["OFF", "off", "0", "no", "False", "none"])
+def test_nothing_is_kept_if_it_is_switched_off(
+    word: str, folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(kept_code.SWITCH, word)
+    monkeypatch.chdir(folder.parent)
     assert (result(), result()) == (6.0, 6.0)
     assert len(made) == 2
     assert not folder.exists()
+    assert not Path(word).exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no mode of the user here")

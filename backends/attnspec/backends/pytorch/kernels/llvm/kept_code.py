@@ -1,9 +1,9 @@
 """Machine code of kernels, kept between processes in the user's cache folder.
 
-``ATTNSPEC_CACHE=off`` keeps none; any other value is a folder to keep it in. What is kept is found by a digest of all
-that it depends on: the sources of the kernels, the kernel and its parameters, LLVM and the processor. It lies in a
-subfolder ``kernels`` that is the user's alone (mode 0700), for what lies there is run. Where that cannot be written, or
-is open to others, nothing is kept; of a folder that was named a warning says so.
+``ATTNSPEC_CACHE=off``, or another word of `OFF`, keeps none; any other value is a folder to keep it in. What is kept is
+found by a digest of all that it depends on: the sources of the kernels, the kernel and its parameters, LLVM and the
+processor. It lies in a subfolder ``kernels`` that is the user's alone (mode 0700), for what lies there is run. Where
+that cannot be written, or is open to others, nothing is kept; of a folder that was named a warning says so.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ except ImportError:
     platformdirs = None  # type: ignore[assignment]
 
 SWITCH = "ATTNSPEC_CACHE"
+OFF = "off", "0", "no", "false", "none"
 
 KERNELS = Path(__file__).parents[1]
 """The package of all kernels."""
@@ -65,7 +66,7 @@ def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[
 def _folder() -> Path | None:
     """Where code is kept; None where it is not, or where others could put code for us to run."""
     wish = os.environ.get(SWITCH, "")
-    if wish.lower() == "off" or (not wish and platformdirs is None):
+    if wish.lower() in OFF or (not wish and platformdirs is None):
         return None
     try:
         home = Path(wish).expanduser() if wish else platformdirs.user_cache_path("attnspec")
