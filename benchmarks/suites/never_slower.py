@@ -3,6 +3,7 @@
 What is promised at each size is a floor: `floors` says of which rival, and how much.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -34,11 +35,13 @@ ODD = (
     (16, 13, 1, 300), (8, 1, 30, 300), (32, 1, 200, 200),
 )  # fmt: skip
 """Not powers of two, no multiple of a register; in every dtype."""
+WIDE = ((1, 1, 30, 256, 512), (1, 3, 7, 128, 256), (32, 1, 20, 256, 1024), (32, 1, 20, 512, 64), (32, 17, 50, 64, 256))
+"""Batch, queries, keys, hidden units and another number of features, in float32 and bfloat16, of additive attention."""
 MASKED = ((1, 1, 64, 64), (4, 20, 20, 64), (16, 4, 128, 64), (4, 64, 64, 64), (1, 512, 512, 64))
 MAX_BYTES = 2 * 2**30
 """Of the intermediates (B, n, m, h) of additive attention, up to which the formula is measured."""
 
-Size = tuple[int, int, int, int]
+Size = tuple[int, ...]
 Formula = Callable[..., Tensor]
 
 
@@ -81,10 +84,11 @@ def cases(settings: Settings) -> Iterator[Case]:
     small: Sequence[Size] = SMALL + ODD
     others: Sequence[Size] = OTHERS
     masked: Sequence[Size] = MASKED
+    wide: Sequence[Size] = WIDE
     if settings.sizes:
-        small, others, masked = tuple((2, n, n, 16) for n in settings.sizes), (), ()
+        small, others, masked, wide = tuple((2, n, n, 16) for n in settings.sizes), (), (), ()
     elif settings.quick:
-        small, others, masked = SMALL[:5], (), MASKED[:2]
+        small, others, masked, wide = SMALL[:5], (), MASKED[:2], WIDE[1:2]
     for operation in RIVALS:
         for mode in (FORWARD, WITH_BACKWARD):
             for name in DTYPES:
@@ -94,18 +98,21 @@ def cases(settings: Settings) -> Iterator[Case]:
                 yield case(settings, operation, size, "f32", mode)
             for size in masked:
                 yield case(settings, operation, size, "f32", mode, padding=True)
+            for name, size in itertools.product(("f32", "bf16"), wide if operation == "additive" else ()):
+                yield case(settings, operation, size, name, mode)
     yield from never_slower_groups.cases(SUITE, settings)
 
 
 def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, *,
          padding: bool = False) -> Case:  # fmt: skip
-    """One size in one dtype."""
-    batch, n, m, h = size
+    """One size in one dtype; it ends with the features, if they are not as many as the hidden units."""
+    batch, n, m, h, *features = size
+    d = features[0] if features else h
     draw = Inputs(settings.device)
-    inputs = [draw.normal(batch, rows, h, dtype=DTYPES[dtype]) for rows in (n, m, m)]
+    inputs = [draw.normal(batch, rows, d, dtype=DTYPES[dtype]) for rows in (n, m, m)]
     if operation == "additive":
-        shapes = ((h, h), (h, h), (h,))
-        inputs += [draw.normal(*shape, scale=h**-0.5, dtype=DTYPES[dtype]) for shape in shapes]
+        shapes = ((h, d), (h, d), (h,))
+        inputs += [draw.normal(*shape, scale=shape[-1] ** -0.5, dtype=DTYPES[dtype]) for shape in shapes]
     mask = None
     if padding:
         lengths = torch.randint(1, m + 1, (batch, 1, 1), generator=draw.generator).to(draw.device)
@@ -136,10 +143,10 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
     subjects.append(Subject(OURS, lambda: make_call(mode, masked(OF_BACKEND[operation]), inputs)))
     shared, ceiling, least = 0, "matmul", 4.0
     if operation == "additive":
-        shared, (ceiling, least) = 3, multiply_adds.limiting(settings.device, h, h)
+        shared, (ceiling, least) = 3, multiply_adds.limiting(settings.device, h, d)
     name = f"{operation} {dtype} {size}" + ", padding" * padding
     return Case(
-        SUITE, name, mode, {"B": batch, "n": n, "m": m, "h": h}, n,
+        SUITE, name, mode, {"B": batch, "n": n, "m": m, "h": h} | ({"d": d} if features else {}), n,
         batch * n * m * h * (1.0 if mode == FORWARD else 2.0), "terms", ceiling, subjects, formula,
         lambda found: exact.comparable(found, 3, rows), shared=shared, per_unit=least, precision=DTYPES[dtype],
     )  # fmt: skip
