@@ -154,6 +154,17 @@ def test_costs_are_known_of_every_path_that_serves_all_calls(instructions: str) 
         assert len(cost.measured) in (0, len(SIZES))
 
 
+def test_sizes_with_the_same_leading_digits_share_the_choice_of_a_path() -> None:
+    assert [costs.leading_digits(size) for size in (0, 1, 31, 32, 63, 64, 67, 68, 4095)] == [
+        0, 1, 31, 32, 62, 64, 64, 68, 3968
+    ]  # fmt: skip
+    for routes, sizes in ((additive_routes, (64, 64)), (dot_routes, (64, 64))):
+        routes._microseconds.cache_clear()
+        for m in range(1024, 1088):  # as keys grow by steps
+            routes.microseconds("llvm", 4, 1, m, *sizes, torch.float32, False, 1)
+        assert routes._microseconds.cache_info().misses == 1
+
+
 @pytest.mark.parametrize("instructions", ["amx", "zen5", "avx512", "avx2", "neon"])
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
 @pytest.mark.parametrize("tracked", [False, True])
@@ -162,7 +173,7 @@ def test_many_terms_go_to_the_kernels_that_share_exponentials(
 ) -> None:
     monkeypatch.setattr(costs, "instruction_set", lambda: instructions)
     for routes in (additive_routes, dot_routes):
-        routes.microseconds.cache_clear()
+        routes._microseconds.cache_clear()
     try:
         assert additive_routes.by_cost(1, 2048, 2048, 64, 64, dtype, tracked=tracked) == "llvm"
         chosen = dot_routes.by_cost(1, 1, 2048, 2048, 64, 64, dtype, tracked=tracked, excludes=False)
@@ -171,7 +182,7 @@ def test_many_terms_go_to_the_kernels_that_share_exponentials(
         assert chosen == ("pytorch" if tiles else "llvm")
     finally:
         for routes in (additive_routes, dot_routes):
-            routes.microseconds.cache_clear()
+            routes._microseconds.cache_clear()
 
 
 def test_what_was_measured_is_the_time_of_a_call_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
