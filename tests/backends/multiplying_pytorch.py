@@ -9,7 +9,7 @@ from attnspec.backends.pytorch.kernels.additive.llvm import direct_plan, few
 from attnspec.backends.pytorch.kernels.llvm import matmul, pairs, projection
 from attnspec.backends.pytorch.runtime import paths
 
-matmul.LEAST, projection.ROWS, direct_plan.PIECE, direct_plan.ROWS_OF_WEIGHTS, few.FEW = 1, 1, 1, 1, 0
+matmul.LEAST, projection.ROWS, direct_plan.PIECE, direct_plan.PIECE_OF_WEIGHTS, few.FEW = 1, 1, 1, 1, 0
 pairs.LEAST_OF_TILES, direct_plan.PARTS_REALS = 1, True
 
 name = "pytorch by products of its own"

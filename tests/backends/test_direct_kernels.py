@@ -240,7 +240,7 @@ def test_the_batch_in_pieces_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatc
         batch = torch.Size((3, 4))
         whole = direct.attend(direct_plan.plan(given, mask, False, batch), given, mask, False)  # type: ignore[arg-type]
         monkeypatch.setattr(direct_plan, "PIECE", 200)
-        monkeypatch.setattr(direct_plan, "ROWS_OF_WEIGHTS", 1)
+        monkeypatch.setattr(direct_plan, "PIECE_OF_WEIGHTS", 1)
         monkeypatch.setattr(direct_plan, "PARTS_REALS", True)
         plan = direct_plan.plan(given, mask, False, batch)
         monkeypatch.undo()
@@ -267,7 +267,7 @@ def test_gradients_in_pieces_are_those_at_once(
         formula(exact, torch.ones(n, m, dtype=torch.bool)), [exact[i] for i in wanted], cotangent.double()
     )
     monkeypatch.setattr(direct_plan, "PIECE", 400 if m > 1 else 40)
-    monkeypatch.setattr(direct_plan, "ROWS_OF_WEIGHTS", 1)
+    monkeypatch.setattr(direct_plan, "PIECE_OF_WEIGHTS", 1)
     monkeypatch.setattr(direct_plan, "PARTS_REALS", True)
     monkeypatch.setattr(matmul, "LEAST", 1)
     monkeypatch.setattr(direct_plan, "LEAST", 1)

@@ -136,8 +136,9 @@ def test_memory_that_is_held_is_lent_to_nobody_else() -> None:
     begin = held.data_ptr()
     others = [kept_memory.address("test", size)[1] for size in (100, 200)]
     assert len({begin, *(x.data_ptr() for x in others)}) == 3
-    del held
-    assert kept_memory.address("test", 100)[0] == begin
+    last = others[-1].data_ptr()
+    del held, others
+    assert kept_memory.address("test", 100)[0] == last
 
 
 def test_memory_of_a_kind_is_at_one_address_up_to_a_limit() -> None:

@@ -31,12 +31,11 @@ def address(kind: str, size: int, threads: int = 1) -> tuple[int, Tensor]:
     ``threads`` share it. For more than a thread keeps, and while that is held, it is new.
     """
     own = _own.memory.get(kind)
-    free = own is None or _references(own[1]) == _ALONE
-    if own is not None and own[0] >= size and free:
+    if own is not None and own[0] >= size and _references(own[1]) == _ALONE:
         return own[1]
     memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     found = memory.data_ptr(), memory
-    if size <= MOST * threads and free:
+    if size <= MOST * threads:
         _own.memory[kind] = size, found
     return found
 

@@ -25,9 +25,9 @@ def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *,
 def microseconds(
     path: str, entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float:
-    """What a call of about these sizes takes on a path by PyTorch's threads, whose number only tells remembered
+    """What a call with about so many keys takes on a path by PyTorch's threads, whose number only tells remembered
     results apart."""
-    return _microseconds(path, entries, leading_digits(n), leading_digits(m), h, d, dtype, tracked, threads)
+    return _microseconds(path, entries, n, leading_digits(m), h, d, dtype, tracked, threads)
 
 
 @lru_cache(maxsize=4096)

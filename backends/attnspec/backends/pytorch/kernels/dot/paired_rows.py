@@ -111,7 +111,10 @@ def gradients(
     of_rows = None if of_logarithms is None else of_logarithms.contiguous()
     entries, n, m, d, d_v = _lengths(query, value)
     threads = get_num_threads()
-    together, size = max(1, CHUNK * threads // (n * m)), REAL * half(n) * m
+    together = max(1, min(CHUNK * threads // (n * m), entries))
+    bytes_of_pairs = together * REAL * half(n) * m
+    of_scores, _held = address("paired_rows gradients", bytes_of_pairs, threads)
+    own_pairs, _also_held = (0, None) if weights else address("paired_rows weights", bytes_of_pairs, threads)
     for first in range(0, entries, together):
         lengths = min(together, entries - first), n, m, d, d_v
         kind = lengths, scale, bool(weights), threads
@@ -119,12 +122,7 @@ def gradients(
         if steps is None:
             made = _query_step(lengths, scale, bool(weights)), _key_step(lengths)
             steps = _gradient_steps.remember(kind, made)
-        bytes_of_pairs = lengths[0] * size
-        of_scores, _held = address("paired_rows gradients", bytes_of_pairs, threads)
-        if weights:
-            scores, pairs = (_address(x, first) for x in weights)
-        else:
-            scores, (pairs, _also_held) = 0, address("paired_rows weights", bytes_of_pairs, threads)
+        scores, pairs = (_address(x, first) for x in weights) if weights else (0, own_pairs)
         own_query, own_gradient = _address(query, first), _address(gradient, first)
         if not weights or by_query is not None or by_key is not None:
             steps[0].run(

@@ -58,12 +58,12 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
 def microseconds(
     path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float | None:
-    """What a call of about these sizes takes on a path by PyTorch's threads, whose number only tells remembered
+    """What a call with about so many keys takes on a path by PyTorch's threads, whose number only tells remembered
     results apart.
 
     None where the path was not measured.
     """
-    return _microseconds(path, entries, leading_digits(n), leading_digits(m), d, d_v, dtype, tracked, threads)
+    return _microseconds(path, entries, n, leading_digits(m), d, d_v, dtype, tracked, threads)
 
 
 @lru_cache(maxsize=4096)

@@ -10,9 +10,10 @@ from attnspec.backends.pytorch.kernels.llvm.matmul import DEPTH, Multiply
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
 ROWS = 512 if splits_512_bits() else 128
-"""Rows of x from which it is worth more than it takes to transpose w, which PyTorch's product reads as it is.
+"""Rows of x from which this product gains more than it takes to transpose w, which PyTorch's product reads as it is.
 
-Measured on Zen 4, of 64 to 1,024 columns; those of Zen 5 follow from the rates of both products.
+Measured on Zen 4, with 64 to 1,024 columns; that of Zen 5 follows from the rates of both products, and no other
+processor takes this one (`matmul.worthwhile`).
 """
 
 

@@ -24,9 +24,9 @@ PARTS_REALS = is_zen()
 """Whether batches of other dtypes than the half ones are taken in pieces too. On Intel's processors, whose caches are
 large, PyTorch multiplies whole matrices faster by more than the pieces save."""
 
-ROWS_OF_WEIGHTS = 4
-"""How many times as many numbers as the weights have are in a piece, which reads them twice and adds their gradients to
-those of others."""
+PIECE_OF_WEIGHTS = 4
+"""A piece has at least so many times as many numbers as the weights: it reads them twice, and adds its share of their
+gradients to that of the pieces before."""
 
 LEAST_QUERIES = 4
 """Queries of a piece, which are as many tasks: threads share no more. Results depend on pieces, and not on threads."""
@@ -93,8 +93,8 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     half = query.dtype in HALF_DTYPES
     rows = 0 if mask is None else mask.shape[-2]
     weights = 0 if w_k is None else w_k.numel()
-    widest = max(h, key.shape[-1], d) if half else h  # keys and values of half dtypes are made wider, too
-    size = max(-(-LEAST_QUERIES // n), max(PIECE, ROWS_OF_WEIGHTS * weights) // (m * widest))
+    widest = max(h, key.shape[-1], d) if half else max(h, 1)  # keys and values of half dtypes are made wider, too
+    size = max(-(-LEAST_QUERIES // n), max(PIECE, PIECE_OF_WEIGHTS * weights) // (m * widest))
     parted = half or (PARTS_REALS and w_q is not None)
     whole = any(shared) or not parted or size >= entries
     pieces = ((0, entries),) if whole else tuple((i, min(i + size, entries)) for i in range(0, entries, size))
