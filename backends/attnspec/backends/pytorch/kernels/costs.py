@@ -75,19 +75,11 @@ def _correction(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
     return weighted / weights
 
 
+@lru_cache(maxsize=64)
 def _known(cost: Cost, measured: tuple[Work, ...]) -> list[tuple[float, float, float, float]]:
     """Logarithms of the work of the calls that were measured on a path, and of what they took over the model."""
-    key = id(cost), id(measured)
-    found = _all_known.get(key)
-    if found is None or found[0] is not cost or found[1] is not measured:
-        pairs = zip(measured, cost.measured, strict=True)
-        found = cost, measured, [(*_logarithms(known), log(factor)) for known, factor in pairs if factor]
-        _all_known[key] = found
-    return found[2]
-
-
-_all_known: dict[tuple[int, int], tuple[Cost, tuple[Work, ...], list[tuple[float, float, float, float]]]] = {}
-"""By identity, for the hash of a hundred numbers takes as long as what is looked up."""
+    pairs = zip(measured, cost.measured, strict=True)
+    return [(*_logarithms(known), log(factor)) for known, factor in pairs if factor]
 
 
 def _logarithms(work: Work) -> tuple[float, float, float]:

@@ -85,16 +85,16 @@ def forward(
     query, key, value = (_addressed(x) for x in (query, key, value))
     lengths = _lengths(query, value)
     kind = lengths, scale, saves, get_num_threads()
-    whole = _forward_steps.get(kind)
-    if whole is None:
-        whole = _forward_steps.remember(kind, _forward_step(lengths, scale, saves))
+    made = _forward_steps.get(kind)
+    if made is None:
+        made = _forward_steps.remember(kind, _forward_step(lengths, scale, saves))
     entries, n, m, _, d_v = lengths
     output = value.new_empty(entries, n, d_v)
     found = query.new_empty(entries, n) if logarithms else None
     kept = None
     if saves:
         kept = query.new_empty(entries, n, m, dtype=torch.float32), query.new_empty(entries, *saved_pairs(n, m))
-    whole.run(*map(_address, (query, key, value, output, found, *(kept or (None, None)))))
+    made.run(*map(_address, (query, key, value, output, found, *(kept or (None, None)))))
     return output, found, kept
 
 

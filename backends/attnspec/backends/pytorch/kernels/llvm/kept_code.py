@@ -29,6 +29,7 @@ except ImportError:
 
 SWITCH = "ATTNSPEC_CACHE"
 OFF = "off", "0", "no", "false", "none"
+"""Its words for keeping no code, in any case."""
 
 KERNELS = Path(__file__).parents[1]
 """The package of all kernels."""

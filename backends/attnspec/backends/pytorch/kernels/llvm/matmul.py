@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, is_zen, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store
-from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count, with_leading
+from attnspec.backends.pytorch.kernels.llvm.steps import step
+from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 
 ROWS = 6
@@ -154,18 +155,11 @@ Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
 def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
     """For matrices in memory of the sizes and strides of these, whose words are made once."""
-    template = with_leading(_arguments(left, right, output).to_words())
-    kernel = product_kernel(8 * output.element_size(), False)
+    kernel, arguments = product_kernel(8 * output.element_size(), False), _arguments(left, right, output)
     entries, rows, depth = left.shape
     threads = thread_count(entries * -(-rows // TASK), entries * rows * right.shape[2] * depth)
-    of_left, of_right, of_output = (LEADING + word for word in (Products.left, Products.right, Products.output))
-
-    def write_product(left: Tensor, right: Tensor, output: Tensor) -> None:
-        words = template[:]
-        words[of_left], words[of_right], words[of_output] = left.data_ptr(), right.data_ptr(), output.data_ptr()
-        call(kernel, threads, words)
-
-    return write_product
+    made = step(kernel, threads, arguments, Products.left, Products.right, Products.output)
+    return lambda left, right, output: made.run(left.data_ptr(), right.data_ptr(), output.data_ptr())
 
 
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
