@@ -238,13 +238,25 @@ def test_without_keys_flex_has_gradients_of_zero(learning: None) -> None:
         assert x.eq(0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_on_the_cpu_flex_does_not_round_products_before_they_are_scaled(dtype: torch.dtype) -> None:
+    query, key, value = (20 * x for x in operands(dtype, d=64))
+    with forcing("flex"):
+        found, _ = backend.grouped_query_attention(query, key, value, scale=2**-7)
+    with forcing("plain"):
+        exact, _ = backend.grouped_query_attention(query.double(), key.double(), value.double(), scale=2**-7)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), exact, rtol=eps, atol=eps)
+
+
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """flex_attention as it is compiled on CUDA, up to the compiler of kernels."""
     torch._dynamo.reset()
     words: Any = {"dynamic": True, "fullgraph": True, "backend": "aot_eager"}
-    monkeypatch.setattr(flex, "_eagerly", torch.compile(flexible.flex_attention, **words))
-    monkeypatch.setattr(flex, "create_block_mask", torch.compile(flexible.create_block_mask, **words))
+    both = tuple(torch.compile(x, **words) for x in (flexible.flex_attention, flexible.create_block_mask))
+    monkeypatch.setattr(flex, "_is_for_a_compiler", lambda x: True)
+    monkeypatch.setattr(flex, "_compiled", lambda: both)
     yield
     torch._dynamo.reset()
 

@@ -43,7 +43,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | Non
     query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v); bias and slopes as in `scores`. The
     condition depends on the element of the batch unless ``by_element`` is false.
     """
-    attention, blocks_of = _compiled() if query.is_cuda else (_eagerly, create_block_mask)
+    if not _is_for_a_compiler(query):
+        return _as_written(query, key, value, condition, scoring)
+    attention, blocks_of = _compiled()
     (b, _, n, d), (m, d_v) = query.shape, value.shape[-2:]
     blocks = None
     with _kinds():
@@ -54,6 +56,28 @@ def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | Non
             d**-0.5 if scoring.scale is None else float(scoring.scale), True, return_aux=AuxRequest(lse=True),
         )  # fmt: skip
     return output[..., :d_v], aux.lse
+
+
+def _as_written(
+    query: Tensor, key: Tensor, value: Tensor, condition: Condition | None, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """Without a compiler, by PyTorch's own switch, in the dtype of sums: else products would be rounded as they are.
+
+    The condition is one of the scores: a table of blocks would have 128 queries and 128 keys for each element.
+    """
+    score = scores(scoring, query.device)
+
+    def of_pair(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        s = s if score is None else score(s, b, h, i, j)
+        return s if condition is None else torch.where(condition(b, h, i, j), s, -torch.inf)
+
+    with patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
+        output, aux = flex_attention(
+            widened(query), widened(key), widened(value), of_pair, scale=scoring.scale, enable_gqa=True,
+            return_aux=AuxRequest(lse=True),
+        )  # fmt: skip
+    assert aux.lse is not None
+    return output.to(query.dtype), aux.lse
 
 
 def conditions(visible: Visible, device: torch.device) -> Condition | None:
@@ -115,10 +139,8 @@ def _border(number: int | None, device: torch.device) -> Tensor | None:
     return None if number is None else torch.full((), min(number, FARTHEST), device=device)
 
 
-def _eagerly(*arguments: Any, **words: Any) -> Any:
-    """As it is written, without a compiler, by PyTorch's own switch."""
-    with patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
-        return flex_attention(*arguments, **words)
+def _is_for_a_compiler(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 @lru_cache(maxsize=1)
