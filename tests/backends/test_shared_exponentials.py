@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -37,12 +38,17 @@ def draw(shape: tuple[tuple[int, ...], int, int, int, int, int], dtype: torch.dt
     return [torch.randn(*size, generator=made).to(dtype) for size in sizes]
 
 
-def formula(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, causal: bool) -> Tensor:
+def formula(
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, causal: bool,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     terms = torch.tanh((query @ w_q.mT).unsqueeze(-2) + (key @ w_k.mT).unsqueeze(-3))
     scores = terms @ w_v
-    if causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-    return torch.softmax(scores, -1) @ value
+    allowed = torch.ones_like(scores, dtype=torch.bool)
+    allowed = allowed.tril() if causal else allowed
+    allowed = allowed if mask is None else allowed & mask
+    weights = torch.softmax(scores.masked_fill(~allowed, -torch.inf), -1)
+    return weights.masked_fill(~allowed, 0.0) @ value
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -59,6 +65,69 @@ def test_the_output_is_the_formula(
         assert output.dtype is dtype
         torch.testing.assert_close(output.double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
     assert torch.equal(found[0], found[2])
+
+
+def masks(batch: tuple[int, ...], n: int, m: int) -> dict[str, Tensor]:
+    made = torch.Generator().manual_seed(m)
+    shapes = {"of pairs": (n, m), "of keys": (1, m), "of queries": (n, 1), "of a batch": (*batch, 1, m)}
+    found = {name: torch.rand(*shape, generator=made) < 0.6 for name, shape in shapes.items()}
+    strided = torch.rand(*batch, m, n, generator=made) < 0.6
+    return found | {"in another order": strided.mT, "nowhere": torch.zeros(n, m, dtype=torch.bool)}
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each call was served by its plan."""
+    served: list[bool] = []
+    attend = shared.attend
+
+    def seen(*given: Any) -> Tensor | None:
+        output = attend(*given)
+        served.append(output is not None)
+        return output
+
+    monkeypatch.setattr(shared, "attend", seen)
+    return served
+
+
+@pytest.mark.parametrize("kind", masks((), 1, 1))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_masked_calls_are_planned_too(
+    dtype: torch.dtype, shape: tuple[tuple[int, ...], int, int, int, int, int], causal: bool, kind: str,
+    planned: list[bool],
+) -> None:  # fmt: skip
+    batch, n, m, *_ = shape
+    mask = masks(batch, n, m)[kind]
+    given = [x.requires_grad_() for x in draw(shape, dtype)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    expected = formula(wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], causal, mask)
+    found = [pytorch.additive_attention(*given, mask=mask, causal=causal) for _ in range(3)]
+    with torch.no_grad():
+        alone = pytorch.additive_attention(*given, mask=mask, causal=causal)
+    assert planned == [True] * 4
+    assert torch.equal(alone, found[2])
+    near = CLOSE[dtype]
+    torch.testing.assert_close(found[2].double(), expected, rtol=near, atol=near)
+    cotangent = torch.linspace(-1, 1, expected.numel()).to(dtype).view(expected.shape)
+    gradients = torch.autograd.grad(found[2], given, cotangent)
+    for own, formula_s in zip(gradients, torch.autograd.grad(expected, wide, cotangent.double()), strict=True):
+        exact = formula_s.nan_to_num(0.0)  # its softmax of a row without keys
+        most = max(1.0, float(exact.abs().max()))
+        torch.testing.assert_close(own.double(), exact, rtol=near, atol=near * most)
+
+
+def test_gradients_of_rows_without_keys_have_no_effect() -> None:
+    given = [x.requires_grad_() for x in draw(SHAPES[0], torch.float32)]
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[2] = False
+    cotangent = torch.ones(2, 5, 3)
+    expected = torch.autograd.grad(pytorch.additive_attention(*given, mask=mask), given, cotangent)
+    cotangent[:, 2] = torch.nan
+    found = torch.autograd.grad(pytorch.additive_attention(*given, mask=mask), given, cotangent)
+    for own, other in zip(found, expected, strict=True):
+        assert torch.equal(own, other)
 
 
 def test_weights_that_change_in_place_are_read_again() -> None:
@@ -115,7 +184,6 @@ def test_what_does_not_lie_in_memory_is_left_to_others() -> None:
     assert not shared.serves(Operands(query, key, value, w_q.mT.contiguous().mT, w_k, w_v), None, batch)
     assert not shared.serves(Operands(query, key, value, None, None, w_v), None, batch)
     assert not shared.serves(Operands(query, key[:, :0], value[:, :0], w_q, w_k, w_v), None, batch)
-    assert not shared.serves(Operands(query, key, value, w_q, w_k, w_v), torch.ones(5, 7, dtype=torch.bool), batch)
 
 
 def test_memory_is_kept_up_to_a_limit() -> None:

@@ -133,5 +133,5 @@ def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool, 
     batch = torch.Size(shape[:-2])
     if not shared.serves(Given(*operands), mask, batch):
         return _nothing
-    plan = shared.plan(Given(*operands), causal, batch)
-    return lambda operands, _: shared.attend(plan, Given(*operands), tracked)
+    plan = shared.plan(Given(*operands), mask, causal, batch)
+    return lambda operands, mask: shared.attend(plan, Given(*operands), mask, tracked)

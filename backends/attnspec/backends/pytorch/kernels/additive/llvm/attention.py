@@ -1,6 +1,6 @@
 """One call of the attention kernel, and what is done around it: whole registers, masks as bytes, non-finite values."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,11 +9,12 @@ from torch.nn.functional import pad
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.plans import plan_class
 
 from . import pages
 from .arguments import Attend, attention_scratch
 from .forward import attend_kernel
-from .layout import Factors, Weight, bits, finite, flatten, lanes, row_stride, terms, zeros
+from .layout import Factors, Weight, bits, entry_index, finite, lanes, row_stride, terms, zeros
 from .tiles import CHUNK
 
 
@@ -34,20 +35,37 @@ def finite_registers(value: Tensor) -> tuple[Tensor, bool]:
     return whole_registers(value if clean else torch.where(value.isfinite(), value, 0.0)), clean
 
 
-@dataclass
-class MaskRows:
-    """A mask as bytes: where each batch entry begins, and the distance between rows (0 if all queries share one)."""
+@plan_class
+class MaskPlaces:
+    """Where each entry's rows of masks of one shape begin, in bytes, and their distance: 0 if all queries share one."""
 
-    rows: Tensor
+    shape: tuple[int, ...]
     index: Tensor
     step: int
 
     @classmethod
+    def of(cls, mask: Tensor, batch: torch.Size, n: int, m: int) -> "MaskPlaces":
+        """Those of a mask broadcastable to (*batch, n, m)."""
+        *own, rows, _ = shape = broadcast(mask.shape, (1, m))
+        index = entry_index(torch.Size(own), batch) * (rows * m)
+        return cls(tuple(shape), index, m if rows == n and n > 1 else 0)
+
+    def rows(self, mask: Tensor) -> Tensor:
+        """The mask in memory, its keys expanded."""
+        return mask.expand(self.shape).contiguous()
+
+
+class MaskRows(NamedTuple):
+    """A mask as bytes, and where its rows lie."""
+
+    rows: Tensor
+    places: MaskPlaces
+
+    @classmethod
     def of(cls, mask: Tensor, batch: torch.Size, n: int, m: int) -> "MaskRows":
         """A mask broadcastable to (*batch, n, m)."""
-        own = broadcast(mask.shape, (1, m))
-        rows, index = flatten(mask.expand(own), batch, torch.bool)
-        return cls(rows, index * (rows.shape[1] * m), m if rows.shape[1] == n and n > 1 else 0)
+        places = MaskPlaces.of(mask, batch, n, m)
+        return cls(places.rows(mask), places)
 
 
 def kept_weights(like: Tensor, entries: int, n: int, m: int, causal: bool) -> Tensor:
@@ -83,8 +101,8 @@ def attend(a: Tensor, keys: Factors, weight: Weight, value: Tensor, a_index: Ten
         b_index=b_index,
         terms=terms(Factors.of_queries(a, weight.flip, weight.ratio), keys, weight),
         mask=None if mask is None else mask.rows,
-        mask_index=None if mask is None else mask.index,
-        mask_row=0 if mask is None else mask.step,
+        mask_index=None if mask is None else mask.places.index,
+        mask_row=0 if mask is None else mask.places.step,
         value_index=value_index,
         value=value,
         d=d,

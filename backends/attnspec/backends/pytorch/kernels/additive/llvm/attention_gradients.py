@@ -23,6 +23,11 @@ def entries_at_once(n: int, h: int, stride: int, size: int) -> int:
     return max(GROUP_BYTES // (n * stride * size), -(-2 * torch.get_num_threads() * backward.UNITS // h), 1)
 
 
+def of_attendable(gradient: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of the output, 0 in rows without an attendable key: whatever it is there, it has no effect."""
+    return torch.where(weights.any(-1, keepdim=True), gradient, 0.0)
+
+
 def attention_gradients(
     gradient: Tensor, a: Tensor, b: Tensor, w: Tensor, value: Tensor, output: Tensor, weights: Tensor,
     a_index: Tensor, b_index: Tensor, value_index: Tensor, causal: bool,

@@ -19,7 +19,7 @@ from attnspec.backends.pytorch.runtime.recording import recorded
 from . import backward, pages
 from .arguments import Scores, attention_scratch
 from .attention import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers, kept_weights
-from .attention_gradients import attention_gradients
+from .attention_gradients import attention_gradients, of_attendable
 from .direct import ONCE
 from .layout import (
     Factors,
@@ -94,8 +94,8 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     b3, b_index = flatten(b, batch, compute)
     v3, value_index = flatten(value, batch, compute)
     g3 = grad.to(compute).expand(*batch, n, d).reshape(batch.numel(), n, d)
-    if not finite(g3):  # the gradient of a row without an attendable key has no effect
-        g3 = torch.where(weights.any(-1, keepdim=True), g3, 0.0)
+    if not finite(g3):
+        g3 = of_attendable(g3, weights)
     v3 = finite_registers(v3)[0]
     grad_a, grad_b, grad_w, grad_value = attention_gradients(
         g3, a3, b3, w_v.to(compute).contiguous(), v3, output.to(compute).reshape(g3.shape), weights.contiguous(),

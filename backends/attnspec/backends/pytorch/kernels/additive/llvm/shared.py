@@ -1,4 +1,4 @@
-"""A whole call without a mask by the kernels that share exponentials, projections included, from one plan."""
+"""A whole call by the kernels that share exponentials, projections included, from one plan."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +14,8 @@ from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.plans import plan_class
 
 from . import pages, shared_gradients
+from .attention import MaskPlaces, MaskRows, kept_weights, whole_registers
 from .attention import attend as attend_rows
-from .attention import kept_weights, whole_registers
 from .direct import ONCE
 from .direct_plan import Operands
 from .layout import Factors, Weight, entry_index, lanes
@@ -42,15 +42,18 @@ class Plan:
 
 
 def serves(operands: Operands, mask: Tensor | None, batch: torch.Size) -> bool:
-    """Whether all operands lie in memory as they are read, none of them empty, each with the whole batch."""
+    """Whether all operands lie in memory as they are read, none of them empty, each with the whole batch.
+
+    A mask may broadcast.
+    """
     query, key, value, w_q, w_k, w_v = operands
     whole = all(x.shape[:-2] == batch for x in (query, key, value))
     given = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
     lies = len(given) == len(operands) and all(x.is_contiguous() and x.numel() for x in given)
-    return mask is None and whole and lies
+    return whole and lies and (mask is None or mask.dtype is torch.bool)
 
 
-def plan(operands: Operands, causal: bool, batch: torch.Size) -> Plan:
+def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan:
     """The plan of calls that are served."""
     query, key, value, _, _, w_v = operands
     entries, n, m, h = batch.numel(), query.shape[-2], key.shape[-2], w_v.shape[0]
@@ -59,18 +62,21 @@ def plan(operands: Operands, causal: bool, batch: torch.Size) -> Plan:
     by_query, by_key = (planned(*own, value.dtype) for own in products)
     through_query, through_key = (ProjectionGradients(*own, like.dtype) for own in products)
     sizes = Sizes(entries, n, m, h, d + -d % lanes(like), causal, like.dtype, entry_index(batch, batch))
+    places = None if mask is None else MaskPlaces.of(mask, batch, n, m)
     return Plan(
-        batch, sizes, d, forward_steps(sizes), by_query, by_key, through_query, through_key, inspector((value,))
+        batch, sizes, d, forward_steps(sizes, places), by_query, by_key, through_query, through_key, inspector((value,))
     )
 
 
-def attend(plan: Plan, operands: Operands, tracked: bool) -> Tensor | None:
+def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
     """The output (*batch, n, d_v) in the dtype of the operands; None where a value is not finite."""
     value = operands.value.detach()
     if not ((plan.are_moderate is not None and plan.are_moderate(value)) or bool(value.isfinite().all())):
         return None
+    places = plan.forward.mask
+    rows = None if mask is None or places is None else MaskRows(places.rows(mask), places)
     if tracked:
-        found: Tensor = SharedAttention.apply(*operands, plan)  # type: ignore[no-untyped-call]
+        found: Tensor = SharedAttention.apply(*operands, rows, plan)  # type: ignore[no-untyped-call]
         return found
     s = plan.sizes
     like = value.new_empty(0, dtype=s.real)
@@ -78,11 +84,11 @@ def attend(plan: Plan, operands: Operands, tracked: bool) -> Tensor | None:
     _held, (memory, a, b) = pages.kept_parts(
         "additive", like, (plan.forward.size // like.element_size(), s.entries * s.n * s.h, s.entries * s.m * s.h)
     )
-    return _forward(plan, operands, a, b, memory, None)[0]
+    return _forward(plan, operands, rows, a, b, memory, None)[0]
 
 
 def _forward(
-    plan: Plan, operands: Operands, a: Tensor, b: Tensor, memory: Tensor, weights: Tensor | None
+    plan: Plan, operands: Operands, mask: MaskRows | None, a: Tensor, b: Tensor, memory: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The output, and the same (entries, n, d) before it is rounded; a and b are written, and weights if given."""
     query, key, value, w_q, w_k, w_v = operands
@@ -100,10 +106,10 @@ def _forward(
     output = value.new_empty(*plan.batch, s.n, plan.d)
     rows, direct = output.view(s.entries, s.n, plan.d), s.d == plan.d and value.dtype is s.real
     found = rows if direct else values.new_empty(s.entries, s.n, s.d)
-    if not plan.forward.run(a, b, w_v, values, found, weights, memory):
+    if not plan.forward.run(a, b, w_v, values, mask, found, weights, memory):
         weight = Weight.of(w_v)
         keys = Factors.of_keys(b, weight.flip)
-        attend_rows(a, keys, weight, values, s.index, s.index, s.index, None, s.causal, weights, output=found)
+        attend_rows(a, keys, weight, values, s.index, s.index, s.index, mask, s.causal, weights, output=found)
     if direct:
         return output, rows
     rows.copy_(found[..., : plan.d])
@@ -115,15 +121,16 @@ class SharedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, plan: Plan
-    ) -> Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
+        mask: MaskRows | None, plan: Plan,
+    ) -> Tensor:  # fmt: skip
         """Keep projected queries and keys, the weights, and what is not rounded of the output."""
         operands, s = Operands(query, key, value, w_q, w_k, w_v), plan.sizes
         like = value.new_empty(0, dtype=s.real)
         a, b = like.new_empty(s.entries, s.n, s.h), like.new_empty(s.entries, s.m, s.h)
         weights = kept_weights(like, s.entries, s.n, s.m, s.causal)
         _held, memory = pages.kept_bytes("additive", like, plan.forward.size)
-        output, wide = _forward(plan, operands, a, b, memory, weights)
+        output, wide = _forward(plan, operands, mask, a, b, memory, weights)
         ctx.save_for_backward(*operands, a, b, weights, output if value.dtype is s.real else wide)
         ctx.plan = plan
         return output
@@ -137,4 +144,4 @@ class SharedAttention(torch.autograd.Function):
         def of_operands(gradient: Tensor, *operands: Tensor) -> tuple[Tensor | None, ...]:
             return shared_gradients.gradients(plan, Operands(*operands), gradient, saved[6:], wanted)
 
-        return *first_order(ONCE, of_operands, gradient, *saved[:6]), None
+        return *first_order(ONCE, of_operands, gradient, *saved[:6]), None, None

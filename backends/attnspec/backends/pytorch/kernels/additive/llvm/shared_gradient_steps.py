@@ -1,4 +1,4 @@
-"""The kernels of the gradients of a whole call without a mask, in the order in which they run, and their memory."""
+"""The kernels of the gradients of a whole call, in the order in which they run, and their memory."""
 
 from collections.abc import Mapping
 

@@ -10,8 +10,9 @@ from attnspec.backends.pytorch.runtime.plans import Plans
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .attention import whole_registers
-from .attention_gradients import attention_gradients
+from .attention_gradients import attention_gradients, of_attendable
 from .direct_plan import Operands
+from .layout import finite
 from .operators import attention_backward_op
 from .pages import converted
 from .shared_gradient_steps import GradientSteps, gradient_steps
@@ -53,7 +54,10 @@ def _by_kernels(
     s = plan.sizes
     shape = s.entries, s.n, plan.d
     a, b, weights, output = (converted(x, s.real).contiguous() for x in (a, b, weights, output))
-    output, gradient = whole_registers(output.reshape(shape)), whole_registers(widened(gradient).reshape(shape))
+    gradient = widened(gradient).reshape(shape)
+    if plan.forward.mask is not None and not finite(gradient):
+        gradient = of_attendable(gradient, weights)
+    output, gradient = whole_registers(output.reshape(shape)), whole_registers(gradient)
     value = whole_registers(widened(operands.value).reshape(s.entries, s.m, plan.d))
     given = gradient, a, b, widened(operands.w_v).contiguous(), value, output, weights
     kind = s.entries, s.n, s.m, s.h, s.d, s.causal, s.real, get_num_threads()

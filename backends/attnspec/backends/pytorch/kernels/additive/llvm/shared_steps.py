@@ -1,4 +1,4 @@
-"""The kernels of a whole call without a mask, in the order in which they run, and the memory that they share.
+"""The kernels of a whole call, in the order in which they run, and the memory that they share.
 
 What differs between calls are addresses: their words are made once for all calls with the same sizes.
 """
@@ -15,6 +15,7 @@ from attnspec.backends.pytorch.runtime.plans import plan_class
 
 from . import factors
 from .arguments import Attend, Terms, attention_scratch
+from .attention import MaskPlaces, MaskRows
 from .factors import KeyFactors, QueryFactors
 from .forward import attend_kernel
 from .layout import EXPONENTIAL_WORK, Weight, bits, blocks, padded, row_stride, score_limits
@@ -117,14 +118,16 @@ class ForwardSteps:
 
     factors: FactorSteps
     attend: Step
+    mask: MaskPlaces | None
     limit: Tensor
     offsets: tuple[int, ...]
     size: int
     """Bytes of memory."""
 
     def run(
-        self, a: Tensor, b: Tensor, w: Tensor, value: Tensor, output: Tensor, weights: Tensor | None, memory: Tensor
-    ) -> bool:
+        self, a: Tensor, b: Tensor, w: Tensor, value: Tensor, mask: MaskRows | None, output: Tensor,
+        weights: Tensor | None, memory: Tensor,
+    ) -> bool:  # fmt: skip
         """Write the output (entries, n, d), and weights (entries, n, stride) if given.
 
         False, and neither is written, where factors do not serve all pairs.
@@ -140,14 +143,15 @@ class ForwardSteps:
         of_query, query_flag, _, of_key, key_flag, _, _ = written
         self.attend.run(
             own, of_query, of_key, ratio, weight.offset.data_ptr(), weight.minus_two_scale.data_ptr(),
-            weight.unit.data_ptr(), clamped, of_a, weight.raw.data_ptr(), query_flag, key_flag, value.data_ptr(),
-            output.data_ptr(), 0 if weights is None else weights.data_ptr(),
+            weight.unit.data_ptr(), clamped, of_a, weight.raw.data_ptr(), query_flag, key_flag,
+            0 if mask is None else mask.rows.data_ptr(), value.data_ptr(), output.data_ptr(),
+            0 if weights is None else weights.data_ptr(),
         )  # fmt: skip
         return True
 
 
-def forward_steps(s: Sizes) -> ForwardSteps:
-    """For these sizes."""
+def forward_steps(s: Sizes, mask: MaskPlaces | None) -> ForwardSteps:
+    """For these sizes, and masks that lie there."""
     like, width = s.like, bits(s.like)
     stride, single = row_stride(s.m, like), s.n == 1 and not s.causal  # the backward takes causal queries by chunks
     rows = 1 if single else CHUNK
@@ -163,7 +167,8 @@ def forward_steps(s: Sizes) -> ForwardSteps:
     arguments = Attend(
         tasks=tasks, chunks=chunks, n=s.n, m=s.m, h=s.h, causal=s.causal, stride=stride,
         scratch=scratch(threads, numbers, s.real), a_index=s.index, b_index=s.index, terms=terms, mask=None,
-        mask_index=None, mask_row=0, value_index=s.index, value=NOTHING, d=s.d, output=NOTHING, weights=None,
+        mask_index=None if mask is None else mask.index, mask_row=0 if mask is None else mask.step,
+        value_index=s.index, value=NOTHING, d=s.d, output=NOTHING, weights=None,
     )  # fmt: skip
     g, t, first = Attend, Terms, Attend.terms
     of_factors = factor_steps(s)
@@ -171,6 +176,7 @@ def forward_steps(s: Sizes) -> ForwardSteps:
     attend = step(
         attend_kernel(width, single), threads, arguments, g.scratch, first + t.query_factor, first + t.key_factor,
         first + t.ratio, first + t.offset, first + t.minus_two_scale, first + t.unit, first + t.clamp_tiles,
-        first + t.query_raw, first + t.weight, first + t.query_flag, first + t.key_flag, g.value, g.output, g.weights,
+        first + t.query_raw, first + t.weight, first + t.query_flag, first + t.key_flag, g.mask, g.value, g.output,
+        g.weights,
     )  # fmt: skip
-    return ForwardSteps(of_factors, attend, score_limits(s.h, s.real), offsets, size)
+    return ForwardSteps(of_factors, attend, mask, score_limits(s.h, s.real), offsets, size)
