@@ -24,7 +24,10 @@ def entries_at_once(n: int, h: int, stride: int, size: int) -> int:
 
 
 def of_attendable(gradient: Tensor, weights: Tensor) -> Tensor:
-    """The gradient of the output, 0 in rows without an attendable key: whatever it is there, it has no effect."""
+    """The gradient of the output, 0 in rows without an attendable key: whatever it is there, it has no effect.
+
+    From weights (entries, n, m), with nothing behind the keys that is not 0.
+    """
     return torch.where(weights.any(-1, keepdim=True), gradient, 0.0)
 
 

@@ -56,7 +56,7 @@ def _by_kernels(
     a, b, weights, output = (converted(x, s.real).contiguous() for x in (a, b, weights, output))
     gradient = widened(gradient).reshape(shape)
     if plan.forward.mask is not None and not finite(gradient):
-        gradient = of_attendable(gradient, weights)
+        gradient = of_attendable(gradient, weights[..., : s.m])
     output, gradient = whole_registers(output.reshape(shape)), whole_registers(gradient)
     value = whole_registers(widened(operands.value).reshape(s.entries, s.m, plan.d))
     given = gradient, a, b, widened(operands.w_v).contiguous(), value, output, weights
