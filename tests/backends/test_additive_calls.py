@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive, sdpa
+from attnspec.backends.pytorch.runtime.forcing import forcing
 
 PATHS = ("llvm", "plain") if additive.HAS_LLVMLITE else ("plain",)
 
@@ -182,6 +183,44 @@ def test_tensors_that_are_not_dense_are_refused_by_name(warm: bool) -> None:
             call(dense.to_sparse())
         with pytest.raises(TypeError, match=rf"^{name}: query: expected a floating dtype of at least 16 bits; got"):
             call(dense.to(torch.float8_e4m3fn))
+
+
+def additive_of_ones(x: Tensor, mask: Tensor) -> Tensor:
+    w = torch.ones(64, 64)
+    return pytorch.additive_attention(x, x, x, w, w, w[0], mask=mask)
+
+
+MASKED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "additive_attention": additive_of_ones,
+    "scaled_dot_product_attention": lambda x, mask: pytorch.scaled_dot_product_attention(x, x, x, mask=mask),
+    "grouped_query_attention": lambda x, mask: pytorch.grouped_query_attention(x, x, x, mask=mask)[0],
+}
+"""Calls of as many queries as keys and values, the same tensor."""
+
+
+def ones(name: str, n: int) -> Tensor:
+    return torch.ones(1, 2, n, 64) if name == "grouped_query_attention" else torch.ones(2, n, 64)
+
+
+@pytest.mark.parametrize("path", [None, "llvm", "direct", "few", "plain"])
+@pytest.mark.parametrize("n", [3, 64])
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mask_without_memory_of_its_own_excludes_all(name: str, n: int, path: str | None) -> None:
+    """It is read where a plan of an ordinary mask is known, too."""
+    with forcing(path):
+        for _ in range(2):
+            assert MASKED[name](ones(name, n), torch.ones(n, n, dtype=torch.bool)).eq(1).all()
+        assert MASKED[name](ones(name, n), torch._efficientzerotensor((n, n), dtype=torch.bool)).eq(0).all()
+
+
+@pytest.mark.parametrize("n", [3, 64])
+@pytest.mark.parametrize("name", MASKED)
+def test_a_nested_mask_is_refused_by_name(name: str, n: int) -> None:
+    for _ in range(2):
+        MASKED[name](ones(name, n), torch.ones(len(ones(name, n)), n, n, dtype=torch.bool))
+    for mask in nested():
+        with pytest.raises(TypeError, match=rf"^{name}: mask: expected a dense tensor; got a nested one$"):
+            MASKED[name](ones(name, n), mask.bool())
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])

@@ -20,6 +20,7 @@ from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, visible
 from attnspec.backends.pytorch.runtime.forcing import forcing
 
+from .concurrency import at_once
 from .test_grouped_kernels import CLOSE, OPTIONS, close, normal, on_one_thread, with_gradients
 
 __all__ = ["on_one_thread"]
@@ -247,6 +248,37 @@ def test_on_the_cpu_flex_does_not_round_products_before_they_are_scaled(dtype: t
         exact, _ = backend.grouped_query_attention(query.double(), key.double(), value.double(), scale=2**-7)
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(found.double(), exact, rtol=eps, atol=eps)
+
+
+def test_on_the_cpu_flex_leaves_its_switch_as_it_was() -> None:
+    query, key, value = operands(torch.float32)
+
+    def repeat() -> None:
+        with forcing("flex"):
+            for _ in range(20):
+                backend.grouped_query_attention(query, key, value, causal=True)
+
+    at_once(repeat)
+    assert flexible._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG is False
+
+
+def test_on_the_cpu_flex_takes_parameters_where_none_learns() -> None:
+    query, key, value = operands(torch.float32)
+    with forcing("flex"), torch.no_grad():
+        found, _ = backend.grouped_query_attention(query.requires_grad_(), key, value)
+        expected, _ = backend.grouped_query_attention(query.detach(), key, value)
+    assert torch.equal(found, expected)
+
+
+def test_on_the_cpu_flex_takes_lazy_signs_and_zeros() -> None:
+    query, key, value = operands(torch.float32, 16, 8)
+    zero = torch._efficientzerotensor(value.shape)
+    with forcing("flex"):
+        negated, _ = backend.grouped_query_attention(torch._neg_view(query), key, value)
+        expected, _ = backend.grouped_query_attention(-query, key, value)
+        nothing, _ = backend.grouped_query_attention(query, key, zero)
+    torch.testing.assert_close(negated, expected)
+    assert nothing.eq(0).all()
 
 
 @pytest.fixture

@@ -129,8 +129,21 @@ def test_gradients_of_rows_without_keys_have_no_effect(m: int) -> None:
     junk = torch.full((2, 5, 288), torch.nan)
     del junk  # for memory that is not written to hold numbers other than 0
     found = torch.autograd.grad(pytorch.additive_attention(*given, mask=mask), given, cotangent)
-    for own, other in zip(found, expected, strict=True):
+    negated = torch._neg_view(-cotangent)  # is left to the operator
+    by_operator = torch.autograd.grad(pytorch.additive_attention(*given, mask=mask), given, negated)
+    for own, other, third in zip(found, expected, by_operator, strict=True):
         assert torch.equal(own, other)
+        torch.testing.assert_close(third, other)
+
+
+def test_the_operator_reads_saved_tensors_in_other_dtypes() -> None:
+    given = [x.requires_grad_() for x in draw(SHAPES[2], torch.float32)]
+    cotangent = torch.ones(2, 3, 64, 33)
+    expected = torch.autograd.grad(pytorch.additive_attention(*given), given, cotangent)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.double(), lambda x: x):
+        output = pytorch.additive_attention(*given)
+    for own, other in zip(torch.autograd.grad(output, given, torch._neg_view(-cotangent)), expected, strict=True):
+        torch.testing.assert_close(own, other)
 
 
 def test_weights_that_change_in_place_are_read_again() -> None:

@@ -48,6 +48,7 @@ def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
         try:  # comparing the sizes of nested tensors would end the process
             ordinary = ordinary and not (query.is_nested or key.is_nested or value.is_nested)
             ordinary = ordinary and not (w_q.is_nested or w_k.is_nested or w_v.is_nested)
+            ordinary = ordinary and (mask is None or not mask.is_nested)
         except AttributeError:  # what is no tensor is refused by name
             ordinary = False
         if (causal is True or causal is False) and ordinary:
@@ -89,7 +90,7 @@ def attend(
         plan = _made(shape, operands, mask, causal)
         if kind is not None:
             _plans.remember(kind, plan)
-    if plan is _nothing or any(x.is_neg() or x._is_zerotensor() for x in operands):
+    if plan is _nothing or any(x.is_neg() or x._is_zerotensor() for x in (*operands, mask) if x is not None):
         return None
     output = plan(operands, mask)
     if output is not None and kind is not None and ordinary(*operands, mask):

@@ -106,8 +106,10 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
     (heads, n, d), (heads_k, m, d_v) = query.shape[-3:], value.shape[-3:]
     others = [x for x in (*visible, scoring.bias, scoring.slopes) if isinstance(x, Tensor)]
     kinds = Tensor, torch.nn.Parameter
-    strided = all(x.layout is torch.strided and type(x) in kinds for x in (query, key, value, *others))
-    alike = strided and query.dtype == key.dtype == value.dtype
+    given = query, key, value, *others
+    strided = all(x.layout is torch.strided and type(x) in kinds for x in given)
+    written = not any(x.is_neg() or x._is_zerotensor() for x in given)
+    alike = strided and written and query.dtype == key.dtype == value.dtype
     learned = any(x is not None and recorded(x) for x in (scoring.bias, scoring.slopes))
     entries = min(batch.numel() for batch in batches(query, key, value, visible, scoring))
     device, dtype = query.device.type if alike else "none", query.dtype

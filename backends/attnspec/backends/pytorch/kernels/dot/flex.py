@@ -8,6 +8,7 @@ Numbers of a call are tensors, so that others need no new kernel.
 
 from collections.abc import Callable
 from functools import lru_cache
+from threading import RLock
 from typing import Any
 from unittest.mock import patch
 
@@ -31,6 +32,9 @@ NARROWEST = 16
 
 FARTHEST = 2**40
 """A window that is wider than any sequence, and whose borders can be added to positions."""
+
+_switching = RLock()
+"""PyTorch's switch is one for all threads."""
 
 KINDS = 1_000
 """Kernels that may be built: for sets of options, layouts and numbers of heads."""
@@ -71,11 +75,11 @@ def _as_written(
         s = s if score is None else score(s, b, h, i, j)
         return s if condition is None else torch.where(condition(b, h, i, j), s, -torch.inf)
 
-    with patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
+    wide = [widened(x if torch.is_grad_enabled() else x.detach()) for x in (query, key, value)]
+    with _switching, patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
         output, aux = flex_attention(
-            widened(query), widened(key), widened(value), of_pair, scale=scoring.scale, enable_gqa=True,
-            return_aux=AuxRequest(lse=True),
-        )  # fmt: skip
+            wide[0], wide[1], wide[2], of_pair, scale=scoring.scale, enable_gqa=True, return_aux=AuxRequest(lse=True)
+        )
     assert aux.lse is not None
     return output.to(query.dtype), aux.lse
 

@@ -43,6 +43,7 @@ def at_once(scale: float | None) -> Callable[[Attention], Attention]:
             ordinary = not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
             try:  # comparing the sizes of nested tensors would end the process
                 ordinary = ordinary and not (query.is_nested or key.is_nested or value.is_nested)
+                ordinary = ordinary and (mask is None or not mask.is_nested)
             except AttributeError:  # what is no tensor is refused by name
                 ordinary = False
             if (causal is True or causal is False) and ordinary:
@@ -88,12 +89,12 @@ def attend(
         plan = _made(query, key, value, mask, causal, scale)
         if kind is not None:
             _plans.remember(kind, plan)
-    given = query, key, value
+    given = (query, key, value) if mask is None else (query, key, value, mask)
     if any(x.is_neg() for x in given) or any(x._is_zerotensor() for x in given):
         return None
     output = plan(query, key, value, mask)
-    if output is not None and kind is not None and ordinary(*given, mask):
-        _recent.remember(options, plan, *given, *(() if mask is None else (mask,)))
+    if output is not None and kind is not None and ordinary(*given):
+        _recent.remember(options, plan, *given)
     return output
 
 

@@ -67,7 +67,7 @@ def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -
     query, key, value, _, _, w_v = operands
     if value.is_neg() or w_v.is_neg() or value._is_zerotensor() or w_v._is_zerotensor():
         return None
-    if query._is_zerotensor() or key._is_zerotensor():
+    if query._is_zerotensor() or key._is_zerotensor() or (mask is not None and mask._is_zerotensor()):
         return None
     return attend_ordinary(plan, operands, mask, tracked)
 

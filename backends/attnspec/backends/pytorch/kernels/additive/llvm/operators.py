@@ -95,7 +95,7 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     v3, value_index = flatten(value, batch, compute)
     g3 = grad.to(compute).expand(*batch, n, d).reshape(batch.numel(), n, d)
     if not finite(g3):
-        g3 = of_attendable(g3, weights)
+        g3 = of_attendable(g3, weights[..., :m])
     v3 = finite_registers(v3)[0]
     grad_a, grad_b, grad_w, grad_value = attention_gradients(
         g3, a3, b3, w_v.to(compute).contiguous(), v3, output.to(compute).reshape(g3.shape), weights.contiguous(),

@@ -75,6 +75,7 @@ def _by_operator(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
     shape = plan.sizes.entries, plan.sizes.n, plan.d
+    a, b, weights, output = (converted(x, plan.sizes.real).contiguous() for x in (a, b, weights, output))
     a, b, output = (x.view(*plan.batch, *x.shape[-2:]) for x in (a, b, output.reshape(shape)))
     found: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(
         widened(gradient), a, b, widened(operands.w_v), widened(operands.value), output, weights, plan.sizes.causal
