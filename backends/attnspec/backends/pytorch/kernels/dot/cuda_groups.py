@@ -108,8 +108,8 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
     kinds = Tensor, torch.nn.Parameter
     given = query, key, value, *others
     strided = all(x.layout is torch.strided and type(x) in kinds for x in given)
-    written = not any(x.is_neg() or x._is_zerotensor() for x in given)
-    alike = strided and written and query.dtype == key.dtype == value.dtype
+    lazy = strided and any(x.is_neg() or x._is_zerotensor() for x in given)
+    alike = strided and not lazy and query.dtype == key.dtype == value.dtype
     learned = any(x is not None and recorded(x) for x in (scoring.bias, scoring.slopes))
     entries = min(batch.numel() for batch in batches(query, key, value, visible, scoring))
     device, dtype = query.device.type if alike else "none", query.dtype
