@@ -254,11 +254,11 @@ def test_on_the_cpu_flex_leaves_its_switch_as_it_was() -> None:
     query, key, value = operands(torch.float32)
 
     def repeat() -> None:
-        with forcing("flex"):
-            for _ in range(20):
-                backend.grouped_query_attention(query, key, value, causal=True)
+        for _ in range(20):
+            backend.grouped_query_attention(query, key, value, causal=True)
 
-    at_once(repeat)
+    with forcing("flex"):
+        at_once(repeat)
     assert flexible._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG is False
 
 

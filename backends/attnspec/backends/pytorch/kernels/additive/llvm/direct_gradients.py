@@ -86,7 +86,7 @@ def _by_parts(
     """Each piece by itself, written where it belongs; those of the weights are added up."""
     w_q, w_k, w_v = (None if w is None else widened(w) for w in operands[3:])
     assert w_v is not None
-    memory = _memory(plan, w_v)
+    memory = _memory(plan, w_v, 3)
     # not like the operands, whose strides may be others
     of_rows = [x.new_empty(x.shape) if want else None for x, want in zip(operands[:3], wanted[:3], strict=True)]
     of_weights = [
@@ -135,10 +135,13 @@ def _add_through(
         matmul.over_rows(rows, given, total)
 
 
-def _memory(plan: Plan, like: Tensor) -> list[Tensor]:
-    """For gradients of a, b and value of a piece, in the dtype of ``like``: the next finds it in the cache."""
+def _memory(plan: Plan, like: Tensor, count: int) -> list[Tensor]:
+    """For gradients of a, b and value of a piece, or the first of them, in the dtype of ``like``.
+
+    The next piece finds it in the cache.
+    """
     entries = max(stop - start for start, stop in plan.pieces)
-    return [like.new_empty(entries, *size) for size in ((plan.n, plan.h), (plan.m, plan.h), (plan.m, plan.d))]
+    return [like.new_empty(entries, *size) for size in ((plan.n, plan.h), (plan.m, plan.h), (plan.m, plan.d))[:count]]
 
 
 def _by_rounded(
@@ -149,13 +152,14 @@ def _by_rounded(
     query, key, value, w_q, w_k, w_v = operands
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
     units = widened(w_v)
-    of_value, of_w = value.new_empty(value.shape), torch.zeros_like(units)
-    memory = _memory(plan, units)
+    of_value, of_w = value.new_empty(value.shape), None
+    alone = plan.n == 1  # nothing is added to gradients of keys and values by other queries
+    memory = _memory(plan, units, 1 if alone else 3)
     for start, stop in plan.pieces:
         targets = by_a[start:stop], by_b[start:stop], of_value[start:stop]
         into = [x[: stop - start] for x in memory]
-        if plan.n == 1:  # nothing is added to these by other queries
-            into[1:] = targets[1:]
+        if alone:
+            into += targets[1:]
         *found_rows, own = _by_kernel(
             plan, a[start:stop], b[start:stop], units, value[start:stop], widened(gradient[start:stop]),
             weights[start:stop], into,
@@ -163,8 +167,8 @@ def _by_rounded(
         for target, rows in zip(targets, found_rows, strict=True):
             if rows is not target:
                 target.copy_(rows)
-        of_w += own
-    found: list[Tensor | None] = [None, None, of_value, None, None, of_w.to(w_v.dtype)]
+        of_w = own if of_w is None else of_w.add_(own)
+    found: list[Tensor | None] = [None, None, of_value, None, None, None if of_w is None else of_w.to(w_v.dtype)]
     for i, (by, x, w) in enumerate(((by_a, query, w_q), (by_b, key, w_k))):
         if w is not None and wanted[i]:
             found[i] = x.new_zeros(x.shape) if constant else by @ w
