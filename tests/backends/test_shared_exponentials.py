@@ -195,11 +195,11 @@ def test_every_thread_has_memory_of_its_own() -> None:
 def test_what_does_not_lie_in_memory_is_left_to_others() -> None:
     query, key, value, w_q, w_k, w_v = draw(SHAPES[0], torch.float32)
     batch = query.shape[:-2]
-    assert shared.serves(Operands(query, key, value, w_q, w_k, w_v), None, batch)
-    assert not shared.serves(Operands(query[:1], key, value, w_q, w_k, w_v), None, batch)
-    assert not shared.serves(Operands(query, key, value, w_q.mT.contiguous().mT, w_k, w_v), None, batch)
-    assert not shared.serves(Operands(query, key, value, None, None, w_v), None, batch)
-    assert not shared.serves(Operands(query, key[:, :0], value[:, :0], w_q, w_k, w_v), None, batch)
+    assert shared.serves(Operands(query, key, value, w_q, w_k, w_v), batch)
+    assert not shared.serves(Operands(query[:1], key, value, w_q, w_k, w_v), batch)
+    assert not shared.serves(Operands(query, key, value, w_q.mT.contiguous().mT, w_k, w_v), batch)
+    assert not shared.serves(Operands(query, key, value, None, None, w_v), batch)
+    assert not shared.serves(Operands(query, key[:, :0], value[:, :0], w_q, w_k, w_v), batch)
 
 
 def test_memory_is_kept_up_to_a_limit() -> None:

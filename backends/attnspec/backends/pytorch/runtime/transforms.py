@@ -34,6 +34,11 @@ def intercepted() -> bool:
     )
 
 
+def lazy(*tensors: Tensor) -> bool:
+    """Whether numbers of some are not in memory as they are: they wait for a change of sign, or are all zeros."""
+    return any(x.is_neg() or x._is_zerotensor() for x in tensors)
+
+
 def addressable(x: Tensor) -> bool:
     """Whether a kernel can read x at its address, by its strides: no subclass, lazy sign, nested or other layout."""
     return (

@@ -14,7 +14,7 @@ from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
 from attnspec.backends.pytorch.runtime.recent import Recent, function_modes, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.backends.pytorch.runtime.transforms import intercepted, lazy
 
 from . import HAS_LLVMLITE, routes
 
@@ -90,11 +90,12 @@ def attend(
         plan = _made(shape, operands, mask, causal)
         if kind is not None:
             _plans.remember(kind, plan)
-    if plan is _nothing or any(x.is_neg() or x._is_zerotensor() for x in (*operands, mask) if x is not None):
+    given = operands if mask is None else (*operands, mask)
+    if plan is _nothing or lazy(*given):
         return None
     output = plan(operands, mask)
-    if output is not None and kind is not None and ordinary(*operands, mask):
-        _recent.remember(options, plan, *operands, *(() if mask is None else (mask,)))
+    if output is not None and kind is not None and ordinary(*given):
+        _recent.remember(options, plan, *given)
     return output
 
 
@@ -132,7 +133,7 @@ def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool, 
     from .llvm.direct_plan import Operands as Given
 
     batch = torch.Size(shape[:-2])
-    if not shared.serves(Given(*operands), mask, batch):
+    if not shared.serves(Given(*operands), batch):
         return _nothing
     plan = shared.plan(Given(*operands), mask, causal, batch)
     return lambda operands, mask: shared.attend(plan, Given(*operands), mask, tracked)

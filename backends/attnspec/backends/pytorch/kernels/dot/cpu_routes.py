@@ -24,7 +24,7 @@ from attnspec.backends.pytorch.kernels.dot.zero_rows import has_zero_row
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.forcing import forced
-from attnspec.backends.pytorch.runtime.transforms import addressable, has_tangents, intercepted, transformed
+from attnspec.backends.pytorch.runtime.transforms import addressable, has_tangents, intercepted, lazy, transformed
 
 SMALL_IN_LAYER = 1 << 18
 """Multiply-adds that PyTorch's kernel does before one of this package is called from within another operation."""
@@ -127,7 +127,7 @@ def with_nan(
 
 def attend(call: Call, *, fits: bool = False) -> Tensor:
     """The output; excluded keys have no effect on it, even where they hold NaN or infinity."""
-    if not transformed() and any(x.is_neg() or x._is_zerotensor() for x in call[:3]):
+    if not transformed() and lazy(*call[:3]):
         call = _resolved(call)
     if is_on(call.query):
         query, key, value = autocast.cast(*call[:3])

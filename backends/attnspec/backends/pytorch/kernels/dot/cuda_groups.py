@@ -26,6 +26,7 @@ from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.recording import recorded
+from attnspec.backends.pytorch.runtime.transforms import lazy
 
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Features of a head up to which tiles fit into the shared memory of a GPU; other dtypes have no kernel."""
@@ -108,8 +109,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
     kinds = Tensor, torch.nn.Parameter
     given = query, key, value, *others
     strided = all(x.layout is torch.strided and type(x) in kinds for x in given)
-    lazy = strided and any(x.is_neg() or x._is_zerotensor() for x in given)
-    alike = strided and not lazy and query.dtype == key.dtype == value.dtype
+    alike = strided and not lazy(*given) and query.dtype == key.dtype == value.dtype
     learned = any(x is not None and recorded(x) for x in (scoring.bias, scoring.slopes))
     entries = min(batch.numel() for batch in batches(query, key, value, visible, scoring))
     device, dtype = query.device.type if alike else "none", query.dtype

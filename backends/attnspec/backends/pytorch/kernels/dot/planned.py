@@ -15,7 +15,7 @@ from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_formu
 from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
 from attnspec.backends.pytorch.runtime.recent import Recent, function_modes, modes, named
-from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.backends.pytorch.runtime.transforms import intercepted, lazy
 
 Attention: TypeAlias = Callable[..., Tensor]
 
@@ -90,7 +90,7 @@ def attend(
         if kind is not None:
             _plans.remember(kind, plan)
     given = (query, key, value) if mask is None else (query, key, value, mask)
-    if any(x.is_neg() for x in given) or any(x._is_zerotensor() for x in given):
+    if lazy(*given):
         return None
     output = plan(query, key, value, mask)
     if output is not None and kind is not None and ordinary(*given):

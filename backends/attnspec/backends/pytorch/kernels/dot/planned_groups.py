@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import ordinary
 from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, function_modes, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted, lazy
 
 Results: TypeAlias = tuple[Tensor, Tensor | None]
 Plan: TypeAlias = Callable[[Tensor, Tensor, Tensor], Results | None]
@@ -85,7 +85,7 @@ def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
 
     given = query, key, value
     visible, scoring = Visible(right=0 if causal else None), Scoring(scale)
-    if any(x.dim() != 4 or x.is_neg() or x._is_zerotensor() for x in given):
+    if any(x.dim() != 4 for x in given) or lazy(*given):
         return None
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return None

@@ -50,9 +50,9 @@ class MaskPlaces:
         index = entry_index(torch.Size(own), batch) * (rows * m)
         return cls(tuple(shape), index, m if rows == n and n > 1 else 0)
 
-    def rows(self, mask: Tensor) -> Tensor:
-        """The mask in memory, its keys expanded."""
-        return mask.expand(self.shape).contiguous()
+    def rows(self, mask: Tensor) -> "MaskRows":
+        """Those of a mask of this shape, in memory, its keys expanded."""
+        return MaskRows(mask.expand(self.shape).contiguous(), self)
 
 
 class MaskRows(NamedTuple):
@@ -60,12 +60,6 @@ class MaskRows(NamedTuple):
 
     rows: Tensor
     places: MaskPlaces
-
-    @classmethod
-    def of(cls, mask: Tensor, batch: torch.Size, n: int, m: int) -> "MaskRows":
-        """A mask broadcastable to (*batch, n, m)."""
-        places = MaskPlaces.of(mask, batch, n, m)
-        return cls(places.rows(mask), places)
 
 
 def kept_weights(like: Tensor, entries: int, n: int, m: int, causal: bool) -> Tensor:

@@ -8,7 +8,7 @@ from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from . import backward, pages
 from .attention import whole_registers
 from .backward import ScoreGradient, ValueGradient, score_gradient_kernel, value_gradient_kernel
-from .layout import bits, blocked, padded
+from .layout import bits, blocked, finite, padded
 from .tiles import CHUNK
 from .unit_gradients import UnitGradients
 
@@ -23,12 +23,12 @@ def entries_at_once(n: int, h: int, stride: int, size: int) -> int:
     return max(GROUP_BYTES // (n * stride * size), -(-2 * torch.get_num_threads() * backward.UNITS // h), 1)
 
 
-def of_attendable(gradient: Tensor, weights: Tensor) -> Tensor:
-    """The gradient of the output, 0 in rows without an attendable key: whatever it is there, it has no effect.
+def of_attendable(gradient: Tensor, weights: Tensor, m: int) -> Tensor:
+    """The gradient of the output (entries, n, d) where NaN and infinities of rows without an attendable key are gone.
 
-    From weights (entries, n, m), with nothing behind the keys that is not 0.
+    From weights (entries, n, stride) of m keys: what is behind them may never have been written.
     """
-    return torch.where(weights.any(-1, keepdim=True), gradient, 0.0)
+    return gradient if finite(gradient) else torch.where(weights[..., :m].any(-1, keepdim=True), gradient, 0.0)
 
 
 def attention_gradients(

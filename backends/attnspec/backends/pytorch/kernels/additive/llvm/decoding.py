@@ -17,7 +17,7 @@ from attnspec.backends.pytorch.runtime.transforms import addressable, intercepte
 
 from . import pages
 from .arguments import Terms, attention_scratch
-from .attention import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers
+from .attention import MaskPlaces, add_nonfinite, attend, attendable, compute_type, finite_registers
 from .layout import Factors, Weight, bits, blocks, entry_index, flatten, lanes, padded, row_stride
 from .step import Step, step_kernel
 
@@ -115,7 +115,7 @@ def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: T
     query, a_index = flatten(a.unsqueeze(-2), batch, raw.dtype)
     b_index, value_index = entry_index(b.shape[:-2], batch), entry_index(value.shape[:-2], batch)
     row = None if mask is None else mask.unsqueeze(-2)
-    rows = None if row is None else MaskRows.of(row, batch, 1, m)
+    rows = None if row is None else MaskPlaces.of(row, batch, 1, m).rows(row)
     weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.nonfinite else None
     output = attend(query, keys, weight, source.value, a_index, b_index, value_index, rows, False, weights)[..., :d]
     if weights is not None:

@@ -17,7 +17,7 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.runtime.plans import Plans
 from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted, lazy
 
 from .direct_gradients import gradients, in_pieces
 from .direct_plan import (
@@ -65,7 +65,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
 def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
     """The output; None where NaN at excluded keys may have made it or a gradient wrong, or operands have no memory."""
     query, key, value, _, _, w_v = operands
-    if value.is_neg() or w_v.is_neg() or value._is_zerotensor() or w_v._is_zerotensor():
+    if lazy(value, w_v):
         return None
     if query._is_zerotensor() or key._is_zerotensor() or (mask is not None and mask._is_zerotensor()):
         return None

@@ -1,6 +1,7 @@
 """Gradients by the direct kernels, for a whole batch or for the pieces of its plan."""
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -152,7 +153,7 @@ def _by_rounded(
     query, key, value, w_q, w_k, w_v = operands
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
     units = widened(w_v)
-    of_value, of_w = value.new_empty(value.shape), None
+    of_value, of_w = value.new_empty(value.shape), []
     alone = plan.n == 1  # nothing is added to gradients of keys and values by other queries
     memory = _memory(plan, units, 1 if alone else 3)
     for start, stop in plan.pieces:
@@ -167,8 +168,8 @@ def _by_rounded(
         for target, rows in zip(targets, found_rows, strict=True):
             if rows is not target:
                 target.copy_(rows)
-        of_w = own if of_w is None else of_w.add_(own)
-    found: list[Tensor | None] = [None, None, of_value, None, None, None if of_w is None else of_w.to(w_v.dtype)]
+        of_w.append(own)
+    found: list[Tensor | None] = [None, None, of_value, None, None, reduce(torch.add, of_w).to(w_v.dtype)]
     for i, (by, x, w) in enumerate(((by_a, query, w_q), (by_b, key, w_k))):
         if w is not None and wanted[i]:
             found[i] = x.new_zeros(x.shape) if constant else by @ w

@@ -18,14 +18,13 @@ from attnspec.backends.pytorch.runtime.recording import recorded
 
 from . import backward, pages
 from .arguments import Scores, attention_scratch
-from .attention import MaskRows, add_nonfinite, attend, attendable, compute_type, finite_registers, kept_weights
+from .attention import MaskPlaces, add_nonfinite, attend, attendable, compute_type, finite_registers, kept_weights
 from .attention_gradients import attention_gradients, of_attendable
 from .direct import ONCE
 from .layout import (
     Factors,
     Weight,
     bits,
-    finite,
     flatten,
     padded,
     row_stride,
@@ -50,7 +49,7 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
     b3, b_index = flatten(b, batch, compute)
     v3, value_index = flatten(value, batch, compute)
     v, clean = finite_registers(v3)
-    rows = None if mask is None else MaskRows.of(mask, batch, n, m)
+    rows = None if mask is None else MaskPlaces.of(mask, batch, n, m).rows(mask)
     weights = None
     if save or not clean:
         weights = kept_weights(a3, batch.numel(), n, m, causal)
@@ -94,8 +93,7 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     b3, b_index = flatten(b, batch, compute)
     v3, value_index = flatten(value, batch, compute)
     g3 = grad.to(compute).expand(*batch, n, d).reshape(batch.numel(), n, d)
-    if not finite(g3):
-        g3 = of_attendable(g3, weights[..., :m])
+    g3 = of_attendable(g3, weights, m)
     v3 = finite_registers(v3)[0]
     grad_a, grad_b, grad_w, grad_value = attention_gradients(
         g3, a3, b3, w_v.to(compute).contiguous(), v3, output.to(compute).reshape(g3.shape), weights.contiguous(),

@@ -41,16 +41,13 @@ class Plan:
     are_moderate: Callable[[Tensor], bool] | None
 
 
-def serves(operands: Operands, mask: Tensor | None, batch: torch.Size) -> bool:
-    """Whether all operands lie in memory as they are read, none of them empty, each with the whole batch.
-
-    A mask may broadcast.
-    """
+def serves(operands: Operands, batch: torch.Size) -> bool:
+    """Whether all operands lie in memory as they are read, none of them empty, each with the whole batch."""
     query, key, value, w_q, w_k, w_v = operands
     whole = all(x.shape[:-2] == batch for x in (query, key, value))
     given = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
     lies = len(given) == len(operands) and all(x.is_contiguous() and x.numel() for x in given)
-    return whole and lies and (mask is None or mask.dtype is torch.bool)
+    return whole and lies
 
 
 def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan:
@@ -74,7 +71,7 @@ def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -
     if not ((plan.are_moderate is not None and plan.are_moderate(value)) or bool(value.isfinite().all())):
         return None
     places = plan.forward.mask
-    rows = None if mask is None or places is None else MaskRows(places.rows(mask), places)
+    rows = None if mask is None or places is None else places.rows(mask)
     if tracked:
         found: Tensor = SharedAttention.apply(*operands, rows, plan)  # type: ignore[no-untyped-call]
         return found

@@ -12,7 +12,6 @@ from attnspec.backends.pytorch.runtime.transforms import addressable, intercepte
 from .attention import whole_registers
 from .attention_gradients import attention_gradients, of_attendable
 from .direct_plan import Operands
-from .layout import finite
 from .operators import attention_backward_op
 from .pages import converted
 from .shared_gradient_steps import GradientSteps, gradient_steps
@@ -33,6 +32,7 @@ def gradients(
     # hooks on saved tensors may have changed their dtypes and strides, here and below
     query, key, value, w_q, w_k, w_v = (converted(x, gradient.dtype) for x in operands if x is not None)
     operands = Operands(query, key, value, w_q, w_k, w_v)
+    kept = [converted(x, plan.sizes.real).contiguous() for x in kept]
     plainly = intercepted() or not addressable(gradient)
     of_a, of_b, of_w, of_value = (_by_operator if plainly else _by_kernels)(plan, operands, gradient, *kept)
     found: list[Tensor | None] = [None, None, of_value, None, None, of_w]
@@ -53,10 +53,9 @@ def _by_kernels(
     """Gradients of a, b, w_v and value."""
     s = plan.sizes
     shape = s.entries, s.n, plan.d
-    a, b, weights, output = (converted(x, s.real).contiguous() for x in (a, b, weights, output))
     gradient = widened(gradient).reshape(shape)
-    if plan.forward.mask is not None and not finite(gradient):
-        gradient = of_attendable(gradient, weights[..., : s.m])
+    if plan.forward.mask is not None:
+        gradient = of_attendable(gradient, weights, s.m)
     output, gradient = whole_registers(output.reshape(shape)), whole_registers(gradient)
     value = whole_registers(widened(operands.value).reshape(s.entries, s.m, plan.d))
     given = gradient, a, b, widened(operands.w_v).contiguous(), value, output, weights
@@ -75,7 +74,6 @@ def _by_operator(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
     shape = plan.sizes.entries, plan.sizes.n, plan.d
-    a, b, weights, output = (converted(x, plan.sizes.real).contiguous() for x in (a, b, weights, output))
     a, b, output = (x.view(*plan.batch, *x.shape[-2:]) for x in (a, b, output.reshape(shape)))
     found: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(
         widened(gradient), a, b, widened(operands.w_v), widened(operands.value), output, weights, plan.sizes.causal
