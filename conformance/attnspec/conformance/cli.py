@@ -1,21 +1,24 @@
 """The command ``attnspec``."""
 
 import dataclasses
+import errno
 import io
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, write_report
+from attnspec.conformance.judging.results import INTERRUPTED
+from attnspec.conformance.reporting.writing import OutputFile, StandardStream, UnwritableError, write_files
+from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.settings import HELP, Settings
 
 if TYPE_CHECKING:
@@ -30,8 +33,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk without room."""
+
 MAX_HANG_AFTER = 86_400
 """Seconds that one check may be given."""
+
+MAX_TIME_LIMIT = 31 * 86_400
+"""Seconds that a run may be given."""
 
 WORKERS_PER_CORE = 4
 
@@ -101,6 +110,13 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+@app.callback()
+def _signals(context: typer.Context) -> None:
+    """Leave signals that arrived while the command was imported to the commands that report them."""
+    if context.invoked_subcommand not in ("check", "replay"):
+        INTERRUPTION.disarm()
+
+
 @app.command(help=f"Judge a backend by every law that governs its operations. {EXITS}")
 def check(
     backend: Annotated[
@@ -114,6 +130,7 @@ def check(
     seed: Annotated[int, typer.Option(help=HELP["seed"])] = Settings.seed,
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     hang_after: Annotated[float, typer.Option(help=HELP["hang_after"])] = Settings.hang_after,
+    time_limit: Annotated[float, typer.Option(help=HELP["time_limit"])] = Settings.time_limit,
     expect: Annotated[str | None, typer.Option(help=HELP["expect"])] = Settings.expect,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help=HELP["fail_fast"])] = Settings.fail_fast,
     in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=IN_PROCESS)] = None,
@@ -123,32 +140,70 @@ def check(
 ) -> None:
     """Judge a backend."""
     from attnspec.conformance.running.loading import ships
-    from attnspec.conformance.running.probe import Probe
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
     here = ships(backend) if in_process is None else in_process
-    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, here, hang_after, fail_fast)
+    settings = Settings(
+        profile, seed, device, operations, laws, dtypes, expect, here, hang_after, fail_fast, time_limit
+    )
     _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")
+    if not 0 <= time_limit <= MAX_TIME_LIMIT:
+        _unusable(f"--time-limit: expected at least 0 and at most {MAX_TIME_LIMIT:,} seconds; got {time_limit:g}")
     files = _files(json=json, html=html, junit=junit)
-    signal.signal(signal.SIGTERM, _interrupt)
-    probe = Probe(backend, device)
-    try:
-        report, xml = _judge(probe, settings, _processes(workers), shown=in_process is True)
-    finally:
-        probe.close()
-    write_report(report, xml, _console(), files)
-    raise typer.Exit(report.exit_status)
+    report = _judge(backend, settings, _processes(workers), shown=in_process is True)
+    # Files come first: nobody may be left to read the console.
+    errors = write_files(report, files)
+    INTERRUPTION.disarm()
+    if report.reason is not None:
+        sys.stderr.write(f"attnspec: {report.reason}{'; the report has what was judged' if report.results else ''}\n")
+    if report.results:
+        from attnspec.conformance.reporting.table import print_report
+
+        print_report(report, _console())
+    for error in errors:
+        sys.stderr.write(f"attnspec: {error}\n")
+    raise typer.Exit(report.exit_status or (2 if errors else 0))
 
 
-def _judge(probe: "Probe", settings: Settings, workers: int, *, shown: bool = False) -> tuple["Report", str | None]:
-    """The report of a run, and what JUnit XML there is of it."""
+def _judge(backend: str, settings: Settings, workers: int, *, shown: bool = False) -> "Report":
+    """The report of a run; signals and the time limit end the run, and not the report."""
     started = time.monotonic()
+    INTERRUPTION.arm(held=True)
+    from attnspec.conformance.reporting.report import Report
+    from attnspec.conformance.running.errors import BackendError
+    from attnspec.conformance.running.probe import Probe
+
+    probe = None
+    try:
+        INTERRUPTION.limit(settings.time_limit)
+        tempfile.gettempdir()
+        with INTERRUPTION.held():
+            probe = Probe(backend, settings.device)
+        report = _judged(probe, settings, workers, started, shown=shown)
+    except BackendError as error:
+        report = Report.without_verdicts(backend, settings, time.monotonic() - started, str(error))
+    except KeyboardInterrupt:
+        reason = INTERRUPTION.reason or INTERRUPTED
+        report = Report.without_verdicts(backend, settings, time.monotonic() - started, reason)
+    except OSError as error:
+        if error.errno not in FULL and "temporary directory" not in str(error.strerror):
+            raise
+        reason = f"TMPDIR: expected a folder with room for temporary files; got {error.strerror}"
+        report = Report.without_verdicts(backend, settings, time.monotonic() - started, reason)
+    finally:
+        INTERRUPTION.heard()
+        if probe is not None:
+            probe.close()
+    return report
+
+
+def _judged(probe: "Probe", settings: Settings, workers: int, started: float, *, shown: bool) -> "Report":
+    """The report of a run whose backend is being imported."""
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.running.checking import run
     from attnspec.conformance.running.description import contract_from
-    from attnspec.conformance.running.errors import BackendError
     from attnspec.conformance.running.planning import Plan, check_names
     from attnspec.spec.contract.operation import OPERATIONS
     from attnspec.spec.contract.precision import DEFAULTS
@@ -157,23 +212,16 @@ def _judge(probe: "Probe", settings: Settings, workers: int, *, shown: bool = Fa
         return Plan.of(contract_from(probe.description(), probe.backend), settings)
 
     cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
-    try:
-        check_names(settings, "--")
-        done = run(
-            probe.backend,
-            settings,
-            workers=max(1, min(workers, cases)),
-            console=_console(stderr=True),
-            make_plan=make_plan,
-            shown=shown,
-        )
-    except BackendError as error:
-        _unusable(str(error))
-    seconds = time.monotonic() - started
-    report = Report.of(done.plan, done.verdicts, settings, seconds, broken_off=done.broken_off)
-    if report.interrupted:
-        sys.stderr.write(f"attnspec: {done.broken_off}; the report has what was judged\n")
-    return report, done.junit
+    check_names(settings, "--")
+    done = run(
+        probe.backend,
+        settings,
+        workers=max(1, min(workers, cases)),
+        console=_console(stderr=True),
+        make_plan=make_plan,
+        shown=shown,
+    )
+    return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started, broken_off=done.broken_off)
 
 
 @app.command(
@@ -190,7 +238,6 @@ def replay(
     """Judge the failures of a report again."""
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
     from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.probe import Probe
 
     _check_workers(workers)
     try:
@@ -207,16 +254,14 @@ def replay(
     before = before.selected(**chosen)
     if not before.failures:
         _unusable(f"replay: expected a selection that has failed in {report}; got none that has")
-    signal.signal(signal.SIGTERM, _interrupt)
-    with TemporaryDirectory(prefix="attnspec-replay-") as folder:
+    with tempfile.TemporaryDirectory(prefix="attnspec-replay-") as folder:
         only = Path(folder, "failures of the report")
         only.write_text(before.as_lines(), encoding="utf-8")
-        settings = dataclasses.replace(before.settings, only=str(only))
-        probe = Probe(before.backend, settings.device)
-        try:
-            again, _ = _judge(probe, settings, _processes(workers))
-        finally:
-            probe.close()
+        again = _judge(before.backend, dataclasses.replace(before.settings, only=str(only)), _processes(workers))
+    if not again.results:
+        _unusable(str(again.reason))
+    if again.reason is not None:
+        sys.stderr.write(f"attnspec: {again.reason}; the report has what was judged\n")
     raise typer.Exit(print_again(before, again, _console()))
 
 
@@ -371,15 +416,26 @@ def mutants(
 
 def main() -> None:
     """Run the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # Closed ones are opened in order, so that no file of ours gets their numbers.
+        stream = getattr(sys, name) or Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open
+        if isinstance(stream, io.TextIOWrapper) and mode == "w":
             # A terminal that lacks a character shows another one.
             stream.reconfigure(errors="replace")
+            stream = StandardStream(stream)
+        setattr(sys, name, stream)
     if sys.flags.optimize > 1:
         sys.stderr.write("attnspec: expected Python with docstrings, which hold the formulas; got -OO\n")
         sys.exit(2)
     try:
         app()
+    except SystemExit as end:
+        sys.stdout.flush()
+        error = getattr(sys.stdout, "error", None)
+        if error is None:
+            raise
+        sys.stderr.write(f"attnspec: standard output could not be written: {error.strerror}\n")
+        sys.exit(end.code or 2)
     except UnwritableError as error:
         sys.stderr.write(f"attnspec: {error}\n")
         sys.exit(2)

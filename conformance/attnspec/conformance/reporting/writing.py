@@ -1,14 +1,17 @@
 """Where reports are written: on the console, and in the files that the command line asks for."""
 
-from collections.abc import Mapping
+import errno
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich.console import Console
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attnspec.conformance.reporting.report import Report
+
+IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+"""Errors of a folder where no file can be made or replaced; a file in it may be writable all the same."""
 
 
 class UnwritableError(Exception):
@@ -34,26 +37,73 @@ class OutputFile:
             self.path.unlink()
 
     def write(self, text: str) -> None:
-        """Replace the file; :class:`UnwritableError` if that fails."""
+        """Replace the file as a whole; :class:`UnwritableError` if that fails, with the old file as it was."""
         try:
-            self.path.write_text(text, encoding="utf-8")
+            if self.path.exists() and not self.path.is_file():
+                self.path.write_text(text, encoding="utf-8")  # a device or a pipe is not replaced
+            else:
+                self._replace(text)
         except OSError as error:
             message = f"{self.option}: {str(self.path)!r} could not be written: {error.strerror}"
             raise UnwritableError(message) from error
 
+    def _replace(self, text: str) -> None:
+        target = self.path.resolve()
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(target)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            if error.errno not in IN_PLACE or not target.exists():
+                raise
+            target.write_text(text, encoding="utf-8")
 
-def write_report(report: "Report", junit: str | None, console: Console, files: Mapping[str, OutputFile]) -> None:
-    """Print a report, and write it to the files that are asked for as ``json``, ``html`` and ``junit``.
 
-    ``junit`` is the report of pytest as JUnit XML, None if the run was too short for one.
+class StandardStream:
+    """Standard output or error that may be closed or full: the first error ends the output, and not the run.
+
+    ``error`` is that error, None while there is none. A reader that has gone away, as ``head`` does, is no error.
     """
-    from attnspec.conformance.reporting.table import print_report
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write a text, to nowhere after an error."""
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.error = error
+            # What is still in the buffer, and what others write to the same descriptor, goes to nowhere too.
+            with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def write_files(report: "Report", files: Mapping[str, OutputFile]) -> list[str]:
+    """Write a report to the files that are asked for as ``json``, ``html`` and ``junit``; why some were not written."""
+    from attnspec.conformance.reporting.junit import as_junit
+    from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.reporting.verdict_page import as_html
 
-    print_report(report, console)
-    if "json" in files:
-        files["json"].write(report.as_text())
-    if "html" in files:
-        files["html"].write(as_html(report))
-    if "junit" in files and junit is not None:
-        files["junit"].write(junit)
+    formats: dict[str, Callable[[Report], str]] = {"json": Report.as_text, "html": as_html, "junit": as_junit}
+    errors: list[str] = []
+    for name, file in files.items():
+        try:
+            file.write(formats[name](report))
+        except UnwritableError as error:
+            errors.append(str(error))
+    return errors
