@@ -5,7 +5,7 @@ from attnspec.conformance.running.interruption import INTERRUPTION
 
 def main() -> None:
     """Run the command. Signals wait while it is imported, so that ``check`` can report them."""
-    INTERRUPTION.arm(held=True)
+    INTERRUPTION.hold()
     from attnspec.conformance.cli import main as command
 
     command()

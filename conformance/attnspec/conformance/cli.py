@@ -1,29 +1,21 @@
 """The command ``attnspec``."""
 
 import dataclasses
-import errno
 import io
 import os
 import signal
 import sys
-import tempfile
-import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from attnspec.conformance.judging.results import INTERRUPTED
 from attnspec.conformance.reporting.writing import OutputFile, StandardStream, UnwritableError, write_files
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.settings import HELP, Settings
-
-if TYPE_CHECKING:
-    from attnspec.conformance.reporting.report import Report
-    from attnspec.conformance.running.probe import Probe
 
 app = typer.Typer(
     name="attnspec",
@@ -32,9 +24,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk without room."""
 
 MAX_HANG_AFTER = 86_400
 """Seconds that one check may be given."""
@@ -152,7 +141,10 @@ def check(
     if not 0 <= time_limit <= MAX_TIME_LIMIT:
         _unusable(f"--time-limit: expected at least 0 and at most {MAX_TIME_LIMIT:,} seconds; got {time_limit:g}")
     files = _files(json=json, html=html, junit=junit)
-    report = _judge(backend, settings, _processes(workers), shown=in_process is True)
+    INTERRUPTION.hold()
+    from attnspec.conformance.running.reported import reported
+
+    report = reported(backend, settings, _processes(workers), _console(stderr=True), shown=in_process is True)
     # Files come first: nobody may be left to read the console.
     errors = write_files(report, files)
     INTERRUPTION.disarm()
@@ -165,63 +157,6 @@ def check(
     for error in errors:
         sys.stderr.write(f"attnspec: {error}\n")
     raise typer.Exit(report.exit_status or (2 if errors else 0))
-
-
-def _judge(backend: str, settings: Settings, workers: int, *, shown: bool = False) -> "Report":
-    """The report of a run; signals and the time limit end the run, and not the report."""
-    started = time.monotonic()
-    INTERRUPTION.arm(held=True)
-    from attnspec.conformance.reporting.report import Report
-    from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.probe import Probe
-
-    probe = None
-    try:
-        INTERRUPTION.limit(settings.time_limit)
-        tempfile.gettempdir()
-        with INTERRUPTION.held():
-            probe = Probe(backend, settings.device)
-        report = _judged(probe, settings, workers, started, shown=shown)
-    except BackendError as error:
-        report = Report.without_verdicts(backend, settings, time.monotonic() - started, str(error))
-    except KeyboardInterrupt:
-        reason = INTERRUPTION.reason or INTERRUPTED
-        report = Report.without_verdicts(backend, settings, time.monotonic() - started, reason)
-    except OSError as error:
-        if error.errno not in FULL and "temporary directory" not in str(error.strerror):
-            raise
-        reason = f"TMPDIR: expected a folder with room for temporary files; got {error.strerror}"
-        report = Report.without_verdicts(backend, settings, time.monotonic() - started, reason)
-    finally:
-        INTERRUPTION.heard()
-        if probe is not None:
-            probe.close()
-    return report
-
-
-def _judged(probe: "Probe", settings: Settings, workers: int, started: float, *, shown: bool) -> "Report":
-    """The report of a run whose backend is being imported."""
-    from attnspec.conformance.reporting.report import Report
-    from attnspec.conformance.running.checking import run
-    from attnspec.conformance.running.description import contract_from
-    from attnspec.conformance.running.planning import Plan, check_names
-    from attnspec.spec.contract.operation import OPERATIONS
-    from attnspec.spec.contract.precision import DEFAULTS
-
-    def make_plan() -> Plan:
-        return Plan.of(contract_from(probe.description(), probe.backend), settings)
-
-    cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
-    check_names(settings, "--")
-    done = run(
-        probe.backend,
-        settings,
-        workers=max(1, min(workers, cases)),
-        console=_console(stderr=True),
-        make_plan=make_plan,
-        shown=shown,
-    )
-    return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started, broken_off=done.broken_off)
 
 
 @app.command(
@@ -238,6 +173,8 @@ def replay(
     """Judge the failures of a report again."""
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
     from attnspec.conformance.running.errors import BackendError
+    from attnspec.conformance.running.folder import TemporaryFolder
+    from attnspec.conformance.running.reported import reported
 
     _check_workers(workers)
     try:
@@ -254,10 +191,12 @@ def replay(
     before = before.selected(**chosen)
     if not before.failures:
         _unusable(f"replay: expected a selection that has failed in {report}; got none that has")
-    with tempfile.TemporaryDirectory(prefix="attnspec-replay-") as folder:
+    INTERRUPTION.hold()
+    with TemporaryFolder() as folder:
         only = Path(folder, "failures of the report")
         only.write_text(before.as_lines(), encoding="utf-8")
-        again = _judge(before.backend, dataclasses.replace(before.settings, only=str(only)), _processes(workers))
+        settings = dataclasses.replace(before.settings, only=str(only))
+        again = reported(before.backend, settings, _processes(workers), _console(stderr=True))
     if not again.results:
         _unusable(str(again.reason))
     if again.reason is not None:

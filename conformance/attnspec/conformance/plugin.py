@@ -39,6 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
                 raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME too; a suite has attributes")
         return
     settings = settings_of_options(config)
+    if _is_isolated_worker(config):
+        from attnspec.conformance.remote.processes import die_with_parent
+
+        die_with_parent()
     if _is_isolated_worker(config) and not settings.in_process:
         from attnspec.conformance.running.judged import hosts
 

@@ -30,4 +30,5 @@ def as_junit(report: Report) -> str:
     for count, kind in (("tests", "testcase"), ("failures", "testcase/failure"), ("errors", "testcase/error")):
         suite.set(count, str(len(suite.findall(kind))))
     indent(suite)
-    return tostring(suite, encoding="utf-8", xml_declaration=True).decode("utf-8") + "\n"
+    text: bytes = tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text.decode("utf-8") + "\n"

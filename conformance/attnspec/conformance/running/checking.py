@@ -1,6 +1,5 @@
 """Running the suite for the command line: pytest with worker processes, under a configuration of its own."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
+from attnspec.conformance.running.folder import TemporaryFolder
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
@@ -76,7 +76,7 @@ def run(
     startup = StartupMonitor()
     first = FirstViolation(settings)
     word = mark()
-    with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(_variables(folder, word)), display.bar:
+    with TemporaryFolder() as folder, environment(_variables(folder, word)), display.bar:
         gate = Gate(make_plan, display, Path(folder))
         arguments = pytest_arguments(backend, settings, Path(folder), workers, shown=shown)
         plugins = [display, gate, startup, EndWorkers(), *([first] if settings.fail_fast else [])]

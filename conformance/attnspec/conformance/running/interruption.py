@@ -1,16 +1,17 @@
 """The early end of a run: a signal, or a time limit.
 
-It imports nothing heavy, since the command arms it before its own imports, which take a while.
+It imports nothing heavy: the command holds signals before its own imports, which take a while.
 """
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that end a run; it then reports what was judged."""
+
+EARLIEST = 1e-3
+"""Seconds of the shortest timer: 0 would set none."""
 
 REPEAT = 0.5
 """Seconds until an unheard signal is raised again."""
@@ -28,17 +29,19 @@ class Interruption:
         self.reason: str | None = None
         self._held = self._heard = False
 
-    def arm(self, *, held: bool = False) -> None:
-        """Listen to signals, except for those that whoever started this process has it ignore."""
-        self._held = held
+    def hold(self) -> None:
+        """Hold signals from now on, except for those that whoever started this process has it ignore."""
+        self._held = True
         for number in (*SIGNALS, signal.SIGALRM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._ring)
 
-    def limit(self, seconds: float) -> None:
-        """Raise after so many seconds, never after 0."""
-        if self.reason is None:
-            signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT)
+    def release(self, seconds: float | None = None) -> None:
+        """Raise what has arrived while it was held; raise also after so many seconds."""
+        self._held = False
+        self._raise()
+        if seconds is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, EARLIEST), REPEAT)
 
     def heard(self) -> None:
         """Raise no more."""
@@ -52,16 +55,6 @@ class Interruption:
         for number in (*SIGNALS, signal.SIGALRM):
             if signal.getsignal(number) == self._ring:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        self._raise()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Raise nothing within the block, but after it."""
-        self._held = True
-        try:
-            yield
-        finally:
-            self._held = False
         self._raise()
 
     def _ring(self, number: int, frame: object) -> None:

@@ -99,8 +99,10 @@ class ProgressDisplay:
         self._limit = f" of {time_limit:g} s" if time_limit else ""
         self.console, self.total, self.done, self.violated = console, 0, 0, 0
         self._began = self._last = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        columns += (TextColumn(self._limit),) if self._limit else ()
+        columns = (
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+            TextColumn(self._limit),
+        )
         self.bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
         self._task = self.bar.add_task("starting workers", total=None)
 
