@@ -342,3 +342,15 @@ def test_every_file_is_written_where_another_cannot_be(tmp_path: Path) -> None:
     assert (tmp_path / "json").read_text(encoding="utf-8") == report.as_text()
     assert (tmp_path / "junit").read_text(encoding="utf-8") == as_junit(report)
     assert "mine conforms" in as_html(report)
+
+
+def test_a_current_folder_that_was_removed_is_said_in_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = ["sh", "-c", 'rmdir "$0"; exec "$@"', str(gone), *COMMAND, "list"]
+    done = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("attnspec: ")] == [
+        "attnspec: expected to be run in a folder that exists; got: No such file or directory"
+    ]
+    assert "Traceback" not in done.stderr

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from attnspec.conformance.reporting.writing import OutputFile, StandardStream, UnwritableError, write_files
-from attnspec.conformance.running.interruption import INTERRUPTION
+from attnspec.conformance.running.interruption import INTERRUPTION, SIGNALS
 from attnspec.conformance.running.settings import HELP, Settings
 
 app = typer.Typer(
@@ -39,7 +39,10 @@ UNCUT = 10_000
 PAGE = 132
 """Columns of running text there."""
 
-EXITS = "Exit status: 0 conforms, 1 violates or a known failure is none, 2 the call or the backend cannot be used."
+EXITS = (
+    "Exit status: 0 conforms, 1 violates or an expected failure passed, 2 the call or the backend cannot be used, the "
+    "run ended early, or a report could not be written."
+)
 WORKERS = "worker processes; one for each core if not given"
 IN_PROCESS = f"{HELP['in_process']}; or in another one, as all but attnspec's own backends are by default"
 
@@ -95,7 +98,7 @@ def _processes(workers: int | None) -> int:
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
-    """Treat SIGTERM like Ctrl-C, so that what has been judged is reported."""
+    """Treat signals like Ctrl-C, so that what has been judged is reported."""
     raise KeyboardInterrupt
 
 
@@ -225,7 +228,9 @@ def matrix(
     _known("--profile", profile, PROFILES)
     _check_workers(workers)
     files = _files(json=json, markdown=markdown, html=html)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     from attnspec.conformance.matrix.making import Maker
     from attnspec.conformance.matrix.rows import library as library_named
 
@@ -365,6 +370,11 @@ def main() -> None:
         setattr(sys, name, stream)
     if sys.flags.optimize > 1:
         sys.stderr.write("attnspec: expected Python with docstrings, which hold the formulas; got -OO\n")
+        sys.exit(2)
+    try:
+        os.getcwd()
+    except OSError as error:
+        sys.stderr.write(f"attnspec: expected to be run in a folder that exists; got: {error.strerror}\n")
         sys.exit(2)
     try:
         app()
