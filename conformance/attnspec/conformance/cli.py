@@ -1,7 +1,6 @@
 """The command ``attnspec``."""
 
 import dataclasses
-import io
 import os
 import signal
 import sys
@@ -13,7 +12,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from attnspec.conformance.reporting.writing import OutputFile, StandardStream, UnwritableError, write_files
+from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, open_standard_streams, write_files
+from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.interruption import INTERRUPTION, SIGNALS
 from attnspec.conformance.running.settings import HELP, Settings
 
@@ -175,7 +175,6 @@ def replay(
 ) -> None:
     """Judge the failures of a report again."""
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
-    from attnspec.conformance.running.errors import BackendError
     from attnspec.conformance.running.folder import TemporaryFolder
     from attnspec.conformance.running.reported import reported
 
@@ -223,7 +222,6 @@ def matrix(
 ) -> None:
     """Judge everything that a library offers."""
     from attnspec.conformance.judging.profiles import PROFILES
-    from attnspec.conformance.running.errors import BackendError
 
     _known("--profile", profile, PROFILES)
     _check_workers(workers)
@@ -360,14 +358,7 @@ def mutants(
 
 def main() -> None:
     """Run the command."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # Closed ones are opened in order, so that no file of ours gets their numbers.
-        stream = getattr(sys, name) or Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open
-        if isinstance(stream, io.TextIOWrapper) and mode == "w":
-            # A terminal that lacks a character shows another one.
-            stream.reconfigure(errors="replace")
-            stream = StandardStream(stream)
-        setattr(sys, name, stream)
+    open_standard_streams()
     if sys.flags.optimize > 1:
         sys.stderr.write("attnspec: expected Python with docstrings, which hold the formulas; got -OO\n")
         sys.exit(2)
@@ -385,7 +376,7 @@ def main() -> None:
             raise
         sys.stderr.write(f"attnspec: standard output could not be written: {error.strerror}\n")
         sys.exit(end.code or 2)
-    except UnwritableError as error:
+    except (BackendError, UnwritableError) as error:
         sys.stderr.write(f"attnspec: {error}\n")
         sys.exit(2)
     except Exception:  # noqa: BLE001 - Python would exit with 1, which says that a backend violates

@@ -1,7 +1,9 @@
 """Where reports are written: on the console, and in the files that the command line asks for."""
 
 import errno
+import io
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +93,18 @@ class StandardStream:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
+
+
+def open_standard_streams() -> None:
+    """Have a closed or full output cost no run: see :class:`StandardStream`."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # Closed ones are opened in order, so that no other file gets their numbers.
+        stream = getattr(sys, name) or Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open
+        if isinstance(stream, io.TextIOWrapper) and mode == "w":
+            # A terminal that lacks a character shows another one.
+            stream.reconfigure(errors="replace")
+            stream = StandardStream(stream)
+        setattr(sys, name, stream)
 
 
 def write_files(report: "Report", files: Mapping[str, OutputFile]) -> list[str]:
