@@ -84,8 +84,8 @@ def run(
             status = pytest.main(arguments, plugins=plugins)
         except KeyboardInterrupt:
             # pytest catches it only while it runs tests.
-            INTERRUPTION.heard()
             status = pytest.ExitCode.INTERRUPTED
+        INTERRUPTION.heard()
         left = end_run(word)
     if gate.error is not None:
         raise gate.error
