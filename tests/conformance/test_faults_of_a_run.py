@@ -49,6 +49,26 @@ SIGNALS_DEFAULT = (
 )
 """A program that runs another one, which hears Ctrl-C though this run of tests may ignore it."""
 
+SWALLOWED = """
+import os, signal, time
+from attnspec.conformance.running.interruption import Interruption
+
+interruption, raised = Interruption(), []
+interruption.hold()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1)
+for wait in (interruption.release, lambda: time.sleep(60)):
+    try:
+        wait()
+    except KeyboardInterrupt as interrupt:
+        raised.append(str(interrupt))
+interruption.heard()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1)
+print(raised, interruption.reason)
+"""
+"""A signal whose exception is swallowed once, heard then, and sent again."""
+
 SIGNAL_WHILE_IMPORTED = """
 import os, runpy, signal, sys
 
@@ -142,6 +162,11 @@ def test_a_signal_while_the_command_is_imported_leaves_a_report(tmp_path: Path) 
     listing = [sys.executable, "-P", "-c", SIGNAL_WHILE_IMPORTED, "list"]
     done = subprocess.run(listing, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (130, False)
+
+
+def test_a_signal_is_raised_until_it_is_heard_and_not_after() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "['interrupted', 'interrupted'] interrupted\n"), done.stderr
 
 
 @pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
