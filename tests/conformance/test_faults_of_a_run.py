@@ -288,11 +288,22 @@ def test_a_disk_that_fills_up_leaves_the_old_report_whole(tmp_path: Path, monkey
     assert {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()} == {"old": "old"}
 
 
+def test_a_pipe_is_opened_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        file = OutputFile(pipe, "--json")
+        file.check()
+        file.write("a report")
+        assert reader.communicate(timeout=60)[0] == "a report"
+
+
 def test_a_link_and_a_folder_without_write_access_keep_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "target").touch()
+    (tmp_path / "target").touch(mode=0o600)
     (tmp_path / "link").symlink_to("target")
     OutputFile(tmp_path / "link", "--json").write("a report")
     assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "target").read_text(encoding="utf-8") == "a report"
     tmp_path.chmod(0o555)
     try:

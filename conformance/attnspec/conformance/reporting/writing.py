@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class OutputFile:
         """:class:`UnwritableError` if it cannot be written, before any work is done."""
         existed = self.path.exists()
         try:
-            self.path.open("a", encoding="utf-8").close()
+            if not self._is_stream():
+                self.path.open("a", encoding="utf-8").close()
         except OSError as error:
             got = f"{str(self.path)!r}: {error.strerror}"
             raise UnwritableError(f"{self.option}: expected a file that can be written; got {got}") from error
@@ -41,19 +43,25 @@ class OutputFile:
     def write(self, text: str) -> None:
         """Replace the file as a whole; :class:`UnwritableError` if that fails, with the old file as it was."""
         try:
-            if self.path.exists() and not self.path.is_file():
-                self.path.write_text(text, encoding="utf-8")  # a device or a pipe is not replaced
+            if self._is_stream():
+                self.path.write_text(text, encoding="utf-8")
             else:
                 self._replace(text)
         except OSError as error:
             message = f"{self.option}: {str(self.path)!r} could not be written: {error.strerror}"
             raise UnwritableError(message) from error
 
+    def _is_stream(self) -> bool:
+        """A pipe or a device is opened once: its reader stops at the first end, and it cannot be replaced."""
+        return self.path.exists() and not self.path.is_file() and not self.path.is_dir()
+
     def _replace(self, text: str) -> None:
         target = self.path.resolve()
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        part = target.with_name(f".attnspec-{os.getpid()}.part")
         try:
             part.write_text(text, encoding="utf-8")
+            if target.exists():
+                shutil.copymode(target, part)
             part.replace(target)
         except OSError as error:
             part.unlink(missing_ok=True)
