@@ -371,10 +371,10 @@ def main() -> None:
         app()
     except SystemExit as end:
         sys.stdout.flush()
-        error = getattr(sys.stdout, "error", None)
-        if error is None:
+        full = getattr(sys.stdout, "error", None)
+        if full is None:
             raise
-        sys.stderr.write(f"attnspec: standard output could not be written: {error.strerror}\n")
+        sys.stderr.write(f"attnspec: standard output could not be written: {full.strerror}\n")
         sys.exit(end.code or 2)
     except (BackendError, UnwritableError) as error:
         sys.stderr.write(f"attnspec: {error}\n")
