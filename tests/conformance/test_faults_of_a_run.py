@@ -350,8 +350,18 @@ def test_no_number_is_missing_however_narrow_the_terminal(columns: int) -> None:
     assert isinstance(console.file, StringIO)
     table = console.file.getvalue().partition("quick")[2].partition("limits:")[0]
     assert max(map(len, table.splitlines())) <= columns
-    for word in ("attention", "laws", "1/1", "examples", "4,321", "budget", "used", "0%"):
-        assert word in table
+    for word in (
+        "attention",
+        "scaled_dot_product_attention",
+        "laws",
+        "1/1",
+        "examples",
+        "4,321",
+        "budget",
+        "used",
+        "0%",
+    ):
+        assert word in (table if columns > 28 else table.replace("\n", ""))
 
 
 def test_junit_has_a_test_for_every_case_and_a_failure_for_every_violation() -> None:

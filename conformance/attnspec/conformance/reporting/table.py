@@ -64,11 +64,12 @@ def chapters(report: Report, console: Console) -> RenderableType:
         if r.status is not Status.NOT_PROVIDED:
             by_operation[r.operation].append(r)
     title = Text(f"{report.contract.name} · {report.settings.profile} · seed {report.settings.seed}", style="bold")
-    table = Table(title=title, box=SIMPLE_HEAD)
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     not_judged = report.not_judged > 0
     titles = ("laws", "failed", "examples", *(["not judged"] if not_judged else []), "budget used")
     narrow = [title]
-    table.add_column("chapter", overflow="fold")
+    words = {word for name in by_operation for word in OPERATIONS[name].chapter.split()}
+    table.add_column("chapter", overflow="fold", min_width=max(map(len, words), default=0))
     table.add_column("operation", min_width=max(map(len, by_operation), default=0), no_wrap=True)
     for name in titles:
         table.add_column(name, justify="right", overflow="fold", min_width=max(map(len, name.split())))
