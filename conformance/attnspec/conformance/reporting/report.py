@@ -114,7 +114,7 @@ class Report:
 
     @cached_property
     def unmet(self) -> list[str]:
-        """The known failures that are none: lines whose laws hold, or that are about nothing that was judged."""
+        """Stale expected failures: lines whose laws hold, or that are about nothing that was judged."""
         if self.interrupted:
             return []
         lines = tuple(line for line in expectations(self.settings.expect) if line.selected(self.settings))
@@ -130,7 +130,7 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """The status with which the command exits: 1 also where a known failure is none."""
+        """The exit status of the verdict: 1 also where an expected failure passed."""
         return EXIT[self.verdict] or int(bool(self.unmet))
 
     @property
