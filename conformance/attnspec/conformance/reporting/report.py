@@ -109,13 +109,13 @@ class Report:
     @cached_property
     def expected(self) -> dict[tuple[str, str, str], Expectation]:
         """The lines of the file of known failures by operation, law and dtype, of what fails as they say."""
-        lines = expectations(self.settings.expect)
+        lines = expectations(self.settings.expect) if self.results else ()
         return {key(r): line for r in self.results if (line := expected(r, lines))}
 
     @cached_property
     def unmet(self) -> list[str]:
         """Stale expected failures: lines whose laws hold, or that are about nothing that was judged."""
-        if self.interrupted:
+        if self.interrupted or not self.results:
             return []
         lines = tuple(line for line in expectations(self.settings.expect) if line.selected(self.settings))
         return [
