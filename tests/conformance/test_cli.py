@@ -139,7 +139,7 @@ def test_what_is_no_terminal_cuts_nothing(tmp_path: Path) -> None:
     written(tmp_path, ATTENTION)
     call = ("check", "backend.py", "--law", "operation.oracle", "--law", "operation.rejection", "--workers", "2")
     uncut, narrow = (attnspec(*call, folder=tmp_path, COLUMNS=columns) for columns in ("", "60"))
-    (row,) = [line for line in uncut.stdout.splitlines() if line.startswith("  attention ")]
+    (row,) = [line for line in uncut.stdout.splitlines() if line.startswith(" attention ")]
     assert row.split()[:2] == ["attention", "scaled_dot_product_attention"]
     assert "…" not in uncut.stdout[: uncut.stdout.index("limits:")] + uncut.stderr
     tables = narrow.stdout[narrow.stdout.index("· quick") : narrow.stdout.index("limits:")]

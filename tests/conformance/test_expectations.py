@@ -204,7 +204,9 @@ def test_the_command_takes_known_failures(tmp_path: Path, text: str, status: int
 
 
 def test_a_file_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
-    done = attnspec("check", written(tmp_path, RIGHT), "--expect", "no.txt", folder=tmp_path)
+    files = ("--json", "r.json", "--html", "r.html", "--junit", "r.xml")
+    done = attnspec("check", written(tmp_path, RIGHT), "--expect", "no.txt", *files, folder=tmp_path)
+    assert all((tmp_path / name).stat().st_size for name in files[1::2])
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "--expect: expected a file that can be read; got 'no.txt': No such file" in done.stderr
 

@@ -33,6 +33,7 @@ CHOSEN = Settings(
     in_process=True,
     hang_after=2.5,
     fail_fast=True,
+    time_limit=90.0,
     only="only.txt",
     crumbs="somewhere/else",
 )
@@ -67,7 +68,7 @@ def test_pytest_makes_of_the_arguments_the_settings_they_were_made_of(settings: 
 
 
 def test_workers_get_every_setting(tmp_path: Path) -> None:
-    arguments = pytest_arguments("mine.py", CHOSEN, tmp_path, 3, tmp_path / "junit.xml")
+    arguments = pytest_arguments("mine.py", CHOSEN, tmp_path, 3)
     given = [a for a in arguments if a.startswith("--attn-") and not a.startswith("--attn-backend")]
     assert parsed(*given) == Settings(**{**vars(CHOSEN), "crumbs": str(tmp_path)})
     assert "--attn-backend=mine.py" in arguments
@@ -102,7 +103,13 @@ def test_a_suite_has_the_settings_as_attributes() -> None:
     attributes = {o.setting: o.default for o in OPTIONS if not o.isolated}
     assert {name: getattr(ConformanceSuite, name) for name in attributes} == attributes
     assert set(ConformanceSuite.__annotations__) == {"backend", *attributes}
-    assert {f.name for f in fields(Settings)} - set(attributes) == {"hang_after", "fail_fast", "only", "crumbs"}
+    assert {f.name for f in fields(Settings)} - set(attributes) == {
+        "hang_after",
+        "fail_fast",
+        "time_limit",
+        "only",
+        "crumbs",
+    }
 
 
 def test_a_suite_chooses_by_its_attributes() -> None:

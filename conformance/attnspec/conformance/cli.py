@@ -1,26 +1,21 @@
 """The command ``attnspec``."""
 
 import dataclasses
-import io
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, write_report
+from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, open_standard_streams, write_files
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.interruption import INTERRUPTION, SIGNALS
 from attnspec.conformance.running.settings import HELP, Settings
-
-if TYPE_CHECKING:
-    from attnspec.conformance.reporting.report import Report
-    from attnspec.conformance.running.probe import Probe
 
 app = typer.Typer(
     name="attnspec",
@@ -33,6 +28,9 @@ app = typer.Typer(
 MAX_HANG_AFTER = 86_400
 """Seconds that one check may be given."""
 
+MAX_TIME_LIMIT = 31 * 86_400
+"""Seconds that a run may be given."""
+
 WORKERS_PER_CORE = 4
 
 UNCUT = 10_000
@@ -41,7 +39,10 @@ UNCUT = 10_000
 PAGE = 132
 """Columns of running text there."""
 
-EXITS = "Exit status: 0 conforms, 1 violates or a known failure is none, 2 the call or the backend cannot be used."
+EXITS = (
+    "Exit status: 0 conforms, 1 violates or an expected failure passed, 2 the call or the backend cannot be used, the "
+    "run ended early, or a report could not be written."
+)
 WORKERS = "worker processes; one for each core if not given"
 IN_PROCESS = f"{HELP['in_process']}; or in another one, as all but attnspec's own backends are by default"
 
@@ -97,8 +98,15 @@ def _processes(workers: int | None) -> int:
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
-    """Treat SIGTERM like Ctrl-C, so that what has been judged is reported."""
+    """Treat signals like Ctrl-C, so that what has been judged is reported."""
     raise KeyboardInterrupt
+
+
+@app.callback()
+def _signals(context: typer.Context) -> None:
+    """Leave signals that arrived while the command was imported to the commands that report them."""
+    if context.invoked_subcommand not in ("check", "replay"):
+        INTERRUPTION.disarm()
 
 
 @app.command(help=f"Judge a backend by every law that governs its operations. {EXITS}")
@@ -114,6 +122,7 @@ def check(
     seed: Annotated[int, typer.Option(help=HELP["seed"])] = Settings.seed,
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     hang_after: Annotated[float, typer.Option(help=HELP["hang_after"])] = Settings.hang_after,
+    time_limit: Annotated[float, typer.Option(help=HELP["time_limit"])] = Settings.time_limit,
     expect: Annotated[str | None, typer.Option(help=HELP["expect"])] = Settings.expect,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help=HELP["fail_fast"])] = Settings.fail_fast,
     in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=IN_PROCESS)] = None,
@@ -123,57 +132,34 @@ def check(
 ) -> None:
     """Judge a backend."""
     from attnspec.conformance.running.loading import ships
-    from attnspec.conformance.running.probe import Probe
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
     here = ships(backend) if in_process is None else in_process
-    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, here, hang_after, fail_fast)
+    settings = Settings(
+        profile, seed, device, operations, laws, dtypes, expect, here, hang_after, fail_fast, time_limit
+    )
     _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")
+    if not 0 <= time_limit <= MAX_TIME_LIMIT:
+        _unusable(f"--time-limit: expected at least 0 and at most {MAX_TIME_LIMIT:,} seconds; got {time_limit:g}")
     files = _files(json=json, html=html, junit=junit)
-    signal.signal(signal.SIGTERM, _interrupt)
-    probe = Probe(backend, device)
-    try:
-        report, xml = _judge(probe, settings, _processes(workers), shown=in_process is True)
-    finally:
-        probe.close()
-    write_report(report, xml, _console(), files)
-    raise typer.Exit(report.exit_status)
+    INTERRUPTION.hold()
+    from attnspec.conformance.running.reported import reported
 
+    report = reported(backend, settings, _processes(workers), _console(stderr=True), shown=in_process is True)
+    # Files come first: nobody may be left to read the console.
+    errors = write_files(report, files)
+    INTERRUPTION.disarm()
+    if report.reason is not None:
+        sys.stderr.write(f"attnspec: {report.reason}{'; the report has what was judged' if report.results else ''}\n")
+    if report.results:
+        from attnspec.conformance.reporting.table import print_report
 
-def _judge(probe: "Probe", settings: Settings, workers: int, *, shown: bool = False) -> tuple["Report", str | None]:
-    """The report of a run, and what JUnit XML there is of it."""
-    started = time.monotonic()
-    from attnspec.conformance.reporting.report import Report
-    from attnspec.conformance.running.checking import run
-    from attnspec.conformance.running.description import contract_from
-    from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.planning import Plan, check_names
-    from attnspec.spec.contract.operation import OPERATIONS
-    from attnspec.spec.contract.precision import DEFAULTS
-
-    def make_plan() -> Plan:
-        return Plan.of(contract_from(probe.description(), probe.backend), settings)
-
-    cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
-    try:
-        check_names(settings, "--")
-        done = run(
-            probe.backend,
-            settings,
-            workers=max(1, min(workers, cases)),
-            console=_console(stderr=True),
-            make_plan=make_plan,
-            shown=shown,
-        )
-    except BackendError as error:
-        _unusable(str(error))
-    seconds = time.monotonic() - started
-    report = Report.of(done.plan, done.verdicts, settings, seconds, broken_off=done.broken_off)
-    if report.interrupted:
-        sys.stderr.write(f"attnspec: {done.broken_off}; the report has what was judged\n")
-    return report, done.junit
+        print_report(report, _console())
+    for error in errors:
+        sys.stderr.write(f"attnspec: {error}\n")
+    raise typer.Exit(report.exit_status or (2 if errors else 0))
 
 
 @app.command(
@@ -189,8 +175,8 @@ def replay(
 ) -> None:
     """Judge the failures of a report again."""
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
-    from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.probe import Probe
+    from attnspec.conformance.running.folder import TemporaryFolder
+    from attnspec.conformance.running.reported import reported
 
     _check_workers(workers)
     try:
@@ -207,16 +193,16 @@ def replay(
     before = before.selected(**chosen)
     if not before.failures:
         _unusable(f"replay: expected a selection that has failed in {report}; got none that has")
-    signal.signal(signal.SIGTERM, _interrupt)
-    with TemporaryDirectory(prefix="attnspec-replay-") as folder:
+    INTERRUPTION.hold()
+    with TemporaryFolder() as folder:
         only = Path(folder, "failures of the report")
         only.write_text(before.as_lines(), encoding="utf-8")
         settings = dataclasses.replace(before.settings, only=str(only))
-        probe = Probe(before.backend, settings.device)
-        try:
-            again, _ = _judge(probe, settings, _processes(workers))
-        finally:
-            probe.close()
+        again = reported(before.backend, settings, _processes(workers), _console(stderr=True))
+    if not again.results:
+        _unusable(str(again.reason))
+    if again.reason is not None:
+        sys.stderr.write(f"attnspec: {again.reason}; the report has what was judged\n")
     raise typer.Exit(print_again(before, again, _console()))
 
 
@@ -236,12 +222,13 @@ def matrix(
 ) -> None:
     """Judge everything that a library offers."""
     from attnspec.conformance.judging.profiles import PROFILES
-    from attnspec.conformance.running.errors import BackendError
 
     _known("--profile", profile, PROFILES)
     _check_workers(workers)
     files = _files(json=json, markdown=markdown, html=html)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     from attnspec.conformance.matrix.making import Maker
     from attnspec.conformance.matrix.rows import library as library_named
 
@@ -371,16 +358,25 @@ def mutants(
 
 def main() -> None:
     """Run the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that lacks a character shows another one.
-            stream.reconfigure(errors="replace")
+    open_standard_streams()
     if sys.flags.optimize > 1:
         sys.stderr.write("attnspec: expected Python with docstrings, which hold the formulas; got -OO\n")
         sys.exit(2)
     try:
+        os.getcwd()
+    except OSError as error:
+        sys.stderr.write(f"attnspec: expected to be run in a folder that exists; got: {error.strerror}\n")
+        sys.exit(2)
+    try:
         app()
-    except UnwritableError as error:
+    except SystemExit as end:
+        sys.stdout.flush()
+        full = getattr(sys.stdout, "error", None)
+        if full is None:
+            raise
+        sys.stderr.write(f"attnspec: standard output could not be written: {full.strerror}\n")
+        sys.exit(end.code or 2)
+    except (BackendError, UnwritableError) as error:
         sys.stderr.write(f"attnspec: {error}\n")
         sys.exit(2)
     except Exception:  # noqa: BLE001 - Python would exit with 1, which says that a backend violates

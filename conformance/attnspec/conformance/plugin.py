@@ -3,11 +3,13 @@
 import gc
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT
 from attnspec.conformance.running.keys import HERE, HOSTS, LEFT, SUITES_HERE
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
@@ -33,12 +35,19 @@ def settings_of_options(config: pytest.Config) -> Settings:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect verdicts in the process that controls the run; workers of pytest-xdist only report theirs."""
+    limit = config.getoption("--attn-time-limit")
+    if limit and config.getoption("--attn-crumbs") is None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(TimeLimit(limit), TIME_LIMIT)
     if config.getoption("--attn-backend") is None:
         for flag in ("--attn-json", *(o.flag for o in OPTIONS if o.repeatable)):
             if config.getoption(flag):
                 raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME too; a suite has attributes")
         return
     settings = settings_of_options(config)
+    if _is_isolated_worker(config):
+        from attnspec.conformance.remote.processes import die_with_parent
+
+        die_with_parent()
     if _is_isolated_worker(config) and not settings.in_process:
         from attnspec.conformance.running.judged import hosts
 
@@ -55,6 +64,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
         if settings.crumbs is not None:
             config.pluginmanager.register(CrashHandler(Path(settings.crumbs), settings.hang_after))
+
+
+class TimeLimit:
+    """Ends a run of pytest after the test during which its time is over; ``attnspec check`` has its own limit."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+
+    def pytest_runtest_logreport(self) -> None:
+        """End the run if its time is over."""
+        if time.monotonic() > self.end:
+            raise pytest.exit.Exception(TIME_LIMIT)
 
 
 def _is_isolated_worker(config: pytest.Config) -> bool:
@@ -139,7 +160,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"attnspec: left behind by backends, and ended: {', '.join(left)}")
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """End the processes of backends, and write the report as JSON if it was asked for.
 
     ``attnspec check`` writes its own.
@@ -154,6 +175,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not path or settings.crumbs is not None or hasattr(config, "workerinput"):
         return
     from attnspec.conformance.reporting.report import Report
+    from attnspec.conformance.reporting.writing import OutputFile, UnwritableError
     from attnspec.conformance.running.errors import BackendError
     from attnspec.conformance.running.planning import Plan
     from attnspec.conformance.running.suite import backend_of
@@ -164,4 +186,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     except BackendError:
         # There is nothing to report, as the collection of tests has said.
         return
-    Path(path).write_text(Report.of(plan, config.stash[VERDICTS], settings, 0.0).as_text(), encoding="utf-8")
+    limit = config.pluginmanager.get_plugin(TIME_LIMIT)
+    over = limit is not None and time.monotonic() > limit.end
+    broken_off = None if exitstatus != pytest.ExitCode.INTERRUPTED else TIME_LIMIT if over else INTERRUPTED
+    report = Report.of(plan, config.stash[VERDICTS], settings, 0.0, broken_off=broken_off)
+    try:
+        OutputFile(Path(path), "--attn-json").write(report.as_text())
+    except UnwritableError as error:
+        raise pytest.UsageError(str(error)) from error

@@ -12,6 +12,9 @@ UNJUDGED = "not judged: "
 INTERRUPTED = "interrupted"
 """Why a law has no verdict when the run was broken off from outside."""
 
+TIME_LIMIT = "time limit"
+"""Why a law has no verdict when the time limit of the run was reached."""
+
 
 class Status(StrEnum):
     """What became of a law."""
@@ -49,7 +52,7 @@ class Result:
     @property
     def interrupted(self) -> bool:
         """Whether it has no verdict because the run was broken off."""
-        return self.status is Status.LOST and self.reason == INTERRUPTED
+        return self.status is Status.LOST and self.reason in (INTERRUPTED, TIME_LIMIT)
 
     @property
     def violates(self) -> bool:

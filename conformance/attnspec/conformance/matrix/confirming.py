@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from attnspec.conformance.matrix.cells import Confirmation
 from attnspec.conformance.matrix.program import SAYS
 from attnspec.conformance.matrix.rows import Probed
 from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH
+from attnspec.conformance.running.folder import TemporaryFolder
 from attnspec.conformance.running.settings import Settings
 
 SECONDS = 600.0
@@ -50,7 +50,7 @@ def confirmed(result: Result, row: Probed, settings: Settings, title: str) -> To
         "device": settings.device,
         "title": title,
     }
-    with tempfile.TemporaryDirectory(prefix="attnspec-confirm-") as name:
+    with TemporaryFolder() as name:
         folder = Path(name)
         if known is None:
             answer = _ended(folder, {**question, "profile": settings.profile, "seed": settings.seed})

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.running.description import contract_from, describe
 from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.folder import TemporaryFolder
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.selection import unknown_name
 from attnspec.conformance.running.settings import Settings
@@ -107,7 +107,7 @@ def probed(library: Library, device: str, workers: int, told: Callable[[str], No
 
 def _probed(origin: str, device: str) -> Probed:
     module = "attnspec.conformance.matrix.rows"
-    with tempfile.TemporaryDirectory(prefix="attnspec-row-") as folder:
+    with TemporaryFolder() as folder:
         answer = Path(folder, "answer.json")
         command = [sys.executable, "-m", module, origin, device, str(answer)]
         environment = {**os.environ, **ONE_THREAD, **SAFE_PATH}

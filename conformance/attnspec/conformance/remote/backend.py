@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from attnspec.conformance.remote.arrays import RemoteArray, RemoteNumpyArray
 from attnspec.conformance.remote.client import Host
 from attnspec.conformance.running.description import DECLARED
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.folder import TemporaryFolder
 
 CONVERSIONS = {"from_numpy", "to_numpy"}
 
@@ -27,7 +27,7 @@ class RemoteBackend:
     ) -> None:
         self.origin, self.device = origin, device
         self.left: list[str] = []
-        self._folder: TemporaryDirectory[str] | None = None
+        self._folder: TemporaryFolder | None = None
         self._how: dict[str, Any] = {"allowed": hang_after, "path": [*path], "adopted": adopted}
         self._declared: Mapping[str, Any] | None = None
         self._functions: set[str] = set()
@@ -56,7 +56,7 @@ class RemoteBackend:
     def folder(self) -> Path:
         """A folder for what is to be remembered of its processes, as long as it is not closed."""
         if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="attnspec-")
+            self._folder = TemporaryFolder()
         return Path(self._folder.name)
 
     def restart(self, seconds: float) -> None:

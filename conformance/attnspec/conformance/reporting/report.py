@@ -12,7 +12,8 @@ from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
-from attnspec.conformance.judging.results import INTERRUPTED, Result, Status, json_number
+from attnspec.conformance.judging.foreign_calls import printable
+from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
 from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.reporting.limits import left_out
 from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
@@ -21,9 +22,10 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
 from attnspec.spec import SPEC_VERSION
 from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
-from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.semantics import QUESTIONS, spelled
+from attnspec.spec.contract.precision import DEFAULTS, DeclaredPrecision
+from attnspec.spec.contract.semantics import QUESTIONS, DeclaredSemantics, spelled
 
 SCHEMA = "attnspec-report/1"
 EXIT = {"conforms": 0, "violates": 1, "unusable": 2}
@@ -53,7 +55,7 @@ class Report:
 
     ``declaration`` is what was observed and is not declared.
     ``diagnoses`` explain violations, at most one those of an operation at a dtype. ``left`` names the processes that
-    the backend has left behind.
+    the backend has left behind. ``reason`` is why the run ended early or judged nothing, None if neither.
     """
 
     contract: Contract
@@ -64,6 +66,14 @@ class Report:
     declaration: Declaration = field(default_factory=Declaration)
     diagnoses: tuple[Diagnosis, ...] = ()
     left: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @classmethod
+    def without_verdicts(cls, backend: str, settings: Settings, seconds: float, reason: str) -> "Report":
+        """The report of a run that has judged nothing, of a backend that may not even be known."""
+        semantics, precision = DeclaredSemantics.of(None, OPERATIONS), DeclaredPrecision.of(None, OPERATIONS)
+        contract = Contract(printable(backend), (), Limits.of(None), semantics, precision, False, {}, backend)
+        return cls(contract, settings, (), seconds, reason=printable(reason))
 
     @classmethod
     def of(
@@ -74,7 +84,8 @@ class Report:
         observed = declaration(plan.contract, results, verdicts.explanations)
         diagnoses = tuple(verdicts.diagnoses[c.id] for c in plan.cases if c.id in verdicts.diagnoses)
         tried, left = tried_by(plan, verdicts), tuple(verdicts.left)
-        return cls(plan.contract, settings, results, seconds, tried, observed, diagnoses, left)
+        reason = broken_off if any(r.interrupted for r in results) else None
+        return cls(plan.contract, settings, results, seconds, tried, observed, diagnoses, left, reason)
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -98,13 +109,13 @@ class Report:
     @cached_property
     def expected(self) -> dict[tuple[str, str, str], Expectation]:
         """The lines of the file of known failures by operation, law and dtype, of what fails as they say."""
-        lines = expectations(self.settings.expect)
+        lines = expectations(self.settings.expect) if self.results else ()
         return {key(r): line for r in self.results if (line := expected(r, lines))}
 
     @cached_property
     def unmet(self) -> list[str]:
-        """The known failures that are none: lines whose laws hold, or that are about nothing that was judged."""
-        if self.interrupted:
+        """Stale expected failures: lines whose laws hold, or that are about nothing that was judged."""
+        if self.interrupted or not self.results:
             return []
         lines = tuple(line for line in expectations(self.settings.expect) if line.selected(self.settings))
         return [
@@ -119,7 +130,7 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """The status with which the command exits: 1 also where a known failure is none."""
+        """The exit status of the verdict: 1 also where an expected failure passed."""
         return EXIT[self.verdict] or int(bool(self.unmet))
 
     @property
@@ -193,6 +204,7 @@ class Report:
             "schema": SCHEMA,
             "verdict": self.verdict,
             "exit_status": self.exit_status,
+            "reason": self.reason,
             "backend": {
                 "name": contract.name,
                 "origin": contract.origin,
@@ -211,6 +223,7 @@ class Report:
             "in_process": settings.in_process,
             "left_behind": list(self.left),
             "hang_after": settings.hang_after,
+            "time_limit": settings.time_limit or None,
             "expect": settings.expect,
             "unmet": self.unmet,
             "selection": {
@@ -268,7 +281,8 @@ def planned_results(plan: Plan, verdicts: Verdicts, broken_off: str | None = Non
     results: list[Result] = []
     for case in plan.cases:
         known = {r.law: r for r in verdicts.results.get(case.id, ())}
-        lost = INTERRUPTED if broken_off else "the test ended without a verdict"
+        broken = TIME_LIMIT if broken_off == TIME_LIMIT else INTERRUPTED
+        lost = broken if broken_off else "the test ended without a verdict"
         cause = broken_off or verdicts.causes.get(case.id, lost)
         results += [
             known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, lost, cause) for law in case.laws

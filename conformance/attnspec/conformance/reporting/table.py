@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +30,9 @@ IN_FULL = 4
 NAMED = 12
 """Operations that are named where they are not provided; more are counted, and named in the JSON report alone."""
 
+UNLIMITED = 10_000
+"""Columns in which every table fits."""
+
 PASTE = "What was observed, to be pasted into the backend if it is meant; a second run then names what is left:"
 
 
@@ -44,7 +47,7 @@ def print_report(report: Report, console: Console) -> None:
     for text in violations(report):
         console.print(text, soft_wrap=True)
     console.print()
-    console.print(chapters(report))
+    console.print(chapters(report, console))
     for line in remarks(report):
         console.print(line, highlight=False)
     console.print(f"\n{closing(report)}", highlight=False)
@@ -54,28 +57,33 @@ def print_report(report: Report, console: Console) -> None:
         console.print(Text(report.declaration.text), soft_wrap=True)
 
 
-def chapters(report: Report) -> Table:
-    """Laws, examples and budget used, by chapter and operation."""
+def chapters(report: Report, console: Console) -> RenderableType:
+    """Laws, examples and budget used, by chapter and operation: a table, or lines where it does not fit."""
     by_operation: dict[str, list[Result]] = defaultdict(list)
     for r in report.results:
         if r.status is not Status.NOT_PROVIDED:
             by_operation[r.operation].append(r)
-    table = Table(
-        title=escape(f"{report.contract.name} · {report.settings.profile} · seed {report.settings.seed}"),
-        title_style="bold",
-        box=SIMPLE_HEAD,
-    )
+    title = Text(f"{report.contract.name} · {report.settings.profile} · seed {report.settings.seed}", style="bold")
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     not_judged = report.not_judged > 0
-    table.add_column("chapter", overflow="fold")
+    titles = ("laws", "failed", "examples", *(["not judged"] if not_judged else []), "budget used")
+    narrow = [title]
+    words = {word for name in by_operation for word in OPERATIONS[name].chapter.split()}
+    table.add_column("chapter", overflow="fold", min_width=max(map(len, words), default=0))
     table.add_column("operation", min_width=max(map(len, by_operation), default=0), no_wrap=True)
-    for title in ("laws", "failed", "examples", *(["not judged"] if not_judged else []), "budget used"):
-        table.add_column(title, justify="right", overflow="fold")
+    for name in titles:
+        table.add_column(name, justify="right", overflow="fold", min_width=max(map(len, name.split())))
     for chapter in CHAPTERS:
         first = True
         for name in (n for n, o in OPERATIONS.items() if o.chapter == chapter and n in by_operation):
-            table.add_row(chapter if first else "", name, *_row(by_operation[name], not_judged))
+            row = _row(by_operation[name], not_judged)
+            table.add_row(chapter if first else "", name, *row)
+            numbers = ", ".join(f"{what} {number}" for what, number in zip(titles, row, strict=True) if number)
+            narrow.append(Text.from_markup(f"{chapter}, {name}: {numbers}"))
             first = False
-    return table
+    # Where columns do not fit, rich breaks words and leaves columns out.
+    needed = console.measure(table, options=console.options.update(max_width=UNLIMITED)).minimum
+    return table if needed <= console.width else Group(*narrow)
 
 
 def _row(results: Sequence[Result], not_judged: bool) -> list[str]:
@@ -93,6 +101,8 @@ def _row(results: Sequence[Result], not_judged: bool) -> list[str]:
 
 def remarks(report: Report) -> Iterator[str]:
     """Limits, notes, what was not judged, and what differs from the normative choices."""
+    if report.reason is not None and not report.results:
+        return
     if report.settings.in_process:
         yield "[yellow]judged by the process that ran the backend[/], which may have misled it: see --isolated"
     if report.left:
@@ -212,10 +222,6 @@ def closing(report: Report) -> str:
         + f"largest error ratio {report.error_ratio:.3g}, {report.seconds:.1f} s"
         + (f", expected failures: {len(report.expected):,}" if report.expected else "")
         + (f", expectations not met: {len(report.unmet):,}" if report.unmet else "")
-        + (f"; {_broken_off(report)}, {report.interrupted:,} laws have no verdict" if report.interrupted else "")
+        + (f"; {report.reason}" if report.reason else "")
+        + (f", {report.interrupted:,} laws have no verdict" if report.interrupted else "")
     )
-
-
-def _broken_off(report: Report) -> str:
-    """What broke the run off."""
-    return next(r.message for r in report.results if r.interrupted)

@@ -1,14 +1,20 @@
 """Where reports are written: on the console, and in the files that the command line asks for."""
 
-from collections.abc import Mapping
+import errno
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich.console import Console
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attnspec.conformance.reporting.report import Report
+
+IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+"""Errors of a folder where no file can be made or replaced; a file in it may be writable all the same."""
 
 
 class UnwritableError(Exception):
@@ -26,7 +32,8 @@ class OutputFile:
         """:class:`UnwritableError` if it cannot be written, before any work is done."""
         existed = self.path.exists()
         try:
-            self.path.open("a", encoding="utf-8").close()
+            if not self._is_stream():
+                self.path.open("a", encoding="utf-8").close()
         except OSError as error:
             got = f"{str(self.path)!r}: {error.strerror}"
             raise UnwritableError(f"{self.option}: expected a file that can be written; got {got}") from error
@@ -34,26 +41,91 @@ class OutputFile:
             self.path.unlink()
 
     def write(self, text: str) -> None:
-        """Replace the file; :class:`UnwritableError` if that fails."""
+        """Replace the file as a whole; :class:`UnwritableError` if that fails, with the old file as it was."""
         try:
-            self.path.write_text(text, encoding="utf-8")
+            if self._is_stream():
+                self.path.write_text(text, encoding="utf-8")
+            else:
+                self._replace(text)
         except OSError as error:
             message = f"{self.option}: {str(self.path)!r} could not be written: {error.strerror}"
             raise UnwritableError(message) from error
 
+    def _is_stream(self) -> bool:
+        """A pipe or a device is opened once: its reader stops at the first end, and it cannot be replaced."""
+        return self.path.exists() and not self.path.is_file() and not self.path.is_dir()
 
-def write_report(report: "Report", junit: str | None, console: Console, files: Mapping[str, OutputFile]) -> None:
-    """Print a report, and write it to the files that are asked for as ``json``, ``html`` and ``junit``.
+    def _replace(self, text: str) -> None:
+        target = self.path.resolve()
+        part = target.with_name(f".attnspec-{os.getpid()}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            if target.exists():
+                shutil.copymode(target, part)
+            part.replace(target)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            if error.errno not in IN_PLACE or not target.exists():
+                raise
+            target.write_text(text, encoding="utf-8")
 
-    ``junit`` is the report of pytest as JUnit XML, None if the run was too short for one.
+
+class StandardStream:
+    """Standard output or error that may be closed or full: the first error ends the output, and not the run.
+
+    ``error`` is that error, None while there is none. A reader that has gone away, as ``head`` does, is no error.
     """
-    from attnspec.conformance.reporting.table import print_report
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write a text, to nowhere after an error."""
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.error = error
+            # What is still in the buffer, and what others write to the same descriptor, goes to nowhere too.
+            with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def open_standard_streams() -> None:
+    """Have a closed or full output cost no run: see :class:`StandardStream`."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # Closed ones are opened in order, so that no other file gets their numbers.
+        stream = getattr(sys, name) or Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open
+        if isinstance(stream, io.TextIOWrapper) and mode == "w":
+            # A terminal that lacks a character shows another one.
+            stream.reconfigure(errors="replace")
+            stream = StandardStream(stream)
+        setattr(sys, name, stream)
+
+
+def write_files(report: "Report", files: Mapping[str, OutputFile]) -> list[str]:
+    """Write a report to the files that are asked for as ``json``, ``html`` and ``junit``; why some were not written."""
+    from attnspec.conformance.reporting.junit import as_junit
+    from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.reporting.verdict_page import as_html
 
-    print_report(report, console)
-    if "json" in files:
-        files["json"].write(report.as_text())
-    if "html" in files:
-        files["html"].write(as_html(report))
-    if "junit" in files and junit is not None:
-        files["junit"].write(junit)
+    formats: dict[str, Callable[[Report], str]] = {"json": Report.as_text, "html": as_html, "junit": as_junit}
+    errors: list[str] = []
+    for name, file in files.items():
+        try:
+            file.write(formats[name](report))
+        except UnwritableError as error:
+            errors.append(str(error))
+    return errors

@@ -1,6 +1,5 @@
 """Running the suite for the command line: pytest with worker processes, under a configuration of its own."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
+from attnspec.conformance.running.folder import TemporaryFolder
+from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
 from attnspec.conformance.running.settings import Settings
@@ -25,11 +26,10 @@ from attnspec.conformance.running.verdicts import VERDICTS, Verdicts
 
 @dataclass(frozen=True)
 class Run:
-    """What became of a run: its verdicts, the report of pytest as JUnit XML, and what broke it off, if anything did."""
+    """What became of a run: its verdicts, and what broke it off, if anything did."""
 
     plan: Plan
     verdicts: Verdicts
-    junit: str | None
     broken_off: str | None
 
 
@@ -72,20 +72,25 @@ def run(
     keep all, or to nobody. Raises :class:`BackendError` if it does, or if the workers cannot
     work.
     """
-    display, startup = ProgressDisplay(console, expectations(settings.expect)), StartupMonitor()
+    display = ProgressDisplay(console, expectations(settings.expect), settings.time_limit)
+    startup = StartupMonitor()
     first = FirstViolation(settings)
     word = mark()
-    with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(_variables(folder, word)), display.bar:
+    with TemporaryFolder() as folder, environment(_variables(folder, word)), display.bar:
         gate = Gate(make_plan, display, Path(folder))
-        junit = Path(folder, "junit.xml")
-        arguments = pytest_arguments(backend, settings, Path(folder), workers, junit, shown=shown)
-        status = pytest.main(
-            arguments, plugins=[display, gate, startup, Interruption(), *([first] if settings.fail_fast else [])]
-        )
-        xml = junit.read_text(encoding="utf-8") if junit.exists() else None
+        arguments = pytest_arguments(backend, settings, Path(folder), workers, shown=shown)
+        plugins = [display, gate, startup, EndWorkers(), *([first] if settings.fail_fast else [])]
+        try:
+            status = pytest.main(arguments, plugins=plugins)
+        except KeyboardInterrupt:
+            # pytest catches it only while it runs tests.
+            status = pytest.ExitCode.INTERRUPTED
+        INTERRUPTION.heard()
         left = end_run(word)
     if gate.error is not None:
         raise gate.error
+    if gate.plan is None and INTERRUPTION.reason is not None:
+        raise KeyboardInterrupt
     if gate.plan is None or gate.verdicts is None or (startup.trouble is not None and not display.done):
         reason = (startup.trouble or f"pytest ended with {status}").removeprefix(f"backend {backend!r}: ")
         raise BackendError(f"backend {backend!r}: nothing was judged: {reason}")
@@ -95,10 +100,11 @@ def run(
     if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         gate.verdicts.left += [title for title in left if title not in gate.verdicts.left]
     interrupted = status == pytest.ExitCode.INTERRUPTED and startup.trouble is None
-    return Run(gate.plan, gate.verdicts, xml, STOPPED if first.seen else INTERRUPTED if interrupted else None)
+    broken_off = INTERRUPTION.reason or INTERRUPTED if interrupted else None
+    return Run(gate.plan, gate.verdicts, STOPPED if first.seen else broken_off)
 
 
-class Interruption:
+class EndWorkers:
     """A pytest plugin: after Ctrl-C workers are not waited for."""
 
     def __init__(self) -> None:
@@ -111,6 +117,7 @@ class Interruption:
 
     def pytest_keyboard_interrupt(self) -> None:
         """End them at once."""
+        INTERRUPTION.heard()
         if self._workers is not None:
             self._workers.EXIT_TIMEOUT = 0
 
@@ -121,9 +128,7 @@ def _variables(folder: str, word: str) -> dict[str, str | None]:
     return {**SAFE_PATH, **ONE_THREAD, **OF_PYTEST, **kept}
 
 
-def pytest_arguments(
-    backend: str, settings: Settings, folder: Path, workers: int, junit: Path, *, shown: bool = False
-) -> list[str]:
+def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, *, shown: bool = False) -> list[str]:
     """The call of pytest; nothing in the current folder or in the user's configuration has a say in it."""
     ini = folder / "pytest.ini"
     ini.write_text("[pytest]\n", encoding="utf-8")
@@ -133,6 +138,7 @@ def pytest_arguments(
             str(ini),
             "--rootdir",
             str(folder),
+            f"--basetemp={folder / 'pytest'}",
             "--import-mode=importlib",
             "-o",
             "consider_namespace_packages=true",
@@ -143,6 +149,5 @@ def pytest_arguments(
         *("--pyargs", "attnspec.conformance.test_conformance"),
         f"--attn-backend={backend}",
         *replace(settings, crumbs=str(folder)).arguments(),
-        f"--junitxml={junit}",
         *(["--capture=no"] if shown else []),
     ]

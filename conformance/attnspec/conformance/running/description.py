@@ -16,6 +16,7 @@ import numpy as np
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.remote.processes import die_with_parent
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.spec.contract.limits import Limits
@@ -84,6 +85,7 @@ def contract_from(description: dict[str, Any], origin: str) -> Contract:
 
 def main() -> None:
     """Describe the backend named on the command line."""
+    die_with_parent()
     name, device, path = sys.argv[1:4]
     try:
         answer = describe(load(name), name, device)

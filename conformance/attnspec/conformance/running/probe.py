@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from attnspec.conformance.remote.processes import MARK, end_all, mark
 from attnspec.conformance.running.environment import SAFE_PATH
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.folder import TemporaryFolder
 
 IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
 """Seconds that the import of a backend may take, here and in the workers."""
@@ -29,7 +29,7 @@ class Probe:
     def __init__(self, backend: str, device: str) -> None:
         self.backend = backend
         self.left: list[str] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="attnspec-probe-")
+        self._folder = TemporaryFolder()
         self._answer, self._mark = Path(self._folder.name, "answer.json"), mark()
         module = "attnspec.conformance.running.description"
         command = [sys.executable, "-m", module, backend, device, str(self._answer)]

@@ -94,11 +94,15 @@ class ProgressDisplay:
     ``done`` is the number of cases that have been judged.
     """
 
-    def __init__(self, console: Console, lines: Expectations = ()) -> None:
+    def __init__(self, console: Console, lines: Expectations = (), time_limit: float = 0.0) -> None:
         self.lines = lines
+        self._limit = f" of {time_limit:g} s" if time_limit else ""
         self.console, self.total, self.done, self.violated = console, 0, 0, 0
-        self._last = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._began = self._last = time.monotonic()
+        columns = (
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+            TextColumn(self._limit),
+        )
         self.bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
         self._task = self.bar.add_task("starting workers", total=None)
 
@@ -120,4 +124,5 @@ class ProgressDisplay:
         self.bar.update(self._task, completed=self.done, description=case_of(report.nodeid))
         if not self.console.is_terminal and time.monotonic() - self._last > LINE_SECONDS:
             self._last = time.monotonic()
-            self.console.print(f"{self.done} of {self.total} cases judged, {self.violated} laws violated")
+            time_used = f", {self._last - self._began:.0f}{self._limit}" if self._limit else ""
+            self.console.print(f"{self.done} of {self.total} cases judged, {self.violated} laws violated{time_used}")

@@ -38,6 +38,10 @@ class Settings:
     fail_fast: bool = _setting(
         False, "", "end at the first violation that is not expected", option="fail-fast", isolated=True
     )
+    time_limit: float = _setting(
+        0.0, "S", "seconds that the run may take, 0 for no limit; it reports what it has judged by then",
+        option="time-limit", isolated=True,
+    )  # fmt: skip
     only: str | None = _setting(None, "FILE", "only what this file lists, in lines as of --attn-expect", isolated=True)
     crumbs: str | None = _setting(
         None, "DIR", "folder for the breadcrumbs of isolated runs; needs pytest-xdist", isolated=True

@@ -1,0 +1,67 @@
+"""Temporary folders of a run, which a later run removes if their process was killed."""
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from attnspec.conformance.running.errors import BackendError
+
+PREFIX = "attnspec-"
+"""How the names of all temporary folders begin."""
+
+LOCK = "lock"
+"""A file in each folder that its process keeps locked; the system unlocks it however the process ends."""
+
+
+ROOM = 1 << 24
+"""Bytes that a run needs at most for its own files."""
+
+
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder; :class:`BackendError` where none can be made."""
+
+    def __init__(self) -> None:
+        try:
+            parent = Path(tempfile.gettempdir())
+            remove_abandoned(parent)
+            free = shutil.disk_usage(parent).free
+            if free < ROOM:
+                # A disk that is full in the middle of a run would cost verdicts.
+                raise OSError(errno.ENOSPC, f"{free:,} bytes of {ROOM:,} in {str(parent)!r}")
+            super().__init__(prefix=PREFIX)
+            self._lock = _lock(Path(self.name))
+        except OSError as error:
+            raise BackendError(no_room(error)) from error
+
+    def cleanup(self) -> None:
+        """Remove the folder."""
+        super().cleanup()
+        os.close(self._lock)
+
+
+def no_room(error: OSError) -> str:
+    """Why there is no folder or file for temporary data."""
+    return f"TMPDIR: expected a folder with room for temporary files; got: {error.strerror}"
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder; the file gets its name when it is locked, so that nobody finds it unlocked before."""
+    new = folder / f"{LOCK}.new"
+    lock = os.open(new, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    new.rename(folder / LOCK)
+    return lock
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders whose processes have ended without doing so."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        try:
+            with (folder / LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # it is in use, somebody else's, or none of a run

@@ -1,0 +1,76 @@
+"""A run of the command line, from the import of the backend to its report, however the run ends.
+
+What is heavy is imported after the process that imports the backend has started.
+"""
+
+import errno
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from attnspec.conformance.judging.results import INTERRUPTED
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.folder import no_room
+from attnspec.conformance.running.interruption import INTERRUPTION
+from attnspec.conformance.running.probe import Probe
+from attnspec.conformance.running.settings import Settings
+
+if TYPE_CHECKING:
+    from attnspec.conformance.reporting.report import Report
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk without room."""
+
+
+def reported(backend: str, settings: Settings, workers: int, console: Console, *, shown: bool = False) -> "Report":
+    """The report of a run. Signals and the time limit end the run, and never the report."""
+    started = time.monotonic()
+    INTERRUPTION.hold()
+    probe = None
+    try:
+        probe = Probe(backend, settings.device)
+        return _judged(probe, settings, workers, console, started, shown=shown)
+    except BackendError as error:
+        reason = str(error)
+    except KeyboardInterrupt:
+        reason = INTERRUPTION.reason or INTERRUPTED
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        reason = no_room(error)
+    finally:
+        INTERRUPTION.heard()
+        if probe is not None:
+            probe.close()
+    from attnspec.conformance.reporting.report import Report
+
+    return Report.without_verdicts(backend, settings, time.monotonic() - started, reason)
+
+
+def _judged(
+    probe: Probe, settings: Settings, workers: int, console: Console, started: float, *, shown: bool
+) -> "Report":
+    """The report of a run whose backend is being imported."""
+    from attnspec.conformance.reporting.report import Report
+    from attnspec.conformance.running.checking import run
+    from attnspec.conformance.running.description import contract_from
+    from attnspec.conformance.running.planning import Plan, check_names
+    from attnspec.spec.contract.operation import OPERATIONS
+    from attnspec.spec.contract.precision import DEFAULTS
+
+    def make_plan() -> Plan:
+        return Plan.of(contract_from(probe.description(), probe.backend), settings)
+
+    INTERRUPTION.release(settings.time_limit - (time.monotonic() - started) if settings.time_limit else None)
+    cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
+    check_names(settings, "--")
+    done = run(
+        probe.backend,
+        settings,
+        workers=max(1, min(workers, cases)),
+        console=console,
+        make_plan=make_plan,
+        shown=shown,
+    )
+    return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started, broken_off=done.broken_off)
