@@ -24,7 +24,7 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.mutants import MUTANTS
-from attnspec.conformance.mutants.correct import Library
+from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.conformance.rediscovered import REDISCOVERED
 from attnspec.conformance.reporting.messages import diagnosis_lines, failure_message
 from attnspec.conformance.reporting.report import Report
@@ -101,6 +101,66 @@ def test_a_factor_on_top_is_another_diagnosis(factor: str) -> None:
     assert MAKING["asked"]("divided by d", factor).diagnosis() is None
     found = MAKING["asked"]("dropout of a tenth", factor).diagnosis()
     assert found.sentence == f"The results are multiplied by {0.9 * float(factor):g}."
+
+
+class InvertedUpdate(Formulas):
+    """A GRU of torch's reset gate whose update gate is inverted."""
+
+    def updated(self, update: Any, h: Any, candidate: Any) -> Any:
+        return Formulas.updated(self, 1 - update, h, candidate)
+
+    def gru_candidate(self, x: Any, h: Any, reset: Any, p: Any) -> Any:
+        return self.squashed(self.reset_after(x, h, reset, p))
+
+
+class ReflectedHalves(Formulas):
+    """A rotary embedding of halves that reflects where it should rotate."""
+
+    def pairs(self, x: Any) -> Any:
+        return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+
+    def paired(self, first: Any, second: Any) -> Any:
+        return np.concatenate([first, second], axis=-1)
+
+    def turned(self, first: Any, second: Any, cosine: Any, sine: Any) -> Any:
+        return MUTANTS["reflection for a rotation"].alteration(self, first, second, cosine, sine)
+
+
+class ScalelessFromTheEnd(Formulas):
+    """Attention without scale, whose causal mask is aligned at the bottom right."""
+
+    def scaled(self, scores: Any, d: int) -> Any:
+        return scores
+
+    def causal_mask(self, n: int, m: int, **options: Any) -> Any:
+        return np.tri(n, m, m - n).astype(bool)
+
+
+@pytest.mark.parametrize(
+    ("formulas", "operation", "declares", "named"),
+    [
+        (InvertedUpdate(), "gru_cell", {"gru_reset": "after"}, "update gate inverted"),
+        (InvertedUpdate(), "gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
+        (InvertedUpdate(), "stacked_gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
+        (ReflectedHalves(), "rotary_embedding", {"rotary_pairs": "halves"}, "reflection for a rotation"),
+        (
+            ScalelessFromTheEnd(),
+            "scaled_dot_product_attention",
+            {"causal_alignment": "bottom-right"},
+            "attention without scale",
+        ),
+    ],
+)
+def test_a_known_defect_is_named_under_declared_choices(
+    formulas: Formulas, operation: str, declares: dict[str, str], named: str
+) -> None:
+    backend = Library("chosen", formulas, dtypes=("float32",), semantics={**declares, "rejection": "unchecked"})
+    contract = Contract.of(backend)
+    (case,) = cases(contract, operations=(operation,))
+    wrong = [Result(operation, "operation.oracle", "float32", Status.FAILED, Reason.VALUE)]
+    found = diagnosis_of_case(backend, contract, case, PROFILES["quick"], wrong)
+    assert found is not None
+    assert named in found.same
 
 
 def test_without_a_violation_of_numbers_there_is_no_diagnosis() -> None:
