@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnspec.conformance import judge
 from attnspec.conformance.diagnosis import entry
 from attnspec.conformance.diagnosis.choices import SEEN
 from attnspec.conformance.diagnosis.entry import diagnosis_of_case, diagnosis_of_result
@@ -209,6 +210,47 @@ def test_one_result_is_not_enough_where_others_could_tell() -> None:
 def test_a_right_result_has_no_diagnosis() -> None:
     subject, arguments, found = given("causal from the end")
     assert diagnosis_of_result(subject, arguments, found) is None
+
+
+EMPTY_PARTS = np.full(2, -np.inf, np.float32)
+
+
+@pytest.mark.parametrize("merged", [(np.nan, np.nan), (np.nan, -np.inf), (0.0, np.nan), (0.0, -1e9), (0.0, 0.0)])
+def test_a_merge_of_empty_parts_is_wrong_without_a_guess(merged: tuple[float, float]) -> None:
+    """Both results are NaN for many defects, whose other numbers are finite: none of them is seen here."""
+    output, logarithm = np.full(3, merged[0], np.float32), np.array(merged[1], np.float32)
+    verdict = judge("merge_attention", (output, logarithm), np.zeros((2, 3), np.float32), EMPTY_PARTS)
+    assert not verdict
+    assert verdict.left_open == 0
+    assert "equal weights" not in verdict.diagnosis
+    nothing = np.zeros(3, np.float32), np.array(-np.inf, np.float32)
+    assert judge("merge_attention", nothing, np.zeros((2, 3), np.float32), EMPTY_PARTS)
+
+
+def test_a_defect_of_finite_numbers_is_named_by_these_beside_nan() -> None:
+    operation = OPERATIONS["merge_attention"]
+    backend = MUTANTS["parts with equal weights"].backend()
+    subject = Subject(backend, Contract.of(backend), operation, "float32", "cpu")
+    rng = np.random.default_rng(0)
+    outputs, logarithms = rng.standard_normal((3, 2, 4)), rng.standard_normal((3, 2))
+    logarithms[0] = -np.inf
+    arguments = Arguments(operation, {"outputs": outputs.astype("f4"), "log_sum_exps": logarithms.astype("f4")})
+    found = diagnosis_of_result(subject, arguments, subject.results(arguments))
+    assert found is not None
+    assert found.same[0] == "parts with equal weights"
+    one = arguments.replaced({path: x[:1] for path, x in arguments.arrays.items()})
+    assert diagnosis_of_result(subject, one, subject.results(one)) is None
+
+
+@pytest.mark.parametrize(("window", "named"), [((2, 0), ""), ((2, 1), "right end of a window forgotten")])
+def test_a_window_without_its_right_end_is_not_taken_for_one_of_no_reach(window: Any, named: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 6, 4)).astype(np.float32) for _ in range(3))
+    found = REFERENCE["grouped_query_attention"](q, k, v, window=(window[0], None))
+    verdict = judge("grouped_query_attention", found, q, k, v, window=window)
+    assert not verdict
+    assert named in verdict.diagnosis
+    assert "no reach" not in verdict.diagnosis
 
 
 # Reports ------------------------------------------------------------------------------------------------------------

@@ -73,10 +73,18 @@ def near(one: Results, other: Results, allowed: Results, part: float = NEAR) -> 
     return apart(one, other, {p: x + part * tops[p] for p, x in allowed.items()}) <= 1
 
 
-def tells(candidate: Candidate, probe: Probe) -> bool:
-    """Whether a candidate gives by far other numbers than the formula."""
+def tells(candidate: Candidate, probe: Probe, *, finite: bool = False) -> bool:
+    """Whether a candidate gives by far other numbers than the formula; if ``finite``, other finite ones."""
     found = candidate.numbers(probe)
+    if found is not None and finite:
+        found = with_finite_numbers(found, probe.expected)
     return found is not None and apart(found, probe.expected, probe.allowed) > FAR
+
+
+def with_finite_numbers(found: Results, instead: Results) -> Results:
+    """Results with those of another in the place of NaN and infinities; arrays of other shapes are kept."""
+    alike = {path for path, x in found.items() if x.shape == instead[path].shape}
+    return {p: np.where(np.isfinite(x), x, instead[p]) if p in alike else x for p, x in found.items()}
 
 
 def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results | None:
