@@ -1,4 +1,4 @@
-"""Where the plain call, or its gradient, is wrong on the arrays of another law, that is what is named."""
+"""What a report names first where several laws fail, and the ratio that it states beside the input shown."""
 
 from typing import Any
 
@@ -10,9 +10,21 @@ from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.mutants import MUTANTS
-from attnspec.conformance.mutants.correct import Library
+from attnspec.conformance.mutants.correct import Formulas, Library
+from attnspec.conformance.reporting.heat_maps import over_budget
 from attnspec.conformance.reporting.messages import by_cause, failure_message
 from attnspec.spec.contract.operation import Operation
+
+
+KEYS = ("got", "expected", "budget")
+
+
+class ZeroLogarithm(Formulas):
+    """The logarithm of no part with keys is 0."""
+
+    def log_sum_exp(self, scores: Any) -> Any:
+        found = super().log_sum_exp(scores)
+        return np.where(np.isneginf(found), found.dtype.type(0), found)
 
 
 class LongRows(Library):
@@ -85,3 +97,25 @@ def test_what_an_earlier_call_leaves_behind_is_not_laid_to_the_formula() -> None
 def test_a_run_that_stops_at_its_first_violation_names_the_law_that_it_can_judge_again() -> None:
     found = failures(LongRows("long rows"), "layer_norm", FORMULA, "sizes.features", stop_at_first=True)
     assert found.keys() == {"sizes.features"}
+
+
+@pytest.mark.parametrize(
+    "name", ["ε in the denominator", "masked scores are 0", "parts with equal weights", "variance too small by 1 %"]
+)
+def test_the_largest_ratio_is_no_less_than_that_of_the_input_shown(name: str) -> None:
+    m = MUTANTS[name]
+    r = failures(m.backend(), m.operations[0], FORMULA)[FORMULA]
+    shown = r.counterexample
+    assert shown is not None
+    got, expected, budget = (np.array(shown[key], np.float64)[tuple(shown["index"])] for key in KEYS)
+    assert r.error_ratio >= abs(got - expected) / budget * (1 - 1e-6) > 1
+    assert r.as_json()["error_ratio"] == r.error_ratio
+
+
+def test_an_infinity_that_is_missed_is_hot_in_the_picture_and_infinite_in_the_report() -> None:
+    backend = Library("zero for minus infinity", ZeroLogarithm(), dtypes=("float32",))
+    r = failures(backend, "merge_attention", FORMULA)[FORMULA]
+    assert r.error_ratio == np.inf
+    assert "expected -inf ± 0" in r.message
+    assert np.isinf(over_budget(np.zeros(1), np.array([-np.inf]), np.zeros(1))).all()
+    assert (over_budget(np.array([-np.inf]), np.array([-np.inf]), np.zeros(1)) == 0).all()

@@ -80,7 +80,7 @@ class Record:
         return Verdict(
             operation=subject.operation.name,
             dtype=subject.dtype,
-            ratio=subject.ratio,
+            ratio=max(subject.ratio, 0.0 if self.worst is None else self.worst.ratio),
             worst=self.worst,
             judged=", ".join(self.judged),
             untold=vague,

@@ -330,5 +330,7 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
         status=Status.FAILED,
         reason=violation.reason,
         message=violation.message,
+        # A smaller input may have a larger ratio, which is the one that can be seen.
+        error_ratio=max(progress.ratio, violation.ratio),
         counterexample=shown,
     )

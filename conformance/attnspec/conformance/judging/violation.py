@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from attnspec.conformance.inputs.arguments import Arguments
 
 
@@ -42,3 +44,17 @@ class Violation(Exception):
         super().__init__(message)
         self.message, self.reason, self.arguments = message, reason, arguments
         self.expected, self.got, self.budget, self.index = expected, got, budget, index
+
+    @property
+    def ratio(self) -> float:
+        """The error over its budget at the place that is shown; 0 where no number is shown beside its budget."""
+        if any(x is None for x in (self.expected, self.got, self.budget, self.index)):
+            return 0.0
+        shape = np.shape(self.got)
+        expected, got, budget = (np.broadcast_to(x, shape)[self.index] for x in (self.expected, self.got, self.budget))
+        if got == expected:
+            return 0.0
+        with np.errstate(all="ignore"):
+            error = abs(np.longdouble(got) - np.longdouble(expected))
+            found = float(error / np.longdouble(budget)) if budget else np.inf
+        return found if np.isfinite(error) else np.inf

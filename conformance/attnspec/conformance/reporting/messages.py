@@ -42,7 +42,9 @@ def failure_message(failed: Iterable[Result], diagnosis: Diagnosis | None = None
     causes, following = by_cause(failed)
     parts = [*([] if diagnosis is None else diagnosis_lines([diagnosis])), *map(violation_message, causes)]
     if following:
-        parts.append("\n".join([consequences_heading(causes, following), *(f"  {r.law}: {r.message}" for r in following)]))
+        parts.append(
+            "\n".join([consequences_heading(causes, following), *(f"  {r.law}: {r.message}" for r in following)])
+        )
     return "\n\n".join(parts)
 
 
