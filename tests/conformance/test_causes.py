@@ -15,7 +15,6 @@ from attnspec.conformance.reporting.heat_maps import over_budget
 from attnspec.conformance.reporting.messages import by_cause, failure_message
 from attnspec.spec.contract.operation import Operation
 
-
 KEYS = ("got", "expected", "budget")
 
 

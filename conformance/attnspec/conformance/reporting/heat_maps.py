@@ -27,7 +27,7 @@ MOST_MATRICES = 6
 
 
 def over_budget(got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
-    """Errors over their budgets; infinite where a number, or an exact infinity, is missing, and 0 where none is expected."""
+    """Errors over their budgets; infinite where a number or an exact infinity is missing, 0 where none is expected."""
     wide = np.result_type(expected.dtype, np.float64)
     with np.errstate(all="ignore"):
         error = np.abs(expected.astype(wide) - got.astype(wide)).astype(np.float64)

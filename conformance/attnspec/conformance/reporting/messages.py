@@ -68,8 +68,8 @@ def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
     """The violations by likelihood of being a cause, and those that may be consequences of others.
 
     First come the formula and its gradient, then what may only have to be declared, then the rest; of each, those with
-    a counterexample come first, and of those the laws that govern the fewest operations, which say most clearly what is wrong. Laws
-    that were not judged after crashes are last.
+    a counterexample come first, and of those the laws that govern the fewest operations, which say most clearly what is
+    wrong. Laws that were not judged after crashes are last.
     """
     results = list(violations)
     following = consequences(results)
