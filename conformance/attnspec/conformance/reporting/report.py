@@ -15,6 +15,7 @@ from attnspec.conformance.judging.extent import Extent, widest
 from attnspec.conformance.judging.results import INTERRUPTED, Result, Status, json_number
 from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.reporting.limits import left_out
+from attnspec.conformance.reporting.processor import processor
 from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
@@ -300,8 +301,8 @@ def in_common(answers: Mapping[str, str]) -> str | dict[str, str] | None:
 
 
 def versions() -> dict[str, str]:
-    """What the run was made with."""
-    found = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform()}
+    """Specification, machine and packages with which the run was made."""
+    found = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform(), **processor()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
