@@ -46,15 +46,30 @@ class Violation(Exception):
         self.expected, self.got, self.budget, self.index = expected, got, budget, index
 
     @property
-    def ratio(self) -> float:
-        """The error over its budget at the place that is shown; 0 where no number is shown beside its budget."""
+    def shown(self) -> tuple[Any, Any, Any] | None:
+        """Got, expected and budget at the place that is shown; None where no number is shown beside its budget."""
         if any(x is None for x in (self.expected, self.got, self.budget, self.index)):
-            return 0.0
+            return None
         shape = np.shape(self.got)
-        expected, got, budget = (np.broadcast_to(x, shape)[self.index] for x in (self.expected, self.got, self.budget))
-        if got == expected:
+        got, expected, budget = (np.broadcast_to(x, shape)[self.index] for x in (self.got, self.expected, self.budget))
+        return np.longdouble(got), np.longdouble(expected), float(budget)
+
+    @property
+    def ratio(self) -> float:
+        """The error over its budget at the place that is shown; 0 where nothing is shown."""
+        if self.shown is None or self.shown[0] == self.shown[1]:
             return 0.0
+        got, expected, budget = self.shown
         with np.errstate(all="ignore"):
-            error = abs(np.longdouble(got) - np.longdouble(expected))
-            found = float(error / np.longdouble(budget)) if budget else np.inf
-        return found if np.isfinite(error) else np.inf
+            found = float(abs(got - expected) / budget) if budget else np.inf
+        return found if np.isfinite(got) and np.isfinite(expected) else np.inf
+
+    @property
+    def difference(self) -> float:
+        """The error shown as a part of the larger of both numbers, at most 1; 0 where nothing is shown."""
+        if self.shown is None or self.shown[0] == self.shown[1]:
+            return 0.0
+        got, expected, _ = self.shown
+        if not (np.isfinite(got) and np.isfinite(expected)):
+            return 1.0
+        return float(min(abs(got - expected) / max(abs(got), abs(expected)), 1.0))
