@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnspec.conformance import judge
 from attnspec.conformance.diagnosis import entry
 from attnspec.conformance.diagnosis.choices import SEEN
 from attnspec.conformance.diagnosis.entry import diagnosis_of_case, diagnosis_of_result
@@ -24,7 +25,7 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.mutants import MUTANTS
-from attnspec.conformance.mutants.correct import Library
+from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.conformance.rediscovered import REDISCOVERED
 from attnspec.conformance.reporting.messages import diagnosis_lines, failure_message
 from attnspec.conformance.reporting.report import Report
@@ -106,6 +107,66 @@ def test_a_factor_on_top_is_another_diagnosis(factor: str) -> None:
     assert found.sentence == f"The results are multiplied by {0.9 * float(factor):g}."
 
 
+class InvertedUpdate(Formulas):
+    """A GRU of torch's reset gate whose update gate is inverted."""
+
+    def updated(self, update: Any, h: Any, candidate: Any) -> Any:
+        return Formulas.updated(self, 1 - update, h, candidate)
+
+    def gru_candidate(self, x: Any, h: Any, reset: Any, p: Any) -> Any:
+        return self.squashed(self.reset_after(x, h, reset, p))
+
+
+class ReflectedHalves(Formulas):
+    """A rotary embedding of halves that reflects where it should rotate."""
+
+    def pairs(self, x: Any) -> Any:
+        return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+
+    def paired(self, first: Any, second: Any) -> Any:
+        return np.concatenate([first, second], axis=-1)
+
+    def turned(self, first: Any, second: Any, cosine: Any, sine: Any) -> Any:
+        return MUTANTS["reflection for a rotation"].alteration(self, first, second, cosine, sine)
+
+
+class ScalelessFromTheEnd(Formulas):
+    """Attention without scale, whose causal mask is aligned at the bottom right."""
+
+    def scaled(self, scores: Any, d: int) -> Any:
+        return scores
+
+    def causal_mask(self, n: int, m: int, **options: Any) -> Any:
+        return np.tri(n, m, m - n).astype(bool)
+
+
+@pytest.mark.parametrize(
+    ("formulas", "operation", "declares", "named"),
+    [
+        (InvertedUpdate(), "gru_cell", {"gru_reset": "after"}, "update gate inverted"),
+        (InvertedUpdate(), "gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
+        (InvertedUpdate(), "stacked_gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
+        (ReflectedHalves(), "rotary_embedding", {"rotary_pairs": "halves"}, "reflection for a rotation"),
+        (
+            ScalelessFromTheEnd(),
+            "scaled_dot_product_attention",
+            {"causal_alignment": "bottom-right"},
+            "attention without scale",
+        ),
+    ],
+)
+def test_a_known_defect_is_named_under_declared_choices(
+    formulas: Formulas, operation: str, declares: dict[str, str], named: str
+) -> None:
+    backend = Library("chosen", formulas, dtypes=("float32",), semantics={**declares, "rejection": "unchecked"})
+    contract = Contract.of(backend)
+    (case,) = cases(contract, operations=(operation,))
+    wrong = [Result(operation, "operation.oracle", "float32", Status.FAILED, Reason.VALUE)]
+    found = diagnosis_of_case(backend, contract, case, PROFILES["quick"], wrong)
+    assert found is not None
+    assert named in found.same
+
+
 def test_without_a_violation_of_numbers_there_is_no_diagnosis() -> None:
     backend = Library("correct")
     contract = Contract.of(backend)
@@ -152,6 +213,47 @@ def test_one_result_is_not_enough_where_others_could_tell() -> None:
 def test_a_right_result_has_no_diagnosis() -> None:
     subject, arguments, found = given("causal from the end")
     assert diagnosis_of_result(subject, arguments, found) is None
+
+
+EMPTY_PARTS = np.full(2, -np.inf, np.float32)
+
+
+@pytest.mark.parametrize("merged", [(np.nan, np.nan), (np.nan, -np.inf), (0.0, np.nan), (0.0, -1e9), (0.0, 0.0)])
+def test_a_merge_of_empty_parts_is_wrong_without_a_guess(merged: tuple[float, float]) -> None:
+    """Both results are NaN for many defects, whose other numbers are finite: none of them is seen here."""
+    output, logarithm = np.full(3, merged[0], np.float32), np.array(merged[1], np.float32)
+    verdict = judge("merge_attention", (output, logarithm), np.zeros((2, 3), np.float32), EMPTY_PARTS)
+    assert not verdict
+    assert verdict.left_open == 0
+    assert "equal weights" not in verdict.diagnosis
+    nothing = np.zeros(3, np.float32), np.array(-np.inf, np.float32)
+    assert judge("merge_attention", nothing, np.zeros((2, 3), np.float32), EMPTY_PARTS)
+
+
+def test_a_defect_of_finite_numbers_is_named_by_these_beside_nan() -> None:
+    operation = OPERATIONS["merge_attention"]
+    backend = MUTANTS["parts with equal weights"].backend()
+    subject = Subject(backend, Contract.of(backend), operation, "float32", "cpu")
+    rng = np.random.default_rng(0)
+    outputs, logarithms = rng.standard_normal((3, 2, 4)), rng.standard_normal((3, 2))
+    logarithms[0] = -np.inf
+    arguments = Arguments(operation, {"outputs": outputs.astype("f4"), "log_sum_exps": logarithms.astype("f4")})
+    found = diagnosis_of_result(subject, arguments, subject.results(arguments))
+    assert found is not None
+    assert found.same[0] == "parts with equal weights"
+    one = arguments.replaced({path: x[:1] for path, x in arguments.arrays.items()})
+    assert diagnosis_of_result(subject, one, subject.results(one)) is None
+
+
+@pytest.mark.parametrize(("window", "named"), [((2, 0), ""), ((2, 1), "right end of a window forgotten")])
+def test_a_window_without_its_right_end_is_not_taken_for_one_of_no_reach(window: Any, named: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 6, 4)).astype(np.float32) for _ in range(3))
+    found = REFERENCE["grouped_query_attention"](q, k, v, window=(window[0], None))
+    verdict = judge("grouped_query_attention", found, q, k, v, window=window)
+    assert not verdict
+    assert named in verdict.diagnosis
+    assert "no reach" not in verdict.diagnosis
 
 
 # Reports ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -18,6 +19,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.matrix.again import Repeat, repeats, replaced
 from attnspec.conformance.matrix.cells import Confirmation, Matrix, State, Violation
@@ -28,7 +31,9 @@ from attnspec.conformance.matrix.page import as_page
 from attnspec.conformance.matrix.program import Call, program
 from attnspec.conformance.matrix.rows import Library, Probed, refusal
 from attnspec.conformance.matrix.showing import as_markdown, print_matrix, said, seen
-from attnspec.conformance.running.loading import contract_of
+from attnspec.conformance.matrix.tracing import answered
+from attnspec.conformance.reporting import processor
+from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -205,7 +210,8 @@ def test_every_form_comes_from_the_same_data(made: tuple[Path, "subprocess.Compl
     print_matrix(found, Console(file=text, width=300))
     assert text.getvalue().split() == done.stdout.split()
     for form in (done.stdout, as_markdown(found), unescape(as_page(found))):
-        for said_of in ("1.5", found.date, "quick", "no kernel for this machine", "operation.oracle"):
+        processor_of = found.versions["processor"], found.versions["instructions"]
+        for said_of in ("1.5", found.date, "quick", "no kernel for this machine", "operation.oracle", *processor_of):
             assert said_of.replace("_", r"\_") in form or said_of in form, said_of
 
 
@@ -277,6 +283,94 @@ def test_a_program_that_fails_by_itself_confirms_nothing(tmp_path: Path) -> None
         done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
         assert done.stdout.splitlines()[-1].startswith("violates: ") == bool(status)
+
+
+SPOILING = """
+import numpy as np
+
+PLAIN = '''
+import numpy as np
+
+
+def array(given, dtype):
+    return np.asarray(given, dtype)
+
+
+def numbers(x):
+    return np.asarray(x, np.float64)
+
+
+def call(query, key, value, mask=None, causal=False):
+    scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.dtype.type(query.shape[-1]))
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    top = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), -1e30)
+    weights = np.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    result = weights @ value / np.where(total == 0, 1, total)
+    lost = np.isnan(query).any(-1, keepdims=True)
+    return np.where(np.roll(lost, -1, -2), np.float32(np.nan), result).astype(query.dtype)
+'''
+
+exec(PLAIN)
+
+
+class Spoiling:
+    name = "spoiling"
+    limits = {"dtypes": ("float32",)}
+    scaled_dot_product_attention = staticmethod(call)
+
+    def plain(self, operation, *, device):
+        return PLAIN
+"""
+
+
+def test_rows_that_nan_of_another_query_spoils_are_confirmed_by_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spoiling_row.py").write_text(SPOILING, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    origin, law = "spoiling_row:Spoiling", "semantics.nan_queries"
+    backend = load(origin)
+    contract = contract_of(backend, origin)
+    (case,) = cases(contract, laws=(law,))
+    (result,) = judge(backend, contract, case, PROFILES["quick"])
+    assert (result.reason, result.observed) == ("declared", "something else")
+    assert result.counterexample is not None
+    asked = {"origin": origin, "law": law, "operation": case.operation, "dtype": "float32", "reason": "declared"}
+    asked |= {"device": "cpu", "title": "a title", "snippet": result.counterexample["snippet"]}
+    program = answered(asked)["program"]
+    assert "attnspec" not in program
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-I", tmp_path / "program.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("violates: ")
+
+
+@pytest.mark.parametrize(
+    ("information", "named"),
+    [
+        (
+            "processor : 0\nmodel name : A Processor 9\nflags : fpu avx2 avx512f amx_bf16 amx_tile\n",
+            ("A Processor 9", "avx2, avx512f, amx_tile, amx_bf16, ATEN_CPU_CAPABILITY=avx2"),
+        ),
+        ("Features : fp asimd bf16\n", (platform.processor() or platform.machine(), "asimd, bf16")),
+        (None, (platform.processor() or platform.machine(), "unknown")),
+    ],
+)
+def test_the_processor_and_its_instructions_stand_in_the_head(
+    information: str | None, named: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in processor.FORCING:
+        monkeypatch.delenv(name, raising=False)
+    if "ATEN" in named[1]:
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    if information is not None:
+        (tmp_path / "cpuinfo").write_text(information, encoding="utf-8")
+    monkeypatch.setattr(processor, "INFORMATION", tmp_path / "cpuinfo")
+    assert tuple(processor.processor().values()) == named
 
 
 # What is judged again, and what has no verdict ------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """The mutants and the honest variants that test the laws."""
 
+import inspect
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,6 +78,15 @@ def test_there_are_enough() -> None:
 def test_statements_are_unlike() -> None:
     statements = [(m.statement, m.operations) for m in MUTANTS.values()]
     assert len(set(statements)) == len(statements)
+
+
+@pytest.mark.parametrize("m", MUTANTS.values(), ids=MUTANTS)
+def test_a_statement_names_sizes_of_the_defect_and_none_of_an_input(m: Mutant) -> None:
+    """A diagnosis repeats the statement for inputs of any size: what it counts stands in the code of the defect."""
+    code = inspect.getsource(inspect.getmodule(m.alteration) or m.alteration)
+    written = {int(x) for x in re.findall(r"\b\d+\b", code.replace("_", ""))} | {2**16, int(np.finfo(np.float16).max)}
+    counted = [int(x.replace(",", "")) for x in re.findall(r"\d+(?:,\d{3})+", m.statement)]
+    assert [x for x in counted if not {x - 1, x, x + 1} & written] == []
 
 
 def test_names_are_taken_once() -> None:

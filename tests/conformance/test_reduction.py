@@ -244,3 +244,14 @@ def test_a_law_with_inputs_of_its_own_gets_sizes_that_the_backend_does_not_refus
     assert violation is not None
     found, _ = simplest(subject, check, given, violation, 0, lambda law, what: None)
     assert found.size("d") == 2
+
+
+def test_a_lost_sum_does_not_become_a_rounding() -> None:
+    """As in the gradient of a bias in bfloat16: 256 for 4,096 says more than 1.001 for 1."""
+    subject = subject_of("dot_scores", lambda q, k: np.clip(1.001 * reference.dot_scores(q, k), -16, 16))
+    arguments = Arguments(subject.operation, {"query": np.ones((1, 256)), "key": np.ones((1, 256))})
+    violation, *_ = attempt(subject, ORACLE, arguments, 0)
+    assert violation is not None
+    assert violation.difference == 0.9375
+    _, shown = reduced(subject, ORACLE, arguments, violation, 0, lambda law, what: None)
+    assert shown.difference >= 0.9375 / 2

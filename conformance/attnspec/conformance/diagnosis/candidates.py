@@ -13,6 +13,7 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.mutants.correct import Formulas, Library
+from attnspec.reference import choosing
 from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.shapes import results
@@ -72,10 +73,18 @@ def near(one: Results, other: Results, allowed: Results, part: float = NEAR) -> 
     return apart(one, other, {p: x + part * tops[p] for p, x in allowed.items()}) <= 1
 
 
-def tells(candidate: Candidate, probe: Probe) -> bool:
-    """Whether a candidate gives by far other numbers than the formula."""
+def tells(candidate: Candidate, probe: Probe, *, finite: bool = False) -> bool:
+    """Whether a candidate gives by far other numbers than the formula; if ``finite``, other finite ones."""
     found = candidate.numbers(probe)
+    if found is not None and finite:
+        found = with_finite_numbers(found, probe.expected)
     return found is not None and apart(found, probe.expected, probe.allowed) > FAR
+
+
+def with_finite_numbers(found: Results, instead: Results) -> Results:
+    """Results with those of another in the place of NaN and infinities; arrays of other shapes are kept."""
+    alike = {path for path, x in found.items() if x.shape == instead[path].shape}
+    return {p: np.where(np.isfinite(x), x, instead[p]) if p in alike else x for p, x in found.items()}
 
 
 def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results | None:
@@ -148,14 +157,24 @@ def steps(subject: Subject, probe: Probe) -> set[str]:
 
 
 def computed_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Probe, Arguments], Results]:
-    """What a backend in NumPy gives on probes of an operation: a fresh one for each, so that it remembers nothing."""
+    """Results of a backend in NumPy on probes of an operation, under the choices that the judged backend declares.
+
+    A fresh one for each probe, so that it remembers nothing.
+    """
     operation = subject.operation
 
     def compute(probe: Probe, arguments: Arguments) -> Results:
-        # Some write to their arguments.
-        backend, given = make(), arguments.passed_as(lambda path: copied(arguments[path]))
+        with choosing(**subject.choices):
+            return chosen(probe, arguments)
+
+    def chosen(probe: Probe, arguments: Arguments) -> Results:
+        backend = make()
         if probe.views is not None and arguments is probe.arguments:
             given = {name: mapped(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
+        else:
+            spelled = subject.aligned(arguments)
+            # Some write to their arguments.
+            given = spelled.passed_as(lambda path: copied(spelled[path]))
         if probe.cotangents is None:
             return {
                 leaf.path: np.asarray(x) for leaf, x in results(operation, getattr(backend, operation.name)(**given))

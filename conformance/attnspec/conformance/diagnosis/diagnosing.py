@@ -5,7 +5,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.candidates import Candidate, explains, near, of_mutants, steps, tells
+from attnspec.conformance.diagnosis.candidates import (
+    Candidate,
+    explains,
+    near,
+    of_mutants,
+    steps,
+    tells,
+    with_finite_numbers,
+)
 from attnspec.conformance.diagnosis.choices import of_choices, of_formula
 from attnspec.conformance.diagnosis.factors import of_factors
 from attnspec.conformance.diagnosis.finding import Diagnosis
@@ -46,6 +54,7 @@ def diagnosed(
         if time.process_time() > until:
             return None
         left = [c for c in left if any(tells(c, probe) for probe in wrong)]
+        left = [c for c in left if not _by_accident(c, wrong, further, subject, until)]
         if left := _told_apart(left, further, call, subject, until):
             return Diagnosis(subject.operation.name, subject.dtype, left[0].sentence, tuple(c.name for c in left))
     sentence = of_precisions(subject, ordered, call)
@@ -79,6 +88,27 @@ def kinds(subject: Subject, first: Probe, without: Collection[str] = ()) -> Iter
 def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject, until: float) -> list[Candidate]:
     """The candidates that explain a probe, as far as there is time."""
     return [c for c in candidates if time.process_time() <= until and explains(c, probe, subject)]
+
+
+def _by_accident(
+    candidate: Candidate, wrong: Sequence[Probe], further: Sequence[Arguments], subject: Subject, until: float
+) -> bool:
+    """Whether a candidate agrees in NaN and infinities alone, though its defect shows in finite numbers elsewhere.
+
+    Such a defect divides 0 by 0 where many others do: that both results are NaN there is no evidence.
+    """
+    if any(tells(candidate, probe, finite=True) for probe in wrong):
+        return False
+    for arguments in further:
+        if time.process_time() > until:
+            break
+        right = of_formula(subject).numbers(Probe(arguments, {}, {}, {}))
+        found = candidate.numbers(Probe(arguments, {}, right or {}, {}))
+        if right is None or found is None:
+            continue
+        if _differ([right, with_finite_numbers(found, right)]):
+            return True
+    return False
 
 
 def _told_apart(

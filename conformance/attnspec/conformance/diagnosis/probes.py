@@ -94,7 +94,7 @@ def given(subject: Subject, arguments: Arguments, found: Results) -> Probe:
     """A probe of results that are known."""
     oracles = subject.oracles(arguments)
     expected = {path: x.value for path, x in oracles.items()}
-    allowed = {path: np.where(np.isfinite(x.value), x.budget, np.inf) for path, x in oracles.items()}
+    allowed = {path: np.where(np.isnan(x.value), np.inf, x.budget) for path, x in oracles.items()}
     return Probe(arguments, found, expected, allowed)
 
 

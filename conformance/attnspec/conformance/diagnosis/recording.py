@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.laws.registry import Check
 from attnspec.conformance.mutants.correct import Library
-from attnspec.spec.contract.semantics import Semantics
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 from attnspec.spec.contract.tree import mapped
 
 LAWS = 2
@@ -63,9 +64,10 @@ def recorded(
 ) -> list[Probe]:
     """The calls of violated laws, beside what the correct formulas give for them.
 
-    Nothing where the backend declares other choices than the normative ones, which these formulas make.
+    Nothing where the backend declares choices that these formulas do not make.
     """
-    if subject.semantics != Semantics():
+    normative = {question: QUESTIONS[question].normative for question in (*subject.choices, "rejection")}
+    if replace(subject.semantics, **normative) != Semantics():
         return []
     found: list[Probe] = []
     for law in [*laws][:LAWS]:

@@ -9,6 +9,7 @@ from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.plotting import Compared
 from attnspec.conformance.harness.verdict import Verdict, Worst
 from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.conformance.judging.comparison import exactly_infinite
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
@@ -37,7 +38,7 @@ class Record:
         value, budget, nan = expected
         self.compared.append(Compared(of, got, value, budget, part, row))
         if value.dtype.kind not in "biu":
-            self.nonfinite += int((~np.isfinite(value)).sum())
+            self.nonfinite += int((~np.isfinite(value) & ~exactly_infinite(value, budget)).sum())
         try:
             self.subject.matches(got, value, budget, part.arguments, of)
         except Violation as error:
@@ -79,7 +80,7 @@ class Record:
         return Verdict(
             operation=subject.operation.name,
             dtype=subject.dtype,
-            ratio=subject.ratio,
+            ratio=max(subject.ratio, 0.0 if self.worst is None else self.worst.ratio),
             worst=self.worst,
             judged=", ".join(self.judged),
             untold=vague,

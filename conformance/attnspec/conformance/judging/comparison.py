@@ -80,8 +80,9 @@ class Comparisons:
             vague = ~(budget <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
             ratios = np.where(vague, 0.0, ratios)
             ratios = np.where(finite & ~np.isfinite(found), np.inf, ratios)
-            ratios = np.where(finite, ratios, 0.0)
-        self.not_judged += int((vague | ~finite).sum())
+            exact = exactly_infinite(expected, budget)
+            ratios = np.where(finite, ratios, np.where(exact & (found != expected), np.inf, 0.0))
+        self.not_judged += int(np.where(finite, vague, ~exact).sum())
         return ratios
 
     def _raise(
@@ -141,12 +142,18 @@ class Comparisons:
             raise Violation(message, reason=reason, arguments=arguments, **more)
 
 
+def exactly_infinite(expected: Numbers, budget: Numbers) -> Numbers:
+    """Where an infinity is expected that no error can move: its budget is 0."""
+    found: Numbers = np.isinf(expected) & (budget == 0)
+    return found
+
+
 def _differs(got: Numbers, expected: Numbers) -> bool:
-    """Whether any number is not what is expected; where that is NaN or infinite, nothing is."""
+    """Whether any number is not what is expected; where that is NaN, nothing is."""
     if got.dtype == bool or expected.dtype == bool:
         return bool((got != expected).any())
     found = got.astype(np.result_type(expected.dtype, np.float64))
-    return bool(((found != expected) & np.isfinite(expected)).any())
+    return bool(((found != expected) & ~np.isnan(expected)).any())
 
 
 DIGITS = (9, 17, 21)

@@ -8,19 +8,19 @@ from typing import Any
 import hypothesis
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.inputs.corners import corners
+from attnspec.conformance.inputs.corners import corners, multiply_adds
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
 from attnspec.conformance.judging.attempt import attempt, attempt_once, stable_seed
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
-from attnspec.conformance.judging.profiles import FORMULA, Effort, Profile
+from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.snippet import counterexample
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import Violation
+from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.laws.registry import Check
@@ -30,6 +30,20 @@ from attnspec.spec.contract.semantics import ASKED_BY
 
 Mark = Callable[[str, Any], None]
 """Called with a law and its input before each check, so that a crash can be named."""
+
+MACHINERY = frozenset({"operation", "sizes", "storage", "training"})
+"""Chapters of laws about how a call is made, whose numbers may be wrong because the formula is."""
+
+REMEMBERING = frozenset(
+    {
+        *("operation.no-memory", "operation.own-memory", "training.no-memory", "training.own-memory"),
+        *("storage.rewritten-inputs", "training.later-writes", "training.interleaved"),
+    }
+)
+"""Laws of what an earlier call leaves behind, which makes a plain call wrong that would be right in a new process."""
+
+AFFORDED = 2.0**26
+"""Multiply-adds up to which the formula is computed for the arrays of another law."""
 
 BOOLEAN, DEFAULT = "bool", "default"
 """The dtypes of operations whose result is boolean, and of those without float inputs."""
@@ -139,6 +153,44 @@ class _Run:
         progress.not_judged += vague
         if violation is not None:
             progress.failure = (arguments, violation, seed)
+            if not self.stop_at_first:
+                self._blame_formula(progress.check.law.id, violation, seed)
+
+    def _blame_formula(self, law: str, violation: Violation, seed: int) -> None:
+        """Let the formula fail too where a law about machinery fails on arrays on which the plain call is wrong.
+
+        The formula is then what is named and explained, and the other law is a consequence.
+        """
+        if LAWS[law].chapter not in MACHINERY or law in REMEMBERING or violation.reason != Reason.VALUE:
+            return
+        given = self._plain_call(violation.arguments)
+        for plain in (FORMULA, GRADIENT) if LAWS[law].gradients else (FORMULA,):
+            progress = self.laws.get(plain)
+            if given is None or progress is None:
+                continue
+            if plain == law or progress.failure is not None:
+                return
+            self.mark(plain, f"the arrays on which {law} fails")
+            found, _, ratio, _ = attempt(self.subject, progress.check, given, seed)
+            if found is not None and found.reason == Reason.VALUE:
+                progress.ratio, progress.failure = max(progress.ratio, ratio), (given, found, seed)
+                return
+
+    def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
+        """The same arrays for a call by itself; None outside of the dtype or the domain, and for more than is afforded.
+
+        What was computed of them before is not kept.
+        """
+        subject = self.subject
+        if arguments is None or any(x.dtype.name != data_dtype(subject) for _, x in arguments.floats):
+            return None
+        if multiply_adds(arguments.sizes, arguments.batch, arguments.operation) > AFFORDED:
+            return None
+        fresh = arguments.replaced({})
+        try:
+            return fresh if subject.in_domain(fresh) else None
+        except (Violation, ValueError):
+            return None  # a shape that the Protocol refuses, or an index that is too large
 
 
 def judge(
@@ -278,5 +330,7 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
         status=Status.FAILED,
         reason=violation.reason,
         message=violation.message,
+        # A smaller input may have a larger ratio, which is the one that can be seen.
+        error_ratio=max(progress.ratio, violation.ratio),
         counterexample=shown,
     )

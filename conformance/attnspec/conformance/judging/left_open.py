@@ -1,4 +1,7 @@
-"""What the oracle leaves open: elements that errors decide, and elements that a declared choice leaves unspecified."""
+"""What the oracle leaves open: elements that errors decide, and elements that a declared choice leaves unspecified.
+
+An infinity that follows from numbers without any is not left open: the logarithm of an empty sum is −∞ exactly.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +28,21 @@ def with_open_choices(operation: Operation, found: Mapping[str, Judged]) -> dict
         path: replace(x, budget=np.where(np.expand_dims(open_, behind[path]), np.inf, x.budget))
         for path, x in found.items()
     }
+
+
+def with_exact_infinities(found: dict[str, Judged], semantics: Semantics) -> dict[str, Judged]:
+    """The oracle with a budget of 0 where the formula gives −∞ and nothing overflows: the logarithm of an empty sum.
+
+    Where rows without keys are declared to be something else than 0, their logarithms are left open.
+    """
+    if semantics.fully_masked != "zero":
+        return found
+    return {path: _exact_where_infinite(x) for path, x in found.items()}
+
+
+def _exact_where_infinite(x: Judged) -> Judged:
+    exact = np.isneginf(x.value) if np.isfinite(x.peak) and x.value.dtype.kind == "f" else np.zeros((), bool)
+    return replace(x, budget=np.where(exact, 0.0, x.budget)) if exact.any() else x
 
 
 def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics: Semantics) -> Judged:

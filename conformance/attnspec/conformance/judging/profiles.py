@@ -8,7 +8,10 @@ from attnspec.conformance.inputs.dtypes import NARROW
 FORMULA = "operation.oracle"
 """The law that a result is that of the formula: it is checked on every example."""
 
-COSTLY = {"operation.gradient", "operation.rejection"}
+GRADIENT = "operation.gradient"
+"""The law that gradients are those of the formula."""
+
+COSTLY = {GRADIENT, "operation.rejection"}
 """Laws that compare all gradients, or try a wrong shape of every argument."""
 
 

@@ -35,6 +35,10 @@ SECONDS = 30.0
 """After which a reduction ends all the same: some backends take long for small inputs."""
 
 
+TELLING = 0.5
+"""The part of the first relative difference that is left: sums that are lost must not become a rounding in the end."""
+
+
 class Search:
     """The smallest arguments so far on which a law fails, and what the search for smaller ones may cost."""
 
@@ -43,6 +47,7 @@ class Search:
     ) -> None:
         self.subject, self.check, self.seed, self.mark = subject, check, seed, mark
         self.best, self.violation = arguments, violation
+        self.least = TELLING * violation.difference
         self.deadline = time.monotonic() + SECONDS
         self.effort = 0.0
 
@@ -52,7 +57,7 @@ class Search:
         return self.effort >= EFFORT or time.monotonic() > self.deadline
 
     def accept(self, candidate: Arguments | None) -> bool:
-        """Take the candidate if the law fails on it too, for the same reason."""
+        """Take the candidate if the law fails on it too, for the same reason and by about as different numbers."""
         if candidate is None or self.spent or not divides(candidate, self.subject.limits):
             return False
         try:
@@ -62,7 +67,7 @@ class Search:
             return False  # without the first of several layers, the next one takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
         violation = self.failure(candidate)
-        if violation is None or violation.reason != self.violation.reason:
+        if violation is None or violation.reason != self.violation.reason or violation.difference < self.least:
             return False
         self.best, self.violation = candidate, violation
         return True

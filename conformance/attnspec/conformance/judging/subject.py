@@ -12,7 +12,7 @@ from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
-from attnspec.conformance.judging.left_open import with_open_choices, with_unspecified
+from attnspec.conformance.judging.left_open import with_exact_infinities, with_open_choices, with_unspecified
 from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -305,7 +305,7 @@ class Subject(Comparisons):
 
     def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
         spelled = self.aligned(arguments)
-        found = self.normative_oracles(spelled, wide)
+        found = with_exact_infinities(self.normative_oracles(spelled, wide), self.semantics)
         if self.operation.mask is None:
             return found
         return {

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from attnspec.conformance.inputs.arguments import Arguments
 
 
@@ -42,3 +44,32 @@ class Violation(Exception):
         super().__init__(message)
         self.message, self.reason, self.arguments = message, reason, arguments
         self.expected, self.got, self.budget, self.index = expected, got, budget, index
+
+    @property
+    def shown(self) -> tuple[Any, Any, Any] | None:
+        """Got, expected and budget at the place that is shown; None where no number is shown beside its budget."""
+        if any(x is None for x in (self.expected, self.got, self.budget, self.index)):
+            return None
+        shape = np.shape(self.got)
+        got, expected, budget = (np.broadcast_to(x, shape)[self.index] for x in (self.got, self.expected, self.budget))
+        return np.longdouble(got), np.longdouble(expected), float(budget)
+
+    @property
+    def ratio(self) -> float:
+        """The error over its budget at the place that is shown; 0 where nothing is shown."""
+        if self.shown is None or self.shown[0] == self.shown[1]:
+            return 0.0
+        got, expected, budget = self.shown
+        with np.errstate(all="ignore"):
+            found = float(abs(got - expected) / budget) if budget else np.inf
+        return found if np.isfinite(got) and np.isfinite(expected) else np.inf
+
+    @property
+    def difference(self) -> float:
+        """The error shown as a part of the larger of both numbers, at most 1; 0 where nothing is shown."""
+        if self.shown is None or self.shown[0] == self.shown[1]:
+            return 0.0
+        got, expected, _ = self.shown
+        if not (np.isfinite(got) and np.isfinite(expected)):
+            return 1.0
+        return float(min(abs(got - expected) / max(abs(got), abs(expected)), 1.0))

@@ -68,7 +68,7 @@ class Maker:
         rest = found or [Probed(origin, None, None, error=INTERRUPTED) for origin in self.library.rows]
         rows += [_unjudged(p, INTERRUPTED) for p in rest if p.origin not in known]
         stated = versions()
-        shown = ("spec", "python", "platform", "attnspec", "numpy", self.library.package)
+        shown = ("spec", "python", "platform", "processor", "instructions", "attnspec", "numpy", self.library.package)
         return Matrix(
             self.library.name,
             self.settings.device,

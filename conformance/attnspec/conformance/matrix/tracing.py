@@ -143,6 +143,8 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     if reason == Reason.RAISED:
         raised = next((c for c in reversed(recorder.calls) if c.error), None)
         return {"why": OTHER} if raised is None else {"program": program(heading, plain, raised)}
+    if reason == Reason.DECLARED:
+        return _against_formula(heading, plain, recorder.calls, violation, subject)
     if reason != Reason.VALUE or violation.expected is None:
         return {"why": OTHER}
     return _compared(heading, plain, recorder.calls, violation)
@@ -167,6 +169,36 @@ def _compared(heading: str, plain: str, calls: list[Call], violation: Violation)
                 shown = f"{heading}\n{without_places(violation.message)}"
                 return {"program": program(shown, plain, call, path=path, expected=violation.expected, budget=budget)}
     return {"why": SEVERAL}
+
+
+def _against_formula(
+    heading: str, plain: str, calls: list[Call], violation: Violation, subject: Subject
+) -> dict[str, str]:
+    """The program of a call that shows another choice than the declared one: numbers that the formula gives otherwise.
+
+    What the declared choices leave open is not compared. Results are in the order of the Protocol.
+    """
+    given = violation.arguments
+    oracles = None if given is None else call_safely(lambda: subject.oracles(given))
+    if given is None or isinstance(oracles, Raised):
+        return {"why": OTHER}
+    for call in reversed(calls):
+        arrays = Arguments(subject.operation, dict(call.arguments)).arrays
+        if call.cotangents is not None or arrays.keys() != given.arrays.keys():
+            continue
+        if not all(x.shape == arrays[path].shape and _equal(x, arrays[path]) for path, x in given.arrays.items()):
+            continue
+        for (path, array), oracle in zip(call.arrays.items(), oracles.values(), strict=False):
+            got = np.asarray(array).astype(np.float64)
+            known = np.isfinite(oracle.value) & np.isfinite(oracle.budget)
+            expected = np.where(known, oracle.value.astype(np.float64), got)
+            budget = np.where(known, oracle.budget, 0.0)
+            with np.errstate(all="ignore"):
+                wrong = known & ~(np.abs(got - expected) <= budget)
+            if wrong.any():
+                shown = f"{heading}\n{without_places(violation.message)}"
+                return {"program": program(shown, plain, call, path=path, expected=expected, budget=budget)}
+    return {"why": OTHER}
 
 
 def _equal(a: Any, b: Any) -> bool:

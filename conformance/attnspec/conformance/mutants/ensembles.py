@@ -101,7 +101,7 @@ def single_sum(correct: Formulas, scores: Numbers) -> Numbers:
     source="a scale written into the source",
 )
 def two_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """0.35 for 0.3536."""
+    """The scale is rounded to two decimals: 0.35 where d is 8."""
     return scores * scores.dtype.type(round(d**-0.5, 2))
 
 
@@ -114,7 +114,7 @@ def two_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="a scale written into the source",
 )
 def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """0.354 for 0.3536."""
+    """The scale is rounded to three decimals: 0.354 where d is 8."""
     return scores * scores.dtype.type(round(d**-0.5, 3))
 
 
@@ -126,7 +126,7 @@ def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="a scale printed by %g and read again",
 )
 def six_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """0.353553 for 0.35355339."""
+    """The scale is rounded to six significant digits: 0.353553 where d is 8."""
     return scores * scores.dtype.type(f"{d**-0.5:g}")
 
 

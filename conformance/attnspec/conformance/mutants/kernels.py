@@ -93,6 +93,30 @@ def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers
 
 
 @mutant(
+    "right end of a window forgotten",
+    replaces="near",
+    operations=(GroupedQueryAttention,),
+    breaks=("kernels.window", "operation.oracle"),
+    source="a kernel with window_size_left alone, whose causal flag is left to the caller",
+)
+def without_right_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
+    """A window reaches as far to the right as there are keys."""
+    return Formulas.near(correct, mask, None if window is None else (window[0], None), lengths, n, m)
+
+
+@mutant(
+    "left end of a window forgotten",
+    replaces="near",
+    operations=(GroupedQueryAttention,),
+    breaks=("kernels.window", "operation.oracle"),
+    source="a window of look-ahead alone, beside a causal flag",
+)
+def without_left_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
+    """A window reaches as far to the left as there are keys."""
+    return Formulas.near(correct, mask, None if window is None else (None, window[1]), lengths, n, m)
+
+
+@mutant(
     "window that is accepted and forgotten",
     replaces="near",
     operations=(GroupedQueryAttention,),

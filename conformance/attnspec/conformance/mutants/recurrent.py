@@ -413,8 +413,19 @@ def sequence_resets_after(
     correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]
 ) -> Numbers:
     """R ⊙ (H W_hh)."""
-    of_input, of_state = (correct.product(v[..., None, :], w)[..., 0, :] for v, w in ((x, p.w_xh), (h, p.w_hh)))
-    return correct.squashed(of_input + reset * of_state + p.b_h)
+    return correct.squashed(correct.reset_after(x, h, reset, p))
+
+
+@mutant(
+    "update gate inverted in sequences",
+    replaces="updated",
+    operations=(GRU, BidirectionalGRU, StackedGRU),
+    breaks=("operation.oracle", "operation.gradient"),
+    source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
+)
+def inverted_update_in_sequences(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+    """Z and 1 − Z exchanged at every step."""
+    return Formulas.updated(correct, 1 - update, h, candidate)
 
 
 @mutant(

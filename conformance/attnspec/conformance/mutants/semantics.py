@@ -307,8 +307,7 @@ def unpaired_cosine(correct: Formulas, n: int, d: int) -> Numbers:
 )
 def reset_after(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
     """R ⊙ (H W_hh), undeclared."""
-    of_input, of_state = (correct.product(v[..., None, :], w)[..., 0, :] for v, w in ((x, p.w_xh), (h, p.w_hh)))
-    return correct.squashed(of_input + reset * of_state + p.b_h)
+    return correct.squashed(correct.reset_after(x, h, reset, p))
 
 
 @mutant(

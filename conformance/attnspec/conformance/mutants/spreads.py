@@ -228,7 +228,7 @@ def without_last(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbe
     differentiable=False,
 )
 def last_of_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """One weight of 2,049 is missing."""
+    """The weight of the last key is missing where there are more than 1,024."""
     return without_last(correct, scores, value, mask, causal)
 
 
@@ -243,7 +243,7 @@ def last_of_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: 
     differentiable=False,
 )
 def last_of_half_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """One weight of 2,049 is missing, of keys in float16."""
+    """The weight of the last key is missing where more than 1,024 are in float16."""
     return without_last(correct, scores, value, mask, causal)
 
 

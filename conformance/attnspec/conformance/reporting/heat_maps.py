@@ -7,7 +7,7 @@ from math import log2
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Numbers
-from attnspec.conformance.judging.comparison import number
+from attnspec.conformance.judging.comparison import exactly_infinite, number
 
 LEAST, MOST = 2.0**-8, 2.0**8
 """The ratios of error to budget at the ends of the scale of colours, in the middle of which is 1."""
@@ -27,12 +27,13 @@ MOST_MATRICES = 6
 
 
 def over_budget(got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
-    """Errors over their budgets; infinite where a number is missing, and 0 where none is expected."""
+    """Errors over their budgets; infinite where a number or an exact infinity is missing, 0 where none is expected."""
     wide = np.result_type(expected.dtype, np.float64)
     with np.errstate(all="ignore"):
         error = np.abs(expected.astype(wide) - got.astype(wide)).astype(np.float64)
         ratios = np.where(error == 0, 0.0, error / np.broadcast_to(budget, error.shape))
-    return np.where(np.isfinite(expected), np.nan_to_num(ratios, nan=np.inf, posinf=np.inf), 0.0)
+        infinite = np.where(exactly_infinite(expected, budget) & (got != expected), np.inf, 0.0)
+    return np.where(np.isfinite(expected), np.nan_to_num(ratios, nan=np.inf, posinf=np.inf), infinite)
 
 
 def levels_of_numbers(x: Numbers, largest: float) -> Numbers:

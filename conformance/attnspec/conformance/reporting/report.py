@@ -16,6 +16,7 @@ from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
 from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.reporting.limits import left_out
+from attnspec.conformance.reporting.processor import processor
 from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
@@ -314,8 +315,8 @@ def in_common(answers: Mapping[str, str]) -> str | dict[str, str] | None:
 
 
 def versions() -> dict[str, str]:
-    """What the run was made with."""
-    found = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform()}
+    """Specification, machine and packages with which the run was made."""
+    found = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform(), **processor()}
     for package in PACKAGES:
         try:
             found[package] = version(package)

@@ -166,7 +166,7 @@ def violations(report: Report) -> list[Text]:
     parts += [Text(line, style="yellow") for line in lines(explained)]
     parts += known_failures(report)
     if following:
-        parts += [Text(f"\n{consequences_heading(following)}"), *map(Text, folded(following))]
+        parts += [Text(f"\n{consequences_heading(causes, following)}"), *map(Text, folded(following))]
     return parts
 
 

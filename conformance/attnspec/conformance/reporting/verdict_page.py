@@ -54,7 +54,7 @@ def as_html(report: Report) -> str:
         "budgets": "".join(_budgets(report.results)),
         "not_tried": "".join(_listed(report.not_tried)),
         "remarks": "".join(_listed([*(Text.from_markup(x).plain for x in remarks(report)), *_facts(facts)])),
-        "consequences": _consequences(following),
+        "consequences": _consequences(causes, following),
     }
     template = resources.files("attnspec.conformance.reporting").joinpath("verdict.html").read_text(encoding="utf-8")
     return re.sub(r"@(\w+)@", lambda found: parts[found[1]], template)
@@ -160,11 +160,11 @@ def _declaration(report: Report) -> str:
     return f"<h2>To be declared</h2>{explained}<p>{escape(PASTE)}</p><pre>{escape(report.declaration.text)}</pre>"
 
 
-def _consequences(following: Sequence[Result]) -> str:
+def _consequences(causes: Sequence[Result], following: Sequence[Result]) -> str:
     if not following:
         return ""
     items = "".join(_violations(following))
-    heading = escape(f"{consequences_heading(following).removesuffix(':')} ({len(following):,})")
+    heading = escape(f"{consequences_heading(causes, following).removesuffix(':')} ({len(following):,})")
     return f"<h2>Consequences</h2><details><summary>{heading}</summary>{items}</details>"
 
 

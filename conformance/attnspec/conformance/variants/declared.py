@@ -172,8 +172,7 @@ class ResetAfter(Formulas):
 
     def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
         """R ⊙ (H W_hh)."""
-        of_input, of_state = (self.product(v[..., None, :], w)[..., 0, :] for v, w in ((x, p.w_xh), (h, p.w_hh)))
-        return self.squashed(of_input + reset * of_state + p.b_h)
+        return self.squashed(self.reset_after(x, h, reset, p))
 
 
 @variant(

@@ -9,6 +9,7 @@ from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.attention import Attention
 from attnspec.conformance.mutants.correct.positional import Positional
 from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.reference import choice
 
 
 class Kernels(Positional, Attention):
@@ -232,10 +233,14 @@ class Kernels(Positional, Attention):
 
     def pairs(self, x: Numbers) -> tuple[Numbers, Numbers]:
         """The first and the second feature of every pair."""
+        if choice("rotary_pairs") == "halves":
+            return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
         return x[..., 0::2], x[..., 1::2]
 
     def paired(self, first: Numbers, second: Numbers) -> Numbers:
         """Features in their order, from those of the pairs."""
+        if choice("rotary_pairs") == "halves":
+            return np.concatenate([first, second], axis=-1)
         both = np.stack([first, second], axis=-1)
         return both.reshape(*both.shape[:-2], 2 * both.shape[-2])
 

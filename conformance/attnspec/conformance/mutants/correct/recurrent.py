@@ -8,6 +8,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.attention import Attention
+from attnspec.reference import choice
 from attnspec.spec.recurrent import GRUParameters, LSTMParameters, RNNParameters
 
 State = tuple[Numbers, ...]
@@ -42,7 +43,14 @@ class Recurrent(Attention):
 
     def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
         """The candidate of the next state: what a recurrent network makes of a state that is partly forgotten."""
-        return self.squashed(self.affine(x, reset * h, p.w_xh, p.w_hh, p.b_h))
+        if choice("gru_reset") == "before":
+            return self.squashed(self.affine(x, reset * h, p.w_xh, p.w_hh, p.b_h))
+        return self.squashed(self.reset_after(x, h, reset, p))
+
+    def reset_after(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
+        """The pre-activation of a candidate whose reset gate multiplies the recurrent product."""
+        of_input, of_state = (self.product(v[..., None, :], w)[..., 0, :] for v, w in ((x, p.w_xh), (h, p.w_hh)))
+        return of_input + reset * of_state + p.b_h
 
     def updated(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
         """What is kept of the state, and what is new."""
