@@ -12,7 +12,6 @@ import pytest
 from attnspec.conformance.running.keys import HERE, HOSTS, LEFT, SUITES_HERE
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
-
 LIMITED = "attnspec-time-limit"
 """The name of the plugin that ends a run of pytest at its time limit."""
 
