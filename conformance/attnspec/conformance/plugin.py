@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT
 from attnspec.conformance.running.keys import HERE, HOSTS, LEFT, SUITES_HERE
 from attnspec.conformance.running.settings import OPTIONS, Settings
+
+LIMITED = "attnspec-time-limit"
+"""The name of the plugin that ends a run of pytest at its time limit."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Collect verdicts in the process that controls the run; workers of pytest-xdist only report theirs."""
     limit = config.getoption("--attn-time-limit")
     if limit and config.getoption("--attn-crumbs") is None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(TimeLimit(limit), TIME_LIMIT)
+        config.pluginmanager.register(TimeLimit(limit), LIMITED)
     if config.getoption("--attn-backend") is None:
         for flag in ("--attn-json", *(o.flag for o in OPTIONS if o.repeatable)):
             if config.getoption(flag):
@@ -75,7 +77,7 @@ class TimeLimit:
     def pytest_runtest_logreport(self) -> None:
         """End the run if its time is over."""
         if time.monotonic() > self.end:
-            raise pytest.exit.Exception(TIME_LIMIT)
+            raise pytest.exit.Exception("time limit")
 
 
 def _is_isolated_worker(config: pytest.Config) -> bool:
@@ -174,6 +176,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     path, settings = config.getoption("--attn-json"), settings_of_options(config)
     if not path or settings.crumbs is not None or hasattr(config, "workerinput"):
         return
+    from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.reporting.writing import OutputFile, UnwritableError
     from attnspec.conformance.running.errors import BackendError
@@ -186,7 +189,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     except BackendError:
         # There is nothing to report, as the collection of tests has said.
         return
-    limit = config.pluginmanager.get_plugin(TIME_LIMIT)
+    limit = config.pluginmanager.get_plugin(LIMITED)
     over = limit is not None and time.monotonic() > limit.end
     broken_off = None if exitstatus != pytest.ExitCode.INTERRUPTED else TIME_LIMIT if over else INTERRUPTED
     report = Report.of(plan, config.stash[VERDICTS], settings, 0.0, broken_off=broken_off)
