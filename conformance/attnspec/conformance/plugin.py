@@ -153,6 +153,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     path, settings = config.getoption("--attn-json"), settings_of_options(config)
     if not path or settings.crumbs is not None or hasattr(config, "workerinput"):
         return
+    from attnspec.conformance.judging.own_errors import contained
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.running.errors import BackendError
     from attnspec.conformance.running.planning import Plan
@@ -164,4 +165,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     except BackendError:
         # There is nothing to report, as the collection of tests has said.
         return
-    Path(path).write_text(Report.of(plan, config.stash[VERDICTS], settings, 0.0).as_text(), encoding="utf-8")
+    text, note = contained(
+        "writing the report as JSON", lambda: Report.of(plan, config.stash[VERDICTS], settings, 0.0).as_text(), ""
+    )
+    if note:
+        session.config.get_terminal_writer().line(f"attnspec: {note}")
+    Path(path).write_text(text, encoding="utf-8")

@@ -13,6 +13,10 @@ INTERRUPTED = "interrupted"
 """Why a law has no verdict when the run was broken off from outside."""
 
 
+OWN_ERROR = "error of attnspec"
+"""Why a law has no verdict whose check raised an error of attnspec itself."""
+
+
 class Status(StrEnum):
     """What became of a law."""
 
@@ -29,7 +33,8 @@ class Result:
 
     ``reason`` says of a failure what kind it is (`value`, `shape`, `dtype`, `type`, `raised`, `accepted`,
     `mutated-input`, `declared`, `crashed`, `hung`), and of a law that was not judged, why. ``counterexample`` has the
-    keys arguments, expected, got, budget, index and snippet.
+    keys arguments, expected, got, budget, index and snippet. ``note`` says what went wrong after the verdict, such as
+    an error of attnspec while it reduced the counterexample; it changes nothing of the verdict.
 
     The fields, in this order, are the keys of a result in the JSON report.
     """
@@ -45,6 +50,12 @@ class Result:
     error_ratio: float = 0.0
     observed: str | None = None
     counterexample: Mapping[str, Any] | None = None
+    note: str = ""
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether it has no verdict because its check raised an error of attnspec."""
+        return self.status is Status.LOST and self.reason == OWN_ERROR
 
     @property
     def interrupted(self) -> bool:
@@ -54,7 +65,9 @@ class Result:
     @property
     def violates(self) -> bool:
         """Whether this makes the backend nonconforming: a law whose test ended by itself is not presumed to hold."""
-        return self.status is Status.FAILED or (self.status is Status.LOST and not self.interrupted)
+        return self.status is Status.FAILED or (
+            self.status is Status.LOST and not self.interrupted and not self.unchecked
+        )
 
     @property
     def judged(self) -> bool:

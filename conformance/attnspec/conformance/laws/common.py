@@ -161,17 +161,9 @@ def sample(
     so many of the queries, in groups of two. Where rows without keys are declared to raise, each has its first key.
     """
     operation = subject.operation
-    group = min(heads, 2) if operation.sizes_of(Axis.GROUP) else 1
-    kinds = {Axis.HEAD: heads // group, Axis.GROUP: group, Axis.KEY: keys, Axis.QUERY: queries}
-    fitted = {}
-    for name in operation.sizes:
-        axis = operation.axis(name)
-        wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
-        fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
-        fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
-    fitted = divided(fitted | dict(sizes or {}), operation, subject.limits)
+    fitted = sizes_of_sample(subject, queries=queries, keys=keys, heads=heads, features=features, sizes=sizes)
     fits = len(batch) <= subject.limits.max_batch_dims
-    absent = _optional(subject) if not whole else _lacking(subject)
+    absent = _optional(subject) if not whole else lacking(subject)
     masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}
     example = Example(
         fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
@@ -180,11 +172,27 @@ def sample(
     return with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
 
 
+def sizes_of_sample(
+    subject: Subject, *, queries: int, keys: int, heads: int = 4, features: int, sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The sizes of a sample by name."""
+    operation = subject.operation
+    group = min(heads, 2) if operation.sizes_of(Axis.GROUP) else 1
+    kinds = {Axis.HEAD: heads // group, Axis.GROUP: group, Axis.KEY: keys, Axis.QUERY: queries}
+    fitted = {}
+    for name in operation.sizes:
+        axis = operation.axis(name)
+        wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
+        fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
+        fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
+    return divided(fitted | dict(sizes or {}), operation, subject.limits)
+
+
 def _optional(subject: Subject) -> frozenset[str]:
     return frozenset(leaf.path for leaf in subject.operation.leaves if leaf.optional)
 
 
-def _lacking(subject: Subject) -> frozenset[str]:
+def lacking(subject: Subject) -> frozenset[str]:
     """The optional arrays that the backend does not take."""
     features, limits = subject.operation.features, subject.limits
     masks = frozenset(leaf.path for leaf in subject.operation.masks.values()) if not limits.mask else frozenset()

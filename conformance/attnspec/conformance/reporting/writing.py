@@ -1,11 +1,14 @@
 """Where reports are written: on the console, and in the files that the command line asks for."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+
+from attnspec.conformance.judging.own_errors import own_error
 
 if TYPE_CHECKING:
     from attnspec.conformance.reporting.report import Report
@@ -45,15 +48,24 @@ class OutputFile:
 def write_report(report: "Report", junit: str | None, console: Console, files: Mapping[str, OutputFile]) -> None:
     """Print a report, and write it to the files that are asked for as ``json``, ``html`` and ``junit``.
 
-    ``junit`` is the report of pytest as JUnit XML, None if the run was too short for one.
+    ``junit`` is the report of pytest as JUnit XML, None if the run was too short for one. An error of attnspec in one
+    of them is printed on standard error, and leaves the others and the verdict as they are.
     """
     from attnspec.conformance.reporting.table import print_report
     from attnspec.conformance.reporting.verdict_page import as_html
 
-    print_report(report, console)
-    if "json" in files:
-        files["json"].write(report.as_text())
-    if "html" in files:
-        files["html"].write(as_html(report))
-    if "junit" in files and junit is not None:
-        files["junit"].write(junit)
+    steps = {
+        "table": lambda: print_report(report, console),
+        "json": lambda: files["json"].write(report.as_text()),
+        "html": lambda: files["html"].write(as_html(report)),
+        "junit": lambda: None if junit is None else files["junit"].write(junit),
+    }
+    for name, step in steps.items():
+        if name == "table" or name in files:
+            try:
+                step()
+            except (OSError, UnwritableError):
+                raise  # the console or the disk, and no error of attnspec
+            except Exception as error:  # noqa: BLE001 - the verdict is known, and the other reports are to be written
+                said = own_error(f"writing the report as {name}", error)
+                sys.stderr.write(f"attnspec: {said}; {report.contract.name} {report.verdict} all the same\n")

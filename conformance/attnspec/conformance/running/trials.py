@@ -107,7 +107,7 @@ def _performed(task: Task) -> Outcome:
         failures += [
             Failure(r.operation, r.dtype, r.law, r.reason or "", r.message)
             for r in results
-            if r.status is Status.FAILED
+            if r.violates or r.unchecked
         ]
         if failures and not every:
             break

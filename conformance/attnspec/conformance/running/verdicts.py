@@ -30,23 +30,25 @@ def record(
     results: Iterable[Result],
     record_property: Callable[[str, object], None],
     extent: Extent | None = None,
-    explanation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Attach the verdicts of a case to its test, the extent of its calls, and what explains its violations."""
+    """Attach the verdicts of a case to its test, and the extent of its calls; the last time counts."""
     record_property(PROPERTY, [r.as_json() for r in results])
     record_property(EXTENT, extent or {})
+
+
+def record_causes(
+    explanation: Mapping[str, Any], diagnosis: Diagnosis | None, record_property: Callable[[str, object], None]
+) -> None:
+    """Attach what explains the violations of a case to its test."""
     if explanation:
         record_property(EXPLANATION, dict(explanation))
-
-
-def record_diagnosis(diagnosis: Diagnosis, record_property: Callable[[str, object], None]) -> None:
-    """Attach what explains the violations of a case to its test."""
-    record_property(DIAGNOSIS, diagnosis.as_json())
+    if diagnosis is not None:
+        record_property(DIAGNOSIS, diagnosis.as_json())
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
-    """The verdicts that are attached to a test; None if there are none yet."""
-    for name, value in report.user_properties:
+    """The verdicts that were last attached to a test; None if there are none yet."""
+    for name, value in reversed(report.user_properties):
         if name == PROPERTY and isinstance(value, list):
             return [Result.from_json(r) for r in value]
     return None
