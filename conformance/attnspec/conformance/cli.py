@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, write_report
+from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, write_report, written
 from attnspec.conformance.running.settings import HELP, Settings
 
 if TYPE_CHECKING:
@@ -254,9 +254,11 @@ def matrix(
     from attnspec.conformance.matrix.page import as_page
     from attnspec.conformance.matrix.showing import as_markdown, print_matrix
 
-    print_matrix(made, _console())
+    known = f"the matrix of {library} was made"
+    written("table", lambda: print_matrix(made, _console()), known)
+    makers = {"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}
     for name, file in files.items():
-        file.write({"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}[name](made))
+        written(name, lambda name=name, file=file: file.write(makers[name](made)), known)
     if made.interrupted:
         sys.stderr.write("attnspec: interrupted; the matrix has what was judged\n")
         raise typer.Exit(2)

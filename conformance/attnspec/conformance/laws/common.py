@@ -161,22 +161,6 @@ def sample(
     so many of the queries, in groups of two. Where rows without keys are declared to raise, each has its first key.
     """
     operation = subject.operation
-    fitted = sizes_of_sample(subject, queries=queries, keys=keys, heads=heads, features=features, sizes=sizes)
-    fits = len(batch) <= subject.limits.max_batch_dims
-    absent = _optional(subject) if not whole else lacking(subject)
-    masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}
-    example = Example(
-        fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
-    )
-    arguments = example.arguments(operation, data_dtype(subject))
-    return with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
-
-
-def sizes_of_sample(
-    subject: Subject, *, queries: int, keys: int, heads: int = 4, features: int, sizes: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """The sizes of a sample by name."""
-    operation = subject.operation
     group = min(heads, 2) if operation.sizes_of(Axis.GROUP) else 1
     kinds = {Axis.HEAD: heads // group, Axis.GROUP: group, Axis.KEY: keys, Axis.QUERY: queries}
     fitted = {}
@@ -185,7 +169,15 @@ def sizes_of_sample(
         wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
         fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
         fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
-    return divided(fitted | dict(sizes or {}), operation, subject.limits)
+    fitted = divided(fitted | dict(sizes or {}), operation, subject.limits)
+    fits = len(batch) <= subject.limits.max_batch_dims
+    absent = _optional(subject) if not whole else lacking(subject)
+    masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}
+    example = Example(
+        fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
+    )
+    arguments = example.arguments(operation, data_dtype(subject))
+    return with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
 
 
 def _optional(subject: Subject) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """Where reports are written: on the console, and in the files that the command line asks for."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,18 +54,25 @@ def write_report(report: "Report", junit: str | None, console: Console, files: M
     from attnspec.conformance.reporting.table import print_report
     from attnspec.conformance.reporting.verdict_page import as_html
 
-    steps = {
-        "table": lambda: print_report(report, console),
-        "json": lambda: files["json"].write(report.as_text()),
-        "html": lambda: files["html"].write(as_html(report)),
-        "junit": lambda: None if junit is None else files["junit"].write(junit),
-    }
-    for name, step in steps.items():
-        if name == "table" or name in files:
-            try:
-                step()
-            except (OSError, UnwritableError):
-                raise  # the console or the disk, and no error of attnspec
-            except Exception as error:  # noqa: BLE001 - the verdict is known, and the other reports are to be written
-                said = own_error(f"writing the report as {name}", error)
-                sys.stderr.write(f"attnspec: {said}; {report.contract.name} {report.verdict} all the same\n")
+    known = f"{report.contract.name} {report.verdict}"
+    written("table", lambda: print_report(report, console), known)
+    if "json" in files:
+        written("json", lambda: files["json"].write(report.as_text()), known)
+    if "html" in files:
+        written("html", lambda: files["html"].write(as_html(report)), known)
+    if "junit" in files and junit is not None:
+        written("junit", lambda: files["junit"].write(junit), known)
+
+
+def written(name: str, write: Callable[[], None], known: str) -> None:
+    """Write one of several reports; an error of attnspec is printed on standard error, beside what is known already.
+
+    Errors of the console or the disk come through.
+    """
+    try:
+        write()
+    except (OSError, UnwritableError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the verdict is known, and the other reports are to be written
+        said = own_error(f"writing the report as {name}", error)
+        sys.stderr.write(f"attnspec: {said}; {known} all the same\n")

@@ -132,11 +132,8 @@ class Isolated:
         finally:
             watchdog.close()
         if recorded:
-            recorded, _ = contained(
-                "examining what ended the process",
-                lambda: examined(incidents, contract.origin, case, settings),
-                recorded,
-            )
+            examine = partial(examined, incidents, contract.origin, case, settings)
+            recorded, _ = contained("looking for the input that ended the process", examine, recorded)
         return [recorded.get(r.law, r) for r in results]
 
     def explanation(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -149,6 +146,7 @@ class Isolated:
         watchdog = self._watchdog()
         under = partial(self.judging, mark=watchdog, stop_at_first=True)
         try:
+            watchdog(failed[0].law, "looking for what has to be declared")
             return explained(under, self.contract, case, failed, lambda: refusals(subject, watchdog)).as_json()
         finally:
             watchdog.close()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, corners, multiply_adds
+from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, corners
 from attnspec.conformance.inputs.heads import divided_sizes
 from attnspec.conformance.inputs.layouts import CANNOT, last_exchanged
 from attnspec.conformance.judging.attempt import stable_seed
@@ -19,7 +19,7 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
-from attnspec.conformance.laws.common import data_dtype, sample, sizes_of_sample
+from attnspec.conformance.laws.common import data_dtype, sample
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.semantics import QUESTIONS
@@ -32,9 +32,6 @@ ROWS = 64
 
 WORK = 2.0**14
 """The most multiply-adds of one."""
-
-MOST_WORK = 2.0**30
-"""The most multiply-adds of a plain call; a larger one is not made, and shows nothing."""
 
 GRID = 2
 """Places of a plain call along each axis of a grid, whose number is the product of all of them."""
@@ -164,21 +161,16 @@ class _Probes:
         batch: tuple[int, ...] = (),
         says: Callable[[str], bool] = says_unsupported,
     ) -> bool | None:
-        """Whether a call with as many queries as keys is refused; None for one that would be too large."""
-        sizes = sizes_of_sample(self.subject, queries=length, keys=length, features=features, sizes=self._grids())
-        if multiply_adds(sizes, batch, self.subject.operation) > MOST_WORK:
-            return None
+        """Whether a call with as many queries as keys is refused."""
         return _refused(self.subject, self.plain(length, features, batch), says)
 
     def plain(self, length: int, features: int, batch: tuple[int, ...] = ()) -> Arguments:
         """Inputs with as many queries as keys."""
         self.mark(FORMULA, f"a call with {length} queries and keys, {features} features and the batch {batch}")
         rng = np.random.default_rng(0)
-        return sample(self.subject, rng, batch, queries=length, keys=length, features=features, sizes=self._grids())
-
-    def _grids(self) -> dict[str, int]:
-        """Few places along each axis of a grid, all grids alike."""
-        return dict.fromkeys(self.subject.operation.sizes_of(Axis.GRID), GRID)
+        # The number of places is the product of all axes of a grid: few along each, and all grids alike.
+        grids = dict.fromkeys(self.subject.operation.sizes_of(Axis.GRID), GRID)
+        return sample(self.subject, rng, batch, queries=length, keys=length, features=features, sizes=grids)
 
     def least(self) -> dict[str, Any]:
         """The smallest length and the smallest batch, where smaller ones are refused and no greater one is."""

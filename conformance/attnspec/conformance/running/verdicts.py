@@ -94,9 +94,9 @@ class Collector:
         case, results = case_of(report.nodeid), recorded(report)
         if results is not None:
             self.verdicts.results[case] = results
-            extents = [x for name, x in report.user_properties if name == EXTENT and isinstance(x, dict)]
-            self.verdicts.extents.setdefault(case, {}).update(*extents)
             for name, x in report.user_properties:
+                if name == EXTENT and isinstance(x, dict):
+                    self.verdicts.extents[case] = x
                 if name == EXPLANATION and isinstance(x, dict):
                     self.verdicts.explanations[case] = x
                 if name == DIAGNOSIS and isinstance(x, dict):
