@@ -86,6 +86,14 @@ class Result:
         return cls(**{**data, "status": Status(data["status"]), "error_ratio": float(data["error_ratio"])})
 
 
+def checked(results: list[Result]) -> list[Result]:
+    """The results; ``RuntimeError`` if an error of attnspec has left a law without a verdict."""
+    for r in results:
+        if r.unchecked:
+            raise RuntimeError(f"{r.law} by {r.operation} ({r.dtype}): {r.message}")
+    return results
+
+
 def json_number(x: float) -> float | str:
     """A number as JSON can hold it: what is not finite becomes ``"inf"``, ``"-inf"`` or ``"nan"``."""
     return float(x) if math.isfinite(x) else str(float(x))
