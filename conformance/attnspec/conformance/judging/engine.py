@@ -44,7 +44,7 @@ class Case:
     """One operation at one dtype, and the laws to judge it by.
 
     ``leading`` says that what shows at any dtype is tried at this one, where there is no time for all. ``named`` says
-    that somebody has named the laws: they are checked whether the profile has time for them or not.
+    that somebody has named the laws: those are checked too for which the profile has time at no dtype.
     """
 
     operation: str
@@ -136,10 +136,10 @@ class _Run:
         return not self.open or (self.stop_at_first and any(p.failure for p in self.laws.values()))
 
     def affords(self, check: Check) -> bool:
-        """Whether the profile has time for a check at this dtype, or somebody has named its law."""
-        if self.named or self.effort.dear:
+        """Whether there is time for a check at this dtype: by the profile, or because its law is named."""
+        if self.effort.dear:
             return True
-        return not (check.dear or (check.at_leading and not self.subject.leading))
+        return self.named if check.dear else not check.at_leading or self.subject.leading
 
     def check(self, progress: _Progress, arguments: Arguments, seed: int) -> None:
         """Check one law on one example, and remember what became of it."""
