@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -257,8 +258,12 @@ def matrix(
     known = f"the matrix of {library} was made"
     written("table", lambda: print_matrix(made, _console()), known)
     makers = {"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}
-    for name, file in files.items():
-        written(name, lambda name=name, file=file: file.write(makers[name](made)), known)
+
+    def write(name: str) -> None:
+        files[name].write(makers[name](made))
+
+    for name in files:
+        written(name, partial(write, name), known)
     if made.interrupted:
         sys.stderr.write("attnspec: interrupted; the matrix has what was judged\n")
         raise typer.Exit(2)

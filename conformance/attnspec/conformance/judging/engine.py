@@ -12,7 +12,7 @@ from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
-from attnspec.conformance.judging.attempt import attempt, attempt_once, stable_seed
+from attnspec.conformance.judging.attempt import Outcome, attempt, attempt_once, stable_seed
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
@@ -34,6 +34,9 @@ Mark = Callable[[str, Any], None]
 
 Choice = Callable[[list[Result]], Sequence[Result]]
 """The violations that get counterexamples, of those of a case."""
+
+NOTHING: Outcome = (None, False, 0.0, 0)
+"""The outcome of a check that has not come to its end."""
 
 BOOLEAN, DEFAULT = "bool", "default"
 """The dtypes of operations whose result is boolean, and of those without float inputs."""
@@ -146,7 +149,7 @@ class _Run:
         outcome, progress.own_error = contained(
             f"checking {progress.check.law.id}",
             lambda: attempt(self.subject, progress.check, arguments, seed),
-            (None, False, 0.0, 0),
+            NOTHING,
         )
         violation, concerned, ratio, vague = outcome
         progress.examples += concerned
@@ -269,7 +272,7 @@ def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> 
     outcome, _ = contained(
         "guiding the search by the formula",
         lambda: attempt_once(run.subject, CHECKS[FORMULA], arguments, example.seed),
-        (None, False, 0.0, 0),
+        NOTHING,
     )
     return outcome[2]
 

@@ -129,7 +129,8 @@ def main() -> None:
     """Answer the question that is named on the command line."""
     question, answer = map(Path, sys.argv[1:3])
     asked = json.loads(question.read_text(encoding="utf-8"))
-    found, note = contained("looking for the smallest input that ends the process", lambda: found_by(asked), {})
+    nothing: dict[str, Any] = {}
+    found, note = contained("looking for the smallest input that ends the process", lambda: found_by(asked), nothing)
     found |= {"note": note} if note else {}
     answer.write_text(json.dumps(found), encoding="utf-8")
     os._exit(0)

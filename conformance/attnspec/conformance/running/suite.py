@@ -36,7 +36,7 @@ from attnspec.conformance.running.keys import HERE
 from attnspec.conformance.running.loading import contract_of
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
-from attnspec.conformance.running.verdicts import record, record_causes
+from attnspec.conformance.running.verdicts import record, record_diagnosis, record_explanation
 
 
 class ConformanceSuite:
@@ -155,7 +155,10 @@ def run_case(
     failed = unexpected(results, lines)
     if failed:
         explanation, diagnosis, note = causes_of(backend, contract, case, settings, failed, isolated)
-        record_causes(explanation, diagnosis, record_property)
+        if explanation:
+            record_explanation(explanation, record_property)
+        if diagnosis is not None:
+            record_diagnosis(diagnosis, record_property)
         if note:
             shown_first = by_cause(failed)[0][0]
             results = [replace(r, note=joined(r.note, note)) if r is shown_first else r for r in results]

@@ -36,14 +36,14 @@ def record(
     record_property(EXTENT, extent or {})
 
 
-def record_causes(
-    explanation: Mapping[str, Any], diagnosis: Diagnosis | None, record_property: Callable[[str, object], None]
-) -> None:
+def record_explanation(explanation: Mapping[str, Any], record_property: Callable[[str, object], None]) -> None:
+    """Attach what only has to be declared to the test of a case."""
+    record_property(EXPLANATION, dict(explanation))
+
+
+def record_diagnosis(diagnosis: Diagnosis, record_property: Callable[[str, object], None]) -> None:
     """Attach what explains the violations of a case to its test."""
-    if explanation:
-        record_property(EXPLANATION, dict(explanation))
-    if diagnosis is not None:
-        record_property(DIAGNOSIS, diagnosis.as_json())
+    record_property(DIAGNOSIS, diagnosis.as_json())
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
