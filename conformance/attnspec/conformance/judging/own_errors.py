@@ -37,10 +37,11 @@ def contained(stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, st
 def own_error(stage: str, error: Exception) -> str:
     """The note for an error of attnspec: the stage, the error, and the line that raised it."""
     text = " ".join(str(error).split())[:MAX_LENGTH]
+    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if Path(f.filename).is_relative_to(PACKAGE)][-1:]
     place = "".join(f" in {Path(f.filename).relative_to(PACKAGE)}:{f.lineno}" for f in own)
-    return printable(f"attnspec's own error while {stage}: {type(error).__name__}: {text}{place}; please report it")
+    return printable(f"attnspec's own error while {stage}: {kind}{place}; please report it")
 
 
 def joined(*notes: str) -> str:
