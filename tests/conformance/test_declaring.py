@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from attnspec import reference
+from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, multiply_adds
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES
@@ -26,6 +27,7 @@ from attnspec.conformance.reporting.table import PASTE, violations
 from attnspec.conformance.reporting.verdict_page import as_html
 from attnspec.conformance.running.explanation import Explanation, explained, wider_classes
 from attnspec.conformance.running.refusals import REFUSED, Refusals, refusals, says_unsupported
+from attnspec.conformance.running.refusals import _Probes as Probes
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -171,6 +173,35 @@ def test_what_is_refused_is_described_by_limits(
     subject = Subject(backend, Contract.of(backend), OPERATIONS[operation], "float64", "cpu")
     expected = Refusals(everything=True) if REFUSED in limits else Refusals(limits=limits, taken=True)
     assert refusals(subject, lambda law, example: None) == expected
+
+
+MOST_WORK = 2.0**30
+"""Multiply-adds of a probe, about a second."""
+
+
+@pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if not o.reference_only])
+def test_no_probe_is_large_whatever_the_operation_has(name: str) -> None:
+    backend = SimpleNamespace(name="mine", **{name: getattr(reference, name)})
+    operation = OPERATIONS[name]
+    probes = Probes(Subject(backend, Contract.of(backend), operation, "float32", "cpu"), lambda law, example: None)
+    length, features = probes.first or (1, 1)
+    for given in (probes.plain(max(LENGTHS), features), probes.plain(length, max(FEATURES))):
+        assert multiply_adds(given.sizes, given.batch, operation) <= MOST_WORK
+        assert sum(x.size for x in given.arrays.values()) <= 2**24
+
+
+def test_a_grid_that_is_refused_is_looked_into_at_once() -> None:
+    def gate(x: Numbers, gating: Numbers, parameters: Any) -> Any:
+        if x.shape[-4:-1] != gating.shape[-4:-1]:
+            raise NotImplementedError("gating of another grid is not supported")
+        sizes.append(x.size)
+        return reference.attention_gate(x, gating, parameters)
+
+    sizes: list[int] = []
+    backend = SimpleNamespace(name="mine", attention_gate=gate)
+    subject = Subject(backend, Contract.of(backend), OPERATIONS["attention_gate"], "float32", "cpu")
+    assert refusals(subject, lambda law, example: None).taken
+    assert max(sizes) <= 2**15
 
 
 def test_batches_whose_shapes_do_not_fit_are_not_broadcast() -> None:

@@ -276,10 +276,7 @@ def test_what_is_said_of_several_operations_and_dtypes_stands_in_one_line() -> N
     assert text.startswith(f"diagnosis of softmax (float32): {twice}\n\noperation.oracle is violated by softmax")
 
 
-def test_a_case_has_its_verdicts_whatever_becomes_of_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any, **options: Any) -> None:
-        raise ZeroDivisionError
-
+def test_a_case_has_its_diagnosis_beside_its_verdicts() -> None:
     backend = MISTAKEN["divided by d"]
     contract = Contract.of(backend)
     case = replace(cases(contract)[0], laws=("operation.oracle",))
@@ -287,10 +284,6 @@ def test_a_case_has_its_verdicts_whatever_becomes_of_the_diagnosis(monkeypatch: 
     with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
         suite.run_case(backend, contract, case, Settings(), found.__setitem__)
     assert found["attnspec-diagnosis"]["same"] == ["attention scaled by d"]
-    monkeypatch.setattr(entry, "diagnosis_of_case", broken)
-    found.clear()
-    with pytest.raises(ZeroDivisionError):
-        suite.run_case(backend, contract, case, Settings(), found.__setitem__)
     assert [r["status"] for r in found["attnspec"]] == ["failed"]
 
 

@@ -13,6 +13,7 @@ from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.reduction import reduced, simplest
 from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.spec import OPERATIONS, Limits
 from attnspec.spec.contract.tree import flatten, mapped
@@ -206,6 +207,27 @@ def test_three_equal_sizes_are_reduced_together_within_the_limits() -> None:
 
     found = smallest(subject_of("dot_scores", scores, multiple_of=4, head_sizes=(6, 8, 16)))
     assert {found.size("n"), found.size("m"), found.size("d")} == {8}
+
+
+FEATURED = [o.name for o in OPERATIONS.values() if o.features and not o.reference_only]
+
+
+@pytest.mark.parametrize("name", FEATURED)
+def test_no_reduction_uses_a_feature_that_the_backend_lacks(name: str) -> None:
+    operation = OPERATIONS[name]
+    paths = {feature.partition("=")[0] for feature in operation.features if "=" not in feature}
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        raise ValueError("wrong")
+
+    subject = subject_of(name, wrong, features=())
+    check = CHECKS["operation.rejection"]
+    example = corners(subject.operation, subject.limits, seed=0, most=1, work=2.0**12)[0]
+    arguments = example.arguments(subject.operation, "float64")
+    violation = Violation("raised", reason=Reason.RAISED, arguments=arguments)
+    for law, reduction in ((ORACLE, reduced), (check, simplest)):
+        found, _ = reduction(subject, law, arguments, violation, 0, lambda law, what: None)
+        assert not [path for path in paths & found.keys() if found[path] != operation.defaults.get(path)]
 
 
 def test_what_a_backend_declares_to_refuse_is_no_counterexample() -> None:

@@ -278,7 +278,7 @@ def test_a_run_leaves_the_last_check_in_the_breadcrumb(tmp_path: Path) -> None:
     assert found[ORACLE].reason == "raised"
     crumb = Breadcrumb.read(breadcrumb_path(tmp_path, "dot_scores-float64"))
     assert crumb is not None
-    assert (crumb.law, crumb.input) == (ORACLE, "describing the counterexample")
+    assert (crumb.law, crumb.input) == (ORACLE, "looking for what has to be declared")
 
 
 def test_a_diagnosis_leaves_its_last_input_as_one_of_the_formula(tmp_path: Path) -> None:

@@ -6,13 +6,21 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, open_standard_streams, write_files
+from attnspec.conformance.reporting.writing import (
+    OutputFile,
+    UnwritableError,
+    guarded,
+    open_standard_streams,
+    write_files,
+    write_report,
+)
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.interruption import INTERRUPTION, SIGNALS
 from attnspec.conformance.running.settings import HELP, Settings
@@ -69,6 +77,11 @@ def _known(what: str, name: str, known: Iterable[str]) -> str:
 
     names = list(known)
     return name if name in names else _unusable(unknown_name(what, name, names))
+
+
+def _say(errors: Iterable[str]) -> None:
+    for error in errors:
+        sys.stderr.write(f"attnspec: {error}\n")
 
 
 def _files(**paths: Path | None) -> dict[str, OutputFile]:
@@ -148,17 +161,11 @@ def check(
     from attnspec.conformance.running.reported import reported
 
     report = reported(backend, settings, _processes(workers), _console(stderr=True), shown=in_process is True)
-    # Files come first: nobody may be left to read the console.
-    errors = write_files(report, files)
+    errors = write_report(report, files, _console())
     INTERRUPTION.disarm()
     if report.reason is not None:
         sys.stderr.write(f"attnspec: {report.reason}{'; the report has what was judged' if report.results else ''}\n")
-    if report.results:
-        from attnspec.conformance.reporting.table import print_report
-
-        print_report(report, _console())
-    for error in errors:
-        sys.stderr.write(f"attnspec: {error}\n")
+    _say(errors)
     raise typer.Exit(report.exit_status or (2 if errors else 0))
 
 
@@ -241,11 +248,13 @@ def matrix(
     from attnspec.conformance.matrix.page import as_page
     from attnspec.conformance.matrix.showing import as_markdown, print_matrix
 
-    print_matrix(made, _console())
-    for name, file in files.items():
-        file.write({"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}[name](made))
+    known = f"the matrix of {library} was made"
+    errors = write_files(made, {"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}, files, known)
+    errors += guarded("table", partial(print_matrix, made, _console()), known)
+    _say(errors)
     if made.interrupted:
         sys.stderr.write("attnspec: interrupted; the matrix has what was judged\n")
+    if made.interrupted or errors:
         raise typer.Exit(2)
 
 

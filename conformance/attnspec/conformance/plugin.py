@@ -176,6 +176,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     path, settings = config.getoption("--attn-json"), settings_of_options(config)
     if not path or settings.crumbs is not None or hasattr(config, "workerinput"):
         return
+    from attnspec.conformance.judging.own_errors import contained
     from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.reporting.writing import OutputFile, UnwritableError
@@ -192,8 +193,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     limit = config.pluginmanager.get_plugin(LIMITED)
     over = limit is not None and time.monotonic() > limit.end
     broken_off = None if exitstatus != pytest.ExitCode.INTERRUPTED else TIME_LIMIT if over else INTERRUPTED
-    report = Report.of(plan, config.stash[VERDICTS], settings, 0.0, broken_off=broken_off)
+    text, note = contained(
+        "writing the report as JSON",
+        lambda: Report.of(plan, config.stash[VERDICTS], settings, 0.0, broken_off=broken_off).as_text(),
+        "",
+    )
+    if note:
+        session.config.get_terminal_writer().line(f"attnspec: {note}")
     try:
-        OutputFile(Path(path), "--attn-json").write(report.as_text())
+        OutputFile(Path(path), "--attn-json").write(text)
     except UnwritableError as error:
         raise pytest.UsageError(str(error)) from error

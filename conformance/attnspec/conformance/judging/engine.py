@@ -12,13 +12,14 @@ from attnspec.conformance.inputs.corners import corners, multiply_adds
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
-from attnspec.conformance.judging.attempt import attempt, attempt_once, stable_seed
+from attnspec.conformance.judging.attempt import Outcome, attempt, attempt_once, stable_seed
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
+from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
-from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.judging.snippet import counterexample
+from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
+from attnspec.conformance.judging.snippet import snippet, without_snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
@@ -44,6 +45,11 @@ REMEMBERING = frozenset(
 
 AFFORDED = 2.0**26
 """Multiply-adds up to which the formula is computed for the arrays of another law."""
+Choice = Callable[[list[Result]], Sequence[Result]]
+"""The violations that get counterexamples, of those of a case."""
+
+NOTHING: Outcome = (None, False, 0.0, 0)
+"""The outcome of a check that has not come to its end."""
 
 BOOLEAN, DEFAULT = "bool", "default"
 """The dtypes of operations whose result is boolean, and of those without float inputs."""
@@ -53,13 +59,15 @@ BOOLEAN, DEFAULT = "bool", "default"
 class Case:
     """One operation at one dtype, and the laws to judge it by.
 
-    ``leading`` says that what shows at any dtype is tried at this one, where there is no time for all.
+    ``leading`` says that what shows at any dtype is tried at this one, where there is no time for all. ``named`` says
+    that somebody has named the laws: those are checked too for which the profile has time at no dtype.
     """
 
     operation: str
     dtype: str
     laws: tuple[str, ...]
     leading: bool = True
+    named: bool = False
 
     @property
     def id(self) -> str:
@@ -121,6 +129,7 @@ class _Progress:
     not_judged: int = 0
     ratio: float = 0.0
     failure: tuple[Arguments, Violation, int] | None = None
+    own_error: str = ""
 
 
 @dataclass
@@ -130,24 +139,32 @@ class _Run:
     mark: Mark
     stop_at_first: bool
     guided: bool = True
+    named: bool = False
     laws: dict[str, _Progress] = field(default_factory=dict)
 
     @property
     def open(self) -> list[_Progress]:
-        return [p for p in self.laws.values() if p.failure is None]
+        return [p for p in self.laws.values() if p.failure is None and not p.own_error]
 
     @property
     def ended(self) -> bool:
         """Whether no further example is needed."""
-        return not self.open or (self.stop_at_first and len(self.open) < len(self.laws))
+        return not self.open or (self.stop_at_first and any(p.failure for p in self.laws.values()))
 
     def affords(self, check: Check) -> bool:
-        """Whether the profile has time for a check at this dtype."""
-        return self.effort.dear or not (check.dear or (check.at_leading and not self.subject.leading))
+        """Whether there is time for a check at this dtype: by the profile, or because its law is named."""
+        if self.effort.dear:
+            return True
+        return self.named if check.dear else not check.at_leading or self.subject.leading
 
     def check(self, progress: _Progress, arguments: Arguments, seed: int) -> None:
         """Check one law on one example, and remember what became of it."""
-        violation, concerned, ratio, vague = attempt(self.subject, progress.check, arguments, seed)
+        outcome, progress.own_error = contained(
+            f"checking {progress.check.law.id}",
+            lambda: attempt(self.subject, progress.check, arguments, seed),
+            NOTHING,
+        )
+        violation, concerned, ratio, vague = outcome
         progress.examples += concerned
         progress.ratio = max(progress.ratio, ratio)
         progress.not_judged += vague
@@ -205,11 +222,15 @@ def judge(
     skip: Mapping[str, Result] | None = None,
     stop_at_first: bool = False,
     extent: Extent | None = None,
+    described: Choice | None = None,
+    contain: Containment = contained,
 ) -> list[Result]:
     """The verdicts of every law of a case.
 
     ``skip`` holds verdicts that are known already (laws that crashed the process before). ``stop_at_first`` ends at the
-    first violation, without reducing it. ``extent`` is widened to the largest sizes of all calls.
+    first violation. ``extent`` is widened to the largest sizes of all calls. ``described`` chooses the violations that
+    get counterexamples: if not given all, or none with ``stop_at_first``. They are made once all verdicts are known,
+    none of which they change; ``contain`` survives what goes wrong while the backend is called for them.
     """
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
     subject.leading = case.leading
@@ -217,7 +238,7 @@ def judge(
         subject.extent = extent
     run = _Run(subject, subject.effort, mark, stop_at_first)
     settled = dict(skip or {})
-    run.guided = FORMULA not in settled
+    run.guided, run.named = FORMULA not in settled, case.named
     places = {law: place for place, law in enumerate(governing_laws(OPERATIONS[case.operation]))}
     for law in case.laws:
         if law in settled:
@@ -232,6 +253,9 @@ def judge(
     _explore(run, stable_seed(seed, case.operation, case.dtype))
     for law, progress in run.laws.items():
         settled[law] = _verdict(run, case, law, progress)
+    failed = [settled[law] for law in run.laws if settled[law].status is Status.FAILED]
+    for result in described(failed) if described else () if stop_at_first else failed:
+        settled[result.law] = _described(run, run.laws[result.law], result, contain)
     return [settled[law] for law in case.laws]
 
 
@@ -295,8 +319,13 @@ def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> 
     if arguments is None or not run.guided:
         return 0.0
     run.mark(FORMULA, example)
-    *_, ratio, _ = attempt_once(run.subject, CHECKS[FORMULA], arguments, example.seed)
-    return ratio
+    # Its error, if it has one, is that of the law, which is reported where the law is checked.
+    outcome, _ = contained(
+        "guiding the search by the formula",
+        lambda: attempt_once(run.subject, CHECKS[FORMULA], arguments, example.seed),
+        NOTHING,
+    )
+    return outcome[2]
 
 
 def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
@@ -310,6 +339,8 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
         error_ratio=progress.ratio,
         observed=run.subject.observed.get(ASKED_BY[law].name) if law in ASKED_BY else None,
     )
+    if progress.own_error:
+        return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)
     if progress.failure is None:
         if progress.examples:
             return result
@@ -318,19 +349,45 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
         if law in run.subject.left_out:
             reason = f"left out by {run.subject.left_out[law]}"
         return replace(result, status=Status.NOT_APPLICABLE, reason=reason)
+    _, violation, _ = progress.failure
+    return replace(result, status=Status.FAILED, reason=violation.reason, message=violation.message)
+
+
+ANSWERED_OTHERWISE = "called again with the same input the backend answered otherwise, and the law held (repeatability)"
+"""The note of a violation that was seen once."""
+
+
+def _described(run: _Run, progress: _Progress, result: Result, contain: Containment) -> Result:
+    """A violation with its counterexample, as small and as complete as it can be made, and a note if it cannot."""
+    assert progress.failure is not None
     arguments, violation, seed = progress.failure
-    reduce = not run.stop_at_first
-    if reduce:
-        reduction = simplest if progress.check.once else reduced
-        arguments, violation = reduction(run.subject, progress.check, arguments, violation, seed, run.mark)
+    subject, check, law = run.subject, progress.check, result.law
+    of = f"the counterexample of {law} by {result.operation} ({result.dtype})"
+    (arguments, violation, seen), reducing = contain(
+        f"reducing {of}", lambda: _reduced(run, check, arguments, violation, seed), (arguments, violation, "")
+    )
     run.mark(law, "describing the counterexample")
-    shown = counterexample(run.subject, progress.check, arguments, violation, seed) if reduce else None
+    shown, writing = contained(f"writing {of}", lambda: without_snippet(arguments, violation), None)
+    script, scripting = contained(
+        f"writing the snippet for {of}", lambda: snippet(subject, check, arguments, violation, seed), ""
+    )
     return replace(
         result,
-        status=Status.FAILED,
-        reason=violation.reason,
         message=violation.message,
         # A smaller input may have a larger ratio, which is the one that can be seen.
         error_ratio=max(progress.ratio, violation.ratio),
-        counterexample=shown,
+        counterexample=None if shown is None else {**shown, "snippet": script},
+        note=joined(seen, reducing, writing, scripting),
     )
+
+
+def _reduced(
+    run: _Run, check: Check, arguments: Arguments, violation: Violation, seed: int
+) -> tuple[Arguments, Violation, str]:
+    """The smallest input on which the law is violated, or the one that was found, if a second call does not show it."""
+    run.mark(check.law.id, "checking the counterexample once more")
+    again, *_ = attempt(run.subject, check, arguments.replaced({}), seed)
+    if again is None:
+        return arguments, violation, ANSWERED_OTHERWISE
+    reduction = simplest if check.once else reduced
+    return *reduction(run.subject, check, arguments, violation, seed, run.mark), ""

@@ -19,7 +19,7 @@ from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
-from attnspec.conformance.laws.common import data_dtype, fitting
+from attnspec.conformance.laws.common import data_dtype, fitting, lacking
 from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.shapes import ShapeError
@@ -122,10 +122,12 @@ def simplified(search: Search) -> tuple[Arguments, Violation]:
     """The same, by this search."""
     subject = search.subject
     kinds = dict.fromkeys(subject.operation.call.names, "zeros")
+    absent = lacking(subject)
     for size in (1, 2):  # a backend may refuse odd sizes
         sizes = {name: fitting(subject, name, size) for name in subject.operation.sizes}
         sizes = divided(sizes, subject.operation, subject.limits)
-        if search.accept(Example(sizes, kinds=kinds).arguments(subject.operation, data_dtype(subject))):
+        example = Example(sizes, kinds=kinds, absent=absent)
+        if search.accept(example.arguments(subject.operation, data_dtype(subject))):
             break
     return search.best, search.violation
 

@@ -16,6 +16,10 @@ TIME_LIMIT = "time limit"
 """Why a law has no verdict when the time limit of the run was reached."""
 
 
+OWN_ERROR = "error of attnspec"
+"""Why a law has no verdict whose check raised an error of attnspec itself."""
+
+
 class Status(StrEnum):
     """What became of a law."""
 
@@ -32,7 +36,8 @@ class Result:
 
     ``reason`` says of a failure what kind it is (`value`, `shape`, `dtype`, `type`, `raised`, `accepted`,
     `mutated-input`, `declared`, `crashed`, `hung`), and of a law that was not judged, why. ``counterexample`` has the
-    keys arguments, expected, got, budget, index and snippet.
+    keys arguments, expected, got, budget, index and snippet. ``note`` says what went wrong after the verdict, such as
+    an error of attnspec while it reduced the counterexample; it changes nothing of the verdict.
 
     The fields, in this order, are the keys of a result in the JSON report.
     """
@@ -48,6 +53,12 @@ class Result:
     error_ratio: float = 0.0
     observed: str | None = None
     counterexample: Mapping[str, Any] | None = None
+    note: str = ""
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether it has no verdict because its check raised an error of attnspec."""
+        return self.status is Status.LOST and self.reason == OWN_ERROR
 
     @property
     def interrupted(self) -> bool:
@@ -57,7 +68,9 @@ class Result:
     @property
     def violates(self) -> bool:
         """Whether this makes the backend nonconforming: a law whose test ended by itself is not presumed to hold."""
-        return self.status is Status.FAILED or (self.status is Status.LOST and not self.interrupted)
+        return self.status is Status.FAILED or (
+            self.status is Status.LOST and not self.interrupted and not self.unchecked
+        )
 
     @property
     def judged(self) -> bool:
@@ -74,6 +87,14 @@ class Result:
     def from_json(cls, data: Mapping[str, Any]) -> "Result":
         """The result that plain JSON describes."""
         return cls(**{**data, "status": Status(data["status"]), "error_ratio": float(data["error_ratio"])})
+
+
+def checked(results: list[Result]) -> list[Result]:
+    """The results; ``RuntimeError`` if an error of attnspec has left a law without a verdict."""
+    for r in results:
+        if r.unchecked:
+            raise RuntimeError(f"{r.law} by {r.operation} ({r.dtype}): {r.message}")
+    return results
 
 
 def json_number(x: float) -> float | str:

@@ -39,6 +39,12 @@ def counterexample(
 
     With ``hang_after`` the snippet calls the backend in a process of its own, for at most so many seconds.
     """
+    script = snippet(subject, check, arguments, violation, seed, hang_after=hang_after)
+    return {**without_snippet(arguments, violation), "snippet": script}
+
+
+def without_snippet(arguments: Arguments, violation: Violation) -> dict[str, Any]:
+    """The counterexample but for the snippet, which is empty."""
     shown = violation.arguments or arguments
     return {
         "arguments": {path: readable(value) for path, value in shown.items()},
@@ -46,7 +52,7 @@ def counterexample(
         "got": readable(violation.got),
         "budget": readable(violation.budget),
         "index": None if violation.index is None else list(violation.index),
-        "snippet": snippet(subject, check, arguments, violation, seed, hang_after=hang_after),
+        "snippet": "",
     }
 
 
@@ -149,10 +155,15 @@ def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
 
 
 def _same(one: Arguments, other: Arguments) -> bool:
-    """Whether the arguments are equal, shapes and numbers."""
-    return one.keys() == other.keys() and all(
-        np.array_equal(one[path], other[path], equal_nan=is_float(np.asarray(one[path]))) for path in one
-    )
+    """Whether the arguments are equal: shapes, dtypes and numbers of arrays, types and values of everything else."""
+    return one.keys() == other.keys() and all(_same_value(one[path], other[path]) for path in one)
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    """Whether two leaves are equal; NaN equals NaN, and None, a flag, a number and a text never each other."""
+    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
+        return type(one) is type(other) and bool(one == other or (one != one and other != other))
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=is_float(one))
 
 
 def _records(value: Any) -> Iterator[Any]:

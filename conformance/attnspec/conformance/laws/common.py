@@ -171,7 +171,7 @@ def sample(
         fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
     fitted = divided(fitted | dict(sizes or {}), operation, subject.limits)
     fits = len(batch) <= subject.limits.max_batch_dims
-    absent = _optional(subject) if not whole else _lacking(subject)
+    absent = _optional(subject) if not whole else lacking(subject)
     masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}
     example = Example(
         fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
@@ -184,7 +184,7 @@ def _optional(subject: Subject) -> frozenset[str]:
     return frozenset(leaf.path for leaf in subject.operation.leaves if leaf.optional)
 
 
-def _lacking(subject: Subject) -> frozenset[str]:
+def lacking(subject: Subject) -> frozenset[str]:
     """The optional arrays that the backend does not take."""
     features, limits = subject.operation.features, subject.limits
     masks = frozenset(leaf.path for leaf in subject.operation.masks.values()) if not limits.mask else frozenset()

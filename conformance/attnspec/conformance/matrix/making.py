@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT
+from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_number
+from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.matrix.again import MORE, failed_by, laws_of, repeats, replaced
 from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Matrix, Row, State, Violation
 from attnspec.conformance.matrix.confirming import confirmed
@@ -139,6 +141,9 @@ class Maker:
         contract = p.contract
         assert contract is not None
         laws = laws or (() if group.gradients else laws_of("forward"))
+        # A law that is named is checked, whatever the profile: those are named for which it has time.
+        effort = PROFILES[profile or self.settings.profile].single
+        laws = tuple(law for law in laws if effort.dear or not CHECKS[law].dear)
         # Rows call a library and do nothing else: none of them would mislead its own process.
         settings = replace(
             self.settings,
@@ -177,6 +182,9 @@ class Maker:
         why = INTERRUPTED if lost else stopped[0].message.removeprefix(UNJUDGED) if stopped else ""
         if broken and not why:
             why = f"{', '.join(r.law for r in broken)}: {without_places(broken[0].message)}"
+        unchecked = [r for r in results if r.unchecked]
+        if unchecked and not why:
+            why = without_places(unchecked[0].message)
         if not judged and not why:
             why = NO_EXAMPLE
         found = replace(

@@ -26,11 +26,14 @@ def violation_message(result: Result) -> str:
         f"{result.law} is violated by {result.operation} ({result.dtype})",
         f"  {LAWS[result.law].statement}",
         f"  {result.message}",
+        *([f"  {result.note}"] if result.note else []),
     ]
     if result.counterexample is not None:
         lines += [f"  {name} = {shortened(value)}" for name, value in result.counterexample["arguments"].items()]
         snippet = result.counterexample["snippet"]
-        if len(snippet) > MAX_SNIPPET:
+        if not snippet:
+            pass  # the note says why
+        elif len(snippet) > MAX_SNIPPET:
             lines += [f"  The snippet is long ({len(snippet) / 1000:.0f} kB): it is in the JSON report."]
         else:
             lines += ["", *(f"    {line}" for line in snippet.splitlines())]

@@ -13,6 +13,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
+from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
 from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.reporting.limits import left_out
@@ -54,7 +55,7 @@ class Answer:
 class Report:
     """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called.
 
-    ``declaration`` is what was observed and is not declared.
+    ``declaration`` is what was observed and is not declared, ``undeclared`` the error that kept it from being found.
     ``diagnoses`` explain violations, at most one those of an operation at a dtype. ``left`` names the processes that
     the backend has left behind. ``reason`` is why the run ended early or judged nothing, None if neither.
     """
@@ -67,6 +68,7 @@ class Report:
     declaration: Declaration = field(default_factory=Declaration)
     diagnoses: tuple[Diagnosis, ...] = ()
     left: tuple[str, ...] = ()
+    undeclared: str = ""
     reason: str | None = None
 
     @classmethod
@@ -82,11 +84,17 @@ class Report:
     ) -> "Report":
         """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
         results = (*planned_results(plan, verdicts, broken_off), *missing_results(plan.contract, settings))
-        observed = declaration(plan.contract, results, verdicts.explanations)
+        observed, note = contained(
+            "putting together what has to be declared",
+            lambda: declaration(plan.contract, results, verdicts.explanations),
+            Declaration(),
+        )
         diagnoses = tuple(verdicts.diagnoses[c.id] for c in plan.cases if c.id in verdicts.diagnoses)
         tried, left = tried_by(plan, verdicts), tuple(verdicts.left)
         reason = broken_off if any(r.interrupted for r in results) else None
-        return cls(plan.contract, settings, results, seconds, tried, observed, diagnoses, left, reason)
+        return cls(
+            plan.contract, settings, results, seconds, tried, observed, diagnoses, left, undeclared=note, reason=reason
+        )
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -98,7 +106,7 @@ class Report:
         """``conforms``, ``violates``, or ``unusable`` where nothing was judged or the run was broken off."""
         if self.violations:
             return "violates"
-        if self.interrupted:
+        if self.interrupted or any(r.unchecked for r in self.results):
             return "unusable"
         return "conforms" if self.counts[Status.PASSED] or self.expected else "unusable"
 
@@ -123,6 +131,12 @@ class Report:
             *(f"{line}: {r.law} by {r.operation} ({r.dtype}) holds" for line, r in passing(self.results, lines)),
             *(f"{line}: nothing that was judged" for line in idle(self.results, lines)),
         ]
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What went wrong after verdicts were known, and the errors of attnspec that left laws without one."""
+        said = [*(r.message if r.unchecked else r.note for r in self.results), self.undeclared]
+        return tuple(dict.fromkeys(filter(None, said)))
 
     @cached_property
     def interrupted(self) -> int:
@@ -245,6 +259,7 @@ class Report:
             "not_tried": self.not_tried,
             "declaration": dict(self.declaration.attributes) or None,
             "diagnoses": [x.as_json() for x in self.diagnoses],
+            "notes": list(self.notes),
             "results": [
                 {**r.as_json(), "expected": self._reason(r), "explained_by": self.declaration.explained.get(key(r))}
                 for r in self.results

@@ -1,6 +1,6 @@
 """Reports as people read them: a table by chapter, remarks, every violation, and the verdict."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -107,6 +107,8 @@ def remarks(report: Report) -> Iterator[str]:
         yield "[yellow]judged by the process that ran the backend[/], which may have misled it: see --isolated"
     if report.left:
         yield f"[yellow]left behind by the backend, and ended:[/] {escape(', '.join(report.left))}"
+    yield from (f"[yellow]note[/] {escape(note)}" for note in report.notes)
+    yield from _unjudged(report)
     yield _limits(report)
     yield from _features(report)
     if not report.contract.differentiable:
@@ -126,6 +128,13 @@ def remarks(report: Report) -> Iterator[str]:
         if isinstance(choice, dict):
             choice = ", ".join(f"{operation}: {c}" for operation, c in choice.items())
         yield f"[yellow]deviation[/] {question}: {choice}"
+
+
+def _unjudged(report: Report) -> Iterator[str]:
+    """The reasons why nothing was judged, where nothing was."""
+    if not any(r.judged or r.interrupted for r in report.results):
+        reasons = Counter(r.reason for r in report.results if r.status is Status.NOT_APPLICABLE)
+        yield from (f"nothing was judged: {count} laws: {escape(str(x))}" for x, count in reasons.items())
 
 
 def _limits(report: Report) -> str:

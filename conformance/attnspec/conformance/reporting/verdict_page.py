@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from importlib import resources
 from math import log2
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.declaration import lines
 from attnspec.conformance.reporting.heat_maps import (
@@ -89,9 +91,12 @@ def _violations(violations: Sequence[Result], in_full: int = 0) -> Iterator[str]
         opened = " open" if i < in_full else ""
         said = "".join(f'<p class="said">{escape(text)}</p>' for text in _said(found))
         shown = next((r.counterexample for r in found if r.counterexample is not None), None)
+        drawn, note = contained(f"drawing the counterexample of {law} by {operation}", partial(_drawn, shown), "")
+        notes = filter(None, dict.fromkeys([*(r.note for r in found), note]))
+        said += "".join(f'<p class="said">{escape(text)}</p>' for text in notes)
         yield (
             f'<details class="violation"{opened}><summary>{head}</summary><p>{escape(LAWS[law].statement)}</p>{said}'
-            f"{'' if shown is None else _counterexample(shown)}</details>"
+            f"{drawn}</details>"
         )
 
 
@@ -102,6 +107,10 @@ def _said(found: Sequence[Result]) -> Iterator[str]:
         dtypes[r.message].append(r.dtype)
     for message, names in dtypes.items():
         yield f"{', '.join(names)}: {message}" if len(dtypes) > 1 else message
+
+
+def _drawn(found: Mapping[str, Any] | None) -> str:
+    return "" if found is None else _counterexample(found)
 
 
 def _counterexample(found: Mapping[str, Any]) -> str:

@@ -7,11 +7,18 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from attnspec.conformance.judging.own_errors import own_error
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from attnspec.conformance.reporting.report import Report
+
+T = TypeVar("T")
 
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 """Errors of a folder where no file can be made or replaced; a file in it may be writable all the same."""
@@ -115,17 +122,43 @@ def open_standard_streams() -> None:
         setattr(sys, name, stream)
 
 
-def write_files(report: "Report", files: Mapping[str, OutputFile]) -> list[str]:
-    """Write a report to the files that are asked for as ``json``, ``html`` and ``junit``; why some were not written."""
+def write_report(report: "Report", files: Mapping[str, OutputFile], console: "Console") -> list[str]:
+    """Write a report to files as ``json``, ``html`` and ``junit``, then print it; why some were not written."""
     from attnspec.conformance.reporting.junit import as_junit
     from attnspec.conformance.reporting.report import Report
+    from attnspec.conformance.reporting.table import print_report
     from attnspec.conformance.reporting.verdict_page import as_html
 
-    formats: dict[str, Callable[[Report], str]] = {"json": Report.as_text, "html": as_html, "junit": as_junit}
-    errors: list[str] = []
-    for name, file in files.items():
-        try:
-            file.write(formats[name](report))
-        except UnwritableError as error:
-            errors.append(str(error))
-    return errors
+    known = f"{report.contract.name} {report.verdict}"
+    # Files come first: nobody may be left to read the console.
+    errors = write_files(report, {"json": Report.as_text, "html": as_html, "junit": as_junit}, files, known)
+    return errors + (guarded("table", lambda: print_report(report, console), known) if report.results else [])
+
+
+def write_files(
+    made: T, formats: Mapping[str, Callable[[T], str]], files: Mapping[str, OutputFile], known: str
+) -> list[str]:
+    """Write what was made to files in their formats; why some were not written, beside what is ``known`` already."""
+    return [
+        error
+        for name, file in files.items()
+        for error in guarded(name, partial(_write, file, formats[name], made), known)
+    ]
+
+
+def _write(file: OutputFile, as_text: Callable[[T], str], made: T) -> None:
+    file.write(as_text(made))
+
+
+def guarded(name: str, write: Callable[[], None], known: str) -> list[str]:
+    """Write one of several reports; why it was not written, nothing where it was.
+
+    An error of attnspec itself is said beside what is ``known`` already, and leaves the other reports as they are.
+    """
+    try:
+        write()
+    except UnwritableError as error:
+        return [str(error)]
+    except Exception as error:  # noqa: BLE001 - the verdict is known, and the other reports are to be written
+        return [f"{own_error(f'writing the report as {name}', error)}; {known} all the same"]
+    return []

@@ -11,7 +11,7 @@ from typing import Any
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, governing_laws
 from attnspec.conformance.judging.profiles import FORMULA
-from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status, checked
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.running.refusals import REFUSED, Refusals, says_refused
@@ -77,7 +77,7 @@ class Search:
         found: dict[str, Result] = {}
         left = list(laws)
         while left:
-            results = self.judging(contract, replace(self.case, laws=tuple(left)))
+            results = checked(self.judging(contract, replace(self.case, laws=tuple(left))))
             failed = {r.law: r for r in results if r.violates}
             found |= failed or {r.law: r for r in results}
             left = [law for law in left if failed and law not in failed]

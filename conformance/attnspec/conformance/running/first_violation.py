@@ -27,20 +27,23 @@ def judged_until_violation(
 ) -> list[Result]:
     """The verdicts of a case up to its first violation that is not expected, and ``lost`` for the rest.
 
-    ``judging`` judges a case; ``known`` are the verdicts of laws that ended the process before. Examples do not depend
-    on the laws that are selected: the law that is found first is judged once more by itself, for its counterexample.
+    ``judging`` judges a case; ``known`` are the verdicts of laws that ended the process before. The violation that is
+    found is the verdict: nothing is judged again for it.
     """
     skip, lines = dict(known or {}), expectations(settings.expect)
+
+    def first(results: Iterable[Result]) -> list[Result]:
+        return by_cause(unexpected(results, lines))[0][:1]
+
     found = unexpected(skip.values(), lines)
     if not found:
         failing = {x for x in case.laws if any(e.concerns(case.operation, x, case.dtype) for e in lines)}
         hopeful = replace(case, laws=tuple(x for x in case.laws if x not in failing))
-        results = judging(hopeful, skip=skip, stop_at_first=True)
-        first, _ = by_cause(unexpected(results, lines))
-        if not first:
+        results = judging(hopeful, skip=skip, stop_at_first=True, described=first)
+        found = first(results)
+        if not found:
             skip |= {r.law: r for r in results}
             return judging(case, skip=skip)
-        found = judging(replace(case, laws=(first[0].law,)))
     seen = {r.law: r for r in found}
     return [
         seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED) for law in case.laws

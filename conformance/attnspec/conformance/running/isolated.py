@@ -5,13 +5,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
 from attnspec.conformance.diagnosis.watching import Watch, unwatched
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, Mark
+from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.extent import Extent
+from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.subject import Subject
@@ -29,6 +30,8 @@ from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
 from attnspec.spec.contract.operation import OPERATIONS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class Isolated:
         """The backend, if it has a process of its own."""
         return self.backend if type(self.backend) is RemoteBackend else None
 
-    def judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
-        """The verdicts of the case, but for laws at which a process has ended before, and what explains violations.
+    def judged(self, extent: Extent) -> list[Result]:
+        """The verdicts of the case, with those of laws at which a process has ended before.
 
         Where the process of the backend ends, the case is judged again without the law that had it end; after a first
         hang, and where the success of a step was wrongly taken for granted, with it.
@@ -73,15 +76,41 @@ class Isolated:
         again = hung and incidents.tried_again(case.operation, case.dtype, hung=hung)
         if not again and incidents.record(case.operation, case.dtype, hung=hung, left=end.left) is None:
             raise BackendError(f"backend {self.contract.origin!r}: {end.words}, and no law can be blamed") from end
+        self._restart()
+
+    def _restart(self) -> None:
         assert self.remote is not None
         self.remote.restart(IMPORT_SECONDS)
 
     def _watchdog(self) -> Watchdog:
         remote = self.remote
-        began = None if remote is None else remote.host.begin
+        began = None if remote is None else lambda: remote.host.begin()
         return Watchdog(self.folder, self.case.id, self.settings.hang_after, began)
 
-    def _judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
+    def surviving(self) -> Containment:
+        """Containment that survives the end of the backend's process too, and starts another one.
+
+        Nothing is tried after the first end: a process that hangs takes long to end.
+        """
+        ends: list[str] = []
+
+        def contain(stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
+            if ends:
+                return otherwise, ends[0]
+            while True:
+                try:
+                    with nullcontext() if self.remote is None else heard():
+                        return contained(stage, step, otherwise)
+                except Hasty:
+                    continue
+                except HostEnded as end:
+                    _, restarting = contained("starting the backend anew", self._restart, None)
+                    ends.append(joined(f"the backend {end.words} while attnspec was {stage}", restarting))
+                    return otherwise, ends[0]
+
+        return contain
+
+    def _judged(self, extent: Extent) -> list[Result]:
         case, contract, settings = self.case, self.contract, self.settings
         incidents = Incidents(self.folder, settings.hang_after)
         recorded = incidents.verdicts(case.operation, case.dtype)
@@ -92,50 +121,46 @@ class Isolated:
             return [
                 recorded.get(law) or Result(case.operation, law, case.dtype, Status.FAILED, reason, message)
                 for law in case.laws
-            ], {}
+            ]
         watchdog = self._watchdog()
-        judging = partial(self.judging, mark=watchdog)
         try:
-            here = partial(judging, contract, extent=extent)
+            here = partial(self.judging, contract, mark=watchdog, extent=extent, contain=self.surviving())
             if settings.fail_fast:
                 results = judged_until_violation(here, case, settings, recorded)
             else:
                 results = here(case, skip=recorded)
-            explanation = self._explanation(judging, results, watchdog)
         finally:
             watchdog.close()
         if recorded:
-            recorded = examined(incidents, contract.origin, case, settings)
-        return [recorded.get(r.law, r) for r in results], explanation
+            examine = partial(examined, incidents, contract.origin, case, settings)
+            recorded, _ = contained("looking for the input that ended the process", examine, recorded)
+        return [recorded.get(r.law, r) for r in results]
 
-    def _explanation(self, judging: Callable[..., list[Result]], results: list[Result], mark: Mark) -> dict[str, Any]:
+    def explanation(self, results: Sequence[Result]) -> dict[str, Any]:
         """What only has to be declared; nothing in runs that are to end soon."""
         settings, case = self.settings, self.case
         failed = unexpected(results, expectations(settings.expect))
         if not failed or not self.explains or settings.fail_fast or settings.only is not None:
             return {}
         subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, settings.device)
-        under = partial(judging, stop_at_first=True)
-        return explained(under, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
+        watchdog = self._watchdog()
+        under = partial(self.judging, mark=watchdog, stop_at_first=True)
+        try:
+            watchdog(failed[0].law, "looking for what has to be declared")
+            return explained(under, self.contract, case, failed, lambda: refusals(subject, watchdog)).as_json()
+        finally:
+            watchdog.close()
 
     def diagnosis(self, failed: Sequence[Result]) -> Diagnosis | None:
-        """The known defect that explains violations; None where a process has ended at the case, or ends now."""
+        """The known defect that explains violations; None where a process has ended at the case."""
         case, incidents = self.case, Incidents(self.folder, self.settings.hang_after)
         if not violated_by_numbers(failed) or incidents.verdicts(case.operation, case.dtype):
             return None
-        while True:
-            watchdog = self._watchdog()
-            try:
-                with nullcontext() if self.remote is None else heard():
-                    return diagnosis_of(self.backend, self.contract, case, self.settings, failed, watchdog.during)
-            except Hasty:
-                continue
-            except HostEnded:
-                assert self.remote is not None
-                self.remote.restart(IMPORT_SECONDS)
-                return None
-            finally:
-                watchdog.close()
+        watchdog = self._watchdog()
+        try:
+            return diagnosis_of(self.backend, self.contract, case, self.settings, failed, watchdog.during)
+        finally:
+            watchdog.close()
 
 
 def diagnosis_of(

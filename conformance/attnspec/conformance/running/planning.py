@@ -30,6 +30,8 @@ class Plan:
         found = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
         if settings.only is not None:
             found = _only(found, settings.only)
+        if settings.laws or settings.only is not None:
+            found = [replace(case, named=True) for case in found]
         if not found:
             raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
         return cls(contract, found)

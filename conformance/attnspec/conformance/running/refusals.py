@@ -20,6 +20,7 @@ from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.conformance.laws.common import data_dtype, sample
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.semantics import QUESTIONS
 
@@ -31,6 +32,9 @@ ROWS = 64
 
 WORK = 2.0**14
 """The most multiply-adds of one."""
+
+GRID = 2
+"""Places of a plain call along each axis of a grid, whose number is the product of all of them."""
 
 FEWEST = 3
 """So many inputs at least show a limit that no single call shows."""
@@ -164,7 +168,9 @@ class _Probes:
         """Inputs with as many queries as keys."""
         self.mark(FORMULA, f"a call with {length} queries and keys, {features} features and the batch {batch}")
         rng = np.random.default_rng(0)
-        return sample(self.subject, rng, batch, queries=length, keys=length, features=features)
+        # The number of places is the product of all axes of a grid: few along each, and all grids alike.
+        grids = dict.fromkeys(self.subject.operation.sizes_of(Axis.GRID), GRID)
+        return sample(self.subject, rng, batch, queries=length, keys=length, features=features, sizes=grids)
 
     def least(self) -> dict[str, Any]:
         """The smallest length and the smallest batch, where smaller ones are refused and no greater one is."""

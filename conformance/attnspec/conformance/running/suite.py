@@ -7,7 +7,7 @@ A third party writes, in a test file of its own::
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,15 @@ from typing import Any, ClassVar
 
 import pytest
 
+from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
+from attnspec.conformance.judging.own_errors import contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.reporting.messages import failure_message
+from attnspec.conformance.reporting.messages import by_cause, failure_message
 from attnspec.conformance.running.description import described
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations, passing
@@ -34,7 +36,7 @@ from attnspec.conformance.running.keys import HERE
 from attnspec.conformance.running.loading import contract_of
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
-from attnspec.conformance.running.verdicts import record, record_diagnosis
+from attnspec.conformance.running.verdicts import record, record_diagnosis, record_explanation
 
 
 class ConformanceSuite:
@@ -136,32 +138,65 @@ def run_case(
     A violation that is expected does not fail it; a law that holds and is expected to fail does.
     """
     extent: Extent = {}
-    explanation: dict[str, Any] = {}
     judging = partial(judge, backend, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device)
     isolated = isolation(judging, backend, contract, case, settings)
     if isolated is None:
         here = partial(judging, contract, extent=extent)
         results = judged_until_violation(here, case, settings) if settings.fail_fast else here(case)
     else:
-        results, explanation = isolated.judged(extent)
-    # Whatever becomes of the diagnosis, the verdicts are known.
-    record(results, record_property, extent, explanation)
+        results = isolated.judged(extent)
+    # Whatever becomes of the explanation and the diagnosis, the verdicts are known.
+    record(results, record_property, extent)
     lines = expectations(settings.expect)
     messages = [
         f"expected to fail, and holds: {r.law} by {case.id} ({line.place})" for line, r in passing(results, lines)
     ]
+    messages += [f"{r.law} by {case.id}: no verdict: {r.message}" for r in results if r.unchecked]
     failed = unexpected(results, lines)
     if failed:
-        chosen, left = unexplained(contract, case, failed, explanation)
-        if isolated is None:
-            diagnosis = diagnosis_of(backend, chosen, case, settings, left)
-        else:
-            diagnosis = replace(isolated, contract=chosen).diagnosis(left)
+        explanation, diagnosis, note = causes_of(backend, contract, case, settings, failed, isolated)
+        if explanation:
+            record_explanation(explanation, record_property)
         if diagnosis is not None:
             record_diagnosis(diagnosis, record_property)
-        messages.append(failure_message(failed, diagnosis))
+        if note:
+            shown_first = by_cause(failed)[0][0]
+            results = [replace(r, note=joined(r.note, note)) if r is shown_first else r for r in results]
+            record(results, record_property, extent)
+        plain = "\n".join(f"{r.law} is violated by {case.id}: {r.message}" for r in failed)
+        failed = unexpected(results, lines)
+        said, writing = contained("writing the message", lambda: failure_message(failed, diagnosis), plain)
+        messages += [said, *filter(None, [writing])]
     if messages:
         pytest.fail("\n".join(messages), pytrace=False)
+
+
+def causes_of(
+    backend: Any,
+    contract: Contract,
+    case: Case,
+    settings: Settings,
+    failed: Sequence[Result],
+    isolated: Isolated | None,
+) -> tuple[Mapping[str, Any], Diagnosis | None, str]:
+    """What only has to be declared, the known defect behind the rest, and a note on what went wrong meanwhile."""
+    explanation: Mapping[str, Any] = {}
+    explaining = ""
+    if isolated is not None:
+        contain = isolated.surviving()
+        explanation, explaining = contain(
+            f"looking for what {case.id} has to declare", lambda: isolated.explanation(failed), explanation
+        )
+
+    def diagnosis() -> Diagnosis | None:
+        chosen, left = unexplained(contract, case, failed, explanation)
+        if isolated is None:
+            return diagnosis_of(backend, chosen, case, settings, left)
+        return replace(isolated, contract=chosen).diagnosis(left)
+
+    contain = contained if isolated is None else isolated.surviving()
+    found, diagnosing = contain(f"diagnosing {case.id}", diagnosis, None)
+    return explanation, found, joined(explaining, diagnosing)
 
 
 def isolation(

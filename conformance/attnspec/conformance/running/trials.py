@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT, Case, cases, judge
 from attnspec.conformance.judging.profiles import PROFILES, Profile
-from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.results import Result, Status, checked
 from attnspec.conformance.mutants import Mutant
 from attnspec.conformance.variants import Variant
 
@@ -118,14 +118,16 @@ def _judge(contract: Contract, case: Case, task: Task, every: bool) -> list[Resu
     """Verdicts without counterexamples: up to the first violation, or again without the laws that have failed."""
     failed: dict[str, Result] = {}
     while True:
-        results = judge(
-            task.subject.backend(),
-            contract,
-            case,
-            task.effort,
-            seed=task.seed,
-            skip=failed,
-            stop_at_first=True,
+        results = checked(
+            judge(
+                task.subject.backend(),
+                contract,
+                case,
+                task.effort,
+                seed=task.seed,
+                skip=failed,
+                stop_at_first=True,
+            )
         )
         now = {r.law: r for r in results if r.status is Status.FAILED}
         if not every or len(now) == len(failed):

@@ -30,13 +30,15 @@ def record(
     results: Iterable[Result],
     record_property: Callable[[str, object], None],
     extent: Extent | None = None,
-    explanation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Attach the verdicts of a case to its test, the extent of its calls, and what explains its violations."""
+    """Attach the verdicts of a case to its test, and the extent of its calls; the last time counts."""
     record_property(PROPERTY, [r.as_json() for r in results])
     record_property(EXTENT, extent or {})
-    if explanation:
-        record_property(EXPLANATION, dict(explanation))
+
+
+def record_explanation(explanation: Mapping[str, Any], record_property: Callable[[str, object], None]) -> None:
+    """Attach what only has to be declared to the test of a case."""
+    record_property(EXPLANATION, dict(explanation))
 
 
 def record_diagnosis(diagnosis: Diagnosis, record_property: Callable[[str, object], None]) -> None:
@@ -45,8 +47,8 @@ def record_diagnosis(diagnosis: Diagnosis, record_property: Callable[[str, objec
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
-    """The verdicts that are attached to a test; None if there are none yet."""
-    for name, value in report.user_properties:
+    """The verdicts that were last attached to a test; None if there are none yet."""
+    for name, value in reversed(report.user_properties):
         if name == PROPERTY and isinstance(value, list):
             return [Result.from_json(r) for r in value]
     return None
@@ -92,9 +94,9 @@ class Collector:
         case, results = case_of(report.nodeid), recorded(report)
         if results is not None:
             self.verdicts.results[case] = results
-            extents = [x for name, x in report.user_properties if name == EXTENT and isinstance(x, dict)]
-            self.verdicts.extents.setdefault(case, {}).update(*extents)
             for name, x in report.user_properties:
+                if name == EXTENT and isinstance(x, dict):
+                    self.verdicts.extents[case] = x
                 if name == EXPLANATION and isinstance(x, dict):
                     self.verdicts.explanations[case] = x
                 if name == DIAGNOSIS and isinstance(x, dict):

@@ -1,0 +1,49 @@
+"""Errors of attnspec itself: each is reported as ours and costs no verdict but that of the law being checked."""
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from attnspec.conformance.judging.foreign_calls import printable
+
+T = TypeVar("T")
+
+MAX_LENGTH = 300
+"""Characters of an error's message; the rest is cut."""
+
+PACKAGE = Path(__file__).parents[1]
+
+
+class Containment(Protocol):
+    """How a step is made that must not cost a verdict: :func:`contained`, or what survives more than it does."""
+
+    def __call__(self, stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
+        """The result of the step, or ``otherwise`` and a note that says what went wrong."""
+        ...
+
+
+def contained(stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
+    """The result of a step and no note; if it raises, ``otherwise`` and a note that names the error as our own.
+
+    The end of the backend's process and Ctrl-C come through: they are no errors of attnspec.
+    """
+    try:
+        return step(), ""
+    except Exception as error:  # noqa: BLE001 - no error of ours may cost a verdict that is known
+        return otherwise, own_error(stage, error)
+
+
+def own_error(stage: str, error: Exception) -> str:
+    """The note for an error of attnspec: the stage, the error, and the line that raised it."""
+    text = " ".join(str(error).split())[:MAX_LENGTH]
+    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if Path(f.filename).is_relative_to(PACKAGE)][-1:]
+    place = "".join(f" in {Path(f.filename).relative_to(PACKAGE)}:{f.lineno}" for f in own)
+    return printable(f"attnspec's own error while {stage}: {kind}{place}; please report it")
+
+
+def joined(*notes: str) -> str:
+    """The notes that say something, each once."""
+    return "; ".join(dict.fromkeys(filter(None, notes)))

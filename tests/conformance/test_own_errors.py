@@ -1,0 +1,325 @@
+"""Errors of attnspec itself: raised at every stage after the verdicts, they change none, and are said as ours."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import jsonschema
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnspec import reference
+from attnspec.conformance.judging import engine
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, governing_laws, judge
+from attnspec.conformance.judging.profiles import PROFILES, Effort, Profile
+from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
+from attnspec.conformance.judging.snippet import _same_value
+from attnspec.conformance.judging.violation import Violation
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.reporting.report import Report
+from attnspec.conformance.reporting.writing import OutputFile, write_report
+from attnspec.conformance.running.planning import Plan
+from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.suite import run_case
+from attnspec.conformance.running.verdicts import Collector, Verdicts
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import OPERATIONS
+
+from .test_cli import SCHEMA, checked
+
+OURS = "attnspec's own error while "
+FORMULA = "operation.oracle"
+FEW = Effort(2, 0, 1, 1, 2.0**8, dear=False, ensemble=16)
+SHORT = Profile(FEW, FEW, FEW)
+
+
+def broken(*given: Any, **named: Any) -> NoReturn:
+    """An error of ours."""
+    raise TypeError("injected")
+
+
+def verdict(r: Result) -> tuple[Any, ...]:
+    """All that later stages leave as it is; the message is that of the smallest input."""
+    return r.law, r.status, r.reason, r.examples, r.not_judged, r.error_ratio, r.observed
+
+
+# Every law ------------------------------------------------------------------------------------------------------------
+
+
+def governed() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Operations that have all laws together, each with the laws that those before it do not have."""
+    left = {law for law in LAWS if any(LAWS[law].concerns(o) and not o.reference_only for o in OPERATIONS.values())}
+    while left:
+        name = max(
+            (o.name for o in OPERATIONS.values() if not o.reference_only),
+            key=lambda name: len(left.intersection(governing_laws(OPERATIONS[name]))),
+        )
+        yield name, tuple(law for law in governing_laws(OPERATIONS[name]) if law in left)
+        left -= set(governing_laws(OPERATIONS[name]))
+
+
+def violates(subject: Any, arguments: Any, rng: Any) -> NoReturn:
+    """A check that finds a violation in every input."""
+    raise Violation("1 is not 2", expected=np.float64(2), got=np.float64(1), budget=np.float64(0.1), index=())
+
+
+@pytest.mark.parametrize("stage", ["reduced", "without_snippet", "snippet"])
+def test_every_law_keeps_its_verdict_and_its_input(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = {law: replace(check, function=violates) for law, check in CHECKS.items()}
+    monkeypatch.setattr(engine, "CHECKS", checks)
+    for reduction in ("reduced", "simplest"):
+        monkeypatch.setattr(engine, reduction, lambda s, check, given, violation, seed, mark: (given, violation))
+    for broken_stage in ("reduced", "simplest") if stage == "reduced" else (stage,):
+        monkeypatch.setattr(engine, broken_stage, broken)
+    for operation, laws in governed():
+        backend = SimpleNamespace(name="any", vjp=broken, **{operation: getattr(reference, operation)})
+        contract = Contract.of(backend)
+        for r in judge(backend, contract, Case(operation, "float32", laws, named=True), SHORT):
+            assert (r.status, r.reason, r.message) == (Status.FAILED, "value", "1 is not 2"), (r.law, r.reason)
+            assert r.note.startswith(OURS)
+            assert "TypeError: injected" in r.note
+            assert r.law in r.note
+            shown = r.counterexample
+            if stage == "without_snippet":
+                assert shown is None
+            else:
+                assert shown is not None
+                assert shown["arguments"]
+                assert bool(shown["snippet"]) == (stage != "snippet")
+
+
+@pytest.mark.parametrize("law", [FORMULA, "operation.shape"])
+def test_a_check_that_fails_by_itself_loses_its_own_law_alone(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SimpleNamespace(name="right", softmax=reference.softmax)
+    case = Case("softmax", "float32", governing_laws(OPERATIONS["softmax"]))
+    undisturbed = judge(backend, Contract.of(backend), case, SHORT)
+    monkeypatch.setattr(engine, "CHECKS", {**CHECKS, law: replace(CHECKS[law], function=broken)})
+    found = judge(backend, Contract.of(backend), case, SHORT)
+    (lost,) = [r for r in found if r.unchecked]
+    assert (lost.law, lost.status, lost.reason, lost.violates) == (law, Status.LOST, OWN_ERROR, False)
+    assert lost.message.startswith(f"{OURS}checking {law}: TypeError: injected")
+    assert [verdict(r) for r in found if r.law != law] == [verdict(r) for r in undisturbed if r.law != law]
+    settings = Settings(operations=("softmax",), dtypes=("float32",))
+    plan = Plan.of(Contract.of(backend), settings)
+    report = Report.of(plan, Verdicts({case.id: found}), settings, 1.0)
+    assert (report.verdict, report.exit_status, report.notes) == ("unusable", 2, (lost.message,))
+
+
+# The stages of a case -------------------------------------------------------------------------------------------------
+
+
+def softmax(scores: Any, *, mask: Any = None) -> Any:
+    """A softmax whose rows add up to 2, which changes its input and takes no batch of two dimensions."""
+    if scores.ndim > 3:
+        raise NotImplementedError("more than one batch dimension is not supported")
+    result = 2 * reference.softmax(scores, mask=mask)
+    scores[..., :1] = 0
+    return result
+
+
+WRONG = SimpleNamespace(name="wrong", softmax=softmax)
+FAILING, HOLDING = (FORMULA, "operation.shape", "operation.no-mutation"), "operation.own-memory"
+SETTINGS = Settings(operations=("softmax",), dtypes=("float32",), laws=(*FAILING, HOLDING))
+
+
+def judged(folder: Path) -> tuple[Verdicts, str]:
+    """The verdicts that a worker hands over, and how its test fails."""
+    contract = Contract.of(WRONG, "wrong")
+    plan = Plan.of(contract, SETTINGS)
+    recorded: list[tuple[str, Any]] = []
+    settings = replace(SETTINGS, crumbs=str(folder))
+    with pytest.raises(pytest.fail.Exception) as failure:
+        run_case(WRONG, contract, plan.cases[0], settings, lambda name, value: recorded.append((name, value)))
+    verdicts = Verdicts()
+    test: Any = SimpleNamespace(
+        nodeid=f"[{plan.cases[0].id}]", user_properties=recorded, failed=True, longreprtext="E  failed"
+    )
+    Collector(verdicts).pytest_runtest_logreport(test)
+    return verdicts, str(failure.value)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
+    """The verdicts of a run without any error of ours."""
+    found, _ = judged(tmp_path_factory.mktemp("undisturbed"))
+    assert {r.law: str(r.status) for r in found.results["softmax-float32"]} == {
+        **dict.fromkeys(FAILING, "failed"),
+        HOLDING: "passed",
+    }
+    assert not any(r.note for r in found.results["softmax-float32"])
+    return found
+
+
+RUNNING = "attnspec.conformance.running."
+STAGES = {
+    "explanation": RUNNING + "isolated.explained",
+    "refusals": RUNNING + "isolated.refusals",
+    "what is left to diagnose": RUNNING + "suite.unexplained",
+    "diagnosis": "attnspec.conformance.diagnosis.entry.diagnosis_of_case",
+    "candidates of a diagnosis": "attnspec.conformance.diagnosis.diagnosing.kinds",
+    "message of the test": RUNNING + "suite.failure_message",
+}
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_no_stage_of_a_case_changes_a_verdict(
+    stage: str, undisturbed: Verdicts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, broken)
+    verdicts, message = judged(tmp_path)
+    assert not verdicts.causes
+    (case,) = verdicts.results
+    assert [*map(verdict, verdicts.results[case])] == [*map(verdict, undisturbed.results[case])]
+    assert message.count("TypeError: injected") == 1, message
+    assert OURS in message
+    contract = Contract.of(WRONG, "wrong")
+    report = Report.of(Plan.of(contract, SETTINGS), verdicts, SETTINGS, 1.0)
+    document = report.as_json()
+    jsonschema.validate(document, SCHEMA)
+    assert (report.verdict, len(document["notes"])) == ("violates", 0 if "message" in stage else 1)
+
+
+# Reports --------------------------------------------------------------------------------------------------------------
+
+REPORTING = "attnspec.conformance.reporting."
+WRITERS = {
+    "table": (REPORTING + "table.chapters", "table"),
+    "json": (REPORTING + "report.Report.as_json", "json"),
+    "html": (REPORTING + "verdict_page._budgets", "html"),
+    "pictures": (REPORTING + "verdict_page.heat_maps", ""),
+    "declaration": (REPORTING + "report.declaration", ""),
+    "junit": ("attnspec.conformance.reporting.writing.OutputFile.write", "junit"),
+}
+
+
+@pytest.mark.parametrize(("stage", "lost"), WRITERS.values(), ids=WRITERS)
+def test_no_report_takes_another_along(
+    stage: str, lost: str, undisturbed: Verdicts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = Contract.of(WRONG, "wrong")
+    plan = Plan.of(contract, SETTINGS)
+    right = Report.of(plan, undisturbed, SETTINGS, 1.0)
+    write = OutputFile.write
+
+    def junit_broken(file: OutputFile, text: str) -> None:
+        broken() if file.option == "--junit" else write(file, text)
+
+    monkeypatch.setattr(stage, junit_broken if lost == "junit" else broken)
+    report = Report.of(plan, undisturbed, SETTINGS, 1.0)
+    assert (report.exit_status, report.verdict, report.counts) == (1, "violates", right.counts)
+    files = {name: OutputFile(tmp_path / name, f"--{name}") for name in ("json", "html", "junit")}
+    console = Console(width=200, record=True)
+    errors = write_report(report, files, console)
+    assert {name for name in files if not (tmp_path / name).exists()} == {lost} - {"table", ""}
+    if lost:
+        (said,) = errors
+        assert said.startswith(f"{OURS}writing the report as {lost}: TypeError: injected")
+        assert said.endswith("; please report it; wrong violates all the same")
+    else:
+        page = (tmp_path / "html").read_text(encoding="utf-8")
+        assert page.replace("&#x27;", "'").count(OURS) >= 1
+    if lost != "json":
+        document = json.loads((tmp_path / "json").read_text(encoding="utf-8"))
+        assert document["summary"] == right.as_json()["summary"]
+
+
+# The process of the backend -------------------------------------------------------------------------------------------
+
+ONCE = """
+import os, time
+from attnspec import reference
+name = "once"
+calls = []
+def softmax(scores, *, mask=None):
+    calls.append(1)
+    if len(calls) > 1:
+        {end}
+    return 2 * reference.softmax(scores, mask=mask)
+"""
+
+
+@pytest.mark.parametrize(("end", "words"), [("os._exit(3)", "ended"), ("time.sleep(60)", "did not answer within 2 s")])
+def test_a_backend_that_ends_while_it_is_reduced_has_the_verdict_that_was_known(
+    end: str, words: str, tmp_path: Path
+) -> None:
+    arguments = ("--law", FORMULA, "--operation", "softmax", "--dtype", "float32", "--hang-after", "2")
+    status, report = checked(tmp_path, ONCE.format(end=end), *arguments)
+    (result,) = [r for r in report["results"] if r["operation"] == "softmax"]
+    assert (status, result["status"], result["reason"]) == (1, "failed", "value")
+    assert words in result["note"]
+    assert "reducing the counterexample" in result["note"]
+    assert result["counterexample"]["arguments"]
+    assert report["notes"] == [result["note"]]
+
+
+# Backends that met errors of ours -------------------------------------------------------------------------------------
+
+COLD = """
+from attnspec import reference
+name, calls = "cold", []
+def softmax(scores, *, mask=None):
+    calls.append(1)
+    return reference.softmax(scores, mask=mask) * (2 if len(calls) == 1 else 1)
+"""
+NO_CAP = """
+from attnspec import reference
+name = "nocap"
+def grouped_query_attention(query, key, value, *, softcap=None, **options):
+    return reference.grouped_query_attention(query, key, value, **options)
+"""
+
+
+def test_a_violation_that_is_seen_once_is_the_verdict(tmp_path: Path) -> None:
+    arguments = ("--law", FORMULA, "--operation", "softmax", "--dtype", "float32")
+    for option in ((), ("--fail-fast",)):
+        status, report = checked(tmp_path, COLD, *arguments, *option)
+        (result,) = [r for r in report["results"] if r["operation"] == "softmax"]
+        assert (status, report["verdict"], result["status"], result["reason"]) == (1, "violates", "failed", "value")
+        assert result["note"] == engine.ANSWERED_OTHERWISE
+        assert result["counterexample"]["arguments"]["scores"]
+
+
+def test_an_option_that_is_ignored_is_no_error_of_ours(tmp_path: Path) -> None:
+    name, laws = "grouped_query_attention", (FORMULA, "operation.option-effect")
+    selection = [x for law in laws for x in ("--law", law)]
+    status, report = checked(tmp_path, NO_CAP, "--operation", name, "--dtype", "float32", *selection)
+    assert (status, report["notes"]) == (1, [])
+    found = {r["law"]: r for r in report["results"]}
+    assert [(found[law]["status"], found[law]["reason"]) for law in laws] == [("failed", "value")] * 2
+    assert found[FORMULA]["counterexample"]["arguments"]["softcap"] is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (2.0, None, False), (None, 2.0, False), (None, None, True), (True, 1, False), (2, 2.0, False), (2, 2, True),
+        ("a", "a", True), ("a", None, False), (np.nan, np.nan, True), (0.5, np.ones(1), False),
+        (np.array([np.nan, 1]), np.array([np.nan, 1]), True), (np.array([1]), np.array([1.0]), False),
+        (np.array([True]), np.array([True]), True), (np.ones(2), np.ones((2, 1)), False), (np.ones(2), None, False),
+    ],
+)  # fmt: skip
+def test_leaves_of_every_kind_are_compared(one: Any, other: Any, same: bool) -> None:
+    assert _same_value(one, other) is same
+
+
+def test_a_law_that_is_named_is_checked_whatever_the_profile(tmp_path: Path) -> None:
+    backend = SimpleNamespace(name="right", softmax=reference.softmax)
+    contract = Contract.of(backend)
+    beyond = Settings(operations=("softmax",), dtypes=("float32",), laws=("sizes.beyond",))
+    everything = replace(beyond, laws=())
+    ended = {}
+    for settings in (beyond, everything):
+        (case,) = Plan.of(contract, settings).cases
+        assert case.named == bool(settings.laws)
+        case = replace(case, laws=("sizes.beyond",))
+        (ended[case.named],) = judge(backend, contract, case, PROFILES["quick"])
+    assert (ended[True].status, ended[True].examples) == (Status.PASSED, 1)
+    assert (ended[False].status, ended[False].reason) == (
+        Status.NOT_APPLICABLE,
+        "the profiles full and release try it",
+    )
