@@ -196,12 +196,14 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
 def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Spell slopes out in the bias."""
     operation = subject.operation
-    if not has(subject, Part.SLOPES, Part.BIAS) or subject.semantics.bottom_right:
+    if not has(subject, Part.SLOPES, Part.BIAS):
         return False
     path, biased, (query, _, _) = operation.part(Part.SLOPES), operation.part(Part.BIAS), operands(operation)
     powers = subject.exact(2.0 ** -rng.integers(0, 5, arguments.array(query.path).shape[-3]).astype(float))
     given = arguments.replaced({path: powers, biased: None})
-    distance = np.abs(np.arange(given.queries or 0)[:, None] - np.arange(given.keys_count or 0))
+    n, m = given.queries or 0, given.keys_count or 0
+    diagonal = np.arange(n)[:, None] + (m - n if subject.semantics.bottom_right else 0)
+    distance = np.abs(diagonal - np.arange(m))
     exact = -wide(powers)[:, None, None] * distance
     bias = subject.exact(exact)
     if not np.array_equal(wide(bias), exact):
