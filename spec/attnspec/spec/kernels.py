@@ -75,7 +75,8 @@ class GroupedQueryAttention(Protocol[Array]):
 
     Where: g is `group`: the first g heads of the queries belong to the first head of the keys. λ is `scale`, 1/√d if
     not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if not given. A sink is the score of a
-    key with value 0. Distances of `slopes` and `window` are counted from the diagonal of a causal mask. The mask is the same
+    key with value 0. Distances are counted from the diagonal on which a causal mask is aligned, for `slopes` and `window`
+    alike. The mask is the same
     for all heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and logarithms
     have no unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.

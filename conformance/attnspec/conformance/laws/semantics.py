@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
-from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.inputs.attendance import live_rows as live
+from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.comparison import number
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.sightings import NAMED, OTHER, Seen, Sighting, choice_by_way, said_by_way

@@ -175,7 +175,7 @@ class Semantics:
     )
     rejection: Literal["raises", "unchecked"] = question(
         "raises",
-        "Does a shape that violates the Protocol raise, or is it for the caller to check?",
+        "Does a shape or an index that violates the Protocol raise, or is it for the caller to check?",
         _has_sized_arguments,
         law="operation.rejection",
     )
