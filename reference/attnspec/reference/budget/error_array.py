@@ -7,6 +7,7 @@ for every operation. :class:`~attnspec.reference.budget.statistical.Statistical`
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,9 @@ WIDTH = 8.0
 
 UNKNOWN = 1e100
 """The error where first-order propagation is not valid: finite, so that a product with 0 is 0."""
+
+SINGLE = 2.0**-24
+"""The unit roundoff of float32."""
 
 MARGIN = 8.0
 """Within so many errors of each other, either of two numbers may be the larger one."""
@@ -34,6 +38,18 @@ JOINS = frozenset({np.concatenate, np.stack})
 COMPARISONS = frozenset(
     {np.isfinite, np.isnan, np.isinf, np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal}
 )
+
+
+@lru_cache
+def counting(precision: Precision) -> Precision:
+    """The class for what is computed from positions and other integers, until it meets numbers that were given.
+
+    No correct implementation stores a position, a frequency or an angle in 16 bits: from 256 on, bfloat16 has no odd
+    integers. What is made of them, such as cosines, may be stored, as :meth:`Approximate.storing` says.
+    """
+    accumulation = min(precision.accumulation, SINGLE)
+    found = replace(precision, operand=0.0, stored=0.0, accumulation=accumulation)
+    return precision if found == precision else found
 
 
 @dataclass
@@ -225,9 +241,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         )
 
     def _counted(self, x: Numbers) -> Self:
-        # Positions and the like are computed where they are used, and not stored as operands are.
-        precision = replace(self.precision, operand=0.0)
-        return type(self)(x, 0.0, precision, given=True, extremes=self.extremes)
+        return type(self)(x, 0.0, counting(self.precision), given=True, extremes=self.extremes)
 
     def _wrap(self, x: Any) -> Self:
         if isinstance(x, type(self)):
@@ -279,6 +293,10 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return self.precision.inputs
         return self.precision.weights if self.weights is not None else self.precision.operand
 
+    def storing(self, *factors: Self) -> float:
+        """The unit roundoff with which a factor may have been stored that was computed from integers."""
+        return self.precision.stored if any(x.precision is not self.precision for x in factors) else 0.0
+
     @property
     def operand_step(self) -> float:
         """Half the smallest step in which this array is stored to enter a product, however small its numbers are."""
@@ -309,6 +327,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
         """What a function of NumPy gives, which is ``value``, with its errors by the rule of this name."""
+        if len(operands) == 2 and operands[0].precision is not operands[1].precision:
+            self = next(x for x in operands if x.precision is not counting(x.precision))
         result: Self = getattr(self, f"_{ufunc.__name__}")(value, *operands)
         if ufunc is not np.matmul:
             for x in operands:
