@@ -94,6 +94,6 @@ class Record:
             ensemble=self.ensemble,
             hidden=self.hidden,
             diagnose=self.diagnose,
-            propose=self.propose if self.worst is not None or self.together else str,
+            propose=self.propose if self.worst is not None else str,
             compared=tuple(self.compared),
         )

@@ -6,13 +6,21 @@ for every operation. :class:`~attnspec.reference.budget.statistical.Statistical`
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.numbers import DOUBLE, EqualTerms, Numbers, Softmax, as_double, attendable_softmax
+from attnspec.reference.budget.numbers import (
+    DOUBLE,
+    EqualTerms,
+    Numbers,
+    Softmax,
+    as_double,
+    attendable_softmax,
+    counting,
+)
+from attnspec.reference.normalization import sigmoid
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
@@ -21,35 +29,8 @@ WIDTH = 8.0
 UNKNOWN = 1e100
 """The error where first-order propagation is not valid: finite, so that a product with 0 is 0."""
 
-SINGLE = 2.0**-24
-"""The unit roundoff of float32."""
-
 MARGIN = 8.0
 """Within so many errors of each other, either of two numbers may be the larger one."""
-
-# Functions that move numbers without computing: they act in the same way on values and on errors.
-MOVES = frozenset(
-    {
-        *(np.swapaxes, np.moveaxis, np.transpose, np.reshape, np.broadcast_to, np.expand_dims, np.squeeze),
-        *(np.repeat, np.take_along_axis),
-    }
-)
-JOINS = frozenset({np.concatenate, np.stack})
-COMPARISONS = frozenset(
-    {np.isfinite, np.isnan, np.isinf, np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal}
-)
-
-
-@lru_cache
-def counting(precision: Precision) -> Precision:
-    """The class for what is computed from positions and other integers, until it meets numbers that were given.
-
-    No correct implementation stores a position, a frequency or an angle in 16 bits: from 256 on, bfloat16 has no odd
-    integers. What is made of them, such as cosines, may be stored, as :meth:`Approximate.storing` says.
-    """
-    accumulation = min(precision.accumulation, SINGLE)
-    found = replace(precision, operand=0.0, stored=0.0, accumulation=accumulation)
-    return precision if found == precision else found
 
 
 @dataclass
@@ -351,18 +332,13 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
         if function is np.asarray:
             return self._counted(np.asarray(*args, **kwargs))
-        if function in (np.zeros_like, np.ones_like):
+        if function in (np.zeros_like, np.ones_like, np.shape, np.ndim):
             return function(args[0].value, **kwargs)
-        if function in (np.shape, np.ndim):
-            return function(args[0].value)
-        if getattr(function, "__name__", "") == "softmax":
-            return args[0]._softmax(attendable_softmax(args[0].value, kwargs.get("mask")))
-        if getattr(function, "__name__", "") == "log_softmax":
-            return args[0]._log_softmax(attendable_softmax(args[0].value, None))
-        if getattr(function, "__name__", "") == "log_sum_exp":
-            return args[0]._log_sum_exp(attendable_softmax(args[0].value, kwargs.get("mask")))
-        if getattr(function, "__name__", "") == "greatest":
-            return args[0]._greatest(*args[1:])
+        name = getattr(function, "__name__", "")
+        if name in ("softmax", "log_softmax", "log_sum_exp"):
+            return getattr(args[0], f"_{name}")(attendable_softmax(args[0].value, kwargs.get("mask")))
+        if name in ("greatest", "sigmoid"):
+            return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
     # Where the two kinds of error differ --------------------------------------------------------------------------
@@ -385,6 +361,12 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _summed(self, value: Numbers, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for logarithms of sums of exponentials")
+
+    def _sigmoid(self) -> Self:
+        """σ with the errors of (1 + tanh(x/2))/2, as which many compute it, through numbers near 1."""
+        half = self.dtype.type(0.5)
+        through: Self = half * (1 + np.tanh(half * self))
+        return through._with(sigmoid(self.value), through.error, scale=through.scale, alike=through.alike)
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         """Places and values of the greatest; where errors decide which these are, the values have unknown errors."""
