@@ -12,7 +12,10 @@ from typing import Any, Self
 import numpy as np
 
 from attnspec.reference.budget.numbers import (
+    COMPARISONS,
     DOUBLE,
+    JOINS,
+    MOVES,
     EqualTerms,
     Numbers,
     Softmax,
