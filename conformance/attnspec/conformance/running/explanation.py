@@ -30,16 +30,13 @@ LEAST_USED = 2.0**-5
 Errors far below those that a class allows are no sign of the class.
 """
 
-MOST_USED = 0.75
-"""The part of its budget that an implementation of a class uses at most, but once in 10⁹ numbers: six of eight σ."""
-
 ENDED = {Reason.CRASHED, Reason.HUNG}
 
 EIGHT_BITS = 2.0**-4
 """The least unit roundoff of operands of 8 bits."""
 
-EXACTLY_SCALED = (4, 16, 64)
-"""Sizes d of heads of which 1/√d is a power of 2."""
+EXACTLY_SCALED = (64, 256, 16, 4)
+"""Sizes d of heads of which 1/√d is a power of 2, those first at which scores have many digits."""
 
 EXPLAINING = [modifier for modifier in MODIFIERS if modifier not in ("truncating", "short-sums")]
 """The modifiers that explain numbers: without truncation, as in :func:`wider_classes`, and what only 8 bits have."""
@@ -207,14 +204,15 @@ def _precision(search: Search) -> None:
 
 
 def _violated_at_exact_scales(search: Search) -> bool:
-    """Whether errors are too large for the declared class for heads of sizes at which scaling a query is exact."""
+    """Whether numbers are wrong still for heads of a size at which scaling a query rounds nothing."""
     declared = search.contract.limits.head_sizes
-    sizes = tuple(size for size in EXACTLY_SCALED if declared is None or size in declared)
-    if not sizes or search.case.dtype not in NARROW:
+    size = next((size for size in EXACTLY_SCALED if declared is None or size in declared), None)
+    if size is None or search.case.dtype not in NARROW:
         return False
-    contract = replace(search.contract, limits=replace(search.contract.limits, head_sizes=sizes))
-    formula = search.judged(contract, [FORMULA])[FORMULA]
-    return formula.violates or formula.error_ratio > MOST_USED
+    contract = replace(search.contract, limits=replace(search.contract.limits, head_sizes=(size,)))
+    laws = [FORMULA, *(law for law, r in search.left.items() if r.reason == Reason.VALUE)]
+    found = search.judged(contract, dict.fromkeys(laws)).values()
+    return any(r.violates and r.reason == Reason.VALUE for r in found)
 
 
 def _under(search: Search, name: str) -> tuple[Search, Result]:
