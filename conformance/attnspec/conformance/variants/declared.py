@@ -110,8 +110,12 @@ class BottomRight(Formulas):
     operations=(GroupedQueryAttention, VariableLengthAttention),
     declares={"causal_alignment": "bottom-right"},
 )
-class DistancesFromBottomRight(BottomRight):
+class DistancesFromBottomRight(Formulas):
     """Causal masks, windows and linear biases of FlashAttention: query i is at position i + m − n."""
+
+    def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+        """j ≤ i + m − n."""
+        return self.near(mask, (None, 0), None, n, m) if causal else mask
 
     def near(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
         """The window moves with the diagonal."""
