@@ -87,7 +87,7 @@ def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numb
     result, live = found[leaf.path], live_rows(given, bottom_right=subject.semantics.bottom_right)
     if not given.keys_count or live.all():
         return found
-    return {leaf.path: np.where(before_features(live, leaf, asking), result, instead(given, result))}
+    return {leaf.path: np.where(before_features(live, leaf, asking), result, instead(given.plain(), result))}
 
 
 def _no_keys(subject: Subject, given: Arguments) -> Results:
