@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -278,6 +279,43 @@ def test_classes_are_tried_from_the_least() -> None:
     assert "mixed-bfloat16" not in names
     assert not [name for name in names if name.startswith("e4m3") or "truncating" in name]
     assert "mixed-float16" not in wider_classes("prescaled-float16", "float16")
+
+
+def bfloat16(x: Numbers) -> Numbers:
+    """The nearest numbers of bfloat16, in float32."""
+    return np.asarray(np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def half_tensors(query: Numbers, key: Numbers, value: Numbers, *, scaled_first: bool, **options: Any) -> Numbers:
+    """Attention in bfloat16 whose scores are stored, or only whose queries are scaled before the product."""
+    q, k, v = (np.asarray(x, np.float32) for x in (query, key, value))
+    root = np.float32(q.shape[-1] ** -0.5)
+    scores = (
+        bfloat16(q * root) @ k.swapaxes(-1, -2) if scaled_first else bfloat16(bfloat16(q @ k.swapaxes(-1, -2)) * root)
+    )
+    mask, causal = options.get("mask"), options.get("causal")
+    allowed = np.ones(scores.shape[-2:], bool) if mask is None else mask
+    allowed = allowed & np.tri(*scores.shape[-2:], dtype=bool) if causal else allowed
+    scores = np.where(allowed, scores, -np.inf)
+    weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-1e30))
+    total = weights.sum(-1, keepdims=True)
+    return np.asarray(bfloat16(weights / np.where(total > 0, total, 1)) @ v).astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize(("scaled_first", "name"), [(False, "eager-bfloat16"), (True, "prescaled-bfloat16")])
+def test_the_class_that_is_proposed_is_that_of_the_rounding(scaled_first: bool, name: str) -> None:
+    """Both explain stored scores; but a query over √16 is exact, and no rounding of it explains anything there."""
+    backend = SimpleNamespace(
+        name="mine",
+        limits={"dtypes": ("bfloat16",)},
+        scaled_dot_product_attention=partial(half_tensors, scaled_first=scaled_first),
+    )
+    contract, case = Contract.of(backend), Case(ATTENTION, "bfloat16", (FORMULA, "attention.magnitudes"))
+    judging = partial(judge, backend, profile=PROFILES["quick"])
+    failed = [r for r in judging(contract, case) if r.status is Status.FAILED]
+    assert failed
+    under = partial(judging, stop_at_first=True)
+    assert explained(under, contract, case, failed, lambda: Refusals()).precision == name
 
 
 # All together ---------------------------------------------------------------------------------------------------------

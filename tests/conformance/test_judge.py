@@ -523,3 +523,97 @@ def test_gradients_of_rows_that_depend_on_others_are_refused() -> None:
     words = "self_attention: gradients: expected at most 4,194,304 pairs of a query and a key where rows cannot be "
     with pytest.raises(ValueError, match=f"{words}judged by themselves; got 4,198,401"):
         judge("self_attention", MANY, MANY, gradients={"x": MANY}, cotangent=MANY)
+
+
+# Roundings that no class allows, and classes that explain -------------------------------------------------------------
+
+
+def rounded(x: Any) -> Numbers:
+    """Float32 with the digits of bfloat16."""
+    return np.asarray(np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def rotary(
+    x: Numbers, positions: Numbers, stored: Callable[[Any], Numbers], angles: Callable[[Any], Numbers]
+) -> Numbers:
+    """A rotary embedding in bfloat16, whose positions, frequencies and all that is made of them are rounded."""
+    frequencies = angles(10_000.0 ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1]))
+    angle = angles(positions)[:, None] * frequencies
+    cosine, sine = stored(np.cos(angle)), stored(np.sin(angle))
+    even, odd = x.astype(np.float32)[..., 0::2], x.astype(np.float32)[..., 1::2]
+    turned = (stored(even * cosine) - stored(odd * sine), stored(even * sine) + stored(odd * cosine))
+    return np.stack(turned, -1).reshape(x.shape).astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("first", [300, 2000, 131_000])
+@pytest.mark.parametrize("precision", ["mixed-bfloat16", "prescaled-bfloat16", "eager-bfloat16"])
+def test_positions_and_angles_are_never_stored_in_16_bits(first: int, precision: str) -> None:
+    """EleutherAI/gpt-neox#1003 and huggingface/candle#3520; bfloat16 has no odd integers from 256 on."""
+    x = np.random.default_rng(0).normal(size=(2, 4, 16, 64)).astype(ml_dtypes.bfloat16)
+    positions = np.arange(16) + first
+    everywhere = np.broadcast_to(positions, (2, 4, 16))
+    wrong = rotary(x, positions, np.float32, rounded)
+    assert judge("rotary_embedding", wrong, x, everywhere, precision=precision).worst is not None
+    assert judge("rotary_embedding", rotary(x, positions, np.float32, np.float64), x, everywhere, precision=precision)
+    eager = judge("rotary_embedding", rotary(x, positions, rounded, np.float32), x, everywhere, precision=precision)
+    assert bool(eager) == (precision == "eager-bfloat16"), "cosines, sines and products may be"
+
+
+def stored_scores(d: int, scale: float = 1.0) -> tuple[Numbers, ...]:
+    """The attention of half tensors whose scores are stored, and its arguments."""
+    rng = np.random.default_rng(0)
+    query, key, value = ((c * rng.normal(size=(2, 64, d))).astype(ml_dtypes.bfloat16) for c in (scale, scale, 1))
+    products = query.astype(np.float32) @ key.astype(np.float32).swapaxes(-1, -2)
+    scores = rounded(rounded(products) * np.float32(d**-0.5))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = rounded(weights / weights.sum(-1, keepdims=True))
+    return (weights @ value.astype(np.float32)).astype(ml_dtypes.bfloat16), query, key, value
+
+
+def test_a_wrong_result_says_which_class_explains_it() -> None:
+    """A query over √64 is exact, so that it cannot be that which was rounded."""
+    verdict = judge(SDPA, *stored_scores(64))
+    assert verdict.worst is not None
+    assert verdict.explained_by == "eager-bfloat16"
+    assert "explained by precision eager-bfloat16" in str(verdict)
+    right = judge(SDPA, *stored_scores(64), precision="eager-bfloat16")
+    assert right
+    assert right.explained_by == ""
+
+
+def test_no_class_explains_a_wrong_formula() -> None:
+    output, *given = stored_scores(64)
+    assert judge(SDPA, -output, *given).explained_by == ""
+
+
+def test_most_budgets_must_tell_something() -> None:
+    verdict = judge(SDPA, *stored_scores(64, scale=3.0), precision="eager-bfloat16")
+    assert not verdict
+    assert verdict.worst is None
+    assert verdict.untold > 0.5
+    assert re.match(
+        rf"{SDPA} in bfloat16 cannot be judged: the budgets of \d+% of the numbers are too large", str(verdict)
+    )
+    assert "suggest_inputs" in str(verdict)
+
+
+def test_a_right_result_is_printed_with_what_its_inputs_cannot_show() -> None:
+    verdict = judge(SDPA, *stored_scores(64), precision="eager-bfloat16")
+    assert verdict
+    assert "a scale that is 1 % off" in verdict.cannot_see
+    assert str(verdict).splitlines()[-1] == f"these inputs cannot show: {', '.join(verdict.cannot_see)}"
+
+
+@pytest.mark.parametrize("declared", ["uniform", "nan"])
+def test_a_sink_has_all_the_weight_of_a_row_without_keys(declared: str) -> None:
+    given = inputs("grouped_query_attention", 2).without_masks()
+    mask = np.ones((4, 4), bool)
+    mask[1] = False
+    values = {**given.values_by_name, "mask": mask, "sinks": np.zeros(given.array("query").shape[-3], np.float32)}
+    right = REFERENCE["grouped_query_attention"](**values)
+    assert not right[0][..., 1, :].any()
+    semantics = {"fully_masked": declared}
+    assert judge("grouped_query_attention", right, **values, semantics=semantics).left_open == 0
+    wrong = right[0].copy()
+    wrong[..., 1, :] = given.array("value").mean()
+    assert judge("grouped_query_attention", (wrong, right[1]), **values, semantics=semantics).worst is not None

@@ -10,7 +10,7 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import cases, judge
+from attnspec.conformance.judging.engine import Case, cases, judge
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject
@@ -287,3 +287,21 @@ def test_who_raises_on_rows_without_keys_is_judged_in_batches_whose_rows_have_on
     for seed in range(4):
         (result,) = judge(made, contract, case, QUICK, seed=seed)
         assert result.status is Status.FAILED
+
+
+@pytest.mark.parametrize("rejection", ["raises", "unchecked"])
+def test_numbers_are_the_callers_to_check_where_shapes_are(rejection: str) -> None:
+    """A kernel that looked at lengths would wait for its device."""
+
+    def padding_mask(lengths: Numbers, m: int) -> Numbers:
+        return np.asarray(np.arange(m) < lengths[..., None])
+
+    backend = SimpleNamespace(name="mine", padding_mask=padding_mask, semantics={"rejection": rejection})
+    case = Case("padding_mask", "bool", ("masking.length-range",))
+    (found,) = judge(backend, Contract.of(backend), case, profile=QUICK)
+    if rejection == "raises":
+        assert found.status is Status.FAILED
+    else:
+        assert (found.status, found.reason) == (
+            Status.NOT_APPLICABLE, "left out by semantics rejection = unchecked"
+        )  # fmt: skip

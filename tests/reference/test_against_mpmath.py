@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from attnspec.reference import REFERENCE, arithmetic, choice, choosing, sinusoidal_positional_encoding
+from attnspec.reference.normalization import log_softmax
+from attnspec.reference.normalization import sigmoid as plain_sigmoid
 from attnspec.reference.transformer import EPSILON
 from attnspec.spec import OPERATIONS, QUESTIONS, Leaf
 from attnspec.spec.contract.semantics import asked_by_formula
@@ -53,10 +55,16 @@ def table(score: Score, n: int, m: int) -> list[list[Any]]:
     return [[score(i, j) for j in range(m)] for i in range(n)]
 
 
+def beyond(i: int, j: int, n: int, m: int) -> int:
+    """How far key j is beyond the key on the diagonal of query i."""
+    return j - i - (m - n if choice("causal_alignment") == "bottom-right" else 0)
+
+
 def weights(scores: Rows, a: dict[str, Any]) -> list[list[Any]]:
     result = []
     for i, row in enumerate(scores):
-        keys = [j for j in range(len(row)) if a["mask"][i][j] and (j <= i or not a.get("causal"))]
+        earlier = [beyond(i, j, len(scores), len(row)) <= 0 or not a.get("causal") for j in range(len(row))]
+        keys = [j for j in range(len(row)) if a["mask"][i][j] and earlier[j]]
         total = mp.fsum(mp.exp(row[j]) for j in keys)
         result.append([mp.exp(e) / total if j in keys else mp.mpf(0) for j, e in enumerate(row)])
     return result
@@ -495,16 +503,20 @@ def normalized_heads(scores: Any, values: Any, among: Callable[[int, int], bool]
 def grouped(a: dict[str, Any]) -> list[Any]:
     group = len(a["query"]) // len(a["key"])
     keys, values = ([x[r // group] for r in range(len(a["query"]))] for x in (a["key"], a["value"]))
+
+    def away(i: int, j: int) -> int:
+        return beyond(i, j, len(a["query"][0]), len(a["key"][0]))
+
     scores = [
         [
-            [scaled(q, k) + a["bias"][r][i][j] - a["slopes"][r] * abs(i - j) for j, k in enumerate(keys[r])]
+            [scaled(q, k) + a["bias"][r][i][j] - a["slopes"][r] * abs(away(i, j)) for j, k in enumerate(keys[r])]
             for i, q in enumerate(rows)
         ]
         for r, rows in enumerate(a["query"])
     ]
 
     def among(i: int, j: int) -> bool:
-        return bool(a["mask"][i][j]) and j < a["key_lengths"] and (j <= i or not a.get("causal"))
+        return bool(a["mask"][i][j]) and j < a["key_lengths"] and (away(i, j) <= 0 or not a.get("causal"))
 
     return normalized_heads(scores, values, among, a["sinks"])
 
@@ -841,6 +853,27 @@ def test_angles_of_late_positions(dtype: Any) -> None:
         for column in range(d):
             worst, _ = error(encoding[t, column], sinusoid(t, column, d))
             assert worst <= ROUNDINGS * unit * max(1, t / mp.power(10_000, mp.mpf(2 * (column // 2)) / d))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble])
+def test_sigmoids_keep_all_digits(dtype: Any) -> None:
+    """(1 + tanh(x/2))/2 has none left at −40."""
+    x = np.array([-80, -40, -20.5, -3, -1e-9, 0, 1e-9, 3, 20.5, 40, 80], dtype)
+    unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
+    for given, got in zip(exactly(x), exactly(plain_sigmoid(x)), strict=True):
+        expected = 1 / (1 + mp.exp(-given))
+        assert abs(got - expected) <= 4 * unit * expected
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble])
+def test_logarithms_of_weights_near_1_keep_all_digits(dtype: Any) -> None:
+    """Beside 1, exp(−40) is nothing: the logarithm of the sum would be 0."""
+    scores = np.array([[0, -40, -45], [30, -20, -1], [1, 1, 1], [-7, 0.5, 2]], dtype)
+    unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
+    for row, got in zip(exactly(scores), exactly(log_softmax(scores)), strict=True):
+        total = mp.log(mp.fsum(mp.exp(x) for x in row))
+        for x, y in zip(row, got, strict=True):
+            assert abs(y - (x - total)) <= 8 * unit * abs(x - total)
 
 
 def test_every_operation_has_a_formula() -> None:

@@ -15,6 +15,8 @@ from attnspec.spec.contract.tree import flatten
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_formula_asks_what_its_records_depend_on(name: str, draw: Callable[..., dict[str, Any]]) -> None:
     arguments, asked = draw(name), asked_by_formula(OPERATIONS[name])
+    if "causal" in OPERATIONS[name].defaults:
+        arguments["causal"] = True
     normative = flatten(REFERENCE[name](**arguments))
     for question, described in QUESTIONS.items():
         for other in described.choices[1:]:

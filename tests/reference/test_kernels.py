@@ -7,6 +7,7 @@ import pytest
 
 from attnspec.reference import (
     alibi_slopes,
+    choosing,
     document_mask,
     dropout,
     grouped_query_attention,
@@ -149,3 +150,33 @@ def test_dropout() -> None:
     weights = np.array([[0.25, np.nan, 0.75]])
     kept = dropout(weights, keep=np.array([[True, False, True]]), rate=0.5)
     assert kept.tolist() == [[0.5, 0.0, 1.5]]
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 5), (5, 2), (3, 3)])
+def test_all_distances_count_from_the_diagonal_at_the_bottom_right(n: int, m: int) -> None:
+    """Causal masks, windows and linear biases of FlashAttention: |i + m − n − j|."""
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(2, size, 3)) for size in (n, m, m))
+    beyond, steep = np.arange(m) - np.arange(n)[:, None] - (m - n), np.array([0.5, 2.0])
+    with choosing(causal_alignment="bottom-right"):
+        got = grouped_query_attention(query, key, value, causal=True, window=(1, 2), slopes=steep)
+    mask, bias = (beyond <= 0) & (beyond >= -1), -steep[:, None, None] * np.abs(beyond)
+    for x, y in zip(got, grouped_query_attention(query, key, value, mask=mask, bias=bias), strict=True):
+        assert x is not None
+        assert y is not None
+        assert np.array_equal(x, y)
+
+
+def test_every_packed_sequence_has_a_diagonal_at_the_bottom_right() -> None:
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(1, size, 3)) for size in (6, 8, 8))
+    ends = np.array([0, 2, 6]), np.array([0, 5, 8])
+    with choosing(causal_alignment="bottom-right"):
+        output, _ = variable_length_attention(query, key, value, *ends, causal=True, window=(2, None))
+        first, _ = grouped_query_attention(query[:, :2], key[:, :5], value[:, :5], causal=True, window=(2, None))
+        last, _ = grouped_query_attention(query[:, 2:], key[:, 5:], value[:, 5:], causal=True, window=(2, None))
+    assert np.array_equal(output, np.concatenate([first, last], axis=-2))
+    assert np.array_equal(first, scaled_dot_product_attention(
+        query[:, :2], key[:, :5], value[:, :5], mask=np.tri(2, 5, 3, dtype=bool) & ~np.tri(2, 5, 0, dtype=bool)
+    ))  # fmt: skip
+    assert not output[:, 2].any(), "the first of four queries to three keys sees none"

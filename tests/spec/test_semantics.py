@@ -56,7 +56,7 @@ def test_attendable_nan_concerns_what_weighs_keys_and_what_makes_weights_of_scor
 
 def test_alignment_concerns_flags_of_two_sequences() -> None:
     flagged = {o.name for o in JUDGED if "causal" in o.call.names}
-    of_their_own = {"variable_length_attention", "paged_attention"}  # each sequence has a diagonal of its own
+    of_their_own = {"paged_attention"}  # lengths say at which position the queries are
     assert concerned("causal_alignment") == flagged - {"self_attention", "projected_self_attention"} - of_their_own
     assert concerned("causal_alignment")
 

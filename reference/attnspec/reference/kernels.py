@@ -7,7 +7,7 @@ from attnspec.reference.attention import attend
 from attnspec.reference.defining.arithmetic import counted
 from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
-from attnspec.reference.masking import joint_mask, padding_mask
+from attnspec.reference.masking import beyond_diagonal, joint_mask, padding_mask
 from attnspec.reference.normalization import log_sum_exp, softmax
 from attnspec.reference.pooling import pooled
 from attnspec.spec.kernels import (
@@ -63,11 +63,11 @@ def grouped_query_attention(
     if bias is not None:
         scores = scores + in_groups(bias, heads_k)
     if slopes is not None:
-        distance = np.asarray(np.abs(np.arange(n)[:, None] - np.arange(m)), dtype=scores.dtype, like=scores)
+        distance = np.asarray(np.abs(beyond_diagonal(n, m)), dtype=scores.dtype, like=scores)
         scores = scores - of_heads(slopes, heads_k) * distance
     attendable = joint_mask(mask, causal, n, m)
     for more in (
-        None if window is None else sliding_window_mask(n, m, window=window),
+        within(beyond_diagonal(n, m), window),
         None if key_lengths is None else padding_mask(key_lengths, m)[..., None, :],
     ):
         attendable = more if attendable is None else attendable if more is None else attendable & more
@@ -167,14 +167,13 @@ def paged_attention(
     """Attention to the rows of the pages in the order of the table, each query at its position."""
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
     lengths = key_lengths[..., None, None]
-    # How far each key is behind its query, (*batch, n, m).
-    behind = np.arange(m) - (lengths - n + np.arange(n)[:, None])
-    left, right = (None, None) if window is None else window
-    right = min([x for x in (right, 0 if causal else None) if x is not None], default=m + n)
-    near = (behind >= (-m - n if left is None else -left)) & (behind <= right)
+    # How far each key is beyond its query, (*batch, n, m).
+    beyond = np.arange(m) - (lengths - n + np.arange(n)[:, None])
+    near = within(beyond, window)
+    mask = np.arange(m) < lengths if near is None else near & (np.arange(m) < lengths)
     return grouped_query_attention(
         query, in_order(key_pages, block_table), in_order(value_pages, block_table),
-        mask=near & (np.arange(m) < lengths), scale=scale, softcap=softcap,
+        mask=mask & (beyond <= 0) if causal else mask, scale=scale, softcap=softcap,
     )  # fmt: skip
 
 
@@ -261,9 +260,18 @@ def sliding_window_mask(
     n: int, m: int, *, window: tuple[int | None, int | None] | None = None
 ) -> Bool[np.ndarray, "{n} {m}"]:
     """Mᵢⱼ = [i − l ≤ j ≤ i + r]."""
-    left, right = (None, None) if window is None else window
-    behind = np.arange(m) - np.arange(n)[:, None]
-    return (behind >= (-n if left is None else -left)) & (behind <= (m if right is None else right))
+    near = within(np.arange(m) - np.arange(n)[:, None], window)
+    return np.ones((n, m), bool) if near is None else near
+
+
+def within(beyond: np.ndarray, window: Window) -> np.ndarray | None:
+    """The keys in a window (l, r), from how far they are beyond the diagonal of a query; None for all of them."""
+    if window is None:
+        return None
+    left, right = window
+    far = np.abs(beyond).max(initial=0)
+    near: np.ndarray = (beyond >= (-far if left is None else -left)) & (beyond <= (far if right is None else right))
+    return near
 
 
 @defines(DocumentMask[np.ndarray])

@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Int
 
+from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
 from attnspec.spec.masking import CausalMask, PaddingMask
 
@@ -26,5 +27,12 @@ def joint_mask(mask: np.ndarray | None, causal: bool, n: int, m: int) -> np.ndar
     """The mask of the keys that `mask` and `causal` both allow, (n, m) or with a batch; None if these are all keys."""
     if not causal:
         return mask
-    earlier = causal_mask(n, m)
+    earlier = beyond_diagonal(n, m) <= 0
     return earlier if mask is None else mask & earlier
+
+
+def beyond_diagonal(n: int, m: int) -> np.ndarray:
+    """How far every key is beyond the one on the diagonal of every query, (n, m): j − i, or j − i − (m − n)."""
+    offset = m - n if choice("causal_alignment") == "bottom-right" else 0
+    beyond: np.ndarray = np.arange(m) - np.arange(n)[:, None] - offset
+    return beyond

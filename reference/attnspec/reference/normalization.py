@@ -31,7 +31,10 @@ def softmax(
 def log_softmax(scores: np.ndarray) -> np.ndarray:
     """log αⱼ = eⱼ − e − log Σ exp(eⱼ' − e) for scores (*batch, m), m ≥ 1, where e is the greatest of a row."""
     shifted = scores - np.max(scores, axis=-1, keepdims=True)
-    logarithms: np.ndarray = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+    greatest = np.arange(scores.shape[-1]) == np.argmax(scores, axis=-1, keepdims=True)
+    # Beside the greatest score, whose exponential is 1, all others may be less than a rounding of 1.
+    others = np.sum(np.where(greatest, 0, np.exp(shifted)), axis=-1, keepdims=True)
+    logarithms: np.ndarray = shifted - np.log1p(others)
     return logarithms
 
 
@@ -44,6 +47,14 @@ def log_sum_exp(scores: np.ndarray, *, mask: np.ndarray | None = None) -> np.nda
     shift = np.where(np.isfinite(highest), highest, 0)
     logarithms: np.ndarray = (shift + np.log(np.sum(np.exp(attendable - shift), axis=-1, keepdims=True)))[..., 0]
     return logarithms
+
+
+@overridable
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1/(1 + exp(−x)) of x of any shape, from exp(−|x|): it cannot overflow, and small results keep all digits."""
+    least = np.exp(-np.abs(x))
+    result: np.ndarray = np.where(x >= 0, 1, least) / (1 + least)
+    return result
 
 
 @defines(MeanNormalization[np.ndarray])

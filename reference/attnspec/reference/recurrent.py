@@ -10,6 +10,7 @@ from attnspec.reference.attention import dot_product_attention
 from attnspec.reference.defining.choices import choice
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.masking import causal_mask, padding_mask
+from attnspec.reference.normalization import sigmoid
 from attnspec.spec.recurrent import (
     GRU,
     LSTM,
@@ -329,10 +330,3 @@ def one_on_another(
         x, final = sequence(step, x, first, p, lengths)
         finals.append([part[..., None, :] for part in final])
     return x, tuple(np.concatenate(parts, axis=-2) for parts in zip(*finals, strict=True))
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1/(1 + exp(−x)), as (1 + tanh(x/2))/2, which cannot overflow; x of any shape."""
-    half = x.dtype.type(0.5)
-    result: np.ndarray = half * (1 + np.tanh(half * x))
-    return result

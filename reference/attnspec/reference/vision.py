@@ -5,8 +5,7 @@ from jaxtyping import Float
 
 from attnspec.reference.attention import project
 from attnspec.reference.defining.definition import defines
-from attnspec.reference.normalization import softmax
-from attnspec.reference.recurrent import sigmoid
+from attnspec.reference.normalization import sigmoid, softmax
 from attnspec.reference.scoring import additive_scores
 from attnspec.reference.seq2seq import beside
 from attnspec.reference.transformer import encoder_stack, layer_norm

@@ -75,9 +75,9 @@ class GroupedQueryAttention(Protocol[Array]):
 
     Where: g is `group`: the first g heads of the queries belong to the first head of the keys. λ is `scale`, 1/√d if
     not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if not given. A sink is the score of a
-    key with value 0. Distances are counted from the diagonal on which a causal mask is aligned. The mask is the same
-    for all heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and logarithms
-    have no unit.
+    key with value 0. Distances of keys are counted from the diagonal on which a causal mask is aligned. The mask is
+    the same for all heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and
+    logarithms have no unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
     Edges: Key j is attendable for query i where `mask` is True, j ≤ i with `causal`, i − left ≤ j ≤ i + right with
     `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is aligned with key 0 (semantics
@@ -128,8 +128,8 @@ class VariableLengthAttention(Protocol[Array]):
     """Attention of sequences that are packed one behind the other, each to its own keys.
 
     Where: a and b are `query_ends` and `key_ends`: sequence s has the queries a_s … a_{s+1}−1 and the keys
-    b_s … b_{s+1}−1. Within a sequence all is as in `grouped_query_attention`, positions counted from its first. The
-    output is in units of value.
+    b_s … b_{s+1}−1. Within a sequence all is as in `grouped_query_attention`, positions counted from its first, or its
+    last query aligned with its last key (semantics `causal_alignment`). The output is in units of value.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
     Edges: A sequence may have no queries, or no keys, as its queries then see.
     """

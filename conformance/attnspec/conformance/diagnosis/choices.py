@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.diagnosis.candidates import Candidate
 from attnspec.conformance.diagnosis.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import before_features, live_rows, spelled_out
+from attnspec.conformance.inputs.attendance import before_features, live_rows
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.rows_without_keys import evenly
 from attnspec.reference.budget import oracle_dtype
@@ -42,7 +42,7 @@ def of_choices(subject: Subject) -> Iterator[Candidate]:
 
 def of_formula(subject: Subject) -> Candidate:
     """The formula itself, under the declared choices."""
-    return Candidate("", "", _of_results(lambda given: exact(subject, subject.aligned(given))))
+    return Candidate("", "", _of_results(lambda given: exact(subject, given)))
 
 
 def _of_results(formula: Formula) -> Callable[[Probe, Arguments], Results | None]:
@@ -56,9 +56,6 @@ def _formulas(subject: Subject) -> Iterator[tuple[str, str, Formula]]:
     for question in asked_by_formula(operation):
         for choice in QUESTIONS[question].choices:
             yield question, choice, partial(_chosen, subject, question, choice)
-    if QUESTIONS["causal_alignment"].concerns(operation):
-        for choice in QUESTIONS["causal_alignment"].choices:
-            yield "causal_alignment", choice, partial(_aligned, subject, choice == "bottom-right")
     if QUESTIONS["attendable_nan"].concerns(operation) and operation.masks and len(operation.outputs) == 1:
         yield (
             "fully_masked",
@@ -80,26 +77,19 @@ def exact(subject: Subject, given: Arguments, **choices: str) -> Results:
 
 
 def _chosen(subject: Subject, question: str, choice: str, given: Arguments) -> Results:
-    return exact(subject, subject.aligned(given), **{question: choice})
-
-
-def _aligned(subject: Subject, bottom_right: bool, given: Arguments) -> Results:
-    if subject.operation.attends_to_itself:
-        return exact(subject, given)
-    return exact(subject, spelled_out(given, bottom_right=bottom_right))
+    return exact(subject, given, **{question: choice})
 
 
 def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numbers], given: Arguments) -> Results:
     """Other numbers in rows without attendable keys; where there is no key at all, as it was."""
     leaf, asking = subject.operation.leading, subject.operation.asking
-    spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
-    found = exact(subject, spelled)
-    result, live = found[leaf.path], live_rows(spelled)
+    found = exact(subject, given)
+    result, live = found[leaf.path], live_rows(given, bottom_right=subject.semantics.bottom_right)
     if not given.keys_count or live.all():
         return found
-    return {leaf.path: np.where(before_features(live, leaf, asking), result, instead(spelled, result))}
+    return {leaf.path: np.where(before_features(live, leaf, asking), result, instead(given.plain(), result))}
 
 
 def _no_keys(subject: Subject, given: Arguments) -> Results:
-    found = exact(subject, subject.aligned(given))
+    found = exact(subject, given)
     return found if given.keys_count else {path: np.full(x.shape, np.nan) for path, x in found.items()}

@@ -79,7 +79,7 @@ def of_scale(subject: Subject, factor: float) -> Candidate:
     """All scores multiplied by a factor."""
 
     def numbers(probe: Probe, arguments: Arguments) -> Results | None:
-        return exact(subject, rescaled(subject.aligned(arguments), factor)) if probe.cotangents is None else None
+        return exact(subject, rescaled(arguments, factor)) if probe.cotangents is None else None
 
     return Candidate("scale", f"The scores are multiplied by {factor:g}.", numbers)
 

@@ -33,16 +33,15 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     given = part.arguments
     found = {path: Expected(x.value, x.budget) for path, x in subject.oracles(given).items()}
     if subject.semantics.fully_masked != "zero" and given.keys_count and given.operation.mask is not None:
-        found = _without_keys(subject, subject.aligned(given), found)
+        found = _without_keys(subject, given, found)
     floats = [x for _, x in given.floats]
     if all(np.isfinite(x).all() for x in floats):
         return found
-    aligned = subject.aligned(given)
     if not any(np.isinf(x).any() for x in floats) and _propagates(subject, given):
-        exact = _formula(subject, aligned)
+        exact = _formula(subject, given)
         found = {path: x._replace(nan=np.isnan(exact[path])) for path, x in found.items()}
     if subject.semantics.masked_nonfinite == "propagates" and given.operation.masks:
-        reached = _formula(subject, aligned.without_masks())
+        reached = _formula(subject, given.plain().without_masks())
         found = {path: _left_open(x, ~np.isfinite(reached[path])) for path, x in found.items()}
     return found
 

@@ -31,6 +31,9 @@ from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.subjects import subject_of
 from attnspec.conformance.harness.together import Ensemble, accusation
 from attnspec.conformance.harness.verdict import Verdict
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.running.explanation import LEAST_USED, exact_scale, explaining_classes, widest
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 
@@ -74,7 +77,25 @@ def judge(
         judge_gradients(record, whole(given, weights), found, asked, rng, seed)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, for there is a cotangent; got None")
+    record.propose = partial(_class_that_explains, subject, given, found, seed) if gradients is None else str
     return record.verdict()
+
+
+def _class_that_explains(subject: Subject, given: Arguments, found: Results, seed: int) -> str:
+    """The least class under which a result is right that is wrong under the declared one; empty if there is none."""
+    declared = subject.contract.precision.name(subject.operation.name, subject.dtype)
+    classes = explaining_classes(declared, subject.dtype, exact_scale(given))
+
+    def under(name: str) -> Verdict:
+        record = Record(subject_of(subject.operation, subject.dtype, name, vars(subject.semantics)))
+        # A copy, which does not remember the budgets of another class.
+        _judge_results(record, whole(given.replaced({}), found), generator(seed, "judge"))
+        return record.verdict()
+
+    if not classes or under(widest(classes[-1])).worst is not None:
+        return ""
+    verdicts = ((name, under(name)) for name in classes)
+    return next((name for name, verdict in verdicts if verdict and verdict.ratio >= LEAST_USED), "")
 
 
 def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> None:

@@ -7,10 +7,9 @@ from math import prod
 import numpy as np
 
 from attnspec.conformance.harness.heads import count_of_heads, of_heads
-from attnspec.conformance.harness.positions import at_rows, independent_rows, spelled
+from attnspec.conformance.harness.positions import at_rows, independent_rows
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.spec.contract.axes import Part as Option
 
 AT_ONCE = 2**20
 """Pairs of a query and a key for which the oracle is asked at once."""
@@ -76,15 +75,7 @@ def parts(subject: Subject, given: Part, rng: np.random.Generator) -> Iterator[P
         together = AT_ONCE * heads / max(_cost(element.arguments, most if some else None), 1)
         for part in of_heads(subject.operation, element, together):
             rows = independent_rows(subject, part.arguments, most, rng) if some else None
-            yield _as_aligned(subject, part) if rows is None else with_rows(subject, part, rows)
-
-
-def _as_aligned(subject: Subject, part: Part) -> Part:
-    """The same with the slopes counted from the diagonal that is declared."""
-    given, slopes = part.arguments, subject.operation.part(Option.SLOPES)
-    if not slopes or given[slopes] is None or not subject.semantics.bottom_right:
-        return part
-    return replace(part, arguments=spelled(subject, given), uncut=given)
+            yield part if rows is None else with_rows(subject, part, rows)
 
 
 def elements(part: Part, rows: int | None = None) -> Iterator[Part]:

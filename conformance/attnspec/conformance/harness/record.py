@@ -14,6 +14,9 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
 
+MOST_VAGUE = 0.5
+"""The part of the numbers whose budgets may tell nothing; beyond, a wrong number is missed more often than it shows."""
+
 
 class Record:
     """What became of all comparisons; ``outside`` says why some could tell nothing."""
@@ -25,6 +28,7 @@ class Record:
         self.hidden: Callable[[], tuple[str, ...]] = tuple
         self.where: tuple[Part, tuple[int, ...], int | None] | None = None
         self.diagnose: Callable[[], str] = str
+        self.propose: Callable[[], str] = str
         self.judged: list[str] = []
         self.compared: list[Compared] = []
         self.nonfinite = self.demanded = 0
@@ -71,12 +75,13 @@ class Record:
         """The verdict on all that was compared."""
         subject, count = self.subject, max(sum(x.got.size for x in self.compared), 1)
         vague, left_open = (subject.not_judged - self.nonfinite) / count, (self.nonfinite - self.demanded) / count
-        if vague + left_open == 1:
-            self.outside = self.outside or (
-                "what becomes of infinities is left open"
-                if left_open
-                else "the budget of every number is too large to tell anything"
+        if not self.outside and vague > MOST_VAGUE * (1 - left_open):
+            self.outside = (
+                f"the budgets of {vague:.0%} of the numbers are too large to tell anything; give inputs that move its "
+                "results less, such as those of suggest_inputs, or judge a result in a wider dtype"
             )
+        if left_open and vague + left_open == 1:
+            self.outside = self.outside or "what becomes of infinities is left open"
         return Verdict(
             operation=subject.operation.name,
             dtype=subject.dtype,
@@ -90,5 +95,6 @@ class Record:
             ensemble=self.ensemble,
             hidden=self.hidden,
             diagnose=self.diagnose,
+            propose=self.propose if self.worst is not None else str,
             compared=tuple(self.compared),
         )

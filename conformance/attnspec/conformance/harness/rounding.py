@@ -102,7 +102,7 @@ def rounded(subject: Subject, arguments: Arguments, way: type[WeightsRounded]) -
     """The leading result of arguments with rounded weights, in the dtype that is judged."""
     wide = oracle_dtype(subject.precision.dtype)
     make = partial(way, error=0.0, precision=subject.precision, given=True, extremes=Extremes())
-    given = subject.aligned(arguments).values_by_name
+    given = arguments.values_by_name
     with np.errstate(all="ignore"):
         found = subject.formula()(**mapped(given, lambda _, x: make(x.astype(wide)) if is_real(x) else x))
         named = {leaf.path: x for leaf, x in results(subject.operation, found)}

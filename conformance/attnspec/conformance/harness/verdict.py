@@ -39,12 +39,14 @@ class Worst:
 class Verdict:
     """Whether a result is that of the formula; true if it is, and printed with what is wrong if it is not.
 
+    It is false, too, and printed as "cannot be judged", where the numbers do not tell; ``outside`` then says why.
+
     ``ratio`` is the largest error over its budget, ``worst`` the number that shows most clearly what is wrong, None if
     nothing is. ``judged`` says in words how much was compared. ``untold`` is the share of the numbers whose budget is
     too large to tell anything, ``left_open`` that of the numbers of which it is left open what they become: NaN and
-    infinities were given. ``outside`` says why the numbers tell nothing, such as of inputs at which the class
-    overflows. ``together`` is what is wrong over all rows where no single number shows it; ``ensemble`` says in words
-    how many were asked, or why none.
+    infinities were given. ``outside`` says why the numbers tell nothing: inputs at which the class overflows, or most
+    budgets being too large. ``together`` is what is wrong over all rows where no single number shows it; ``ensemble``
+    says in words how many were asked, or why none.
     """
 
     operation: str
@@ -59,6 +61,7 @@ class Verdict:
     ensemble: str = ""
     hidden: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
     diagnose: Callable[[], str] = field(default=str, repr=False, compare=False)
+    propose: Callable[[], str] = field(default=str, repr=False, compare=False)
     compared: tuple[Compared, ...] = field(default=(), repr=False, compare=False)
 
     @cached_property
@@ -76,6 +79,14 @@ class Verdict:
         Computed when asked for, in some seconds at most.
         """
         return self.diagnose()
+
+    @cached_property
+    def explained_by(self) -> str:
+        """The least precision class under which a wrong result is right; empty if there is none.
+
+        Computed when asked for, in the time of a judgement for each class.
+        """
+        return self.propose()
 
     def plot(self) -> "Figure":
         """Heat maps of error over budget: of all judged rows, and of the worst element of the batch.
@@ -96,7 +107,9 @@ class Verdict:
         else:
             said = f"wrong: {self.together if self.worst is None else self.worst}"
         guess = [f"diagnosis: {self.diagnosis}"] if self.diagnosis else []
-        return "\n".join([f"{head} is {said}", *guess, f"judged: {self._extent}", *self._together])
+        guess += [f"explained by precision {self.explained_by}"] if self.explained_by else []
+        hides = [f"these inputs cannot show: {', '.join(self.cannot_see)}"] if self.cannot_see else []
+        return "\n".join([f"{head} is {said}", *guess, f"judged: {self._extent}", *self._together, *hides])
 
     @property
     def _extent(self) -> str:

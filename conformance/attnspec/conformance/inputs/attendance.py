@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
+from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
@@ -86,6 +87,15 @@ def with_first_keys(arguments: Arguments) -> Arguments:
 
 
 def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
+    """Queries that have a sink or an attendable key of every kind, (*batch, n); without n (*batch).
+
+    A sink has all the weight where no key is attendable, whatever else ``fully_masked`` is declared.
+    """
+    sink = arguments.operation.part(Part.SINK)
+    return rows_with_keys(arguments, bottom_right=bottom_right) | (bool(sink) and arguments[sink] is not None)
+
+
+def rows_with_keys(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
     """Queries that have an attendable key of every kind, (*batch, n); without n (*batch)."""
     live: Numbers = np.ones((), bool)
     for keys in arguments.operation.masks:

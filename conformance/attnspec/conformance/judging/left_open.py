@@ -54,7 +54,10 @@ def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics
     if semantics.no_keys != "zero" and not all(map(arguments.size, operation.masks)):
         open_ = np.ones(result.value.shape, bool)
     elif semantics.fully_masked != "zero" and rows:
-        open_ = np.broadcast_to(before_features(~live_rows(arguments), leaf, asking), result.value.shape)
+        open_ = np.broadcast_to(
+            before_features(~live_rows(arguments, bottom_right=semantics.bottom_right), leaf, asking),
+            result.value.shape,
+        )
     if not open_.any():
         return result
     return replace(result, value=np.where(open_, np.nan, result.value), budget=np.where(open_, np.inf, result.budget))

@@ -1,7 +1,7 @@
 """Calls that the declaration of a backend leaves out: they are never made."""
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.inputs.attendance import live_rows
+from attnspec.conformance.inputs.attendance import rows_with_keys
 from attnspec.conformance.judging.violation import LeftOut
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
@@ -26,7 +26,7 @@ def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
     """
     if "error" not in semantics.without_keys.values() or not arguments.operation.masks or arguments.keys_count == 0:
         return False
-    return not live_rows(arguments, bottom_right=semantics.bottom_right).all()
+    return not rows_with_keys(arguments, bottom_right=semantics.bottom_right).all()
 
 
 def demand_layouts(limits: Limits) -> None:

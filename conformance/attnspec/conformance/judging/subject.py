@@ -6,7 +6,6 @@ from typing import Any, cast
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import spelled_out
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
@@ -239,8 +238,9 @@ class Subject(Comparisons):
 
     @property
     def choices(self) -> dict[str, str]:
-        """The declared choices for the questions that the formula of this operation asks."""
-        return {question: getattr(self.semantics, question) for question in asked_by_formula(self.operation)}
+        """The declared choices, other than the normative ones, for the questions that the formula asks."""
+        declared = {question: getattr(self.semantics, question) for question in asked_by_formula(self.operation)}
+        return {question: x for question, x in declared.items() if x != QUESTIONS[question].normative}
 
     def formula(self, choices: Mapping[str, str] | None = None) -> Callable[..., Any]:
         """The reference of this operation under the declared choices, or under these."""
@@ -259,7 +259,7 @@ class Subject(Comparisons):
         """The oracle's results and the budget of every element, computed once for the same arguments.
 
         Where the backend declares another choice than the normative one, elements that this choice leaves unspecified
-        are NaN in the oracle and are not compared; a causal mask is aligned as declared.
+        are NaN in the oracle and are not compared.
         """
         return arguments.once(self._memo, lambda: self._as_declared(arguments))
 
@@ -304,20 +304,13 @@ class Subject(Comparisons):
         return self.normative_oracles(arguments)[self.operation.leading.path]
 
     def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
-        spelled = self.aligned(arguments)
-        found = with_exact_infinities(self.normative_oracles(spelled, wide), self.semantics)
+        found = with_exact_infinities(self.normative_oracles(arguments, wide), self.semantics)
         if self.operation.mask is None:
             return found
         return {
-            leaf.path: with_unspecified(leaf, found[leaf.path], spelled, self.semantics)
+            leaf.path: with_unspecified(leaf, found[leaf.path], arguments, self.semantics)
             for leaf in self.operation.outputs
         }
-
-    def aligned(self, arguments: Arguments) -> Arguments:
-        """The same arguments for the reference: a causal mask that the backend aligns otherwise is spelled out."""
-        if not self.semantics.bottom_right or self.operation.attends_to_itself:
-            return arguments
-        return spelled_out(arguments, bottom_right=True)
 
     def result_dtype(self, arguments: Arguments) -> str:
         """The dtype of the result, by name; one that is not a float dtype is a violation."""
@@ -332,7 +325,7 @@ class Subject(Comparisons):
         """The oracle's gradients and their budgets, by path."""
         wide = oracle_dtype(self.precision.dtype)
         cotangent = self.like_result(cotangents, arguments, convert=False)
-        given = self.aligned(arguments).values_by_name
+        given = arguments.values_by_name
         return gradients(self.formula(), given, cotangent, self.precision, wide, sampled=self.sampled)
 
     def in_domain(self, arguments: Arguments) -> bool:

@@ -84,7 +84,7 @@ def packed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 def padded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Put the sequences into a batch, behind each numbers that do not count."""
     other = in_one_piece(subject)
-    if other is None or other.semantics.bottom_right:
+    if other is None or other.semantics.bottom_right or subject.semantics.bottom_right:
         return False
     (lengths,) = other.operation.lengths
     if not other.limits.has(lengths):

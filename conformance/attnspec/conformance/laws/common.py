@@ -16,7 +16,7 @@ from attnspec.conformance.judging.comparison import INFORMATIVE
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import raises_without_keys
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.reference.budget import WIDTH, Judged
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Kind, Leaf, flatten, schematic
@@ -375,7 +375,12 @@ def odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]) -> bo
 def refuses_outside(
     subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, what: str
 ) -> bool:
-    """One of these integers is made −1, then one more than the most: both must raise."""
+    """One of these integers is made −1, then one more than the most: both must raise.
+
+    Where shapes are the caller's to check, so are numbers: a kernel that looked at them would wait for its device.
+    """
+    if subject.semantics.rejection == "unchecked":
+        raise LeftOut("semantics rejection = unchecked")
     integers = arguments[path]
     if integers is None or not integers.size:
         return False

@@ -174,8 +174,7 @@ def exact(subject: Subject, arguments: Arguments) -> Numbers:
 
 def _exact(subject: Subject, arguments: Arguments) -> Numbers:
     dtype = oracle_dtype(subject.precision.dtype)
-    given = subject.aligned(arguments)
-    given = given.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in given.floats})
+    given = arguments.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in arguments.floats})
     with np.errstate(all="ignore"):
         found = subject.formula()(**given.values_by_name)
     named: Results = {leaf.path: x for leaf, x in results(subject.operation, found)}

@@ -259,8 +259,11 @@ def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator, size: str) -> bool:
     m = arguments.size(size)
     own = size == subject.operation.asking
-    if m < 2 or (arguments.causal and not own and subject.semantics.bottom_right):
+    if m < 2:
         return False
+    if not own and subject.semantics.bottom_right:
+        # Without its last keys, a query is at another distance from the others.
+        arguments = arguments.plain()
     length = subject.limits.length_from(int(rng.integers(1, m)))
     if length >= m:
         return False

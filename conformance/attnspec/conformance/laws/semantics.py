@@ -7,7 +7,8 @@ from itertools import product
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
-from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.inputs.attendance import live_rows as live
+from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.comparison import number
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.sightings import NAMED, OTHER, Seen, Sighting, choice_by_way, said_by_way
@@ -17,6 +18,7 @@ from attnspec.conformance.laws.common import before_features, live_rows, sample,
 from attnspec.conformance.laws.registry import Function, checks
 from attnspec.conformance.laws.rows_without_keys import evenly, near_even
 from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.registration import CAUSAL
 from attnspec.spec.contract.semantics import QUESTIONS, WAYS, spelled
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Leaf, as_tuple
@@ -202,29 +204,48 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
 
 @probes("causal_alignment")
 def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Pass more keys than queries, and more queries than keys, with `causal`."""
+    """Pass more keys than queries, and more queries than keys, with `causal`, or with a window where it is lacking."""
     seen: Seen = []
     for batch, queries, keys, features in (((), 2, 5, 4), ((2,), 5, 3, 4), ((2, 2), 17, 40, 16)):
         fits = len(batch) <= subject.limits.max_batch_dims
-        given = sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features)
-        if given.queries == given.keys_count:
+        plain = _apart(sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features))
+        given = None if plain.queries == plain.keys_count else _bounded(subject, plain)
+        if given is None:
             continue
-        given = given.under_causal()
-        got = subject.call(given)
-        matching = []
-        for name, bottom_right in (("top-left", False), ("bottom-right", True)):
-            mask = attendable(given, bottom_right=bottom_right)
-            spelled = given.plain().with_mask(mask)
-            oracle = subject.normative_oracle(spelled)
-            live = np.broadcast_to(before_features(subject, np.asarray(mask.any(-1))), got.shape)
-            error = np.abs(wide(got) - oracle.value)
-            if (error <= oracle.budget)[live].all():
+        got, matching = subject.call(given), []
+        for name in QUESTIONS["causal_alignment"].choices:
+            oracle = subject.normative_oracles(given, choices={**subject.choices, "causal_alignment": name})
+            expected = oracle[subject.operation.leading.path]
+            right = np.abs(wide(got) - expected.value) <= expected.budget
+            if subject.operation.mask is not None:
+                rows = before_features(subject, live(given, bottom_right=name == "bottom-right"))
+                right = right[np.broadcast_to(rows, got.shape)]
+            if right.all():
                 matching.append(name)
         if not matching:
-            _right_numbers(subject, given.plain(), "causal_alignment")
+            _right_numbers(subject, plain, "causal_alignment")
         shown = "" if matching else "the result is right without `causal`, and under it fits neither alignment"
         seen.append(Sighting(matching[0] if matching else OTHER, given, shown))
     return seen
+
+
+def _apart(given: Arguments) -> Arguments:
+    """Arguments in which no sequence has as many queries as keys: packed ones are two, of which the last has more."""
+    ends = {}
+    for path, size in given.operation.cumulative.items():
+        count = given.size(size)
+        ends[path] = np.array([0, *[min(1, count)] * (given.array(path).size - 2), count])
+    return given.plain().replaced(ends)
+
+
+def _bounded(subject: Subject, plain: Arguments) -> Arguments | None:
+    """The arguments with a causal flag or a window, by which alignments differ; None if the backend has neither."""
+    operation, limits = subject.operation, subject.limits
+    if CAUSAL in operation.defaults and limits.causal and (CAUSAL not in operation.features or limits.has(CAUSAL)):
+        return plain.replaced({CAUSAL: True})
+    if operation.window is not None and limits.has(operation.window):
+        return plain.replaced({operation.window: (1, 0)})
+    return None
 
 
 @probes("masked_nonfinite")

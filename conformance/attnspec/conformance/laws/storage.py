@@ -263,7 +263,7 @@ def _put(subject: Subject, moved: Any, x: Numbers) -> None:
 
 def _visibly_off(subject: Subject, now: Arguments) -> bool:
     """Whether a result is far from the formula, in double precision and without budgets, which take longer."""
-    values = mapped(subject.aligned(now).values_by_name, lambda _, x: wide(x) if is_real(x) else x)
+    values = mapped(now.values_by_name, lambda _, x: wide(x) if is_real(x) else x)
     with np.errstate(all="ignore"):
         formula = {leaf.path: x for leaf, x in results(subject.operation, subject.formula()(**values))}
         got = comparable(subject.results(now))

@@ -275,6 +275,22 @@ def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
 
 
 @mutant(
+    "linear bias from the top left, causal mask at the bottom right",
+    replaces="attendable",
+    operations=(GroupedQueryAttention,),
+    declares={"causal_alignment": "bottom-right"},
+    breaks=("kernels.slopes", "kernels.window", "operation.oracle"),
+    source="Dao-AILab/flash-attention#517: the mask moved, and what else counts from its diagonal did not",
+)
+def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """j ≤ i + m − n, with distances |i − j| and windows around i."""
+    if not causal:
+        return mask
+    triangle = np.tri(n, m, m - n, dtype=bool)
+    return triangle if mask is None else mask & triangle
+
+
+@mutant(
     "linear bias that is added",
     replaces="linear_bias",
     operations=(GroupedQueryAttention,),

@@ -6,8 +6,11 @@ Nothing is guessed. A change of the declaration counts where the laws that faile
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import frexp
 from typing import Any
 
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, governing_laws
 from attnspec.conformance.judging.profiles import FORMULA
@@ -15,6 +18,7 @@ from attnspec.conformance.judging.results import UNJUDGED, Result, Status, check
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.running.refusals import REFUSED, Refusals, says_refused
+from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS, precision
@@ -30,6 +34,9 @@ ENDED = {Reason.CRASHED, Reason.HUNG}
 
 EIGHT_BITS = 2.0**-4
 """The least unit roundoff of operands of 8 bits."""
+
+EXACTLY_SCALED = (64, 256, 16, 4)
+"""Sizes d of heads of which 1/√d is a power of 2, those first at which scores have many digits."""
 
 EXPLAINING = [modifier for modifier in MODIFIERS if modifier not in ("truncating", "short-sums")]
 """The modifiers that explain numbers: without truncation, as in :func:`wider_classes`, and what only 8 bits have."""
@@ -180,7 +187,8 @@ def _precision(search: Search) -> None:
         return
     governing = governing_laws(OPERATIONS[search.case.operation])
     filters = [law for law in governing if CHECKS[law].ensemble or "ensemble" in law]
-    classes = wider_classes(search.contract.precision.name(search.case.operation, search.case.dtype), search.case.dtype)
+    declared = search.contract.precision.name(search.case.operation, search.case.dtype)
+    classes = explaining_classes(declared, search.case.dtype, _violated_at_exact_scales(search))
     if not classes or _under(search, widest(classes[-1]))[1].violates:
         return
     for name in classes:
@@ -193,6 +201,18 @@ def _precision(search: Search) -> None:
                 search.found |= trial.found
                 search.laws |= {law: kind for law, kind in trial.laws.items() if law in search.laws}
                 return
+
+
+def _violated_at_exact_scales(search: Search) -> bool:
+    """Whether numbers are wrong still for heads of a size at which scaling a query rounds nothing."""
+    declared = search.contract.limits.head_sizes
+    size = next((size for size in EXACTLY_SCALED if declared is None or size in declared), None)
+    if size is None or search.case.dtype not in NARROW:
+        return False
+    contract = replace(search.contract, limits=replace(search.contract.limits, head_sizes=(size,)))
+    laws = [FORMULA, *(law for law, r in search.left.items() if r.reason == Reason.VALUE)]
+    found = search.judged(contract, dict.fromkeys(laws)).values()
+    return any(r.violates and r.reason == Reason.VALUE for r in found)
 
 
 def _under(search: Search, name: str) -> tuple[Search, Result]:
@@ -223,6 +243,32 @@ def wider_classes(declared: str, dtype: str) -> list[str]:
         if allowed != least and all(a >= b for a, b in zip(allowed, least, strict=True)):
             wider.setdefault(allowed, name)
     return [wider[allowed] for allowed in sorted(wider, key=sum)]
+
+
+def explaining_classes(declared: str, dtype: str, exactly_scaled: bool) -> list[str]:
+    """The classes that may explain numbers, the least first.
+
+    Where a query times the scale was not rounded, ``prescaled-*`` is none of them: it would explain stored scores too.
+    """
+    classes = wider_classes(declared, dtype)
+    return [name for name in classes if not (exactly_scaled and name.startswith("prescaled-"))]
+
+
+def exact_scale(given: Arguments) -> bool:
+    """Whether queries times the scale of their scores are exact: times a power of 2, which 1/√d is for d a power of 4.
+
+    False where scores are no products of the given queries and keys.
+    """
+    operation, scaled = given.operation, given.operation.part(Part.SCALE)
+    widths = {leaf.core[-1].factors for leaf in (*operation.queries, *operation.attended[:1]) if leaf.core}
+    if len(widths) != 1 or not operation.queries:
+        return False
+    scale = (
+        given[scaled]
+        if scaled and given[scaled] is not None
+        else given.array(operation.queries[0].path).shape[-1] ** -0.5
+    )
+    return bool(abs(frexp(scale)[0]) == 0.5)
 
 
 def widest(name: str) -> str:

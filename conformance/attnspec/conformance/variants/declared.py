@@ -1,10 +1,13 @@
 """Deviations, honestly declared."""
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.kernels import GroupedQueryAttention, VariableLengthAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.positional import SinusoidalPositionalEncoding
@@ -15,7 +18,7 @@ from attnspec.spec.seq2seq import BahdanauContext
 
 @variant(
     "fully masked rows are uniform, declared",
-    operations=(Softmax, ScaledDotProductAttention, BahdanauContext),
+    operations=(Softmax, ScaledDotProductAttention, BahdanauContext, GroupedQueryAttention),
     declares={"fully_masked": "uniform"},
 )
 class Uniform(Formulas):
@@ -100,6 +103,31 @@ class BottomRight(Formulas):
             return mask
         triangle = np.tri(n, m, m - n, dtype=bool)
         return triangle if mask is None else mask & triangle
+
+
+@variant(
+    "all distances from the bottom right, declared",
+    operations=(GroupedQueryAttention, VariableLengthAttention),
+    declares={"causal_alignment": "bottom-right"},
+)
+class DistancesFromBottomRight(Formulas):
+    """Causal masks, windows and linear biases of FlashAttention: query i is at position i + m − n."""
+
+    def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+        """j ≤ i + m − n."""
+        return self.near(mask, (None, 0), None, n, m) if causal else mask
+
+    def near(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
+        """The window moves with the diagonal."""
+        left, right = (None, None) if window is None else window
+        beyond = np.arange(m) - np.arange(n)[:, None] - (m - n)
+        near = np.ones((n, m), bool) if left is None else beyond >= -left
+        near = near if right is None else near & (beyond <= right)
+        return Formulas.near(self, near if mask is None else mask & near, None, lengths, n, m)
+
+    def distances(self, n: int, m: int) -> Numbers:
+        """|i + m − n − j|."""
+        return np.abs(np.arange(n)[:, None] + (m - n) - np.arange(m))
 
 
 @variant(

@@ -116,7 +116,7 @@ def _run(
     formula: Callable[..., Any], wrap: Callable[[Numbers], Any], arguments: Mapping[str, Any], wide: np.dtype[Any]
 ) -> Any:
     """The formula on wrapped arrays; one without float arguments makes its own numbers of wrapped integers."""
-    with arithmetic(lambda numbers: wrap(numbers.astype(wide))):
+    with arithmetic(lambda numbers: wrap(np.zeros(0, wide))._counted(numbers.astype(wide))):
         return formula(**mapped(dict(arguments), lambda _, x: wrap(x.astype(wide)) if is_real(x) else x))
 
 

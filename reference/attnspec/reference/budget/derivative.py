@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.reference.budget.error_array import COMPARISONS, JOINS, MARGIN, MOVES
-from attnspec.reference.budget.numbers import Numbers, Softmax, attendable_softmax
+from attnspec.reference.budget.error_array import MARGIN
+from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers, Softmax, attendable_softmax
 from attnspec.reference.budget.statistical import Statistical
 
 Backward = Callable[[Statistical], Sequence[Statistical | None]]
@@ -162,6 +162,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return args[0]._log_softmax(attendable_softmax(args[0].result.value, None))
         if getattr(function, "__name__", "") == "log_sum_exp":
             return args[0]._log_sum_exp(attendable_softmax(args[0].result.value, kwargs.get("mask")))
+        if getattr(function, "__name__", "") == "sigmoid":
+            return args[0]._sigmoid()
         return NotImplemented
 
     def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
@@ -195,6 +197,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return [g[(*before, slice(a, b))] for a, b in pairwise(ends)]
 
         return Traced(function([p.result for p in parts], *args[1:], **kwargs), parts, backward)
+
+    def _sigmoid(self) -> "Traced":
+        half = self.dtype.type(0.5)
+        return Traced(self.result._sigmoid(), [half * (1 + np.tanh(half * self))], lambda g: [g])
 
     def _softmax(self, softmax: Softmax) -> "Traced":
         weights = self.result._softmax(softmax)

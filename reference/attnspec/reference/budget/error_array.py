@@ -6,12 +6,24 @@ for every operation. :class:`~attnspec.reference.budget.statistical.Statistical`
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from attnspec.reference.budget.numbers import DOUBLE, EqualTerms, Numbers, Softmax, as_double, attendable_softmax
+from attnspec.reference.budget.numbers import (
+    COMPARISONS,
+    DOUBLE,
+    JOINS,
+    MOVES,
+    EqualTerms,
+    Numbers,
+    Softmax,
+    as_double,
+    attendable_softmax,
+    counting,
+)
+from attnspec.reference.normalization import sigmoid
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
@@ -22,18 +34,6 @@ UNKNOWN = 1e100
 
 MARGIN = 8.0
 """Within so many errors of each other, either of two numbers may be the larger one."""
-
-# Functions that move numbers without computing: they act in the same way on values and on errors.
-MOVES = frozenset(
-    {
-        *(np.swapaxes, np.moveaxis, np.transpose, np.reshape, np.broadcast_to, np.expand_dims, np.squeeze),
-        *(np.repeat, np.take_along_axis),
-    }
-)
-JOINS = frozenset({np.concatenate, np.stack})
-COMPARISONS = frozenset(
-    {np.isfinite, np.isnan, np.isinf, np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal}
-)
 
 
 @dataclass
@@ -225,9 +225,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         )
 
     def _counted(self, x: Numbers) -> Self:
-        # Positions and the like are computed where they are used, and not stored as operands are.
-        precision = replace(self.precision, operand=0.0)
-        return type(self)(x, 0.0, precision, given=True, extremes=self.extremes)
+        return type(self)(x, 0.0, counting(self.precision), given=True, extremes=self.extremes)
 
     def _wrap(self, x: Any) -> Self:
         if isinstance(x, type(self)):
@@ -279,6 +277,10 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return self.precision.inputs
         return self.precision.weights if self.weights is not None else self.precision.operand
 
+    def storing(self, *factors: Self) -> float:
+        """The unit roundoff with which a factor may have been stored that was computed from integers."""
+        return self.precision.stored if any(x.precision is not self.precision for x in factors) else 0.0
+
     @property
     def operand_step(self) -> float:
         """Half the smallest step in which this array is stored to enter a product, however small its numbers are."""
@@ -309,6 +311,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
         """What a function of NumPy gives, which is ``value``, with its errors by the rule of this name."""
+        if len(operands) == 2 and operands[0].precision is not operands[1].precision:
+            self = next(x for x in operands if x.precision is not counting(x.precision))
         result: Self = getattr(self, f"_{ufunc.__name__}")(value, *operands)
         if ufunc is not np.matmul:
             for x in operands:
@@ -331,18 +335,13 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
         if function is np.asarray:
             return self._counted(np.asarray(*args, **kwargs))
-        if function in (np.zeros_like, np.ones_like):
+        if function in (np.zeros_like, np.ones_like, np.shape, np.ndim):
             return function(args[0].value, **kwargs)
-        if function in (np.shape, np.ndim):
-            return function(args[0].value)
-        if getattr(function, "__name__", "") == "softmax":
-            return args[0]._softmax(attendable_softmax(args[0].value, kwargs.get("mask")))
-        if getattr(function, "__name__", "") == "log_softmax":
-            return args[0]._log_softmax(attendable_softmax(args[0].value, None))
-        if getattr(function, "__name__", "") == "log_sum_exp":
-            return args[0]._log_sum_exp(attendable_softmax(args[0].value, kwargs.get("mask")))
-        if getattr(function, "__name__", "") == "greatest":
-            return args[0]._greatest(*args[1:])
+        name = getattr(function, "__name__", "")
+        if name in ("softmax", "log_softmax", "log_sum_exp"):
+            return getattr(args[0], f"_{name}")(attendable_softmax(args[0].value, kwargs.get("mask")))
+        if name in ("greatest", "sigmoid"):
+            return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
     # Where the two kinds of error differ --------------------------------------------------------------------------
@@ -365,6 +364,12 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _summed(self, value: Numbers, softmax: Softmax) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for logarithms of sums of exponentials")
+
+    def _sigmoid(self) -> Self:
+        """σ with the errors of (1 + tanh(x/2))/2, as which many compute it, through numbers near 1."""
+        half = self.dtype.type(0.5)
+        through: Self = half * (1 + np.tanh(half * self))
+        return through._with(sigmoid(self.value), through.error, scale=through.scale, alike=through.alike)
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
         """Places and values of the greatest; where errors decide which these are, the values have unknown errors."""

@@ -68,7 +68,7 @@ def _backwards(
     def exact(x: Numbers) -> Statistical:
         return make(x.astype(wide))
 
-    with arithmetic(exact):
+    with arithmetic(lambda numbers: exact(numbers)._counted(numbers.astype(wide))):
         leaves = {
             path: Traced(exact(x))
             for path, x in flatten(dict(arguments)).items()

@@ -1,12 +1,32 @@
-"""What both kinds of error have in common: exact numbers, without errors."""
+"""What both kinds of error have in common: exact numbers, and the class of those that are counted."""
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnspec.spec.contract.precision import Precision
+
 Numbers = np.ndarray[Any, Any]
 
 DOUBLE = np.dtype(np.float64)
+
+SINGLE = 2.0**-24
+"""The unit roundoff of float32."""
+
+
+# Functions that move numbers without computing: they act in the same way on values and on errors.
+MOVES = frozenset(
+    {
+        *(np.swapaxes, np.moveaxis, np.transpose, np.reshape, np.broadcast_to, np.expand_dims, np.squeeze),
+        *(np.repeat, np.take_along_axis),
+    }
+)
+JOINS = frozenset({np.concatenate, np.stack})
+COMPARISONS = frozenset(
+    {np.isfinite, np.isnan, np.isinf, np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal}
+)
 
 
 class Softmax(NamedTuple):
@@ -102,3 +122,15 @@ class EqualTerms:
             raise AttributeError(name)
         self.count = repeated_terms(self._product)
         return self.count
+
+
+@lru_cache
+def counting(precision: Precision) -> Precision:
+    """The class for what is computed from positions and other integers, until it meets numbers that were given.
+
+    No correct implementation stores a position, a frequency or an angle in 16 bits: from 256 on, bfloat16 has no odd
+    integers. What is made of them, such as cosines, may be stored, as :meth:`Approximate.storing` says.
+    """
+    accumulation = min(precision.accumulation, SINGLE)
+    found = replace(precision, operand=0.0, stored=0.0, accumulation=accumulation)
+    return precision if found == precision else found

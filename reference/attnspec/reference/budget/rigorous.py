@@ -72,7 +72,8 @@ class Rigorous(Approximate):
 
     def _multiply(self, value: Numbers, a: Self, b: Self) -> Self:
         x, y = a.magnitude, b.magnitude
-        return self._rounded(value, x * b.error + y * a.error + a.error * b.error)
+        error = x * b.error + y * a.error + a.error * b.error
+        return self._rounded(value, error + self.storing(a, b) * (np.abs(value) + error))
 
     def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
         least = b.magnitude - b.error

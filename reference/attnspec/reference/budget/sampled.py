@@ -33,6 +33,12 @@ class Sample(Statistical):
 
     extremes: Draws
 
+    def _sigmoid(self) -> Self:
+        """(1 + tanh(x/2))/2 with the errors of its steps."""
+        half = self.dtype.type(0.5)
+        through: Self = half * (1 + np.tanh(half * self))
+        return through
+
     def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
         """The numbers with new rounding errors, of this standard deviation where it is known."""
         known = np.where(error < UNKNOWN, error, 0.0)

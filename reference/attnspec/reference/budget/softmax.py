@@ -10,6 +10,7 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
 from attnspec.reference.budget.numbers import Numbers, Softmax, as_double, longest_runs
+from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.precision import Precision
 
 SCORE_GRID = 32
@@ -138,8 +139,7 @@ def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision)
 def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Logarithms of weights, weights, scores minus the greatest of their row, and |log Σ exp| of every row."""
     alpha, shifted, _, _, logarithm, _ = softmax
-    value = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return value, as_double(alpha), as_double(shifted), logarithm
+    return log_softmax(shifted), as_double(alpha), as_double(shifted), logarithm
 
 
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:

@@ -90,6 +90,8 @@ class Statistical(Approximate):
         x, y = as_double(a.value), as_double(b.value)
         # The last term matters where both factors are 0 but for their errors.
         variance = (x * b.error) ** 2 + (y * a.error) ** 2 + (a.error * b.error) ** 2
+        if storing := self.storing(a, b):
+            variance = variance + (0.6 * storing * as_double(value)) ** 2
         return self._rounded(value, variance)
 
     def _divide(self, value: Numbers, a: Self, b: Self) -> Self:

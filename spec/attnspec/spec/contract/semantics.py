@@ -81,7 +81,8 @@ def depends_on(question: str) -> Callable[[R], R]:
 def asked_by_formula(operation: Operation) -> tuple[str, ...]:
     """The questions whose choice the formula of an operation asks for: it, or a record that it takes, depends on it."""
     taken = {operation.protocol, *(n.build for n in walked(operation.call) if isinstance(n, Branch))}
-    return tuple(question for question, records in _DEPENDENT.items() if records & taken)
+    declared = tuple(question for question, records in _DEPENDENT.items() if records & taken)
+    return ("causal_alignment", *declared) if _aligns(operation) else declared
 
 
 def _masked(operation: Operation) -> bool:
@@ -109,7 +110,8 @@ def _attends(operation: Operation) -> bool:
 
 
 def _aligns(operation: Operation) -> bool:
-    return operation.flag is not None and len(operation.causal) == 2
+    """Whether positions of queries and of keys are counted apart, from the beginning of each or of their sequence."""
+    return (operation.flag is not None and len(operation.causal) == 2) or len(operation.cumulative) == 2
 
 
 def _counts_without_floats(operation: Operation) -> bool:
@@ -173,7 +175,7 @@ class Semantics:
     )
     rejection: Literal["raises", "unchecked"] = question(
         "raises",
-        "Does a shape that violates the Protocol raise, or is it for the caller to check?",
+        "Does a shape or an index that violates the Protocol raise, or is it for the caller to check?",
         _has_sized_arguments,
         law="operation.rejection",
     )
