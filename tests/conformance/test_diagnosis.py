@@ -127,7 +127,8 @@ class ReflectedHalves(Formulas):
         return np.concatenate([first, second], axis=-1)
 
     def turned(self, first: Any, second: Any, cosine: Any, sine: Any) -> Any:
-        return MUTANTS["reflection for a rotation"].alteration(self, first, second, cosine, sine)
+        reflected: Any = MUTANTS["reflection for a rotation"].alteration
+        return reflected(self, first, second, cosine, sine)
 
 
 class ScalelessFromTheEnd(Formulas):

@@ -130,6 +130,9 @@ def of_mutants(
     for mutant in sorted(MUTANTS.values(), key=otherwise_seen):
         if mutant.name in without or (subject.operation.name in mutant.operations) is not own:
             continue
+        # What is wrong with a declaration is no defect of a backend that declares something else.
+        if any(getattr(subject.semantics, q, None) != choice for q, choice in mutant.declares.items()):
+            continue
         if altered_by(mutant).intersection(through):
             sentence = f"The numbers are those of a known defect, “{mutant.name}”: {mutant.statement}"
             yield Candidate(mutant.name, sentence, computed_by(subject, mutant.backend))

@@ -66,7 +66,9 @@ def recorded(
 
     Nothing where the backend declares choices that these formulas do not make.
     """
-    normative = {question: QUESTIONS[question].normative for question in (*subject.choices, "rejection")}
+    normative: dict[str, Any] = {
+        question: QUESTIONS[question].normative for question in (*subject.choices, "rejection")
+    }
     if replace(subject.semantics, **normative) != Semantics():
         return []
     found: list[Probe] = []

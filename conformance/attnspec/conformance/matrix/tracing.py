@@ -179,8 +179,10 @@ def _against_formula(
     What the declared choices leave open is not compared. Results are in the order of the Protocol.
     """
     given = violation.arguments
-    oracles = None if given is None else call_safely(lambda: subject.oracles(given))
-    if given is None or isinstance(oracles, Raised):
+    if given is None:
+        return {"why": OTHER}
+    oracles = call_safely(lambda: subject.oracles(given))
+    if isinstance(oracles, Raised):
         return {"why": OTHER}
     for call in reversed(calls):
         arrays = Arguments(subject.operation, dict(call.arguments)).arrays
