@@ -96,6 +96,17 @@ def _processes(workers: int | None) -> int:
     return min(workers or _cores(), WORKERS_PER_CORE * _cores())
 
 
+def _sandboxed(choice: str) -> bool:
+    """Whether there is a sandbox; the end, if there must be one and cannot."""
+    from attnspec.conformance.remote.sandbox import resolved
+    from attnspec.conformance.running.errors import BackendError
+
+    try:
+        return resolved(choice, "--sandbox")
+    except BackendError as error:
+        _unusable(str(error))
+
+
 def _interrupt(signum: int, frame: object) -> NoReturn:
     """Treat SIGTERM like Ctrl-C, so that what has been judged is reported."""
     raise KeyboardInterrupt
@@ -117,6 +128,7 @@ def check(
     expect: Annotated[str | None, typer.Option(help=HELP["expect"])] = Settings.expect,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help=HELP["fail_fast"])] = Settings.fail_fast,
     in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=IN_PROCESS)] = None,
+    sandbox: Annotated[str, typer.Option(help=HELP["sandbox"])] = Settings.sandbox,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
@@ -127,13 +139,15 @@ def check(
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
     here = ships(backend) if in_process is None else in_process
-    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, here, hang_after, fail_fast)
+    inside = not here and _sandboxed(sandbox)
+    chosen = "on" if inside else "off"
+    settings = Settings(profile, seed, device, operations, laws, dtypes, expect, here, chosen, hang_after, fail_fast)
     _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")
     files = _files(json=json, html=html, junit=junit)
     signal.signal(signal.SIGTERM, _interrupt)
-    probe = Probe(backend, device)
+    probe = Probe(backend, device, sandbox=inside)
     try:
         report, xml = _judge(probe, settings, _processes(workers), shown=in_process is True)
     finally:
@@ -169,10 +183,14 @@ def _judge(probe: "Probe", settings: Settings, workers: int, *, shown: bool = Fa
         )
     except BackendError as error:
         _unusable(str(error))
+    # A report is made when all processes of the backend have ended.
+    probe.close()
+    done.verdicts.left += [title for title in probe.left if title not in done.verdicts.left]
     seconds = time.monotonic() - started
     report = Report.of(done.plan, done.verdicts, settings, seconds, broken_off=done.broken_off)
     if report.interrupted:
-        sys.stderr.write(f"attnspec: {done.broken_off}; the report has what was judged\n")
+        why = done.broken_off or next(r.message for r in report.results if r.interrupted)
+        sys.stderr.write(f"attnspec: {why}; the report has what was judged\n")
     return report, done.junit
 
 
@@ -211,8 +229,9 @@ def replay(
     with TemporaryDirectory(prefix="attnspec-replay-") as folder:
         only = Path(folder, "failures of the report")
         only.write_text(before.as_lines(), encoding="utf-8")
-        settings = dataclasses.replace(before.settings, only=str(only))
-        probe = Probe(before.backend, settings.device)
+        inside = not before.settings.in_process and _sandboxed(Settings.sandbox)
+        settings = dataclasses.replace(before.settings, only=str(only), sandbox="on" if inside else "off")
+        probe = Probe(before.backend, settings.device, sandbox=settings.sandbox == "on")
         try:
             again, _ = _judge(probe, settings, _processes(workers))
         finally:

@@ -54,7 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[VERDICTS] = Verdicts()
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
         if settings.crumbs is not None:
-            config.pluginmanager.register(CrashHandler(Path(settings.crumbs), settings.hang_after))
+            config.pluginmanager.register(
+                CrashHandler(Path(settings.crumbs), settings.hang_after, in_process=settings.in_process)
+            )
 
 
 def _is_isolated_worker(config: pytest.Config) -> bool:

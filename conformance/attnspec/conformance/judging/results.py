@@ -12,6 +12,12 @@ UNJUDGED = "not judged: "
 INTERRUPTED = "interrupted"
 """Why a law has no verdict when the run was broken off from outside."""
 
+JUDGE_LOST = "the judge's own process"
+"""How the message of a law begins that has no verdict because the process that judged it was killed."""
+
+FORGED = "inconsistent: recorded as passed with an error ratio above 1; whoever recorded it was tampered with"
+"""The message of a verdict that cannot be."""
+
 
 class Status(StrEnum):
     """What became of a law."""
@@ -46,10 +52,16 @@ class Result:
     observed: str | None = None
     counterexample: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Turn green into a failure where an error ratio exceeds 1, whoever says that it passed."""
+        if self.status is Status.PASSED and not self.error_ratio <= 1:
+            for name, value in {"status": Status.FAILED, "reason": "value", "message": FORGED}.items():
+                object.__setattr__(self, name, value)
+
     @property
     def interrupted(self) -> bool:
-        """Whether it has no verdict because the run was broken off."""
-        return self.status is Status.LOST and self.reason == INTERRUPTED
+        """Whether it has no verdict because the run was broken off, or its judge was killed."""
+        return self.status is Status.LOST and (self.reason == INTERRUPTED or self.message.startswith(JUDGE_LOST))
 
     @property
     def violates(self) -> bool:

@@ -209,6 +209,7 @@ class Report:
             "seed": settings.seed,
             "device": settings.device,
             "in_process": settings.in_process,
+            "sandbox": "bubblewrap" if settings.sandbox == "on" and not settings.in_process else "none",
             "left_behind": list(self.left),
             "hang_after": settings.hang_after,
             "expect": settings.expect,

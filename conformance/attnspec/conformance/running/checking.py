@@ -10,13 +10,14 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.judging.results import INTERRUPTED
-from attnspec.conformance.remote.processes import RUN, end_run, mark
+from attnspec.conformance.remote.processes import children, end_children, mark
 from attnspec.conformance.running.admission import admit
 from attnspec.conformance.running.description import described
 from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE_PATH, environment
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
+from attnspec.conformance.running.keys import KEY
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
 from attnspec.conformance.running.settings import Settings
@@ -38,9 +39,15 @@ class Gate:
 
     def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay, folder: Path) -> None:
         self.make_plan, self.display, self.folder = make_plan, display, folder
+        self._key = mark()
         self.plan: Plan | None = None
         self.error: BackendError | None = None
         self.verdicts: Verdicts | None = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give a worker the key of the contract, through the pipe that starts it."""
+        node.workerinput[KEY] = self._key
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -48,10 +55,10 @@ class Gate:
         self.verdicts = session.config.stash[VERDICTS]
         try:
             self.plan = self.make_plan()
-            admit(self.folder, described(self.plan.contract))
+            admit(self.folder, described(self.plan.contract), self._key)
         except BackendError as error:
             self.error = error
-            admit(self.folder, {"error": str(error)})
+            admit(self.folder, {"error": str(error)}, self._key)
             raise pytest.exit.Exception("nothing to judge") from error
         self.display.expect(len(self.plan.cases))
         return (yield)
@@ -74,8 +81,8 @@ def run(
     """
     display, startup = ProgressDisplay(console, expectations(settings.expect)), StartupMonitor()
     first = FirstViolation(settings)
-    word = mark()
-    with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(_variables(folder, word)), display.bar:
+    before = children()
+    with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(_variables(folder)), display.bar:
         gate = Gate(make_plan, display, Path(folder))
         junit = Path(folder, "junit.xml")
         arguments = pytest_arguments(backend, settings, Path(folder), workers, junit, shown=shown)
@@ -83,7 +90,7 @@ def run(
             arguments, plugins=[display, gate, startup, Interruption(), *([first] if settings.fail_fast else [])]
         )
         xml = junit.read_text(encoding="utf-8") if junit.exists() else None
-        left = end_run(word)
+        left = end_children(before)
     if gate.error is not None:
         raise gate.error
     if gate.plan is None or gate.verdicts is None or (startup.trouble is not None and not display.done):
@@ -115,9 +122,9 @@ class Interruption:
             self._workers.EXIT_TIMEOUT = 0
 
 
-def _variables(folder: str, word: str) -> dict[str, str | None]:
+def _variables(folder: str) -> dict[str, str | None]:
     """The environment of the workers: nobody else tells them anything, and they leave nothing but in this folder."""
-    kept = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis")), RUN: word}
+    kept = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis"))}
     return {**SAFE_PATH, **ONE_THREAD, **OF_PYTEST, **kept}
 
 

@@ -27,7 +27,7 @@ from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
+from attnspec.conformance.running.watchdog import STOP_AFTER, FileIncidents, Incidents, Recorder, Watchdog
 from attnspec.spec.contract.operation import OPERATIONS
 
 
@@ -35,6 +35,7 @@ from attnspec.spec.contract.operation import OPERATIONS
 class Isolated:
     """A case in a worker process, or of a backend with a process of its own, under a watchdog.
 
+    ``folder`` holds the incidents of a backend in the worker process; those of others are in memory.
     With ``explains`` it is looked for what only has to be declared.
     """
 
@@ -43,7 +44,7 @@ class Isolated:
     contract: Contract
     case: Case
     settings: Settings
-    folder: Path
+    folder: Path | None = None
     explains: bool = True
 
     @property
@@ -68,7 +69,7 @@ class Isolated:
 
     def _blame(self, end: HostEnded) -> None:
         """Record what was checked when the process of the backend ended, and start another one."""
-        incidents, case = Incidents(self.folder, self.settings.hang_after), self.case
+        incidents, case = self._incidents(), self.case
         hung = end.reason is Reason.HUNG
         again = hung and incidents.tried_again(case.operation, case.dtype, hung=hung)
         if not again and incidents.record(case.operation, case.dtype, hung=hung, left=end.left) is None:
@@ -76,14 +77,22 @@ class Isolated:
         assert self.remote is not None
         self.remote.restart(IMPORT_SECONDS)
 
-    def _watchdog(self) -> Watchdog:
-        remote = self.remote
-        began = None if remote is None else remote.host.begin
-        return Watchdog(self.folder, self.case.id, self.settings.hang_after, began)
+    def _incidents(self) -> Incidents:
+        if self.remote is not None:
+            return self.remote.incidents
+        assert self.folder is not None
+        return FileIncidents(self.folder, self.settings.hang_after)
+
+    def _watchdog(self) -> Watchdog | Recorder:
+        case = self.case
+        if self.remote is not None:
+            return Recorder(self.remote.incidents, case.operation, case.dtype, self.remote.host.begin)
+        assert self.folder is not None
+        return Watchdog(self.folder, case.id, self.settings.hang_after)
 
     def _judged(self, extent: Extent) -> tuple[list[Result], dict[str, Any]]:
         case, contract, settings = self.case, self.contract, self.settings
-        incidents = Incidents(self.folder, settings.hang_after)
+        incidents = self._incidents()
         recorded = incidents.verdicts(case.operation, case.dtype)
         reason = incidents.given_up(case.operation)
         if reason is not None:
@@ -120,7 +129,7 @@ class Isolated:
 
     def diagnosis(self, failed: Sequence[Result]) -> Diagnosis | None:
         """The known defect that explains violations; None where a process has ended at the case, or ends now."""
-        case, incidents = self.case, Incidents(self.folder, self.settings.hang_after)
+        case, incidents = self.case, self._incidents()
         if not violated_by_numbers(failed) or incidents.verdicts(case.operation, case.dtype):
             return None
         while True:
