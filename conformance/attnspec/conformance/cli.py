@@ -134,6 +134,8 @@ def check(
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
     """Judge a backend."""
+    from attnspec.conformance.remote.processes import close_memory
+    from attnspec.conformance.running.integrity import changed, stamps
     from attnspec.conformance.running.loading import ships
     from attnspec.conformance.running.probe import Probe
 
@@ -147,9 +149,13 @@ def check(
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")
     files = _files(json=json, html=html, junit=junit)
     signal.signal(signal.SIGTERM, _interrupt)
+    close_memory()
+    before = stamps() if not (inside or here) else None
     probe = Probe(backend, device, sandbox=inside)
     try:
         report, xml = _judge(probe, settings, _processes(workers), shown=in_process is True)
+        if before is not None and (files := changed(before)):
+            _unusable(f"the judge's own files were changed while it ran, and no verdict holds: {', '.join(files)}")
     finally:
         probe.close()
     write_report(report, xml, _console(), files)

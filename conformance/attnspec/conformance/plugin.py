@@ -40,8 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     settings = settings_of_options(config)
     if _is_isolated_worker(config) and not settings.in_process:
+        from attnspec.conformance.remote.processes import close_memory
         from attnspec.conformance.running.judged import hosts
+        from attnspec.conformance.running.waking import wake_parent
 
+        close_memory()
+        wake_parent()
         # It is imported while this process makes its own imports.
         hosts(config).start(config.getoption("--attn-backend"), settings)
     elif _is_isolated_worker(config) and config.getoption("capture") == "no":

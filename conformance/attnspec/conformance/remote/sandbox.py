@@ -22,10 +22,10 @@ OF_JUDGE = ("ATTNSPEC_", "HYPOTHESIS_", "PYTEST_")
 DEVICES = ("nvidia*", "dri", "kfd", "accel", "dxg")
 """Accelerators in /dev."""
 
-PRIVATE = ("/tmp", "/var/tmp", "/run/user")  # noqa: S108 - hidden from backends, not written to by us
+PRIVATE = ("/tmp", "/var/tmp", "/run/user")
 """Folders of which the sandbox has an empty one of its own; sessions of the user listen in the last."""
 
-MEMORY = "/dev/shm"  # noqa: S108 - the sandbox's own
+MEMORY = "/dev/shm"
 """Where temporary files go if the backend itself lies in /tmp."""
 
 CACHES = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "NUMBA_CACHE_DIR": "numba"}

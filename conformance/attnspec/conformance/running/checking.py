@@ -22,6 +22,7 @@ from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import VERDICTS, Verdicts
+from attnspec.conformance.running.waking import wake_workers
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def run(
     display, startup = ProgressDisplay(console, expectations(settings.expect)), StartupMonitor()
     first = FirstViolation(settings)
     before = children()
+    wake_workers()
     with tempfile.TemporaryDirectory(prefix="attnspec-") as folder, environment(_variables(folder)), display.bar:
         gate = Gate(make_plan, display, Path(folder))
         junit = Path(folder, "junit.xml")

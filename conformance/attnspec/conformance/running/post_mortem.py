@@ -145,7 +145,7 @@ def main() -> None:
     answer = os.dup(1)
     os.dup2(2, 1)
     found = found_by(pickle.load(sys.stdin.buffer))
-    with open(answer, "w", encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe has no path
+    with open(answer, "w", encoding="utf-8") as pipe:
         json.dump(found, pipe)
     os._exit(0)
 

@@ -101,7 +101,7 @@ class Probe:
 
 def _keep(number: int, kept: bytearray, most: int) -> None:
     """Keep the end of what comes through a pipe, however much that is."""
-    with open(number, "rb", buffering=0) as pipe:  # noqa: PTH123 - a pipe has no path
+    with open(number, "rb", buffering=0) as pipe:
         while part := pipe.read(KEPT_BYTES):
             kept += part
             del kept[:-most]

@@ -3,10 +3,10 @@
 A backend with a process of its own cannot end the process that judges it, whose memory holds the current check and all
 verdicts: no file of the judge is believed.
 
-With ``--in-process`` the worker runs the backend and dies with it. Before every check it writes a breadcrumb, the law and
-its input, into a memory-mapped file, and starts a timer that ends the process. When a worker has died, the process that
-controls the run reads its breadcrumb, records the law as failed, and has the case run again without it. (The kill matrix,
-whose backends are ours, has a timer for each trial instead: ``running.trial_pool``.)
+With ``--in-process`` the worker runs the backend and dies with it. Before every check it writes a breadcrumb, the law
+and its input, into a memory-mapped file, and starts a timer that ends the process. When a worker has died, the process
+that controls the run reads its breadcrumb, records the law as failed, and has the case run again without it. (The kill
+matrix, whose backends are ours, has a timer for each trial instead: ``running.trial_pool``.)
 """
 
 import faulthandler
