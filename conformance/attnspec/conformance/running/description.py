@@ -1,8 +1,8 @@
 """What a backend declares, as JSON from another process.
 
 ``python -m attnspec.conformance.running.description NAME DEVICE ANSWER`` imports the backend and writes its contract,
-or why there is none, to the file descriptor ANSWER. The process ends there and then: nothing waits for what the backend has left
-running, or for what it would do at an orderly exit.
+or why there is none, to the file descriptor ANSWER. The process ends there and then: nothing waits for what the backend
+has left running, or for what it would do at an orderly exit.
 """
 
 import json

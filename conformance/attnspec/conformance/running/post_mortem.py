@@ -1,8 +1,8 @@
 """After a crash or a hang: the smallest input that ends the process, found in a process of its own.
 
-``python -m attnspec.conformance.running.post_mortem`` reads a question and writes the answer: it imports the backend and
-calls nothing of it. Every candidate is tried in a copy of that process. Its answer is the backend's: it may say how the
-process ended and at what input, and nothing of the verdict.
+``python -m attnspec.conformance.running.post_mortem`` reads a question and writes the answer: it imports the backend
+and calls nothing of it. Every candidate is tried in a copy of that process. Its answer is the backend's: it may say how
+the process ended and at what input, and nothing of the verdict.
 """
 
 import json
