@@ -154,8 +154,8 @@ def check(
     probe = Probe(backend, device, sandbox=inside)
     try:
         report, xml = _judge(probe, settings, _processes(workers), shown=in_process is True)
-        if before is not None and (files := changed(before)):
-            _unusable(f"the judge's own files were changed while it ran, and no verdict holds: {', '.join(files)}")
+        if before is not None and (touched := changed(before)):
+            _unusable(f"the judge's own files were changed while it ran, and no verdict holds: {', '.join(touched)}")
     finally:
         probe.close()
     write_report(report, xml, _console(), files)
