@@ -13,6 +13,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import Extent, widest
 from attnspec.conformance.judging.results import INTERRUPTED, Result, Status, json_number
+from attnspec.conformance.remote.sandbox import resolved
 from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.reporting.limits import left_out
 from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
@@ -209,7 +210,7 @@ class Report:
             "seed": settings.seed,
             "device": settings.device,
             "in_process": settings.in_process,
-            "sandbox": "bubblewrap" if settings.sandbox == "on" and not settings.in_process else "none",
+            "sandbox": "bubblewrap" if not settings.in_process and resolved(settings.sandbox) else "none",
             "left_behind": list(self.left),
             "hang_after": settings.hang_after,
             "expect": settings.expect,
