@@ -50,7 +50,7 @@ class Probe:
         os.close(theirs)
         self._printed, self._answer = bytearray(), bytearray()
         assert self.process.stdout is not None
-        printed = self.process.stdout.detach()
+        printed = self.process.stdout
         self._readers = [
             threading.Thread(target=_keep, args=(number, kept, most), daemon=True)
             for number, kept, most in (
