@@ -18,7 +18,7 @@ from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.reporting.messages import by_cause
 from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.watchdog import Incidents, Watchdog
+from attnspec.conformance.running.watchdog import FileIncidents, Watchdog
 
 BACKEND = """
 import os, signal, time
@@ -55,7 +55,7 @@ def test_how_a_process_ended(work: Callable[[], Any], words: str | None) -> None
     assert (end and end.words) == words
 
 
-def after(folder: Path, end: str, law: str, given: object, hang_after: float = 600.0) -> tuple[Incidents, Result]:
+def after(folder: Path, end: str, law: str, given: object, hang_after: float = 600.0) -> tuple[FileIncidents, Result]:
     """What is found out after a worker died at a law."""
     (folder / "crashing.py").write_text(BACKEND.format(end=end), encoding="utf-8")
     crumbs = folder / "crumbs"
@@ -63,7 +63,7 @@ def after(folder: Path, end: str, law: str, given: object, hang_after: float = 6
     watchdog = Watchdog(crumbs, "dot_scores-float64", 600.0)
     watchdog(law, given)
     watchdog.close()
-    incidents = Incidents(crumbs, hang_after)
+    incidents = FileIncidents(crumbs, hang_after)
     assert incidents.record("dot_scores", "float64") is not None
     case, settings = Case("dot_scores", "float64", (law,)), Settings(hang_after=1.0)
     found = examined(incidents, str(folder / "crashing.py"), case, settings)

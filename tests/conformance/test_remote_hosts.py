@@ -19,7 +19,7 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import clock as clocks
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.clock import Clock, Watch
-from attnspec.conformance.remote.processes import KNOWN, end_all, end_run, mark, processes, usage
+from attnspec.conformance.remote.processes import KNOWN, children, end_all, end_children, mark, processes, usage
 from attnspec.conformance.running.description import contract_from
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.loading import contract_of, load
@@ -186,14 +186,12 @@ def test_who_is_left_behind_is_ended_and_named(tmp_path: Path, before: str) -> N
         assert not [p for p in processes() if p.number == number and p.state != "Z"]
 
 
-def test_a_run_ends_whom_it_has_marked() -> None:
-    word = mark()
-    variables = {**os.environ, "ATTNSPEC_RUN": word}
-    with subprocess.Popen(["sleep", "600"], env=variables, start_new_session=True) as left:
-        assert end_run(word) == [f"sleep (process {left.pid})"]
-        assert left.poll() is not None
-    assert end_run(word) == []
-    assert end_all(left.pid, word) == []
+def test_a_run_ends_its_children() -> None:
+    before = children()
+    with subprocess.Popen(["sleep", "600"], env={}, start_new_session=True) as left:
+        assert end_children(before) == [f"sleep (process {left.pid})"]
+    assert end_children(before) == []
+    assert end_all(left.pid, mark()) == []
 
 
 # Time -----------------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def test_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     # Whoever runs these tests may ignore SIGINT.
     heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command = [sys.executable, "-c", heard, *COMMAND, "check", "backend.py"]
-    command += [*SMALL, "--json", "r.json", "--hang-after", "600"]
+    command += [*SMALL, "--json", "r.json", "--hang-after", "600", "--sandbox", "off"]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:

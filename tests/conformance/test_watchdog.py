@@ -23,7 +23,7 @@ from attnspec.conformance.running.watchdog import (
     SIZE,
     Breadcrumb,
     CrashHandler,
-    Incidents,
+    FileIncidents,
     Watchdog,
     breadcrumb_path,
 )
@@ -103,7 +103,7 @@ BROKEN = {
 @pytest.mark.parametrize("written", BROKEN.values(), ids=BROKEN)
 def test_a_broken_breadcrumb_blames_nobody(tmp_path: Path, written: bytes) -> None:
     breadcrumb_path(tmp_path, "dot_scores-float64").write_bytes(written)
-    incidents = Incidents(tmp_path, PATIENT)
+    incidents = FileIncidents(tmp_path, PATIENT)
     assert incidents.record("dot_scores", "float64") is None
     assert incidents.verdicts("dot_scores", "float64") == {}
     assert incidents.given_up("dot_scores") is None
@@ -116,7 +116,7 @@ def test_the_watchdog_ends_a_process_that_hangs(tmp_path: Path) -> None:
     done = worker(tmp_path, "watchdog('operation.oracle', 'an input')\ntime.sleep(50)\n", hang_after=0.5)
     assert done.returncode == 1
     assert (done.stdout, done.stderr) == ("", "")
-    found = Incidents(tmp_path, 0.5).record("dot_scores", "float64")
+    found = FileIncidents(tmp_path, 0.5).record("dot_scores", "float64")
     assert found is not None
     assert found.reason == "hung"
 
@@ -133,7 +133,7 @@ def test_every_check_restarts_the_timer_and_closing_stops_it(tmp_path: Path) -> 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_crash_is_named(tmp_path: Path, end: str) -> None:
     worker(tmp_path, f"watchdog('operation.shape', 'one')\nwatchdog('operation.oracle', 'another')\n{end}\n")
-    incidents = Incidents(tmp_path, PATIENT)
+    incidents = FileIncidents(tmp_path, PATIENT)
     found = incidents.record("dot_scores", "float64")
     message = "the backend ended the process at the input another"
     assert found == Result("dot_scores", ORACLE, "float64", Status.FAILED, "crashed", message)
@@ -148,7 +148,7 @@ def test_an_example_is_said_in_words(tmp_path: Path) -> None:
         absent=frozenset({"bias"}), seed=7,
     )  # fmt: skip
     check(tmp_path, ORACLE, example)
-    found = Incidents(tmp_path, PATIENT).record("dot_scores", "float64")
+    found = FileIncidents(tmp_path, PATIENT).record("dot_scores", "float64")
     assert found is not None
     assert found.message == (
         "the backend ended the process at the input n = 0, d = 16, causal = False, mask = nothing, query = huge, "
@@ -164,7 +164,7 @@ def test_a_hang_is_told_from_a_crash_by_the_time_that_has_passed(
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(time=lambda: now))
     check(tmp_path, ORACLE, "an input")
     now += seconds
-    found = Incidents(tmp_path, 10.0).record("dot_scores", "float64")
+    found = FileIncidents(tmp_path, 10.0).record("dot_scores", "float64")
     assert found is not None
     assert found.reason == reason
     assert ("did not answer within 10 s at the input an input" in found.message) == (reason == "hung")
@@ -173,7 +173,7 @@ def test_a_hang_is_told_from_a_crash_by_the_time_that_has_passed(
 def test_the_first_hang_of_a_law_is_tried_again_and_a_crash_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, incidents = 1000.0, Incidents(tmp_path, 10.0)
+    now, incidents = 1000.0, FileIncidents(tmp_path, 10.0)
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(time=lambda: now))
     assert not incidents.tried_again("dot_scores", "float64")
     check(tmp_path, ORACLE, "an input")
@@ -192,7 +192,7 @@ def test_the_first_hang_of_a_law_is_tried_again_and_a_crash_is_not(
 
 
 def test_nothing_is_recorded_before_the_first_check(tmp_path: Path) -> None:
-    incidents = Incidents(tmp_path, PATIENT)
+    incidents = FileIncidents(tmp_path, PATIENT)
     assert incidents.record("dot_scores", "float64") is None
     worker(tmp_path, "os._exit(3)\n")
     assert incidents.record("dot_scores", "float64") is None
@@ -200,7 +200,7 @@ def test_nothing_is_recorded_before_the_first_check(tmp_path: Path) -> None:
 
 
 def test_an_incident_is_recorded_once(tmp_path: Path) -> None:
-    incidents = Incidents(tmp_path, PATIENT)
+    incidents = FileIncidents(tmp_path, PATIENT)
     check(tmp_path, ORACLE, "an input")
     assert incidents.record("dot_scores", "float64") is not None
     assert incidents.record("dot_scores", "float64") is None
@@ -212,14 +212,14 @@ def test_an_incident_is_recorded_once(tmp_path: Path) -> None:
 
 
 def test_incidents_at_three_laws_stop_an_operation_at_all_dtypes(tmp_path: Path) -> None:
-    incidents = Incidents(tmp_path, PATIENT)
+    incidents = FileIncidents(tmp_path, PATIENT)
     for dtype, law in STOPPING:
         assert incidents.given_up("dot_scores") is None
         check(tmp_path, law, "an input", f"dot_scores-{dtype}")
         incidents.record("dot_scores", dtype)
     assert incidents.given_up("dot_scores") == "crashed"
     assert incidents.given_up("softmax") is None
-    assert Incidents(tmp_path, PATIENT).given_up("dot_scores") == "crashed"
+    assert FileIncidents(tmp_path, PATIENT).given_up("dot_scores") == "crashed"
 
 
 # The next run of the case ---------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_incidents_at_three_laws_stop_an_operation_at_all_dtypes(tmp_path: Path)
 def run_again(folder: Path, backend: Any, *laws: str) -> dict[str, Result]:
     """The verdicts that a worker records when it gets the case, with whatever happened before."""
     recorded: dict[str, Any] = {}
-    case, settings = Case("dot_scores", "float64", laws), Settings(crumbs=str(folder))
+    case, settings = Case("dot_scores", "float64", laws), Settings(crumbs=str(folder), in_process=True)
     with pytest.raises(pytest.fail.Exception):
         run_case(backend, Contract.of(backend, "counting"), case, settings, recorded.__setitem__)
     return {r.law: r for r in map(Result.from_json, recorded["attnspec"])}
@@ -246,7 +246,7 @@ def counting(calls: list[tuple[Any, Any]]) -> Any:
 
 def test_a_law_that_crashed_is_not_checked_again_and_the_others_are(tmp_path: Path) -> None:
     check(tmp_path, ORACLE, "an input")
-    crashed = Incidents(tmp_path, PATIENT).record("dot_scores", "float64")
+    crashed = FileIncidents(tmp_path, PATIENT).record("dot_scores", "float64")
     calls: list[Any] = []
     found = run_again(tmp_path, counting(calls), ORACLE, DTYPE)
     assert found[ORACLE] == crashed
@@ -258,7 +258,7 @@ def test_a_law_that_crashed_is_not_checked_again_and_the_others_are(tmp_path: Pa
 
 
 def test_nothing_of_an_operation_that_was_given_up_is_called(tmp_path: Path) -> None:
-    incidents = Incidents(tmp_path, PATIENT)
+    incidents = FileIncidents(tmp_path, PATIENT)
     for dtype, law in STOPPING:
         check(tmp_path, law, "an input", f"dot_scores-{dtype}")
         incidents.record("dot_scores", dtype)

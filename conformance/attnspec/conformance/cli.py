@@ -139,6 +139,7 @@ def check(
     expect: Annotated[str | None, typer.Option(help=HELP["expect"])] = Settings.expect,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help=HELP["fail_fast"])] = Settings.fail_fast,
     in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=IN_PROCESS)] = None,
+    sandbox: Annotated[str, typer.Option(help=HELP["sandbox"])] = Settings.sandbox,
     json: Annotated[Path | None, typer.Option(help="write the report as JSON")] = None,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
@@ -149,7 +150,7 @@ def check(
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
     here = ships(backend) if in_process is None else in_process
     settings = Settings(
-        profile, seed, device, operations, laws, dtypes, expect, here, hang_after, fail_fast, time_limit
+        profile, seed, device, operations, laws, dtypes, expect, here, sandbox, hang_after, fail_fast, time_limit
     )
     _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:

@@ -51,8 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
         die_with_parent()
     if _is_isolated_worker(config) and not settings.in_process:
+        from attnspec.conformance.remote.processes import close_memory
         from attnspec.conformance.running.judged import hosts
+        from attnspec.conformance.running.waking import wake_parent
 
+        close_memory()
+        wake_parent()
         # It is imported while this process makes its own imports.
         hosts(config).start(config.getoption("--attn-backend"), settings)
     elif _is_isolated_worker(config) and config.getoption("capture") == "no":
@@ -65,7 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[VERDICTS] = Verdicts()
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
         if settings.crumbs is not None:
-            config.pluginmanager.register(CrashHandler(Path(settings.crumbs), settings.hang_after))
+            config.pluginmanager.register(
+                CrashHandler(Path(settings.crumbs), settings.hang_after, in_process=settings.in_process)
+            )
 
 
 class TimeLimit:

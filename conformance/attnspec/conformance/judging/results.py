@@ -15,9 +15,14 @@ INTERRUPTED = "interrupted"
 TIME_LIMIT = "time limit"
 """Why a law has no verdict when the time limit of the run was reached."""
 
-
 OWN_ERROR = "error of attnspec"
 """Why a law has no verdict whose check raised an error of attnspec itself."""
+
+JUDGE_LOST = "the judge's own process"
+"""How the message of a law begins that has no verdict because the process that judged it was killed."""
+
+FORGED = "inconsistent: recorded as passed with an error ratio above 1; whoever recorded it was tampered with"
+"""The message of a verdict that cannot be."""
 
 
 class Status(StrEnum):
@@ -60,10 +65,17 @@ class Result:
         """Whether it has no verdict because its check raised an error of attnspec."""
         return self.status is Status.LOST and self.reason == OWN_ERROR
 
+    def __post_init__(self) -> None:
+        """Turn green into a failure where an error ratio exceeds 1, whoever says that it passed."""
+        if self.status is Status.PASSED and not self.error_ratio <= 1:
+            for name, value in {"status": Status.FAILED, "reason": "value", "message": FORGED}.items():
+                object.__setattr__(self, name, value)
+
     @property
     def interrupted(self) -> bool:
-        """Whether it has no verdict because the run was broken off."""
-        return self.status is Status.LOST and self.reason in (INTERRUPTED, TIME_LIMIT)
+        """Whether it has no verdict because the run was broken off, or its judge was killed."""
+        reasons = (INTERRUPTED, TIME_LIMIT)
+        return self.status is Status.LOST and (self.reason in reasons or self.message.startswith(JUDGE_LOST))
 
     @property
     def violates(self) -> bool:

@@ -1,7 +1,6 @@
 """A backend whose every call is made by a process of its own, which is started again when it has ended."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from attnspec.conformance.remote.arrays import RemoteArray, RemoteNumpyArray
 from attnspec.conformance.remote.client import Host
 from attnspec.conformance.running.description import DECLARED
 from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.folder import TemporaryFolder
+from attnspec.conformance.running.watchdog import Incidents
 
 CONVERSIONS = {"from_numpy", "to_numpy"}
 
@@ -23,12 +22,19 @@ class RemoteBackend:
     """
 
     def __init__(
-        self, origin: str, device: str, *, hang_after: float, path: Sequence[str] = (), adopted: bool = False
+        self,
+        origin: str,
+        device: str,
+        *,
+        hang_after: float,
+        path: Sequence[str] = (),
+        adopted: bool = False,
+        sandbox: bool = False,
     ) -> None:
         self.origin, self.device = origin, device
         self.left: list[str] = []
-        self._folder: TemporaryFolder | None = None
-        self._how: dict[str, Any] = {"allowed": hang_after, "path": [*path], "adopted": adopted}
+        self.incidents = Incidents(hang_after)
+        self._how: dict[str, Any] = {"allowed": hang_after, "path": [*path], "adopted": adopted, "sandbox": sandbox}
         self._declared: Mapping[str, Any] | None = None
         self._functions: set[str] = set()
         self._kind, self._to_numpy = RemoteArray, False
@@ -52,13 +58,6 @@ class RemoteBackend:
         self._to_numpy = "to_numpy" in said["optional"]
         return declared
 
-    @property
-    def folder(self) -> Path:
-        """A folder for what is to be remembered of its processes, as long as it is not closed."""
-        if self._folder is None:
-            self._folder = TemporaryFolder()
-        return Path(self._folder.name)
-
     def restart(self, seconds: float) -> None:
         """Another process in place of one that has ended; it has to declare the same."""
         self._end()
@@ -68,9 +67,6 @@ class RemoteBackend:
     def close(self) -> None:
         """End the process, and whoever it has left behind."""
         self._end()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
 
     def _end(self) -> None:
         self.left += [title for title in self.host.close() if title not in self.left]

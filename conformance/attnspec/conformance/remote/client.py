@@ -3,11 +3,9 @@
 import marshal
 import os
 import pickle
-import signal
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -20,10 +18,10 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
 from attnspec.conformance.remote.breach import Breach
 from attnspec.conformance.remote.clock import Clock, Deadline, Watch
-from attnspec.conformance.remote.processes import MARK, end_all, mark
+from attnspec.conformance.remote.processes import end_all, mark
 from attnspec.conformance.remote.raised import as_told
+from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
-from attnspec.conformance.running.environment import SAFE_PATH
 from attnspec.conformance.running.errors import BackendError
 
 INTERVAL = 0.25
@@ -81,7 +79,14 @@ class Host:
     """
 
     def __init__(
-        self, name: str, device: str, *, allowed: float | None, path: list[str] | None = None, adopted: bool = False
+        self,
+        name: str,
+        device: str,
+        *,
+        allowed: float | None,
+        path: list[str] | None = None,
+        adopted: bool = False,
+        sandbox: bool = False,
     ) -> None:
         self.name, self.adopted = name, adopted
         self.clock = None if allowed is None else Clock(allowed)
@@ -100,16 +105,16 @@ class Host:
         self._socket, theirs = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, TIMEOUT)
-        module = "attnspec.conformance.remote.host"
-        command = [sys.executable, "-m", module, str(theirs.fileno()), name, device, os.pathsep.join(path or ())]
-        self.process = subprocess.Popen(
-            command,
+        self.process = launch(
+            "attnspec.conformance.remote.host",
+            *(str(theirs.fileno()), name, device, os.pathsep.join(path or ())),
+            word=self._mark,
+            sandbox=sandbox,
+            readable=files_of(name, path or ()),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env={**os.environ, **SAFE_PATH, MARK: self._mark},
         )
         theirs.close()
 
@@ -142,7 +147,7 @@ class Host:
             self._socket.close()
             self._queue.clear()
             self._large.clear()
-            self.left += end_all(self.process.pid, self._mark, adopted=self.adopted)
+            self.left += end_all(self.process.pid, self._mark, adopted=self.adopted, sandboxed=self.process.sandboxed)
             self.process.wait()
         return self.left
 
@@ -151,10 +156,8 @@ class Host:
         if reason is Reason.CRASHED:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(1.0)
-            status = self.process.poll()
-            if status is not None:
-                how = f"with status {status}" if status >= 0 else f"by {_signal(-status)}"
-                words = f"ended the process {how}"
+            if self.process.poll() is not None:
+                words = f"ended the process {self.process.ending}"
         return HostEnded(reason, words, self.close())
 
     def _watch(self, clock: Clock | None) -> Watch:
@@ -350,13 +353,6 @@ def _manner(given: Any) -> Any:
     if isinstance(given, slice):
         return slice, given.step is not None and given.step < 0
     return given if isinstance(given, str) else type(given)
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def seen(reader: Reader, found: Any) -> Any:

@@ -23,11 +23,11 @@ TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 MARK = "ATTNSPEC_PROCESS"
 """The variable that all have in their environment whom a backend's process has started."""
 
-RUN = "ATTNSPEC_RUN"
-"""The variable that all have in their environment whom a run has started."""
+SUBREAPER, DEATH_SIGNAL, DUMPABLE = 36, 1, 4
+"""Linux's ``PR_SET_CHILD_SUBREAPER``, ``PR_SET_PDEATHSIG`` and ``PR_SET_DUMPABLE``."""
 
-SUBREAPER, DEATH_SIGNAL = 36, 1
-"""What Linux calls ``PR_SET_CHILD_SUBREAPER`` and ``PR_SET_PDEATHSIG``."""
+FIRST = (1, 2)
+"""The numbers within a sandbox of bubblewrap's own process and of the one that it was asked to start."""
 
 ROUNDS, PAUSE = 40, 0.05
 """How often it is looked whether anybody is left, and seconds in between."""
@@ -46,6 +46,11 @@ def adopt_orphans() -> None:
 def die_with_parent() -> None:
     """End this process when its parent ends, where that is possible."""
     _prctl(DEATH_SIGNAL, signal.SIGKILL)
+
+
+def close_memory() -> None:
+    """Let no other process of the user read or write this one's memory, environment and files, but for root's."""
+    _prctl(DUMPABLE, 0)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -118,15 +123,18 @@ def _threads(number: int) -> Iterator[Process]:
     yield from (found for path in paths if (found := _read(path / "stat")) is not None)
 
 
-def end_all(leader: int, word: str, *, adopted: bool = False) -> list[str]:
+def end_all(leader: int, word: str, *, adopted: bool = False, sandboxed: bool = False) -> list[str]:
     """End a group, and all that bear its mark; the titles of all but its first process, which its starter waits for.
 
-    With ``adopted`` this process has no other children: those that it has were left behind too.
+    With ``adopted`` this process has no other children: those that it has were left behind too. With ``sandboxed`` the
+    leader is bubblewrap, and the first two processes within are its own and the one that it was asked to start.
     """
     own, marked = os.getpid(), f"{MARK}={word}".encode()
 
     def is_left(one: Process) -> bool:
         inside = leader in (one.group, one.session) or (adopted and one.parent == own)
+        if sandboxed and _number_within(one.number) in FIRST:
+            return False
         return one.number != leader and (inside or marked in _environment(one.number))
 
     # Its group is ended as a whole: one that goes on copying itself would be faster than a look at each.
@@ -147,10 +155,24 @@ def _await_end(number: int) -> None:
         time.sleep(PAUSE)
 
 
-def end_run(word: str) -> list[str]:
-    """End all that a run has started and left behind; their titles."""
-    marked = f"{RUN}={word}".encode()
-    return [*_end(lambda one: marked in _environment(one.number)).values()]
+def _number_within(number: int) -> int | None:
+    """The number of a process in a process namespace within that of this one; None if it is in none."""
+    try:
+        lines = (PROC / str(number) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+    return int(numbers[-1]) if len(numbers) > 1 else None
+
+
+def children() -> set[int]:
+    """The processes whose parent this one is."""
+    return {one.number for one in processes() if one.parent == os.getpid()}
+
+
+def end_children(but: set[int]) -> list[str]:
+    """End all children of this process but some, and whoever becomes its child meanwhile; their titles."""
+    return [*_end(lambda one: one.parent == os.getpid() and one.number not in but).values()]
 
 
 def _found(is_left: Callable[[Process], bool]) -> list[Process]:

@@ -15,6 +15,7 @@ from attnspec.conformance.judging.extent import Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
+from attnspec.conformance.remote.sandbox import resolved
 from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.reporting.limits import left_out
 from attnspec.conformance.reporting.processor import processor
@@ -236,6 +237,7 @@ class Report:
             "seed": settings.seed,
             "device": settings.device,
             "in_process": settings.in_process,
+            "sandbox": "bubblewrap" if not settings.in_process and resolved(settings.sandbox) else "none",
             "left_behind": list(self.left),
             "hang_after": settings.hang_after,
             "time_limit": settings.time_limit or None,

@@ -105,6 +105,10 @@ def remarks(report: Report) -> Iterator[str]:
         return
     if report.settings.in_process:
         yield "[yellow]judged by the process that ran the backend[/], which may have misled it: see --isolated"
+    elif report.settings.sandbox == "on":
+        yield "sandbox: bubblewrap"
+    elif report.settings.sandbox == "off":
+        yield "no sandbox: the backend ran as the user who judged it, and could reach all of their files and processes"
     if report.left:
         yield f"[yellow]left behind by the backend, and ended:[/] {escape(', '.join(report.left))}"
     yield from (f"[yellow]note[/] {escape(note)}" for note in report.notes)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.judging.results import INTERRUPTED
-from attnspec.conformance.remote.processes import RUN, end_run, mark
+from attnspec.conformance.remote.processes import children, end_children, mark
 from attnspec.conformance.running.admission import admit
 from attnspec.conformance.running.description import described
 from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE_PATH, environment
@@ -18,10 +18,12 @@ from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
 from attnspec.conformance.running.folder import TemporaryFolder
 from attnspec.conformance.running.interruption import INTERRUPTION
+from attnspec.conformance.running.keys import KEY
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import VERDICTS, Verdicts
+from attnspec.conformance.running.waking import wake_workers
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,15 @@ class Gate:
 
     def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay, folder: Path) -> None:
         self.make_plan, self.display, self.folder = make_plan, display, folder
+        self._key = mark()
         self.plan: Plan | None = None
         self.error: BackendError | None = None
         self.verdicts: Verdicts | None = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give a worker the key of the contract, through the pipe that starts it."""
+        node.workerinput[KEY] = self._key
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -48,10 +56,10 @@ class Gate:
         self.verdicts = session.config.stash[VERDICTS]
         try:
             self.plan = self.make_plan()
-            admit(self.folder, described(self.plan.contract))
+            admit(self.folder, described(self.plan.contract), self._key)
         except BackendError as error:
             self.error = error
-            admit(self.folder, {"error": str(error)})
+            admit(self.folder, {"error": str(error)}, self._key)
             raise pytest.exit.Exception("nothing to judge") from error
         self.display.expect(len(self.plan.cases))
         return (yield)
@@ -75,8 +83,9 @@ def run(
     display = ProgressDisplay(console, expectations(settings.expect), settings.time_limit)
     startup = StartupMonitor()
     first = FirstViolation(settings)
-    word = mark()
-    with TemporaryFolder() as folder, environment(_variables(folder, word)), display.bar:
+    before = children()
+    wake_workers()
+    with TemporaryFolder() as folder, environment(_variables(folder)), display.bar:
         gate = Gate(make_plan, display, Path(folder))
         arguments = pytest_arguments(backend, settings, Path(folder), workers, shown=shown)
         plugins = [display, gate, startup, EndWorkers(), *([first] if settings.fail_fast else [])]
@@ -86,7 +95,7 @@ def run(
             # pytest catches it only while it runs tests.
             status = pytest.ExitCode.INTERRUPTED
         INTERRUPTION.heard()
-        left = end_run(word)
+        left = end_children(before)
     if gate.error is not None:
         raise gate.error
     if gate.plan is None and INTERRUPTION.reason is not None:
@@ -122,9 +131,9 @@ class EndWorkers:
             self._workers.EXIT_TIMEOUT = 0
 
 
-def _variables(folder: str, word: str) -> dict[str, str | None]:
+def _variables(folder: str) -> dict[str, str | None]:
     """The environment of the workers: nobody else tells them anything, and they leave nothing but in this folder."""
-    kept = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis")), RUN: word}
+    kept = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis"))}
     return {**SAFE_PATH, **ONE_THREAD, **OF_PYTEST, **kept}
 
 

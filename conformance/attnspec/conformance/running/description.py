@@ -1,15 +1,14 @@
 """What a backend declares, as JSON from another process.
 
 ``python -m attnspec.conformance.running.description NAME DEVICE ANSWER`` imports the backend and writes its contract,
-or why there is none, to the file ANSWER. The process ends there and then: nothing waits for what the backend has left
-running, or for what it would do at an orderly exit.
+or why there is none, to the file descriptor ANSWER. The process ends there and then: nothing waits for what the backend
+has left running, or for what it would do at an orderly exit.
 """
 
 import json
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,12 +85,15 @@ def contract_from(description: dict[str, Any], origin: str) -> Contract:
 def main() -> None:
     """Describe the backend named on the command line."""
     die_with_parent()
-    name, device, path = sys.argv[1:4]
+    name, device, number = sys.argv[1:4]
+    # Whom the backend starts shall not hold it open.
+    os.set_inheritable(int(number), False)
     try:
         answer = describe(load(name), name, device)
     except BackendError as error:
         answer = {"error": str(error)}
-    Path(path).write_text(json.dumps(answer), encoding="utf-8")
+    with open(int(number), "w", encoding="utf-8") as pipe:
+        json.dump(answer, pipe)
     os._exit(0)
 
 

@@ -28,7 +28,7 @@ from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.watchdog import STOP_AFTER, Incidents, Watchdog
+from attnspec.conformance.running.watchdog import STOP_AFTER, FileIncidents, Incidents, Recorder, Watchdog
 from attnspec.spec.contract.operation import OPERATIONS
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ T = TypeVar("T")
 class Isolated:
     """A case in a worker process, or of a backend with a process of its own, under a watchdog.
 
+    ``folder`` holds the incidents of a backend in the worker process; those of others are in memory.
     With ``explains`` it is looked for what only has to be declared.
     """
 
@@ -46,7 +47,7 @@ class Isolated:
     contract: Contract
     case: Case
     settings: Settings
-    folder: Path
+    folder: Path | None = None
     explains: bool = True
 
     @property
@@ -71,7 +72,7 @@ class Isolated:
 
     def _blame(self, end: HostEnded) -> None:
         """Record what was checked when the process of the backend ended, and start another one."""
-        incidents, case = Incidents(self.folder, self.settings.hang_after), self.case
+        incidents, case = self._incidents(), self.case
         hung = end.reason is Reason.HUNG
         again = hung and incidents.tried_again(case.operation, case.dtype, hung=hung)
         if not again and incidents.record(case.operation, case.dtype, hung=hung, left=end.left) is None:
@@ -82,10 +83,19 @@ class Isolated:
         assert self.remote is not None
         self.remote.restart(IMPORT_SECONDS)
 
-    def _watchdog(self) -> Watchdog:
-        remote = self.remote
-        began = None if remote is None else lambda: remote.host.begin()
-        return Watchdog(self.folder, self.case.id, self.settings.hang_after, began)
+    def _incidents(self) -> Incidents:
+        if self.remote is not None:
+            return self.remote.incidents
+        assert self.folder is not None
+        return FileIncidents(self.folder, self.settings.hang_after)
+
+    def _watchdog(self) -> Watchdog | Recorder:
+        case, remote = self.case, self.remote
+        if remote is not None:
+            # A backend that was started anew has another host.
+            return Recorder(remote.incidents, case.operation, case.dtype, lambda: remote.host.begin())
+        assert self.folder is not None
+        return Watchdog(self.folder, case.id, self.settings.hang_after)
 
     def surviving(self) -> Containment:
         """Containment that survives the end of the backend's process too, and starts another one.
@@ -112,7 +122,7 @@ class Isolated:
 
     def _judged(self, extent: Extent) -> list[Result]:
         case, contract, settings = self.case, self.contract, self.settings
-        incidents = Incidents(self.folder, settings.hang_after)
+        incidents = self._incidents()
         recorded = incidents.verdicts(case.operation, case.dtype)
         reason = incidents.given_up(case.operation)
         if reason is not None:
@@ -153,7 +163,7 @@ class Isolated:
 
     def diagnosis(self, failed: Sequence[Result]) -> Diagnosis | None:
         """The known defect that explains violations; None where a process has ended at the case."""
-        case, incidents = self.case, Incidents(self.folder, self.settings.hang_after)
+        case, incidents = self.case, self._incidents()
         if not violated_by_numbers(failed) or incidents.verdicts(case.operation, case.dtype):
             return None
         watchdog = self._watchdog()

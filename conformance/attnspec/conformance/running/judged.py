@@ -9,11 +9,12 @@ import pytest
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.processes import adopt_orphans
+from attnspec.conformance.remote.sandbox import resolved
 from attnspec.conformance.running.admission import admitted
 from attnspec.conformance.running.description import contract_from
 from attnspec.conformance.running.endings import guarded
 from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.keys import HOSTS
+from attnspec.conformance.running.keys import HOSTS, KEY
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
@@ -22,7 +23,8 @@ from attnspec.conformance.running.settings import Settings
 class Hosts:
     """The backends that this process judges, each in a process of its own, by name and device."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "") -> None:
+        self.key = key
         self._guarded = False
         self._loaded: dict[str, tuple[Any, Contract]] = {}
         self._backends: dict[tuple[str, str], RemoteBackend] = {}
@@ -38,7 +40,12 @@ class Hosts:
             if ours:
                 adopt_orphans()
             self._backends[key] = RemoteBackend(
-                name, settings.device, hang_after=settings.hang_after, path=path, adopted=ours
+                name,
+                settings.device,
+                hang_after=settings.hang_after,
+                path=path,
+                adopted=ours,
+                sandbox=resolved(settings.sandbox),
             )
         return self._backends[key]
 
@@ -51,7 +58,7 @@ class Hosts:
         if key not in self._contracts:
             known: Mapping[str, Any] | None = None
             if settings.crumbs is not None:
-                known = admitted(Path(settings.crumbs), IMPORT_SECONDS)
+                known = admitted(Path(settings.crumbs), IMPORT_SECONDS, self.key)
             try:
                 said = backend.introduce(IMPORT_SECONDS, known)
             except BackendError as error:
@@ -82,7 +89,8 @@ class Hosts:
 
 def hosts(config: pytest.Config) -> Hosts:
     """The backends that this process judges."""
-    found: Hosts = config.stash.setdefault(HOSTS, Hosts())
+    key = getattr(config, "workerinput", {}).get(KEY, "")
+    found: Hosts = config.stash.setdefault(HOSTS, Hosts(key))
     return found
 
 

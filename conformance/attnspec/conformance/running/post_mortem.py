@@ -1,7 +1,8 @@
 """After a crash or a hang: the smallest input that ends the process, found in a process of its own.
 
-``python -m attnspec.conformance.running.post_mortem QUESTION ANSWER`` imports the backend and calls nothing of it.
-Every candidate is tried in a copy of that process.
+``python -m attnspec.conformance.running.post_mortem`` reads a question and writes the answer: it imports the backend
+and calls nothing of it. Every candidate is tried in a copy of that process. Its answer is the backend's: it may say how
+the process ended and at what input, and nothing of the verdict.
 """
 
 import json
@@ -11,12 +12,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.isolation import POSSIBLE, end_of
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.reduction import Search, shrunk, simplified
@@ -26,15 +27,22 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.common import data_dtype
-from attnspec.conformance.remote.processes import MARK, end_all, mark
+from attnspec.conformance.remote.processes import end_all, mark
+from attnspec.conformance.remote.sandbox import files_of, launch, resolved
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.watchdog import Incidents, example_path
+from attnspec.conformance.running.watchdog import Incidents
 from attnspec.spec.contract.operation import OPERATIONS
 
 SECONDS = 15.0
 """After which a reduction ends."""
+
+MAX_ANSWER = 1 << 24
+"""Bytes of an answer."""
+
+KEYS = {"arguments", "expected", "got", "budget", "index", "snippet"}
+"""The keys of a counterexample."""
 
 TRIAL_SECONDS = 2.0
 """After which a smaller input counts as one that does not crash."""
@@ -43,20 +51,18 @@ TRIAL_SECONDS = 2.0
 def examined(incidents: Incidents, backend: str, case: Case, settings: Settings) -> dict[str, Result]:
     """The verdicts on the laws of a case at which a worker died, with counterexamples as far as there are any."""
     for law, result in incidents.verdicts(case.operation, case.dtype).items():
-        example = example_path(incidents.folder, case.id, law)
-        if result.counterexample is None and example.exists():
-            found = _examine(incidents, backend, case, law, result, settings)
-            if found:
+        given = incidents.input_of(case.operation, case.dtype, law)
+        if result.counterexample is None and isinstance(given, Example):
+            found = _examine(backend, case, law, given, result, settings)
+            if found is not None:
                 incidents.examined(case.operation, case.dtype, law, found)
-            example.unlink()
     return incidents.verdicts(case.operation, case.dtype)
 
 
 def _examine(
-    incidents: Incidents, backend: str, case: Case, law: str, result: Result, settings: Settings
-) -> dict[str, Any]:
-    """The message and the counterexample of one verdict; nothing if the process that looks for them fails."""
-    question, answer = (incidents.folder / f"{case.id}.{law}.{name}.json" for name in ("question", "answer"))
+    backend: str, case: Case, law: str, example: Example, result: Result, settings: Settings
+) -> dict[str, Any] | None:
+    """The message and the counterexample of one verdict, or a note; None if the process that looks for them fails."""
     asked = {
         "backend": backend,
         "operation": case.operation,
@@ -65,26 +71,41 @@ def _examine(
         "device": settings.device,
         "hang_after": settings.hang_after,
         "reason": result.reason,
-        "example": str(example_path(incidents.folder, case.id, law)),
+        "example": example,
     }
-    question.write_text(json.dumps(asked), encoding="utf-8")
-    command = [sys.executable, "-m", "attnspec.conformance.running.post_mortem", str(question), str(answer)]
     limit = IMPORT_SECONDS + SECONDS + settings.hang_after
     word = mark()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+    process = launch(
+        "attnspec.conformance.running.post_mortem",
+        word=word,
+        sandbox=resolved(settings.sandbox),
+        readable=files_of(backend),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env={**os.environ, MARK: word},
     )
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(limit)
-    end_all(process.pid, word)
+    answer = b""
+    with suppress(subprocess.TimeoutExpired, BrokenPipeError):
+        answer, _ = process.communicate(pickle.dumps(asked), limit)
+    end_all(process.pid, word, sandboxed=process.sandboxed)
     process.wait()
-    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
-    return found
+    return checked(answer)
+
+
+def checked(answer: bytes) -> dict[str, Any] | None:
+    """What a backend's process may say of a verdict: a message and a counterexample, or a note; else None."""
+    try:
+        found = json.loads(answer[:MAX_ANSWER])
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    said = {name: printable(x) for name, x in found.items() if name in ("message", "note") and isinstance(x, str)}
+    if found.keys() == {"note"} == said.keys():
+        return said
+    shown = found.get("counterexample")
+    whole = found.keys() == {"message", "counterexample"} and isinstance(shown, dict) and shown.keys() == KEYS
+    return {**said, "counterexample": shown} if whole and said and isinstance(shown["snippet"], str) else None
 
 
 class IsolatedSearch(Search):
@@ -100,9 +121,7 @@ class IsolatedSearch(Search):
 
 def found_by(asked: dict[str, Any]) -> dict[str, Any]:
     """The message and the counterexample; nothing if the input is not known, or does not crash by itself."""
-    example = pickle.loads(Path(asked["example"]).read_bytes())
-    if not isinstance(example, Example):
-        return {}
+    example: Example = asked["example"]
     backend, check = load(asked["backend"]), CHECKS[asked["law"]]
     contract = contract_of(backend, asked["backend"])
     subject = Subject(backend, contract, OPERATIONS[asked["operation"]], asked["dtype"], asked["device"])
@@ -126,13 +145,14 @@ def found_by(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer the question that is named on the command line."""
-    question, answer = map(Path, sys.argv[1:3])
-    asked = json.loads(question.read_text(encoding="utf-8"))
+    """Answer the question that comes through standard input."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    asked = pickle.load(sys.stdin.buffer)
     nothing: dict[str, Any] = {}
     found, note = contained("looking for the smallest input that ends the process", lambda: found_by(asked), nothing)
-    found |= {"note": note} if note else {}
-    answer.write_text(json.dumps(found), encoding="utf-8")
+    with open(answer, "w", encoding="utf-8") as pipe:
+        json.dump(found | ({"note": note} if note else {}), pipe)
     os._exit(0)
 
 

@@ -3,18 +3,16 @@
 This module imports nothing heavy, so that the import is under way while this process makes its own.
 """
 
+import errno
 import json
 import os
 import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
-from attnspec.conformance.remote.processes import MARK, end_all, mark
-from attnspec.conformance.running.environment import SAFE_PATH
+from attnspec.conformance.remote.processes import adopt_orphans, children, end_all, end_children, mark
+from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.folder import TemporaryFolder
 
 IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
 """Seconds that the import of a backend may take, here and in the workers."""
@@ -22,57 +20,97 @@ IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
 KEPT_BYTES = 1 << 14
 """What is kept of what a backend prints while it is imported."""
 
+MOST = 1 << 24
+"""Bytes of a declaration."""
+
+READ_ONLY = os.strerror(errno.EROFS)
+
 
 class Probe:
     """The process that imports the backend."""
 
-    def __init__(self, backend: str, device: str) -> None:
+    def __init__(self, backend: str, device: str, *, sandbox: bool = False) -> None:
         self.backend = backend
         self.left: list[str] = []
-        self._folder = TemporaryFolder()
-        self._answer, self._mark = Path(self._folder.name, "answer.json"), mark()
-        module = "attnspec.conformance.running.description"
-        command = [sys.executable, "-m", module, backend, device, str(self._answer)]
-        self.process = subprocess.Popen(
-            command,
+        # Whoever clears its environment and leaves its group becomes a child of this process when its parent ends.
+        adopt_orphans()
+        self._children, self._mark = children(), mark()
+        answer, theirs = os.pipe()
+        self.process = launch(
+            "attnspec.conformance.running.description",
+            *(backend, device, str(theirs)),
+            word=self._mark,
+            sandbox=sandbox,
+            readable=files_of(backend),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **SAFE_PATH, MARK: self._mark},
+            pass_fds=[theirs],
         )
-        self._printed = b""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        """Keep the end of what is printed, however much that is."""
+        os.close(theirs)
+        self._printed, self._answer = bytearray(), bytearray()
         assert self.process.stdout is not None
-        with self.process.stdout as printed:
-            while part := os.read(printed.fileno(), KEPT_BYTES):
-                self._printed = (self._printed + part)[-KEPT_BYTES:]
+        printed = self.process.stdout
+        self._readers = [
+            threading.Thread(target=_keep, args=(number, kept, most), daemon=True)
+            for number, kept, most in (
+                (os.dup(printed.fileno()), self._printed, KEPT_BYTES),
+                (answer, self._answer, MOST),
+            )
+        ]
+        printed.close()
+        for reader in self._readers:
+            reader.start()
 
     def close(self) -> None:
-        """End the import if it is still under way, and whoever it has left behind."""
-        self.left += end_all(self.process.pid, self._mark)
+        """End the import if it is still under way, and whoever it or the run has left behind."""
+        left = end_all(self.process.pid, self._mark, sandboxed=self.process.sandboxed)
         self.process.wait()
-        self._reader.join(1.0)
-        self._folder.cleanup()
+        self.left += [*left, *end_children(self._children)]
+        self._await_readers()
+
+    def _await_readers(self) -> None:
+        for reader in self._readers:
+            reader.join(1.0)
 
     def description(self) -> dict[str, Any]:
         """What the backend declares; :class:`BackendError` if it cannot be imported or used."""
         try:
-            status = self.process.wait(IMPORT_SECONDS)
+            self.process.wait(IMPORT_SECONDS)
         except subprocess.TimeoutExpired:
             raise BackendError(
                 f"backend {self.backend!r}: expected its import to end within {IMPORT_SECONDS:g} s; it did not"
             ) from None
-        if not self._answer.exists():
-            self._reader.join(1.0)
+        # Nobody whom it has left behind has a say in the run that follows.
+        self.left += end_all(self.process.pid, self._mark, sandboxed=self.process.sandboxed)
+        self._await_readers()
+        answer = _read(self._answer)
+        if answer is None:
             printed = self._printed.decode("utf-8", errors="replace").strip().splitlines()
             last = printed[-1] if printed else "nothing was printed"
-            raise BackendError(f"backend {self.backend!r}: its import ended the process with status {status}: {last}")
-        answer: dict[str, Any] = json.loads(self._answer.read_text(encoding="utf-8"))
+            raise BackendError(f"backend {self.backend!r}: its import ended the process {self.process.ending}: {last}")
         if "error" in answer:
-            raise BackendError(str(answer["error"]))
+            raise BackendError(str(answer["error"]) + self._hint(str(answer["error"])))
         return answer
+
+    def _hint(self, error: str) -> str:
+        if self.process.sandboxed and READ_ONLY in error:
+            return "; in the sandbox it may write to its temporary folder alone: --sandbox off judges without one"
+        return ""
+
+
+def _keep(number: int, kept: bytearray, most: int) -> None:
+    """Keep the end of what comes through a pipe, however much that is."""
+    with open(number, "rb", buffering=0) as pipe:
+        while part := pipe.read(KEPT_BYTES):
+            kept += part
+            del kept[:-most]
+
+
+def _read(written: bytearray) -> dict[str, Any] | None:
+    """An answer; None if there is none, or something else."""
+    try:
+        found = json.loads(bytes(written))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -5,13 +5,17 @@ What is heavy is imported after the process that imports the backend has started
 
 import errno
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from attnspec.conformance.judging.results import INTERRUPTED
+from attnspec.conformance.remote.processes import close_memory
+from attnspec.conformance.remote.sandbox import resolved
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.folder import no_room
+from attnspec.conformance.running.integrity import changed, stamps
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.probe import Probe
 from attnspec.conformance.running.settings import Settings
@@ -27,10 +31,19 @@ def reported(backend: str, settings: Settings, workers: int, console: Console, *
     """The report of a run. Signals and the time limit end the run, and never the report."""
     started = time.monotonic()
     INTERRUPTION.hold()
+    close_memory()
     probe = None
     try:
-        probe = Probe(backend, settings.device)
-        return _judged(probe, settings, workers, console, started, shown=shown)
+        sandboxed = not settings.in_process and resolved(settings.sandbox, "--sandbox")
+        settings = replace(settings, sandbox="on" if sandboxed else "off")
+        before = None if sandboxed or settings.in_process else stamps()
+        probe = Probe(backend, settings.device, sandbox=sandboxed)
+        report = _judged(probe, settings, workers, console, started, shown=shown)
+        touched = [] if before is None else changed(before)
+        if touched:
+            files = ", ".join(touched)
+            raise BackendError(f"the judge's own files were changed while it ran, and no verdict holds: {files}")
+        return report
     except BackendError as error:
         reason = str(error)
     except KeyboardInterrupt:
@@ -73,4 +86,7 @@ def _judged(
         make_plan=make_plan,
         shown=shown,
     )
+    # A report is made when all processes of the backend have ended.
+    probe.close()
+    done.verdicts.left += [title for title in probe.left if title not in done.verdicts.left]
     return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started, broken_off=done.broken_off)

@@ -32,6 +32,7 @@ class Settings:
     in_process: bool = _setting(
         False, "", "judge in the process that runs the backend, which may mislead it: to debug", option="in-process"
     )
+    sandbox: str = _setting("auto", "S", "the backend's processes under bubblewrap: auto (where it works), on, or off")
     hang_after: float = _setting(
         20.0, "S", "seconds that one check may take before it counts as hung", option="hang-after", isolated=True
     )

@@ -51,6 +51,7 @@ class ConformanceSuite:
     dtypes: ClassVar[Sequence[str]] = Settings.dtypes
     expect: ClassVar[str | None] = Settings.expect
     in_process: ClassVar[bool] = Settings.in_process
+    sandbox: ClassVar[str] = Settings.sandbox
 
     def test_conforms(
         self, attnspec_case: Case, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
@@ -206,5 +207,5 @@ def isolation(
     if settings.crumbs is not None:
         return Isolated(judging, backend, contract, case, settings, Path(settings.crumbs))
     if type(backend) is RemoteBackend:
-        return Isolated(judging, backend, contract, case, settings, backend.folder, explains=False)
+        return Isolated(judging, backend, contract, case, settings, explains=False)
     return None

@@ -1,9 +1,12 @@
 """Isolation: a backend that crashes or hangs fails the law that was being checked, and the others are still judged.
 
-Before every check a worker process writes a breadcrumb, the law and its input, into a memory-mapped file, and starts a
-timer that ends the process. When a worker has died, the process that controls the run reads its breadcrumb, records the
-law as failed, and has the case run again without it. (The kill matrix, whose backends are ours, has a timer for each
-trial instead: ``running.trial_pool``.)
+A backend with a process of its own cannot end the process that judges it, whose memory holds the current check and all
+verdicts: no file of the judge is believed.
+
+With ``--in-process`` the worker runs the backend and dies with it. Before every check it writes a breadcrumb, the law
+and its input, into a memory-mapped file, and starts a timer that ends the process. When a worker has died, the process
+that controls the run reads its breadcrumb, records the law as failed, and has the case run again without it. (The kill
+matrix, whose backends are ours, has a timer for each trial instead: ``running.trial_pool``.)
 """
 
 import faulthandler
@@ -11,6 +14,7 @@ import json
 import mmap
 import os
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +26,7 @@ from typing import Any
 import pytest
 
 from attnspec.conformance.inputs.examples import Example
-from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.results import JUDGE_LOST, Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.running.verdicts import case_of
 
@@ -37,6 +41,12 @@ LENIENCE = 0.1
 
 AT = " at the input "
 """What comes before the input in the message of an incident."""
+
+MAX_AGAIN = 2
+"""How often a case is judged anew whose judge was killed."""
+
+KILLED = f"{JUDGE_LOST} {{how}}, each time of {MAX_AGAIN + 1}: nothing is known of the backend"
+"""Why a case has no verdict whose judge was killed again and again."""
 
 STOP_AFTER = 3
 """Laws at which it has crashed or hung, at whatever dtype, after which an operation is given up."""
@@ -90,12 +100,11 @@ def in_words(given: Any) -> str:
 class Watchdog:
     """In a worker: called with a law and its input before every check, it leaves a breadcrumb and restarts the timer.
 
-    A check that takes longer than ``hang_after`` seconds ends the process, at the latest after a tenth more. Where the
-    backend has a process of its own there is no timer: ``began`` is called instead, and who waits for it keeps time.
+    A check that takes longer than ``hang_after`` seconds ends the process, at the latest after a tenth more.
     """
 
-    def __init__(self, folder: Path, case: str, hang_after: float, began: Callable[[], None] | None = None) -> None:
-        self.hang_after, self.began = hang_after, began
+    def __init__(self, folder: Path, case: str, hang_after: float) -> None:
+        self.hang_after = hang_after
         path = breadcrumb_path(folder, case)
         path.write_bytes(bytes(SIZE))
         self._example = example_path(folder, case)
@@ -112,9 +121,7 @@ class Watchdog:
         now = time.time()
         written = Breadcrumb(law, self._text, now).encoded()
         self._map[: len(written)] = written
-        if self.began is not None:
-            self.began()
-        elif not 0 <= now - self._timed < LENIENCE * self.hang_after:
+        if not 0 <= now - self._timed < LENIENCE * self.hang_after:
             self._timed = now
             faulthandler.dump_traceback_later((1 + LENIENCE) * self.hang_after, exit=True, file=self._silent)
 
@@ -125,38 +132,43 @@ class Watchdog:
         try:
             yield
         finally:
-            self._stop()
+            faulthandler.cancel_dump_traceback_later()
             self._timed = -inf
 
     def close(self) -> None:
         """Stop the timer."""
-        self._stop()
+        faulthandler.cancel_dump_traceback_later()
         self._map.close()
         self._file.close()
         self._silent.close()
 
-    def _stop(self) -> None:
-        if self.began is None:
-            faulthandler.cancel_dump_traceback_later()
-
 
 class Incidents:
-    """The crashes and hangs of a run, in files that the controlling process writes and workers read."""
+    """The crashes and hangs of a backend with a process of its own, in the memory of the process that judges it."""
 
-    def __init__(self, folder: Path, hang_after: float) -> None:
-        self.folder, self.hang_after = folder, hang_after
+    def __init__(self, hang_after: float) -> None:
+        self.hang_after = hang_after
+        self._current: tuple[str, str, object] | None = None
+        self._doubts: set[tuple[str, str]] = set()
+        self._verdicts: dict[str, dict[str, Result]] = {}
+        self._inputs: dict[tuple[str, str], object] = {}
+        self._blamed: dict[str, list[tuple[str, str]]] = {}
+
+    def begin(self, operation: str, dtype: str, law: str, given: object) -> None:
+        """Remember the check that begins."""
+        self._current = f"{operation}-{dtype}", law, given
 
     def tried_again(self, operation: str, dtype: str, *, hung: bool | None = None) -> bool:
         """Whether a case may be run again as if nothing had happened: at the first hang of a law, as of a busy machine.
 
         It is taken down, so that the second one counts. ``hung`` says whether it was a hang, where that is known.
         """
-        crumb, path = Breadcrumb.read(self._crumb(operation, dtype)), self.folder / f"{operation}-{dtype}.doubts"
-        doubted = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if crumb is None or not (self._hung(crumb) if hung is None else hung) or crumb.law in doubted:
+        case = f"{operation}-{dtype}"
+        law, _ = self._check_of(case)
+        if law is None or not self._was_hang(case, hung) or (case, law) in self._doubted(case):
             return False
-        path.write_text("\n".join([*doubted, crumb.law]), encoding="utf-8")
-        self._crumb(operation, dtype).write_bytes(bytes(SIZE))
+        self._doubt(case, law)
+        self._forget(case)
         return True
 
     def record(
@@ -165,27 +177,80 @@ class Incidents:
         """Record the law at which the worker of a case died, or the process of its backend, and return its verdict.
 
         ``hung`` says whether it was a hang, where that is known, and ``left`` names processes that were left behind.
-        None if no law can be blamed: the worker died before its first check, or at a law that is recorded already.
+        None if no law can be blamed: the process died before its first check, or at a law that is recorded already.
         """
         case = f"{operation}-{dtype}"
-        crumb, recorded = Breadcrumb.read(self._crumb(operation, dtype)), self.verdicts(operation, dtype)
-        if crumb is None or crumb.law in recorded:
+        law, text = self._check_of(case)
+        if law is None or law in self.verdicts(operation, dtype):
             return None
-        hung = self._hung(crumb) if hung is None else hung
+        hung = self._was_hang(case, hung)
         what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
-        message = f"the backend {what}{AT}{crumb.input}"
+        message = f"the backend {what}{AT}{text}"
         message += f"; left behind, and ended: {', '.join(left)}" if left else ""
         reason = Reason.HUNG if hung else Reason.CRASHED
-        result = Result(operation, crumb.law, dtype, Status.FAILED, reason, message)
-        self._verdicts_path(case).write_text(
-            json.dumps([r.as_json() for r in (*recorded.values(), result)]), encoding="utf-8"
-        )
-        self._crumb(operation, dtype).write_bytes(bytes(SIZE))
-        if example_path(self.folder, case).exists():
-            example_path(self.folder, case).replace(example_path(self.folder, case, crumb.law))
-        with self._reasons_path(operation).open("a", encoding="utf-8") as f:
-            f.write(f"{crumb.law} {reason}\n")
+        result = Result(operation, law, dtype, Status.FAILED, reason, message)
+        self._store(result)
+        self._keep_input(case, law)
+        self._blame(operation, law, reason)
+        self._forget(case)
         return result
+
+    def examined(self, operation: str, dtype: str, law: str, found: Mapping[str, Any]) -> None:
+        """Add a message and a counterexample, or a note, to a recorded verdict."""
+        self._store(replace(self.verdicts(operation, dtype)[law], **found))
+
+    def given_up(self, operation: str) -> str | None:
+        """Why an operation is given up, ``crashed`` or ``hung``; None if it is not."""
+        reasons = self._reasons(operation)
+        return reasons[-1][1] if len({law for law, _ in reasons}) >= STOP_AFTER else None
+
+    def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
+        """The verdicts on the laws of a case at which a process ended, by law."""
+        return dict(self._verdicts.get(f"{operation}-{dtype}", {}))
+
+    def input_of(self, operation: str, dtype: str, law: str) -> object:
+        """The input at which a law was blamed, once; None afterwards."""
+        return self._inputs.pop((f"{operation}-{dtype}", law), None)
+
+    # What a subclass keeps elsewhere ------------------------------------------------------------------------------
+
+    def _check_of(self, case: str) -> tuple[str | None, str]:
+        if self._current is None or self._current[0] != case:
+            return None, ""
+        return self._current[1], in_words(self._current[2])[:INPUT_CHARACTERS]
+
+    def _was_hang(self, case: str, hung: bool | None) -> bool:
+        return bool(hung)
+
+    def _forget(self, case: str) -> None:
+        self._current = None
+
+    def _doubted(self, case: str) -> set[tuple[str, str]]:
+        return self._doubts
+
+    def _doubt(self, case: str, law: str) -> None:
+        self._doubts.add((case, law))
+
+    def _store(self, result: Result) -> None:
+        self._verdicts.setdefault(f"{result.operation}-{result.dtype}", {})[result.law] = result
+
+    def _keep_input(self, case: str, law: str) -> None:
+        assert self._current is not None
+        self._inputs[case, law] = self._current[2]
+
+    def _blame(self, operation: str, law: str, reason: str) -> None:
+        self._blamed.setdefault(operation, []).append((law, reason))
+
+    def _reasons(self, operation: str) -> list[tuple[str, str]]:
+        return self._blamed.get(operation, [])
+
+
+class FileIncidents(Incidents):
+    """With ``--in-process``: incidents in files that the controlling process writes and workers read."""
+
+    def __init__(self, folder: Path, hang_after: float) -> None:
+        super().__init__(hang_after)
+        self.folder = folder
 
     def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
         """The verdicts on the laws of a case at which a worker died, by law."""
@@ -194,24 +259,51 @@ class Incidents:
             return {}
         return {r.law: r for r in map(Result.from_json, json.loads(path.read_text(encoding="utf-8")))}
 
-    def examined(self, operation: str, dtype: str, law: str, found: Mapping[str, Any]) -> None:
-        """Add a counterexample to a recorded verdict, and to its message how the process ended."""
-        recorded = self.verdicts(operation, dtype)
-        recorded[law] = replace(recorded[law], **found)
+    def input_of(self, operation: str, dtype: str, law: str) -> object:
+        """The input at which a law was blamed, once; None afterwards."""
+        path = example_path(self.folder, f"{operation}-{dtype}", law)
+        if not path.exists():
+            return None
+        given: object = pickle.loads(path.read_bytes())
+        path.unlink()
+        return given
+
+    def _check_of(self, case: str) -> tuple[str | None, str]:
+        crumb = Breadcrumb.read(breadcrumb_path(self.folder, case))
+        return (None, "") if crumb is None else (crumb.law, crumb.input)
+
+    def _was_hang(self, case: str, hung: bool | None) -> bool:
+        crumb = Breadcrumb.read(breadcrumb_path(self.folder, case))
+        return crumb is not None and time.time() - crumb.at >= 0.9 * self.hang_after
+
+    def _forget(self, case: str) -> None:
+        breadcrumb_path(self.folder, case).write_bytes(bytes(SIZE))
+
+    def _doubted(self, case: str) -> set[tuple[str, str]]:
+        path = self.folder / f"{case}.doubts"
+        return {(case, law) for law in path.read_text(encoding="utf-8").split()} if path.exists() else set()
+
+    def _doubt(self, case: str, law: str) -> None:
+        with (self.folder / f"{case}.doubts").open("a", encoding="utf-8") as f:
+            f.write(f"{law}\n")
+
+    def _store(self, result: Result) -> None:
+        recorded = {**self.verdicts(result.operation, result.dtype), result.law: result}
         text = json.dumps([r.as_json() for r in recorded.values()])
-        self._verdicts_path(f"{operation}-{dtype}").write_text(text, encoding="utf-8")
+        self._verdicts_path(f"{result.operation}-{result.dtype}").write_text(text, encoding="utf-8")
 
-    def given_up(self, operation: str) -> str | None:
-        """Why an operation is given up, ``crashed`` or ``hung``; None if it is not."""
+    def _keep_input(self, case: str, law: str) -> None:
+        if example_path(self.folder, case).exists():
+            example_path(self.folder, case).replace(example_path(self.folder, case, law))
+
+    def _blame(self, operation: str, law: str, reason: str) -> None:
+        with self._reasons_path(operation).open("a", encoding="utf-8") as f:
+            f.write(f"{law} {reason}\n")
+
+    def _reasons(self, operation: str) -> list[tuple[str, str]]:
         path = self._reasons_path(operation)
-        reasons = [line.split() for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-        return reasons[-1][1] if len({law for law, _ in reasons}) >= STOP_AFTER else None
-
-    def _crumb(self, operation: str, dtype: str) -> Path:
-        return breadcrumb_path(self.folder, f"{operation}-{dtype}")
-
-    def _hung(self, crumb: Breadcrumb) -> bool:
-        return time.time() - crumb.at >= 0.9 * self.hang_after
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [(law, reason) for law, reason in map(str.split, lines)]
 
     def _verdicts_path(self, case: str) -> Path:
         return self.folder / f"{case}.incidents.json"
@@ -220,19 +312,59 @@ class Incidents:
         return self.folder / f"{operation}.incidents"
 
 
-class CrashHandler:
-    """A plugin of the controlling process: it records the law at which a worker died, and has the case run again.
+class Recorder:
+    """Called before every check of a backend with a process of its own: it remembers the check and begins its time."""
 
-    The first hang of a law is not recorded.
+    def __init__(self, incidents: Incidents, operation: str, dtype: str, began: Callable[[], None]) -> None:
+        self._incidents, self._case, self._began = incidents, (operation, dtype), began
+
+    def __call__(self, law: str, given: Any) -> None:
+        """Remember the check, and begin its time."""
+        self._incidents.begin(*self._case, law, given)
+        self._began()
+
+    @contextmanager
+    def during(self, law: str, given: Any) -> Iterator[None]:
+        """Remember what is done until it ends."""
+        self(law, given)
+        yield
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class CrashHandler:
+    """A plugin of the controlling process: it has the case run again whose worker died.
+
+    With ``--in-process`` the backend was in that worker: the law at which it died is recorded, but for its first hang.
+    Else the worker is the judge, and its loss is the suite's: the case is judged anew, twice at most.
     """
 
-    def __init__(self, folder: Path, hang_after: float) -> None:
-        self.incidents = Incidents(folder, hang_after)
+    def __init__(self, folder: Path, hang_after: float, *, in_process: bool = True) -> None:
+        self.incidents = FileIncidents(folder, hang_after)
+        self.in_process = in_process
+        self._again: dict[str, int] = {}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
-        """Run a case again whose worker died at a law that can be named."""
-        operation, _, dtype = case_of(crashitem).rpartition("-")
-        if self.incidents.tried_again(operation, dtype) or self.incidents.record(operation, dtype) is not None:
+        """Run a case again whose worker died."""
+        if not self.in_process:
+            self._again[crashitem] = self._again.get(crashitem, 0) + 1
+            again = self._again[crashitem] <= MAX_AGAIN
+            report.longrepr = KILLED.format(how=_how_it_ended(getattr(report, "node", None)))
+        else:
+            operation, _, dtype = case_of(crashitem).rpartition("-")
+            again = self.incidents.tried_again(operation, dtype)
+            again = again or self.incidents.record(operation, dtype) is not None
+        if again:
             sched.mark_test_pending(crashitem)
             report.outcome = "rerun"  # type: ignore[assignment]  # as xdist's documentation says
+
+
+def _how_it_ended(node: Any) -> str:
+    """How the process of a worker of pytest-xdist ended."""
+    status = None if node is None else node.gateway._io.wait()
+    if status is None or status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    return f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -1,0 +1,139 @@
+"""Processes that run a backend's code: their environment, and a sandbox around them where bubblewrap works."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attnspec.conformance.remote.processes import MARK
+from attnspec.conformance.running.environment import SAFE_PATH
+from attnspec.conformance.running.errors import BackendError
+
+CHOICES = ("auto", "on", "off")
+
+OF_JUDGE = ("ATTNSPEC_", "HYPOTHESIS_", "PYTEST_")
+"""How the names of variables begin that are for the judge alone."""
+
+DEVICES = ("nvidia*", "dri", "kfd", "accel", "dxg")
+"""Accelerators in /dev."""
+
+PRIVATE = ("/tmp", "/var/tmp", "/run/user")
+"""Folders of which the sandbox has an empty one of its own; sessions of the user listen in the last."""
+
+MEMORY = "/dev/shm"
+"""Where temporary files go if the backend itself lies in /tmp."""
+
+CACHES = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "NUMBA_CACHE_DIR": "numba"}
+"""Variables that move what compilers keep at home, where the sandbox does not let them write."""
+
+TRIAL_SECONDS = 10.0
+
+
+class Launched(subprocess.Popen[Any]):
+    """A process of a backend; ``sandboxed`` says that its first process is bubblewrap."""
+
+    sandboxed = False
+
+    @property
+    def ending(self) -> str:
+        """How it ended, as messages say it."""
+        status = self.returncode
+        if self.sandboxed and status > 128 and status - 128 in {*signal.Signals}:
+            status = 128 - status  # as bubblewrap reports a signal
+        return f"with status {status}" if status >= 0 else f"by {_signal(-status)}"
+
+
+def launch(
+    module: str, *arguments: str, word: str, sandbox: bool, readable: Iterable[str] = (), **how: Any
+) -> Launched:
+    """Start a module of attnspec that will run a backend; its environment has nothing of the judge's.
+
+    ``word`` marks it and whom it starts. ``readable`` are paths that have to be visible in a sandbox.
+    """
+    variables = {name: x for name, x in os.environ.items() if not name.startswith(OF_JUDGE)}
+    command = [sys.executable, "-m", module, *arguments]
+    if sandbox:
+        command = [*bubblewrap(readable), *command]
+        own = MEMORY if _folder_is_private(readable) else PRIVATE[0]
+        variables |= {"TMPDIR": own, **{name: f"{own}/{folder}" for name, folder in CACHES.items()}}
+    environment = {**variables, **SAFE_PATH, MARK: word}
+    process = Launched(command, start_new_session=True, env=environment, **how)
+    process.sandboxed = sandbox
+    return process
+
+
+def bubblewrap(readable: Iterable[str] = ()) -> list[str]:
+    """The call of bubblewrap before a command: files are read-only, processes and network its own."""
+    needed = {*_needed(readable)}
+    hidden = [folder for folder in PRIVATE if Path(folder).is_dir() and folder not in needed]
+    shown = sorted(path for path in needed if any(path.startswith(f"{folder}/") for folder in hidden))
+    devices = sorted(str(path) for pattern in DEVICES for path in Path("/dev").glob(pattern))
+    return [
+        *("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
+        *(word for path in devices for word in ("--dev-bind", path, path)),
+        *(word for folder in hidden for word in ("--tmpfs", folder)),
+        *(word for path in shown for word in ("--ro-bind", path, path)),
+        *("--unshare-pid", "--unshare-ipc", "--unshare-net", "--die-with-parent", "--cap-drop", "ALL"),
+        *("--chdir", str(Path.cwd()), "--"),
+    ]
+
+
+def _folder_is_private(readable: Iterable[str]) -> bool:
+    return PRIVATE[0] in {*_needed(readable)}
+
+
+def _needed(readable: Iterable[str]) -> Iterable[str]:
+    """Folders that Python, attnspec and the backend are read from, as they are named and as they really are."""
+    import attnspec
+
+    own = (sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), str(Path.cwd()), *attnspec.__path__)
+    for name in (*own, *sys.path, *readable):
+        if name and (path := Path(name)).exists():
+            folder = path if path.is_dir() else path.parent
+            yield from (str(folder.absolute()), str(folder.resolve()))
+
+
+@cache
+def trouble() -> str | None:
+    """Why there can be no sandbox here; None if there can be one."""
+    if shutil.which("bwrap") is None:
+        return "bubblewrap (bwrap) is not installed"
+    try:
+        done = subprocess.run(
+            [*bubblewrap(), sys.executable, "-S", "-c", ""],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap (bwrap) does not work here: {type(error).__name__}"
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return f"bubblewrap (bwrap) does not work here: {(said or ['no message'])[-1]}" if done.returncode else None
+
+
+def resolved(choice: str, option: str = "sandbox") -> bool:
+    """Whether backends are to be in a sandbox; :class:`BackendError` where one is demanded and impossible."""
+    if choice not in CHOICES:
+        raise BackendError(f"{option}: expected one of {', '.join(CHOICES)}; got {choice!r}")
+    if choice == "off":
+        return False
+    reason = trouble()
+    if choice == "on" and reason is not None:
+        raise BackendError(f"{option}: expected a sandbox; {reason}; 'off' judges without one")
+    return reason is None
+
+
+def files_of(name: str, path: Sequence[str] = ()) -> list[str]:
+    """Where a backend of this name may lie: its file, and folders where modules are looked for as well."""
+    target = name.partition(":")[0]
+    return [*([target] if target.endswith(".py") else []), *path]
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,59 @@
+"""Files of the judge that a backend could change without a sandbox: its code, and what Python runs at every start."""
+
+import importlib.util
+import site
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+Stamps = dict[Path, tuple[int, ...]]
+"""Files and what the system says of them; the time of the last change can be set by nobody but root."""
+
+AT_START = ("sitecustomize.py", "usercustomize.py")
+
+
+def stamps() -> Stamps:
+    """The files that judge, as they are now; of compiled ones those that Python will not write anew."""
+    return {path: stamp for path in {*_code(), *_run_at_start()} if (stamp := _stamp(path)) is not None}
+
+
+def changed(before: Stamps) -> list[str]:
+    """The files that have been changed, removed or added since."""
+    now = {path: _stamp(path) for path in {*before, *_run_at_start()}}
+    return sorted(str(path) for path, stamp in now.items() if stamp != before.get(path))
+
+
+def _code() -> Iterator[Path]:
+    import attnspec
+
+    for folder in map(Path, attnspec.__path__):
+        for source in folder.rglob("*.py"):
+            yield source
+            compiled = Path(importlib.util.cache_from_source(str(source)))
+            if _is_current(compiled, source):
+                yield compiled
+
+
+def _is_current(compiled: Path, source: Path) -> bool:
+    try:
+        head, state = compiled.open("rb").read(16), source.stat()
+    except OSError:
+        return False
+    time, size = (int.from_bytes(head[i : i + 4], "little") for i in (8, 12))
+    return (time, size) == (int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF)
+
+
+def _run_at_start() -> Iterator[Path]:
+    for folder in map(
+        Path, [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    ):
+        yield from folder.glob("*.pth")
+    yield from (path for folder in sys.path for name in AT_START if (path := Path(folder, name)).exists())
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns

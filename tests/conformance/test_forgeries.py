@@ -1,0 +1,231 @@
+"""Backends that forge a verdict of the run that judges them: none conforms, with a sandbox and without."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.remote import sandbox
+from attnspec.conformance.remote.processes import KNOWN, processes
+from attnspec.conformance.running.admission import admit, admitted
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.post_mortem import checked
+
+from . import hostile
+
+pytestmark = pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
+
+COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance.cli"]
+SMALL = ("--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
+
+needs_sandbox = pytest.mark.skipif(sandbox.trouble() is not None, reason=str(sandbox.trouble()))
+MODES = ["off", pytest.param("on", marks=needs_sandbox)]
+
+IN_HOST = "'attnspec.conformance.remote.host' in sys.orig_argv"
+
+
+def check(
+    folder: Path, code: str, mode: str, *options: str, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Check a backend of this code in a folder, and read the report that is written beside it."""
+    (folder / "backend.py").write_text(code, encoding="utf-8")
+    path = folder / "report.json"
+    command = [*COMMAND, "check", "backend.py", *SMALL, "--sandbox", mode, *options, "--json", str(path)]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=240, check=False
+    )
+    none = {"verdict": "none", "backend": {"notes": {}}}
+    return done, json.loads(path.read_text(encoding="utf-8")) if path.exists() else none
+
+
+FILES = """
+import glob, json, os, sys, tempfile
+passed = [{"operation": "dot_scores", "law": "operation.oracle", "dtype": "float64", "status": "passed",
+           "reason": None, "message": "", "examples": 9, "not_judged": 0, "error_ratio": 0.5, "observed": None,
+           "counterexample": None}]
+folders = {os.path.dirname(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", "")), *glob.glob("/tmp/attnspec-*")}
+for folder in folders:
+    try:
+        with open(os.path.join(folder, "dot_scores-float64.incidents.json"), "w") as f:
+            json.dump(passed, f)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_files_in_the_folder_of_the_run_are_not_believed(tmp_path: Path, mode: str) -> None:
+    done, report = check(tmp_path, f"{FILES}{hostile.WRONG}", mode)
+    assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
+    assert report["sandbox"] == ("bubblewrap" if mode == "on" else "none")
+
+
+SURROUNDINGS = """
+import os, sys
+known = [n for n in os.environ if n.startswith(("PYTEST", "HYPOTHESIS", "ATTNSPEC_RUN"))]
+notes = {"known": " ".join(known + [x for x in sys.orig_argv if "attnspec-" in x])}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_processes_of_a_backend_know_no_path_of_the_run(tmp_path: Path, mode: str) -> None:
+    done, report = check(tmp_path, hostile.RIGHT + SURROUNDINGS, mode, PYTEST_ADDOPTS="-q")
+    assert (done.returncode, report["backend"]["notes"]) == (0, {"known": ""}), done.stdout + done.stderr
+
+
+LEAVING = """
+import os, sys, time
+if 'attnspec.conformance.running.description' in sys.orig_argv and not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.execve(sys.executable, [sys.executable, "-c", '''
+import time
+for _ in range(600):
+    time.sleep(0.1)
+    try:
+        text = open("report.json").read()
+        open("report.json", "w").write(text.replace("violates", "conforms"))
+    except OSError:
+        pass
+'''], {})
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_whom_the_first_import_leaves_behind_rewrites_no_report(tmp_path: Path, mode: str) -> None:
+    done, report = check(tmp_path, LEAVING + hostile.WRONG, mode)
+    assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
+    time.sleep(0.5)
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["verdict"] == "violates"
+    if mode == "off":
+        (title,) = report["left_behind"]
+        assert "left behind by the backend" in done.stdout
+        assert not [p for p in processes() if f"(process {p.number})" in title and not p.ended]
+
+
+def test_code_that_an_import_leaves_for_the_start_of_python_is_named(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    file = tmp_path / "start" / "sitecustomize.py"
+    done, report = check(
+        tmp_path, f"open({str(file)!r}, 'w').close()\n{hostile.RIGHT}", "off", PYTHONPATH=str(tmp_path / "start")
+    )
+    assert (done.returncode, report["verdict"]) == (2, "none"), done.stdout
+    assert f"the judge's own files were changed while it ran, and no verdict holds: {file}" in done.stderr
+
+
+WRITING = """
+import attnspec.conformance.judging.results as results
+try:
+    open(results.__file__, "a").close()
+    notes = {"could": "write"}
+except OSError as error:
+    notes = {"could": error.strerror}
+"""
+
+
+@needs_sandbox
+def test_the_code_of_the_judge_is_read_only_in_a_sandbox(tmp_path: Path) -> None:
+    _, report = check(tmp_path, hostile.RIGHT + WRITING, "on")
+    assert report["backend"]["notes"] == {"could": "Read-only file system"}
+
+
+def once(file: Path, statement: str) -> str:
+    """A backend that is wrong, and does something at its first call alone."""
+    act = f"if not os.path.exists({str(file)!r}): open({str(file)!r}, 'w').close(); {statement}"
+    return f"import os, signal\n{hostile.around(act)}"
+
+
+def test_a_judge_that_is_stopped_goes_on(tmp_path: Path) -> None:
+    done, _ = check(tmp_path, once(tmp_path / "done", "os.kill(os.getppid(), signal.SIGSTOP)"), "off")
+    assert (tmp_path / "done").exists()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of the judge was stopped; it goes on" in done.stderr
+
+
+def test_a_judge_that_is_killed_once_judges_again(tmp_path: Path) -> None:
+    done, report = check(tmp_path, once(tmp_path / "done", "os.kill(os.getppid(), signal.SIGKILL)"), "off")
+    assert (tmp_path / "done").exists()
+    assert (done.returncode, report["verdict"]) == (0, "conforms"), done.stdout + done.stderr
+
+
+def test_a_judge_that_is_always_killed_blames_nobody(tmp_path: Path) -> None:
+    kills = hostile.around("import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
+    done, report = check(tmp_path, kills, "off")
+    assert (done.returncode, report["verdict"]) == (2, "unusable"), done.stdout + done.stderr
+    (lost,) = {r["message"] for r in report["results"] if r["status"] == "lost"}
+    assert lost.startswith("the judge's own process was ended by SIGKILL (out of memory?)")
+    assert not [r for r in report["results"] if r["status"] == "failed"]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
+def test_a_sandbox_lets_no_signal_out(tmp_path: Path, number: str) -> None:
+    act = f"import os, signal; [os.kill(p, signal.{number}) for p in (1, os.getppid()) if p != os.getpid()]"
+    done, report = check(tmp_path, hostile.around(act), "on")
+    assert (done.returncode, report["verdict"]) == (0, "conforms"), done.stdout + done.stderr
+    assert "of the judge" not in done.stderr
+
+
+@needs_sandbox
+def test_how_a_process_ends_is_said_in_a_sandbox_too(tmp_path: Path) -> None:
+    done, _ = check(tmp_path, hostile.around("import ctypes; ctypes.string_at(0)"), "on")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "SIGSEGV" in done.stdout
+
+
+def test_green_is_impossible_where_an_error_exceeds_its_budget() -> None:
+    for ratio in (1.29e15, float("nan")):
+        forged = Result("softmax", "operation.oracle", "float64", Status.PASSED, error_ratio=ratio)
+        assert (forged.status, forged.reason, forged.violates) == (Status.FAILED, "value", True)
+        read = Result.from_json({**forged.as_json(), "status": "passed", "reason": None})
+        assert read.status is Status.FAILED
+    assert Result("softmax", "operation.oracle", "float64", Status.PASSED, error_ratio=1.0).status is Status.PASSED
+
+
+def test_a_contract_that_another_process_has_written_is_none(tmp_path: Path) -> None:
+    admit(tmp_path, {"name": "mine"}, "key")
+    assert admitted(tmp_path, 1.0, "key") == {"name": "mine"}
+    (tmp_path / "contract.json").write_text('0\n{"name": "another"}', encoding="utf-8")
+    with pytest.raises(BackendError, match="another process has changed it"):
+        admitted(tmp_path, 1.0, "key")
+
+
+def test_an_answer_after_a_crash_says_nothing_of_the_verdict() -> None:
+    shown = dict.fromkeys(("arguments", "expected", "got", "budget", "index"), None) | {"snippet": "pass"}
+    assert checked(json.dumps({"message": "m", "counterexample": shown}).encode()) == ("m", shown)
+    for answer in (
+        {"message": "m", "counterexample": shown, "status": "passed"}, {"message": 1, "counterexample": shown},
+        {"message": "m", "counterexample": {"snippet": "pass"}}, [], {},
+    ):  # fmt: skip
+        assert checked(json.dumps(answer).encode()) is None
+    assert checked(b"\x80\x04.") is None
+
+
+MEMORY = """
+import ctypes, os, sys
+from attnspec.conformance.remote.processes import DUMPABLE, close_memory
+os.setgid(65534); os.setuid(65534)
+ctypes.CDLL(None).prctl(DUMPABLE, 1, 0, 0, 0)  # as any process that was started by this user
+if sys.argv[1] == "closed": close_memory()
+if not os.fork():
+    try:
+        open(f"/proc/{os.getppid()}/mem", "rb")
+    except PermissionError as error:
+        print(error.strerror, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can become another user")
+def test_the_memory_of_a_judge_is_closed_to_its_user() -> None:
+    for how, said in (("open", ""), ("closed", "Permission denied\n")):
+        done = subprocess.run([sys.executable, "-c", MEMORY, how], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, said), done.stderr
