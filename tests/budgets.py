@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
-from attnspec.backends.pytorch import to_numpy
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Judged, judged, oracle_dtype
 from attnspec.reference.budget.gradients import gradients
@@ -70,7 +68,11 @@ def _function(formula: Formula) -> Callable[..., Any]:
 
 
 def _numbers(_: str, x: Any) -> Any:
-    return to_numpy(x) if isinstance(x, torch.Tensor) else x
+    if not hasattr(x, "detach"):
+        return x
+    from attnspec.backends.bases.torch import to_numpy  # where PyTorch is not installed there are no tensors
+
+    return to_numpy(x)
 
 
 def _class(name: str | None, result: Any) -> Precision:

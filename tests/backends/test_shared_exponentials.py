@@ -17,8 +17,8 @@ from attnspec.backends.pytorch.kernels.additive.llvm import attention_gradients,
 from attnspec.backends.pytorch.kernels.additive.llvm.direct_plan import Operands
 from attnspec.backends.pytorch.runtime import kept_memory
 from attnspec.backends.pytorch.runtime.forcing import forcing
+from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
 
-from ..budgets import assert_gradients_within_budgets, assert_within_budgets
 from .concurrency import at_once
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
