@@ -11,7 +11,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 from attnspec.backends import pytorch as backend
 from attnspec.backends.pytorch.kernels.dot import fused_groups, groups, planned_groups
 from attnspec.backends.pytorch.runtime.forcing import forcing
-from tests.budgets import assert_within_budgets
+from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SHAPES = [(1, 4, 2, 1, 1, 8), (2, 4, 2, 1, 70, 32), (1, 6, 3, 5, 5, 16), (2, 4, 4, 33, 33, 32), (1, 8, 2, 40, 90, 16)]
