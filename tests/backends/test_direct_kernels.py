@@ -289,8 +289,9 @@ def test_scores_of_one_key_have_no_gradients_where_all_is_finite(
         t.requires_grad_()
     with forcing("direct"):
         found = torch.autograd.grad(pytorch.additive_attention(*x), x, cotangent)
+    near = {torch.float64: 1e-12, torch.float32: 2e-4, torch.bfloat16: 0.16, torch.float16: 0.024}[dtype]
     for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got.double(), want, rtol=0, atol=TOLERANCE[dtype] * 8, equal_nan=True)
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=near, equal_nan=True)
         if where is None and want.shape != expected[2].shape:
             assert not got.any()
 

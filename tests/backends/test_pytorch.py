@@ -844,8 +844,7 @@ def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
         return (x[:, :1], x[0], x)[batched.index(path) % 3]
 
     given = mapped(given, smaller)
-    expected = FORMULAS[operation.name](**given)
-    assert_alike(operation, call(operation, given), expected)
+    assert_within_budgets([call(operation, given), FORMULAS[operation.name](**given)], operation.name, **given)
     if "mask" in given:
         mask = arguments(operation, batch=(4, 1, 1))["mask"]
         given["mask"] = mask
@@ -912,9 +911,9 @@ def test_equal_words_are_taken(operation: Operation, option: Option) -> None:
     given = arguments(operation)
     for word in option.choices:
         equal = "".join(list(word)) if isinstance(word, str) else word
-        assert_alike(
-            operation, call(operation, {**given, option.path: equal}), call(operation, {**given, option.path: word})
-        )
+        results = (call(operation, {**given, option.path: x}) for x in (equal, word))
+        for one, other in zip(*(arrays(operation, x) for x in results), strict=True):
+            assert torch.equal(one, other)
 
 
 def without(given: dict[str, Any], path: str) -> dict[str, Any]:

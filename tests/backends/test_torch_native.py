@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.torch_native import backend
+from attnspec.reference import choosing
 from attnspec.spec import (
     OPERATIONS,
     QUESTIONS,
@@ -22,6 +23,7 @@ from attnspec.spec import (
     MultiHeadParameters,
     ShapeError,
 )
+from tests.budgets import assert_within_budgets
 
 torch.set_num_threads(1)
 attention = backend.scaled_dot_product_attention
@@ -307,8 +309,6 @@ def test_the_fast_path_of_an_encoder_layer_gives_nan_where_nothing_is_attendable
 
 EVALUATED = """
 from attnspec.backends.torch_native import TorchNative, transformer
-from attnspec.reference import choosing
-from tests.budgets import assert_within_budgets
 
 made = transformer._layer
 transformer._layer = lambda *sizes: made(*sizes).eval()
