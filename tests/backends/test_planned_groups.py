@@ -11,9 +11,8 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 from attnspec.backends import pytorch as backend
 from attnspec.backends.pytorch.kernels.dot import fused_groups, groups, planned_groups
 from attnspec.backends.pytorch.runtime.forcing import forcing
-from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+CLOSE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SHAPES = [(1, 4, 2, 1, 1, 8), (2, 4, 2, 1, 70, 32), (1, 6, 3, 5, 5, 16), (2, 4, 4, 33, 33, 32), (1, 8, 2, 40, 90, 16)]
 """Batch, heads, heads of keys, queries, keys, features."""
 
@@ -32,32 +31,52 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(*size, generator=made, dtype=torch.float64).to(dtype) for size in sizes]
 
 
+def formula(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return torch.softmax(scores, -1) @ value, torch.logsumexp(scores, -1)
+
+
 @pytest.mark.parametrize("path", ["pytorch", "llvm", None])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
 def test_planned_calls_give_the_formula_and_its_gradients(
     dtype: torch.dtype, shape: tuple[int, ...], causal: bool, path: str | None
 ) -> None:
     given = draw(shape, dtype)
-    made = torch.Generator().manual_seed(1)
-    output = backend.grouped_query_attention(*given, causal=causal)
-    cotangents = [torch.randn(x.shape, generator=made).to(dtype) for x in output if x is not None]
+    exact = [x.double().requires_grad_() for x in given]
+    expected = formula(exact[0], exact[1], exact[2], causal)
+    cotangents = [torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(dtype) for x in expected]
+    near = CLOSE[dtype]
     with forcing(path):
         for _ in range(2):
             found = backend.grouped_query_attention(*given, causal=causal)
-            assert all(got is not None and got.dtype is dtype for got in found)
-            assert_within_budgets(found, "grouped_query_attention", *given, causal=causal)
+            for got, want in zip(found, expected, strict=True):
+                assert got is not None
+                assert got.dtype is dtype
+                torch.testing.assert_close(got.double(), want, rtol=near, atol=4 * near)
         for asked in ((0, 1), (0,), (1,)):
-            weights = tuple(x if i in asked else None for i, x in enumerate(cotangents))
+            weights = [cotangents[i].double() for i in asked]
+            want_gradients = torch.autograd.grad(
+                [expected[i] for i in asked], exact, weights, retain_graph=True, allow_unused=True
+            )
             for _ in range(2):
                 leaves = [x.clone().requires_grad_() for x in given]
                 results = backend.grouped_query_attention(*leaves, causal=causal)
                 outputs = [x for i, x in enumerate(results) if i in asked and x is not None]
                 gradients = torch.autograd.grad(outputs, leaves, [cotangents[i] for i in asked], allow_unused=True)
-                assert all(got.dtype is dtype for got in gradients if got is not None)
-                assert all(got is not None for got in gradients[: 3 if 0 in asked else 2])
-                assert_gradients_within_budgets(gradients, weights, "grouped_query_attention", *given, causal=causal)
+                for got, want in zip(gradients, want_gradients, strict=True):
+                    if want is None:
+                        assert got is None or not got.any()
+                    else:
+                        assert got is not None
+                        assert got.dtype is dtype
+                        largest = max(1.0, float(want.abs().max()))
+                        torch.testing.assert_close(got.double(), want, rtol=near, atol=8 * near * largest)
 
 
 def test_the_second_call_runs_by_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +117,13 @@ def test_second_derivatives_of_some_operands_are_too(path: str) -> None:
 @pytest.mark.parametrize("path", ["pytorch", "llvm", "few"])
 def test_gradients_of_values_alone_can_be_recorded(path: str) -> None:
     query, key, value = draw((1, 4, 2, 3, 6, 8), torch.float64)
+    found = []
     for own in (path, path, "plain"):
         with forcing(own):
             output, _ = backend.grouped_query_attention(query, key, value.requires_grad_())
-            cotangent = torch.ones_like(output)
-            found = torch.autograd.grad(output, value, cotangent, create_graph=True)
-        gradients = (None, None, *found)
-        assert_gradients_within_budgets(gradients, (cotangent, None), "grouped_query_attention", query, key, value)
+            found.append(torch.autograd.grad(output.sin().sum(), value, create_graph=True)[0])
+    for again in found[:2]:
+        torch.testing.assert_close(again, found[2])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -114,8 +133,11 @@ def test_what_is_not_finite_is_left_to_the_formula(place: int, bad: float, causa
     given = draw((1, 4, 2, 5, 5, 16), torch.float32)
     backend.grouped_query_attention(*given, causal=causal)
     given[place][0, 0, 3, 2] = bad
-    found = backend.grouped_query_attention(*given, causal=causal)
-    assert_within_budgets(found, "grouped_query_attention", *given, causal=causal)
+    found, logarithms = backend.grouped_query_attention(*given, causal=causal)
+    with forcing("plain"):
+        expected, expected_logarithms = backend.grouped_query_attention(*given, causal=causal)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.testing.assert_close(logarithms, expected_logarithms, equal_nan=True)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -142,18 +164,16 @@ def test_batched_gradients_are_those_one_by_one() -> None:
                 output, _ = backend.grouped_query_attention(*leaves)
                 together = torch.autograd.grad(output, leaves, cotangents, is_grads_batched=True, retain_graph=True)
                 for i, one in enumerate(cotangents):
-                    results = [tuple(x[i] for x in together)]
-                    results.append(torch.autograd.grad(output, leaves, one, retain_graph=True))
-                    assert_gradients_within_budgets(results, (one, None), "grouped_query_attention", *leaves)
+                    alone = torch.autograd.grad(output, leaves, one, retain_graph=True)
+                    for x, y in zip(together, alone, strict=True):
+                        torch.testing.assert_close(x[i], y)
 
 
 def test_options_are_no_part_of_a_plan() -> None:
     given = draw((1, 4, 2, 5, 5, 16), torch.float32)
     alone, _ = backend.grouped_query_attention(*given)
     for options in ({"window": (1, 0)}, {"softcap": 0.1}, {"key_lengths": torch.tensor([3])}, {"scale": 3.0}):
-        assert_within_budgets(
-            backend.grouped_query_attention(*given, **options), "grouped_query_attention", *given, **options
-        )
+        assert not torch.allclose(backend.grouped_query_attention(*given, **options)[0], alone)
     again, _ = backend.grouped_query_attention(*given)
     assert torch.equal(alone, again)
 
@@ -167,7 +187,8 @@ def test_keys_without_a_batch_are_no_batch_of_keys() -> None:
             for path in (None, "llvm", "pytorch"):
                 with forcing(path):
                     found = backend.grouped_query_attention(query, *shared)
-                assert_within_budgets([found, expected], "grouped_query_attention", query, *shared)
+                for got, want in zip(found, expected, strict=True):
+                    torch.testing.assert_close(got, want)
 
 
 def test_a_refusal_stays_the_same() -> None:
@@ -185,8 +206,8 @@ def test_without_the_kernel_of_pytorch_nothing_is_lost(monkeypatch: pytest.Monke
     planned_groups._recent.known.clear()
     monkeypatch.setattr(fused_groups, "FORWARD", None)
     assert groups.path_for(given[0], given[1], given[2]) != "pytorch"
-    results = [backend.grouped_query_attention(*given), expected]
-    assert_within_budgets(results, "grouped_query_attention", *given)
+    for got, want in zip(backend.grouped_query_attention(*given), expected, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_plans_are_bounded() -> None:
