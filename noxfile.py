@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["lint", "typing", "tests", "conformance"]
@@ -21,6 +22,21 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BACKENDS = ("pytorch", "torch-native")
 ONNX = ("onnx-runtime", "onnx-reference")
+SWITCHES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ATTNSPEC_TEST_INSTRUCTIONS")
+
+INSTRUCTION_SETS = {
+    name: (needed, dict(zip(SWITCHES, values, strict=True)))
+    for name, needed, values in (
+        ("default", (), ("default", "SSE41", "SSE4_2", "avx2")),
+        ("avx2", ("avx2", "fma"), ("avx2", "AVX2", "AVX2", "avx2")),
+        ("avx512", ("avx512f", "avx512bw", "avx512vl"), ("avx512", "AVX512_CORE", "AVX512", "avx512")),
+        ("amx", ("amx_tile", "amx_bf16"), ("avx512", "AVX512_CORE_AMX", "AVX512", "")),
+    )
+}
+"""Flags that the processor needs for each, and the switches of PyTorch, oneDNN, MKL and our own kernels.
+
+Our kernels have no version without AVX2 on x86, so the first has theirs at AVX2.
+"""
 
 
 def group(name: str) -> list[str]:
@@ -47,6 +63,32 @@ def tests(session: nox.Session) -> None:
     """Test the project: reference, errata, laws, mutants, backends, typing, packaging, command line."""
     install_project(session, *group("test"), extras="cpu,triton")
     session.run("python", "-m", "pytest", "-n", "logical", *session.posargs)
+
+
+@nox.session
+def processors(session: nox.Session) -> None:
+    """Test the backends under each instruction set that the processor has, with one thread and with two.
+
+    Arguments are those of pytest. An instruction set that is missing is printed, not failed.
+    """
+    install_project(session, *group("test"), extras="cpu")
+    arguments = session.posargs or ["-n", "logical", "tests/backends"]
+    known = Path("/proc/cpuinfo")
+    flags = set(re.findall(r"\w+", known.read_text())) if known.exists() else set()
+    failed = []
+    for name, (needed, settings) in INSTRUCTION_SETS.items():
+        if lacking := set(needed) - flags:
+            session.warn(f"{name}: not tried, for this processor lacks {', '.join(sorted(lacking))}")
+            continue
+        for threads in ("1", "2"):
+            session.log(f"{name}, {threads} thread(s)")
+            env = {**settings, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+            try:
+                session.run("python", "-m", "pytest", *arguments, env=env)
+            except CommandFailed:
+                failed.append(f"{name}, {threads} thread(s)")
+    if failed:
+        session.error(f"tests failed under {'; '.join(failed)}")
 
 
 @nox.session

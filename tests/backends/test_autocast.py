@@ -11,6 +11,7 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive
 from attnspec.spec import OPERATIONS, Kind, Leaf, Option
 from attnspec.spec.contract.tree import built, flatten, mapped, number_of, short
+from tests.budgets import assert_within_budgets
 
 SIZES = {"n": 3, "m": 5, "h": 3, "heads": 2, "depth": 2}
 """Every other size is 4."""
@@ -137,6 +138,7 @@ def test_operations_do_not_share_the_compilations_that_torch_compile_allows() ->
     x = torch.randn(2, 5, 4)
     torch.compiler.reset()
     with torch._dynamo.config.patch(recompile_limit=1):
-        for operation in (pytorch.dot_scores, pytorch.scaled_dot_scores, pytorch.gaussian_scores):
+        for name in ("dot_scores", "scaled_dot_scores", "gaussian_scores"):
+            operation = getattr(pytorch, name)
             got = torch.compile(operation, fullgraph=True, backend="eager")(x, x)
-            torch.testing.assert_close(got, operation(x, x))
+            assert_within_budgets([got, operation(x, x)], name, x, x)

@@ -22,6 +22,7 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import nn
 from attnspec.spec import CHAPTERS, OPERATIONS, ShapeError
 from attnspec.spec.contract.tree import flatten
+from tests.budgets import assert_within_budgets
 
 torch.set_num_threads(1)
 
@@ -546,7 +547,9 @@ def test_steps_of_a_decoder_layer_are_its_rows(norm_first: bool) -> None:
     for row in x.unbind(1):
         y, cache = layer.step(row, cache, memory, memory_mask=seen)
         rows.append(y)
-    torch.testing.assert_close(torch.stack(rows, 1), layer(x, memory, memory_mask=seen.expand(N, M)))
+    given: dict[str, Any] = {"memory_mask": seen.expand(N, M), "norm": "pre" if norm_first else "post"}
+    every = layer(x, memory, memory_mask=seen.expand(N, M))
+    assert_within_budgets([torch.stack(rows, 1), every], "decoder_layer", x, memory, layer.record(), **given)
 
 
 def test_positions_of_patches_begin_small() -> None:
@@ -727,9 +730,9 @@ def test_a_decoder_looks_only_at_the_memory_that_it_may() -> None:
     layer = nn.TransformerDecoderLayer(6, 2, 8)
     x, memory = torch.randn(N, 6), torch.randn(M, 6)
     seen = torch.arange(M) < 3
-    expected = layer(x, memory[:3])
-    torch.testing.assert_close(layer(x, memory, memory_mask=seen.expand(N, M)), expected)
-    torch.testing.assert_close(nn.TransformerDecoder(layer, 1)(x, memory, memory_mask=seen.expand(N, M)), expected)
+    stack, mask = nn.TransformerDecoder(layer, 1), seen.expand(N, M)
+    found = [layer(x, memory[:3]), *(run(x, memory, memory_mask=mask) for run in (layer, stack))]
+    assert_within_budgets(found, "decoder_layer", x, memory, layer.record(), memory_mask=mask)
 
 
 def test_an_encoder_without_layers_is_the_identity_map() -> None:

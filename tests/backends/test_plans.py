@@ -27,6 +27,7 @@ from attnspec.backends.pytorch.kernels.measured import COSTS
 from attnspec.backends.pytorch.runtime import paths, plans, recent
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import PATHS, forced, forcing
+from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
 
 
 def operands(n: int = 3, m: int = 5, d: int = 4, batch: tuple[int, ...] = (2,)) -> list[Tensor]:
@@ -108,17 +109,16 @@ def test_what_changes_the_path_changes_the_plan() -> None:
     with torch.no_grad():
         assert not pytorch.scaled_dot_product_attention(query, key, value).requires_grad
     turned = [x.detach().mT.contiguous().mT for x in (query, key, value)]
-    torch.testing.assert_close(pytorch.scaled_dot_product_attention(*turned), expected)
+    results = [pytorch.scaled_dot_product_attention(*turned), expected]
+    assert_within_budgets(results, "scaled_dot_product_attention", query, key, value)
     with sdpa_kernel(SDPBackend.MATH):
         (gradient,) = torch.autograd.grad(
             pytorch.scaled_dot_product_attention(query, key, value).sum(), query, create_graph=True
         )
         assert torch.autograd.grad(gradient.square().sum(), query)[0].isfinite().all()
     negated = torch._neg_view(query.detach())
-    torch.testing.assert_close(
-        pytorch.scaled_dot_product_attention(negated, key, value),
-        pytorch.scaled_dot_product_attention(-query.detach(), key, value),
-    )
+    found = pytorch.scaled_dot_product_attention(negated, key, value)
+    assert_within_budgets(found, "scaled_dot_product_attention", -query, key, value)
 
 
 def test_paths_are_forced_and_named() -> None:
@@ -228,16 +228,16 @@ def test_guards_see_what_plans_do_not_serve(operation: str) -> None:
         call(*given)
     assert recorded.operations
     batched = torch.func.vmap(lambda x: call(x, *given[1:]))(given[0].expand(3, *given[0].shape))
-    torch.testing.assert_close(batched, expected.expand(3, *expected.shape))
+    assert_within_budgets([expected, *batched], operation, *given)
     tangent = torch.func.jvp(lambda x: call(x, *given[1:]), (given[0],), (torch.ones_like(given[0]),))[1]
     assert tangent.abs().max() > 0
     traced = torch.jit.trace(lambda x: call(x, *given[1:]), given[0])  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(traced(2 * given[0]), call(2 * given[0], *given[1:]))
+    assert_within_budgets(traced(2 * given[0]), operation, 2 * given[0], *given[1:])
     with torch.inference_mode():
         assert torch.equal(call(*given), expected)
     turned = [x.mT.contiguous().mT for x in given[:3]]
-    torch.testing.assert_close(call(*turned, *given[3:]), expected)
-    torch.testing.assert_close(call(torch._neg_view(given[0]), *given[1:]), call(-given[0], *given[1:]))
+    assert_within_budgets(call(*turned, *given[3:]), operation, *given)
+    assert_within_budgets(call(torch._neg_view(given[0]), *given[1:]), operation, -given[0], *given[1:])
     doubled = [x.double() for x in given]
     assert call(*doubled).dtype is torch.float64
     assert torch.equal(call(*given), expected)
@@ -248,9 +248,9 @@ def test_the_same_tensor_twice_has_no_guards() -> None:
     kept: recent.Recent[str] = recent.Recent()
     kept.remember("options", "plan", x, x, x)
     assert not kept.known
-    expected = pytorch.scaled_dot_product_attention(x, x.clone(), x.clone())
-    for _ in range(2):
-        torch.testing.assert_close(pytorch.scaled_dot_product_attention(x, x, x), expected)
+    found = [pytorch.scaled_dot_product_attention(x, x.clone(), x.clone())]
+    found += [pytorch.scaled_dot_product_attention(x, x, x) for _ in range(2)]
+    assert_within_budgets(found, "scaled_dot_product_attention", x, x, x)
 
 
 def test_recent_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,19 +278,19 @@ def test_every_path_gives_the_same_where_routes_change() -> None:
             if chosen == last:
                 continue
             last = chosen
-            for call, names in (
-                (lambda q, k, v: pytorch.additive_attention(q, k, v, *w), ("llvm", "direct", "plain")),  # noqa: B023
-                (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "few", "plain")),
+            for operation, names, more in (
+                ("additive_attention", ("llvm", "direct", "plain"), w),
+                ("scaled_dot_product_attention", ("llvm", "pytorch", "step", "few", "plain"), []),
             ):
-                results = []
+                cotangent = torch.randn(query.shape, generator=generator)
+                results, gradients = [], []
                 for path in names:
-                    leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+                    leaves = [x.clone().requires_grad_() for x in (query, key, value, *more)]
                     with forcing(path):
-                        got = call(*leaves)
-                    results.append([got, *torch.autograd.grad(got.sin().sum(), leaves)])
-                for other in results[1:]:
-                    for one, two in zip(results[0], other, strict=True):
-                        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+                        results.append(getattr(pytorch, operation)(*leaves))
+                        gradients.append(torch.autograd.grad(results[-1], leaves, cotangent))
+                assert_within_budgets(results, operation, query, key, value, *more)
+                assert_gradients_within_budgets(gradients, cotangent, operation, query, key, value, *more)
 
 
 GRID = [(1, 1, 1, 8), (8, 1, 32, 64), (2, 16, 16, 32), (4, 48, 48, 64), (2, 128, 128, 64), (1, 256, 256, 64)]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnspec.backends.torch_native import backend
+from attnspec.reference import choosing
 from attnspec.spec import (
     OPERATIONS,
     QUESTIONS,
@@ -22,6 +23,7 @@ from attnspec.spec import (
     MultiHeadParameters,
     ShapeError,
 )
+from tests.budgets import assert_within_budgets
 
 torch.set_num_threads(1)
 attention = backend.scaled_dot_product_attention
@@ -96,8 +98,10 @@ def test_a_gru_is_that_of_torch_nn(layers: int, lengths: list[int] | None) -> No
         length = t if lengths is None else lengths[k]
         if length:
             one, last = theirs(x[k : k + 1, :length], state[k : k + 1].transpose(0, 1).contiguous())
-            torch.testing.assert_close(states[k, :length], one[0])
-            torch.testing.assert_close(final[k], last[:, 0])
+            ours, cut = (states[k, :length], final[k]), (x[k, :length], state[k])
+            # this backend resets the state after its product, which is another formula than the reference's default
+            with choosing(gru_reset="after"):
+                assert_within_budgets([ours, (one[0], last[:, 0])], "stacked_gru", *cut, tuple(each))
         else:
             assert torch.equal(final[k], state[k])
         assert not states[k, length:].any()
@@ -130,8 +134,9 @@ def test_mask_and_causal_both_hold() -> None:
 
 def test_the_batch_of_the_mask_joins_the_broadcast() -> None:
     query, key, value, mask = draw(4, 8), draw(6, 8), draw(6, 5), draw(3, 2, 4, 6) > 0
-    expected = torch.stack([torch.stack([attention(query, key, value, mask=m) for m in rows]) for rows in mask])
-    torch.testing.assert_close(attention(query, key, value, mask=mask), expected)
+    alone = torch.stack([torch.stack([attention(query, key, value, mask=m) for m in rows]) for rows in mask])
+    found = [attention(query, key, value, mask=mask), alone]
+    assert_within_budgets(found, "scaled_dot_product_attention", query, key, value, mask=mask)
 
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])
@@ -195,8 +200,9 @@ def test_heads_are_those_of_torch_nn(masked: bool, causal: bool) -> None:
         hidden = (~allowed).repeat_interleave(heads, 0)
     expected, _ = theirs(query, key, value, attn_mask=hidden, need_weights=False)
     given = mask if masked else None
-    found = backend.multi_head_attention(query, key, value, w_q, w_k, w_v, w_o, mask=given, causal=causal)
-    torch.testing.assert_close(found, expected)
+    inputs = query, key, value, w_q, w_k, w_v, w_o
+    found = backend.multi_head_attention(*inputs, mask=given, causal=causal)
+    assert_within_budgets([found, expected], "multi_head_attention", *inputs, mask=given, causal=causal)
 
 
 def test_heads_that_do_not_divide_the_width_raise() -> None:
@@ -251,7 +257,7 @@ def test_an_encoder_layer_is_that_of_torch_nn(norm: str, evaluated: bool) -> Non
     with torch.no_grad():
         expected = theirs(x, src_mask=(~mask).repeat_interleave(heads, 0))
     found = backend.encoder_layer(x, parameters, mask=mask, norm=norm)  # type: ignore[arg-type]  # one of the two
-    torch.testing.assert_close(found, expected)
+    assert_within_budgets([found, expected], "encoder_layer", x, parameters, mask=mask, norm=norm)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -271,7 +277,8 @@ def test_a_decoder_layer_is_that_of_torch_nn(norm: str) -> None:
     with torch.no_grad():
         expected = theirs(x, memory, later, (~memory_mask).repeat_interleave(heads, 0))
     found = backend.decoder_layer(x, memory, parameters, memory_mask=memory_mask, norm=norm)  # type: ignore[arg-type]
-    torch.testing.assert_close(found, expected)
+    given = x, memory, parameters
+    assert_within_budgets([found, expected], "decoder_layer", *given, memory_mask=memory_mask, norm=norm)
 
 
 def test_both_attentions_of_a_decoder_have_the_same_number_of_heads() -> None:

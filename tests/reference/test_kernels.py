@@ -19,6 +19,7 @@ from attnspec.reference import (
     variable_length_attention,
 )
 from attnspec.spec import ShapeError
+from tests.budgets import assert_within_budgets
 
 ROWS = np.arange(24.0).reshape(2, 4, 3) / 10
 """Two heads of four rows with three features."""
@@ -26,24 +27,27 @@ ROWS = np.arange(24.0).reshape(2, 4, 3) / 10
 
 def test_a_head_for_each_head_is_attention_in_heads() -> None:
     output, logarithms = grouped_query_attention(ROWS, ROWS, -ROWS)
-    assert logarithms is not None
-    assert np.allclose(output, scaled_dot_product_attention(ROWS, ROWS, -ROWS), rtol=1e-14)
     scores = ROWS @ ROWS.swapaxes(-1, -2) / np.sqrt(3)
-    assert np.allclose(logarithms, np.log(np.exp(scores).sum(-1)), rtol=1e-14)
+    by_parts = scaled_dot_product_attention(ROWS, ROWS, -ROWS), np.log(np.exp(scores).sum(-1))
+    assert_within_budgets([(output, logarithms), by_parts], "grouped_query_attention", ROWS, ROWS, -ROWS)
 
 
 def test_the_first_heads_of_the_queries_share_the_first_head_of_the_keys() -> None:
     query = np.concatenate([ROWS, ROWS])
     values = np.stack([np.zeros((4, 3)), np.ones((4, 3))])
-    output, _ = grouped_query_attention(query, ROWS, values)
-    assert np.allclose(output, np.repeat([0.0, 1.0], 2)[:, None, None], atol=1e-15)
+    found, expected = grouped_query_attention(query, ROWS, values), np.repeat([0.0, 1.0], 2)[:, None, None]
+    assert_within_budgets(
+        [(np.broadcast_to(expected, query.shape), None)], "grouped_query_attention", query, ROWS, values
+    )
+    assert_within_budgets(found, "grouped_query_attention", query, ROWS, values)
 
 
 def test_a_sink_takes_its_share_and_no_value() -> None:
     output, logarithms = grouped_query_attention(ROWS[:, :1], 0 * ROWS, np.ones((2, 4, 1)), sinks=np.log([4.0, 12.0]))
-    assert logarithms is not None
-    assert np.allclose(output[..., 0, 0], [4 / 8, 4 / 16], rtol=1e-14)
-    assert np.allclose(np.exp(logarithms[..., 0]), [8, 16], rtol=1e-14)
+    expected = np.array([4 / 8, 4 / 16]).reshape(2, 1, 1), np.log([[8.0], [16.0]])
+    given = ROWS[:, :1], 0 * ROWS, np.ones((2, 4, 1))
+    sinks = np.log([4.0, 12.0])
+    assert_within_budgets([(output, logarithms), expected], "grouped_query_attention", *given, sinks=sinks)
 
 
 def test_rows_without_keys() -> None:
@@ -55,7 +59,7 @@ def test_rows_without_keys() -> None:
     output, logarithms = grouped_query_attention(ROWS, ROWS, ROWS, mask=nothing, sinks=np.array([1.0, 2.0]))
     assert logarithms is not None
     assert (output == 0).all()
-    assert np.allclose(logarithms, [[1.0] * 4, [2.0] * 4], rtol=1e-15)
+    assert logarithms.tolist() == [[1.0] * 4, [2.0] * 4]
 
 
 def test_a_masked_score_is_not_capped() -> None:
@@ -111,24 +115,27 @@ def test_pages_beyond_the_cache_and_lengths_beyond_the_table_are_named() -> None
 def test_queries_are_the_last_positions_of_a_cache() -> None:
     pages = np.arange(8.0).reshape(2, 1, 4, 1)
     query = np.zeros((1, 2, 1))
-    output, _ = paged_attention(query, pages, pages, np.array([1, 0]), np.array(6), causal=True)
+    given = query, pages, pages, np.array([1, 0]), np.array(6)
     order = np.array([4, 5, 6, 7, 0, 1])
-    assert np.allclose(output[0, :, 0], [order[:5].mean(), order.mean()], rtol=1e-14)
+    means = np.array([order[:5].mean(), order.mean()]).reshape(1, 2, 1), np.log([[5.0, 6.0]])
+    assert_within_budgets([paged_attention(*given, causal=True), means], "paged_attention", *given, causal=True)
 
 
 def test_parts_without_keys_are_left_out() -> None:
     outputs = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 6.0]])
-    output, logarithm = merge_attention(outputs, np.array([0.0, -np.inf, np.log(3)]))
-    assert np.allclose(output, [2.5, 5.0], rtol=1e-15)
-    assert np.allclose(logarithm, np.log(4), rtol=1e-15)
+    logarithms = np.array([0.0, -np.inf, np.log(3)])
+    expected = np.array([2.5, 5.0]), np.array(np.log(4))
+    found = [merge_attention(outputs, logarithms), expected]
+    assert_within_budgets(found, "merge_attention", outputs, logarithms)
     output, logarithm = merge_attention(outputs, np.full(3, -np.inf))
     assert (output == 0).all()
     assert logarithm == -np.inf
 
 
 def test_rotations_by_a_quarter() -> None:
-    turned = rotary_embedding(np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([1]), theta=(2 / np.pi) ** 2)
-    assert np.allclose(turned, [[np.cos(1), np.sin(1), 0, 1]], atol=1e-15)
+    given, theta = (np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([1])), (2 / np.pi) ** 2
+    expected = np.array([[np.cos(1), np.sin(1), 0, 1]])
+    assert_within_budgets([rotary_embedding(*given, theta=theta), expected], "rotary_embedding", *given, theta=theta)
 
 
 def test_an_odd_number_of_features_cannot_be_turned() -> None:
@@ -138,7 +145,7 @@ def test_an_odd_number_of_features_cannot_be_turned() -> None:
 
 @pytest.mark.parametrize(("heads", "exponents"), [(1, [8]), (4, [2, 4, 6, 8]), (3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3])])
 def test_slopes(heads: int, exponents: list[int]) -> None:
-    assert np.allclose(alibi_slopes(heads), 2.0 ** -np.array(exponents), rtol=1e-15)
+    assert_within_budgets([alibi_slopes(heads), 2.0 ** -np.array(exponents)], "alibi_slopes", heads)
 
 
 def test_documents() -> None:

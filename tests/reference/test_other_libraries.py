@@ -22,7 +22,6 @@ from attnspec.reference import (
     softmax,
     teacher_forced_decode,
 )
-from attnspec.reference.budget import judged
 from attnspec.spec import (
     AttentionDecoderParameters,
     DecoderLayerParameters,
@@ -33,25 +32,23 @@ from attnspec.spec import (
     LSTMParameters,
     MultiHeadParameters,
     RNNParameters,
-    precision,
 )
+from tests.budgets import assert_within_budgets
 
 torch = pytest.importorskip("torch", reason="the optional dependency torch is not installed")
 RNG = np.random.default_rng(0)
-NEAR: dict[str, Any] = {"rtol": 64 * 2.0**-53, "atol": 64 * 2.0**-53}
-"""64 units in the last place of numbers near 1: both sides round."""
 
 
 def test_softmax() -> None:
     scores = RNG.normal(size=(2, 5, 7)) * 10
-    np.testing.assert_allclose(softmax(scores), scipy.special.softmax(scores, axis=-1), **NEAR)
+    assert_within_budgets([softmax(scores), scipy.special.softmax(scores, axis=-1)], "softmax", scores)
 
 
 def test_masked_softmax() -> None:
     scores, mask = RNG.normal(size=(5, 7)), RNG.random((5, 7)) < 0.7
     mask[:, 0] = True
     expected = torch.softmax(torch.from_numpy(scores).masked_fill(~torch.from_numpy(mask), -torch.inf), dim=-1)
-    np.testing.assert_allclose(softmax(scores, mask=mask), expected.numpy(), **NEAR)
+    assert_within_budgets([softmax(scores, mask=mask), expected], "softmax", scores, mask=mask)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -66,8 +63,9 @@ def test_scaled_dot_product_attention(causal: bool, masked: bool) -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         *map(torch.from_numpy, (query, key, value)), attn_mask=allowed
     )
-    got = scaled_dot_product_attention(query, key, value, mask=mask if masked else None, causal=causal)
-    np.testing.assert_allclose(got, expected.numpy(), **NEAR)
+    given: dict[str, Any] = {"mask": mask if masked else None, "causal": causal}
+    got = scaled_dot_product_attention(query, key, value, **given)
+    assert_within_budgets([got, expected], "scaled_dot_product_attention", query, key, value, **given)
 
 
 def test_multi_head_attention() -> None:
@@ -85,12 +83,14 @@ def test_additive_scores_are_a_perceptron_on_query_and_key() -> None:
     w_q, w_k, w_v = RNG.normal(size=(6, 2)), RNG.normal(size=(6, 5)), RNG.normal(size=6)
     pairs = np.concatenate([np.repeat(query, 4, axis=0), np.tile(key, (3, 1))], axis=1)
     expected = np.tanh(pairs @ np.concatenate([w_q, w_k], axis=1).T) @ w_v
-    np.testing.assert_allclose(additive_scores(query, key, w_q, w_k, w_v), expected.reshape(3, 4), **NEAR)
+    given = query, key, w_q, w_k, w_v
+    assert_within_budgets([additive_scores(*given), expected.reshape(3, 4)], "additive_scores", *given)
 
 
 def test_scores_of_a_batch_are_an_einsum() -> None:
     query, key = RNG.normal(size=(2, 1, 3, 4)), RNG.normal(size=(5, 6, 4))
-    np.testing.assert_allclose(dot_scores(query, key), np.einsum("aind,bmd->abnm", query, key), **NEAR)
+    found = [dot_scores(query, key), np.einsum("aind,bmd->abnm", query, key)]
+    assert_within_budgets(found, "dot_scores", query, key)
 
 
 def test_gru_cell_with_the_reset_gate_after_the_product() -> None:
@@ -109,8 +109,9 @@ def test_gru_cell_with_the_reset_gate_after_the_product() -> None:
     x, state = RNG.normal(size=(2, d)) * 3, RNG.normal(size=(2, h))
     expected = theirs(*map(torch.from_numpy, (x, state))).detach().numpy()
     with choosing(gru_reset="after"):
-        np.testing.assert_allclose(gru_cell(x, state, parameters), expected, **NEAR)
-    assert not np.allclose(gru_cell(x, state, parameters), expected)
+        assert_within_budgets([gru_cell(x, state, parameters), expected], "gru_cell", x, state, parameters)
+    with pytest.raises(AssertionError, match="budgets away"):
+        assert_within_budgets(expected, "gru_cell", x, state, parameters)
 
 
 def test_lstm_cell() -> None:
@@ -129,8 +130,7 @@ def test_lstm_cell() -> None:
     x, state = RNG.normal(size=(2, d)) * 3, (RNG.normal(size=(2, h)), RNG.normal(size=(2, h)))
     got = lstm_cell(x, state, parameters)
     expected = theirs(torch.from_numpy(x), tuple(map(torch.from_numpy, state)))
-    for ours, other in zip(got, expected, strict=True):
-        np.testing.assert_allclose(ours, other.detach().numpy(), **NEAR)
+    assert_within_budgets([got, expected], "lstm_cell", x, state, parameters)
 
 
 def their_decoder(vocabulary: int, d_y: int, d_h: int, d_s: int, h: int) -> Any:
@@ -172,9 +172,9 @@ def test_decoder_step() -> None:
     token, state, annotations = np.array([6, 0]), RNG.normal(size=(2, 4)), RNG.normal(size=(2, 8, 5))
     real = np.arange(8) < np.array([[8], [3]])
     scores, expected = their_step(m, *map(torch.from_numpy, (token, state, annotations, real)))
-    distribution, following = decoder_step(token, state, annotations, parameters_of(m), mask=real)
-    np.testing.assert_allclose(following, expected.detach().numpy(), **NEAR)
-    np.testing.assert_allclose(distribution, scores.softmax(-1).detach().numpy(), **NEAR)
+    given = token, state, annotations, parameters_of(m)
+    results = [decoder_step(*given, mask=real), (scores.softmax(-1), expected)]
+    assert_within_budgets(results, "decoder_step", *given, mask=real)
 
 
 def test_teacher_forced_decode() -> None:
@@ -186,9 +186,9 @@ def test_teacher_forced_decode() -> None:
     for token in torch.from_numpy(tokens).unbind(-1):
         scores, s = their_step(m, token, s, annotations, real)
         expected.append(torch.log_softmax(scores, -1).detach().numpy())
-    got, final = teacher_forced_decode(tokens, state.numpy(), annotations.numpy(), parameters_of(m), mask=real.numpy())
-    np.testing.assert_allclose(got, np.stack(expected, axis=-2), **NEAR)
-    np.testing.assert_allclose(final, s.detach().numpy(), **NEAR)
+    given = tokens, state.numpy(), annotations.numpy(), parameters_of(m)
+    results = [teacher_forced_decode(*given, mask=real.numpy()), (np.stack(expected, axis=-2), s)]
+    assert_within_budgets(results, "teacher_forced_decode", *given, mask=real)
 
 
 def numbers(x: Any) -> np.ndarray[Any, Any]:
@@ -243,11 +243,8 @@ D, N, M, HEADS = 8, 6, 5, 2
 
 
 def within_budget(got: Any, expected: Any, reference: Any, **arguments: Any) -> None:
-    """Theirs are ours, and both are what the budget of doubles allows."""
-    found = judged(reference, arguments, precision("ieee64"))
-    theirs = numbers(expected)
-    np.testing.assert_allclose(got, theirs, rtol=1e-12, atol=1e-12)
-    assert (np.abs(theirs - found.value) <= found.budget).all()
+    """Theirs and ours are what the budget of doubles allows."""
+    assert_within_budgets([got, expected], reference, **arguments)
 
 
 @WAYS

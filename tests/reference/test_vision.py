@@ -27,10 +27,9 @@ from attnspec.spec import (
     ShapeError,
     precision,
 )
+from tests.budgets import assert_within_budgets
 
 RNG = np.random.default_rng(0)
-NEAR: dict[str, Any] = {"rtol": 64 * 2.0**-53, "atol": 64 * 2.0**-53}
-"""64 units in the last place of numbers near 1: both sides round."""
 
 
 IMAGE = "(*batch, height, width, channels)"
@@ -89,7 +88,8 @@ def test_interpolation_of_zero_and_two(size: int, align_corners: bool, expected:
     x = np.array([0.0, 2.0]).reshape(*grid, 1)
     got = interpolate(x, *wanted, align_corners=align_corners)
     assert got.shape == (*wanted, 1)
-    np.testing.assert_allclose(got.reshape(-1), expected if size != 3 else [0, 1, 2], **NEAR)
+    by_hand = np.array(expected if size != 3 else [0.0, 1.0, 2.0], float).reshape(got.shape)
+    assert_within_budgets([got, by_hand], "interpolate", x, *wanted, align_corners=align_corners)
 
 
 def test_a_gate_of_one_place() -> None:
@@ -104,10 +104,9 @@ def test_a_gate_of_one_place() -> None:
 
 def test_equal_places_are_attended_to_alike() -> None:
     features = np.arange(6.0).reshape(2, 3, 1)
-    context, weights = spatial_attention(np.ones(2), features, normal(4, 2), normal(4, 1), np.zeros(4))
-    assert weights.shape == (2, 3)
-    np.testing.assert_allclose(weights, 1 / 6, **NEAR)
-    np.testing.assert_allclose(context, [2.5], **NEAR)
+    given = np.ones(2), features, normal(4, 2), normal(4, 1), np.zeros(4)
+    by_hand = np.array([2.5]), np.full((2, 3), 1 / 6)
+    assert_within_budgets([spatial_attention(*given), by_hand], "spatial_attention", *given)
 
 
 # At the edges ---------------------------------------------------------------------------------------------------------
@@ -220,7 +219,8 @@ def test_interpolation(sizes: tuple[int, ...], mode: str, dimensions: int, align
     theirs = torch.nn.functional.interpolate(
         channels_first, wanted[3 - dimensions :], mode=mode, align_corners=align_corners
     )
-    np.testing.assert_allclose(got, theirs.reshape(2, 3, *wanted).movedim(1, -1).numpy(), **NEAR)
+    found = [got, theirs.reshape(2, 3, *wanted).movedim(1, -1)]
+    assert_within_budgets(found, "interpolate", x, *wanted, align_corners=align_corners)
 
 
 def as_module(module: Any, *weights: np.ndarray) -> Any:
@@ -238,7 +238,7 @@ def test_patch_embedding_is_a_convolution() -> None:
         projected = convolution(torch.from_numpy(image).movedim(-1, 1)).flatten(2).mT.numpy()
     token = np.broadcast_to(parameters.class_token, (4, 1, 5))
     expected = np.concatenate([token, projected], axis=1) + parameters.positions
-    np.testing.assert_allclose(patch_embedding(image, parameters), expected, **NEAR)
+    assert_within_budgets([patch_embedding(image, parameters), expected], "patch_embedding", image, parameters)
 
 
 def test_vision_transformer() -> None:
@@ -258,14 +258,14 @@ def test_vision_transformer() -> None:
     embedding = PatchEmbeddingParameters(normal(d, 2, 2, 3), normal(d), normal(7, d))
     final = LayerNormParameters(normal(d), normal(d))
     image = normal(3, 4, 6, 3)
-    got = vit_encoder(image, embedding, tuple(layers), final)
+    given = image, embedding, tuple(layers), final
     with torch.no_grad():
         x = torch.from_numpy(patch_embedding(image, embedding))
         for layer in theirs:
             x = layer(x)
         weights = torch.from_numpy(final.gain), torch.from_numpy(final.bias)
         expected = torch.nn.functional.layer_norm(x[:, 0], (d,), *weights).numpy()
-    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+    assert_within_budgets([vit_encoder(*given), expected], "vit_encoder", *given)
 
 
 def test_attention_gate() -> None:
@@ -281,7 +281,6 @@ def test_attention_gate() -> None:
         alpha = to_one((of_x(first) + up).relu()).sigmoid()
         upsampled = torch.nn.functional.interpolate(signal, first.shape[2:], mode="trilinear")
         joined = torch.cat([alpha * first, upsampled], 1).movedim(1, -1).numpy()
-    gated, coefficients = attention_gate(x, gating, p)
-    np.testing.assert_allclose(coefficients, alpha[:, 0].numpy(), **NEAR)
-    np.testing.assert_allclose(gated, joined[..., :5], **NEAR)
-    np.testing.assert_allclose(attention_skip(x, gating, p), joined, **NEAR)
+    theirs = joined[..., :5], alpha[:, 0]
+    assert_within_budgets([attention_gate(x, gating, p), theirs], "attention_gate", x, gating, p)
+    assert_within_budgets([attention_skip(x, gating, p), joined], "attention_skip", x, gating, p)

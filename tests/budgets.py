@@ -1,0 +1,116 @@
+"""Comparisons of the project's own tests: every number within its budget of the oracle, with no tolerance.
+
+A budget follows from the precision class and from the inputs. Two honest results are compared by comparing each with
+the oracle: they then differ by no more than the sum of both budgets, whatever processor computed them.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.reference import REFERENCE
+from attnspec.reference.budget import Judged, judged, oracle_dtype
+from attnspec.reference.budget.gradients import gradients
+from attnspec.reference.budget.numbers import Numbers
+from attnspec.spec import Precision
+from attnspec.spec import precision as class_of
+from attnspec.spec.contract.precision import DEFAULTS
+from attnspec.spec.contract.tree import branches, flatten, mapped
+
+Formula = str | Callable[..., Any]
+"""An operation's name, or a function of what the error arithmetic knows (``attnspec.reference.budget``)."""
+
+
+def assert_within_budgets(
+    found: Any, formula: Formula, *arguments: Any, precision: str | None = None, **options: Any
+) -> None:
+    """Every number of ``found`` is within its budget of the formula's result; a list holds several results.
+
+    Where the oracle is NaN or infinite, so is the result. The class is that of the dtype, if not named.
+    """
+    given = _named(formula, arguments, options)
+    results = found if isinstance(found, list) else [found]
+    p = _class(precision, results[0])
+
+    def oracle(sampled: bool) -> dict[str, tuple[Numbers, Numbers]]:
+        return dict(_judged("", judged(_function(formula), given, p, sampled=sampled)))
+
+    _compare(results, oracle)
+
+
+def assert_gradients_within_budgets(
+    found: Any, cotangent: Any, formula: Formula, *arguments: Any, precision: str | None = None, **options: Any
+) -> None:
+    """Gradients of ⟨cotangent, formula(…)⟩, in the order of the float arrays of the arguments, are within budgets.
+
+    None stands for a gradient that is not compared, a list for several results.
+    """
+    given = _named(formula, arguments, options)
+    results = found if isinstance(found, list) else [found]
+    p, weights = _class(precision, results[0]), mapped(cotangent, _numbers)
+
+    def oracle(sampled: bool) -> dict[str, tuple[Numbers, Numbers]]:
+        return gradients(_function(formula), given, weights, p, oracle_dtype(p.dtype), sampled=sampled)
+
+    _compare(results, oracle)
+
+
+def _named(formula: Formula, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name, as NumPy arrays; those that are None are left out."""
+    bound = inspect.signature(_function(formula)).bind(*arguments, **options).arguments
+    return {name: mapped(x, _numbers) for name, x in bound.items() if x is not None}
+
+
+def _function(formula: Formula) -> Callable[..., Any]:
+    return REFERENCE[formula] if isinstance(formula, str) else formula
+
+
+def _numbers(_: str, x: Any) -> Any:
+    if not hasattr(x, "detach"):
+        return x
+    from attnspec.backends.bases.torch import to_numpy  # where PyTorch is not installed there are no tensors
+
+    return to_numpy(x)
+
+
+def _class(name: str | None, result: Any) -> Precision:
+    arrays = (mapped(x, _numbers) for x in flatten(result).values() if x is not None)
+    return class_of(name or next(DEFAULTS[x.dtype.name] for x in arrays if x.dtype.name in DEFAULTS))
+
+
+def _judged(path: str, x: Any) -> Iterator[tuple[str, tuple[Numbers, Numbers]]]:
+    """Value and budget of every array of a judged result, by path."""
+    if isinstance(x, Judged):
+        yield path, (x.value, x.budget)
+    else:
+        for below, part in branches(x, path) or []:
+            yield from _judged(below, part)
+
+
+def _compare(results: list[Any], oracle: Callable[[bool], dict[str, tuple[Numbers, Numbers]]]) -> None:
+    """Compare every result; where a budget is exceeded, take deviations from samples too, as the suite does."""
+    if list(_beyond(results, oracle(False))):
+        wrong = list(_beyond(results, oracle(True)))
+        assert not wrong, "\n".join(wrong)
+
+
+def _beyond(results: list[Any], wanted: dict[str, tuple[Numbers, Numbers]]) -> Iterator[str]:
+    """The numbers that lie beyond their budgets, the worst of each array, in words."""
+    for i, result in enumerate(results):
+        for (path, (value, budget)), x in zip(wanted.items(), flatten(result).values(), strict=True):
+            if x is None:
+                continue
+            got = np.asarray(mapped(x, _numbers)).astype(value.dtype)
+            assert got.shape == value.shape, f"{path}: expected shape {value.shape}; got {got.shape}"
+            with np.errstate(all="ignore"):
+                error = np.where((got == value) | (np.isnan(got) & np.isnan(value)), 0, np.abs(got - value))
+                ratio = np.where(error == 0, 0, np.where(error <= budget, 0, error / budget))
+            ratio[np.isnan(ratio)] = np.inf
+            if ratio.any():
+                worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+                yield (
+                    f"result {i}: {path or 'the array'}{[int(k) for k in worst]}: expected {value[worst]} ± "
+                    f"{budget[worst]:.3g}; got {got[worst]}, {ratio[worst]:.3g} budgets away"
+                )
