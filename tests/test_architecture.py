@@ -264,6 +264,7 @@ ROOMS = {
         "gradients.py",
         "magnitudes.py",
         "modes.py",
+        "options.py",
         "records.py",
         "registry.py",
         "shared_batches.py",
@@ -273,6 +274,7 @@ ROOMS = {
     "conformance/attnspec/conformance/mutants": {
         "ensembles.py",
         "fills.py",
+        "ignored.py",
         "infinities.py",
         "magnitudes.py",
         "one_weight.py",
@@ -417,7 +419,6 @@ LONG = {
     "attnspec.spec.seq2seq": "a chapter of thirteen operations",
     "attnspec.spec.contract.tree": "one concept: trees of arrays and options, their descriptions and their values",
     "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
-    "attnspec.conformance.laws.kernels": "every law of attention in groups, of its options and their parts",
     "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",

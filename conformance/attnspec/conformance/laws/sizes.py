@@ -5,6 +5,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, along, take
 from attnspec.conformance.inputs.attendance import bounds, spelled_out, with_first_keys
@@ -16,7 +17,7 @@ from attnspec.conformance.laws.common import fitting, normal_like, sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.registry import checks
-from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.axes import Axis, Part, Role
 from attnspec.spec.contract.tree import Kind
 from attnspec.spec.laws import sizes as law
 
@@ -38,8 +39,11 @@ LENGTHS = (2049, 1024, 700, 513)
 BOTH = 1100
 """Queries and keys together: more than 1,024 of both."""
 
-MASKED = (17, 290)
-"""Queries and keys under a mask: more than a tile of 16, and more than 8 bits count."""
+MASKED = (270, 290)
+"""Queries and keys under a mask: more than 8 bits count."""
+
+NARROW_WINDOW = (3, 0)
+"""A window that leaves most tiles of keys to no query of a tile."""
 
 STEPS = (129,)
 GRIDS = (65, 33)
@@ -190,12 +194,44 @@ def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.LONG_MASKS, once=True, at_leading=True)
 def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A random mask: no column is that of 256 keys before."""
+    """A random mask, in which no column repeats the one 256 earlier; and what leaves whole tiles without weight."""
     operation = subject.operation
     sizes = {operation.asking or "": MASKED[0]} | {operation.asked or "": MASKED[1]}
     given = _narrow(subject, rng, sizes)
-    masked = given is not None and given.mask is not None
-    return _tried(subject, iter([(f"{_shown(sizes)}, masked", given if masked else None)]), rng)
+    if given is None or given.mask is None:
+        return False
+    # Biases that follow positions would force judging every row.
+    placed = {path: operation.defaults[path] for path in operation.ordered if path not in bounds(operation)}
+    given = given.replaced(placed)
+    tried = _tried(subject, iter([(f"{_shown(sizes)}, masked", given), *_in_window(subject, given)]), rng)
+    biased = _with_least_bias(subject, given)
+    if biased is not None:
+        subject.follows_formula(biased, f"with {operation.part(Part.BIAS)} of the least number in the first tile,")
+    return tried
+
+
+def _in_window(subject: Subject, given: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """The call under a window in the place of the mask, with sinks where there are any."""
+    window = subject.operation.window
+    if window is not None and subject.limits.has(window):
+        yield (
+            f"{_shown(given.sizes)}, in a window {NARROW_WINDOW}",
+            given.without_masks().replaced({window: NARROW_WINDOW}),
+        )
+
+
+def _with_least_bias(subject: Subject, given: Arguments) -> Arguments | None:
+    """Few queries of the call, whose keys in the first tile have as little weight as a bias can leave them.
+
+    That bias is as large as numbers are, beyond the domain of scores: a sum that overflows leaves no weight either.
+    """
+    path, asking = subject.operation.part(Part.BIAS), subject.operation.asking or ""
+    if not path or given[path] is None:
+        return None
+    few = given.without_masks().along(asking, take(np.arange(FEW)))
+    x = np.array(np.broadcast_to(few.array(path), (*few.array(path).shape[:-1], few.keys_count or 0)))
+    x[..., :TILE] = finfo(x.dtype).min
+    return few.replaced({path: x})
 
 
 @checks(law.BEYOND, once=True, dear=True)

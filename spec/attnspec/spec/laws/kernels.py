@@ -50,9 +50,16 @@ GROUPS = law(
 )
 OPTIONS_COUNT = law(
     "kernels.options-count",
-    "Every option and every optional array that is accepted changes the result.",
-    formula=r"f(x; o) \ne f(x)",
+    "Every option and every optional array that is accepted gives what the formula says, alone and beside any other.",
+    formula=r"f(x; o) = f^*(x; o),\ f(x; o, o') = f^*(x; o, o')",
     governs=_optional_parts,
+)
+OPTIONS_GRADIENTS = law(
+    "kernels.options-gradients",
+    "Gradients are those of the formula with every option and every optional array, alone and beside any other.",
+    formula=r"\nabla_x \langle c, f(x; o, o') \rangle = J^*(x; o, o')^\top c",
+    governs=lambda operation: _optional_parts(operation) and operation.differentiable,
+    gradients=True,
 )
 WINDOW = law(
     "kernels.window",
@@ -140,7 +147,8 @@ PLAIN_AND_ABSORBED = law(
 )
 MERGED = law(
     "kernels.merged",
-    "Attention to parts of the keys, merged by their logarithms, is attention to all; empty parts do not count.",
+    "Attention to parts of the keys, merged by their logarithms, is attention to all; empty parts do not count, and "
+    "merged to nothing where there are no others: 0 and −∞.",
     formula=r"\operatorname{merge}_p f(q, k_p, v_p) = f(q, k, v)",
     governs=of(MergeAttention),
     sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],

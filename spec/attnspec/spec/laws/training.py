@@ -142,8 +142,9 @@ PARTS = law(
 )
 BROADCAST_SUM = law(
     "training.broadcast-sum",
-    "The gradient of an argument that has no batch is summed over the batch of the others.",
-    formula=r"\nabla_x f(x_{\text{new axis}}) = \sum_b (\nabla f)_b",
+    "The gradient of an argument is summed over all that share it: over the batch of the others, or a part of it, and "
+    "over heads, queries and keys.",
+    formula=r"\nabla_x f(x_{\text{shared axis}}) = \sum_b (\nabla f)_b",
     governs=_broadcasts,
     gradients=True,
 )
