@@ -10,6 +10,7 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import doubles, live_rows, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
+from attnspec.conformance.laws.kernels import with_heads
 from attnspec.conformance.laws.lessons import causal_in, fits, masks_of
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
@@ -20,6 +21,9 @@ UNEQUAL = ((4, 6), (6, 4))
 
 DECODING = (1, 5)
 
+HEADS = (2, 3)
+"""Heads of the keys, and heads of the queries for each: no head has the place that another numbering gives it."""
+
 Values = Mapping[str, Any]
 
 
@@ -27,11 +31,12 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
     """A call without any option, and a value for every option and optional array that the backend accepts."""
     operation = subject.operation
     queries, keys = shape
-    one = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
-    bare = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=one)
+    fixed = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
+    fixed |= with_heads(*HEADS, operation) if operation.sizes_of(Axis.GROUP) else {}
+    bare = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=fixed)
     required = {path: size for path, size in operation.lengths.items() if bare[path] is not None}
     bare = bare.replaced({path: np.full_like(bare[path], bare.size(size)) for path, size in required.items()})
-    whole = sample(subject, rng, (2,), queries=queries, keys=keys, whole=True)
+    whole = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=fixed, whole=True)
     flags = {o.path for o in operation.options if o.choices}
     values: dict[str, Any] = {}
     for name in operation.call.names:
