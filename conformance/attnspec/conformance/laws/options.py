@@ -8,7 +8,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import doubles, live_rows, sample, wide
+from attnspec.conformance.laws.common import doubles, fitting, live_rows, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.kernels import with_heads
 from attnspec.conformance.laws.lessons import causal_in, fits, masks_of
@@ -24,6 +24,9 @@ DECODING = (1, 5)
 HEADS = (2, 3)
 """Heads of the keys, and heads of the queries for each: no head has the place that another numbering gives it."""
 
+COLUMNS = 6
+"""Columns of values, more than features of queries and keys."""
+
 Values = Mapping[str, Any]
 
 
@@ -33,6 +36,7 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
     queries, keys = shape
     fixed = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
     fixed |= with_heads(*HEADS, operation) if operation.sizes_of(Axis.GROUP) else {}
+    fixed |= {name: fitting(subject, name, COLUMNS) for name in operation.sizes_of(Axis.FEATURE)[1:]}
     bare = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=fixed)
     required = {path: size for path, size in operation.lengths.items() if bare[path] is not None}
     bare = bare.replaced({path: np.full_like(bare[path], bare.size(size)) for path, size in required.items()})

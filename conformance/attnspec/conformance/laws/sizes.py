@@ -221,7 +221,7 @@ def _in_window(subject: Subject, given: Arguments) -> Iterator[tuple[str, Argume
 
 
 def _with_least_bias(subject: Subject, given: Arguments) -> Arguments | None:
-    """Few queries of the call, whose keys in the first tile have as little weight as a bias can leave them.
+    """Few queries of the call, without sinks, whose first tile of keys has as little weight as a bias can leave it.
 
     That bias is as large as numbers are, beyond the domain of scores: a sum that overflows leaves no weight either.
     """
@@ -231,7 +231,7 @@ def _with_least_bias(subject: Subject, given: Arguments) -> Arguments | None:
     few = given.without_masks().along(asking, take(np.arange(FEW)))
     x = np.array(np.broadcast_to(few.array(path), (*few.array(path).shape[:-1], few.keys_count or 0)))
     x[..., :TILE] = finfo(x.dtype).min
-    return few.replaced({path: x})
+    return few.replaced({path: x, subject.operation.part(Part.SINK): None})
 
 
 @checks(law.BEYOND, once=True, dear=True)
