@@ -149,13 +149,13 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
 
 @checks(law.SLOPES)
 def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Spell slopes out in the bias."""
+    """Spell slopes out in the bias, where later keys count too."""
     operation = subject.operation
     if not has(subject, Part.SLOPES, Part.BIAS) or subject.semantics.bottom_right:
         return False
     path, biased, (query, _, _) = operation.part(Part.SLOPES), operation.part(Part.BIAS), operands(operation)
     powers = subject.exact(2.0 ** -rng.integers(0, 5, arguments.array(query.path).shape[-3]).astype(float))
-    given = arguments.replaced({path: powers, biased: None})
+    given = arguments.replaced({path: powers, biased: None} | ({operation.flag: False} if operation.flag else {}))
     distance = np.abs(np.arange(given.queries or 0)[:, None] - np.arange(given.keys_count or 0))
     exact = -wide(powers)[:, None, None] * distance
     bias = subject.exact(exact)

@@ -14,7 +14,7 @@ from attnspec.conformance.laws.kernels import with_heads
 from attnspec.conformance.laws.lessons import causal_in, fits, masks_of
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
-from attnspec.spec.laws import kernels as law
+from attnspec.spec.laws import kernels, training
 
 UNEQUAL = ((4, 6), (6, 4))
 """Queries and keys: fewer queries than keys, and more."""
@@ -79,7 +79,7 @@ def _chosen(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
                 yield _named(dict.fromkeys(chosen)), given
 
 
-@checks(law.OPTIONS_COUNT, once=True, at_leading=True)
+@checks(kernels.OPTIONS_COUNT, once=True, at_leading=True)
 def options_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Give each option and each optional array alone, in decoding too, and two at a time.
 
@@ -116,7 +116,7 @@ def _shows(subject: Subject, bare: Arguments, given: Arguments) -> bool:
     )
 
 
-@checks(law.OPTIONS_GRADIENTS, once=True, at_leading=True)
+@checks(training.OPTIONS, once=True, at_leading=True)
 def options_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Take gradients with each option alone and with every two; those of rows that are NaN are not judged."""
     tried = False

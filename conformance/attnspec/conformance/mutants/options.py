@@ -150,7 +150,7 @@ def keys_of_last_head(
     "sinks learn from the last row",
     replaces="differentiated",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-gradients", "training.broadcast-sum"),
+    breaks=("training.options", "training.broadcast-sum"),
     source="a gradient of sinks that every block of rows stores, where it should add it",
 )
 def sinks_of_last_row(
@@ -178,7 +178,7 @@ def _is_last(x: Numbers, axis: int) -> Numbers:
     "gradient of keys by heads of the queries in turn",
     replaces="differentiated",
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
-    breaks=("kernels.options-gradients",),
+    breaks=("training.options",),
     source="XunhaoLai/native-sparse-attention-triton#27: a group taken for the number of heads of the keys",
 )
 def heads_by_group(
@@ -276,7 +276,7 @@ def _backward_without(
     "window forgotten beside sinks in the backward pass",
     replaces="differentiated",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-gradients",),
+    breaks=("training.options",),
     source="AMD-AGI/Primus-Turbo#262: the backward pass of sinks knows the left end of a window alone",
 )
 def no_window_beside_sinks(
@@ -290,7 +290,7 @@ def no_window_beside_sinks(
     "cap forgotten beside a bias in the backward pass",
     replaces="differentiated",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-gradients",),
+    breaks=("training.options",),
     source="openxla/tokamax#1121: the derivative of the cap belongs before the gradients of keys and bias",
 )
 def no_cap_beside_bias(
@@ -304,7 +304,7 @@ def no_cap_beside_bias(
     "slopes forgotten beside lengths in the backward pass",
     replaces="differentiated",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-gradients",),
+    breaks=("training.options",),
     source="slopes that only the forward pass of packed sequences reads",
 )
 def no_slopes_beside_lengths(

@@ -35,7 +35,7 @@ def _in_groups(operation: Operation) -> bool:
     return bool(operation.sizes_of(Axis.GROUP))
 
 
-def _optional_parts(operation: Operation) -> bool:
+def optional_parts(operation: Operation) -> bool:
     """Whether there are several optional arrays and options, each of which a backend may take and forget."""
     return sum(name in operation.features for name in operation.defaults) > 1
 
@@ -52,14 +52,7 @@ OPTIONS_COUNT = law(
     "kernels.options-count",
     "Every option and every optional array that is accepted gives what the formula says, alone and beside any other.",
     formula=r"f(x; o) = f^*(x; o),\ f(x; o, o') = f^*(x; o, o')",
-    governs=_optional_parts,
-)
-OPTIONS_GRADIENTS = law(
-    "kernels.options-gradients",
-    "Gradients are those of the formula with every option and every optional array, alone and beside any other.",
-    formula=r"\nabla_x \langle c, f(x; o, o') \rangle = J^*(x; o, o')^\top c",
-    governs=lambda operation: _optional_parts(operation) and operation.differentiable,
-    gradients=True,
+    governs=optional_parts,
 )
 WINDOW = law(
     "kernels.window",

@@ -3,6 +3,7 @@
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind
+from attnspec.spec.laws.kernels import optional_parts
 
 
 def _differentiable(operation: Operation) -> bool:
@@ -174,5 +175,12 @@ DTYPE = law(
     "A gradient has the dtype of its argument.",
     formula=r"\operatorname{dtype} \nabla_x f = \operatorname{dtype} x",
     governs=_differentiable,
+    gradients=True,
+)
+OPTIONS = law(
+    "training.options",
+    "Gradients are those of the formula with every option and every optional array, alone and beside any other.",
+    formula=r"\nabla_x \langle c, f(x; o, o') \rangle = J^*(x; o, o')^\top c",
+    governs=lambda operation: operation.differentiable and optional_parts(operation),
     gradients=True,
 )
