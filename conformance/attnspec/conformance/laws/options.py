@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import doubles, fitting, live_rows, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.kernels import with_heads
 from attnspec.conformance.laws.lessons import causal_in, fits, masks_of
 from attnspec.conformance.laws.registry import checks
-from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.laws import kernels, training
 
 UNEQUAL = ((4, 6), (6, 4))
@@ -129,3 +129,18 @@ def options_gradients(subject: Subject, arguments: Arguments, rng: np.random.Gen
             gradients_match(subject, subject.vjp(given, cotangents), expected, given, what)
             tried = True
     return tried
+
+
+def with_least_bias(given: Arguments, tile: int) -> Arguments | None:
+    """The call without masks and sinks, whose first tile of keys has as little weight as a bias can leave it.
+
+    That bias is as large as numbers are, beyond the domain of scores: a sum that overflows leaves no weight either.
+    None where no bias is given.
+    """
+    path, sinks = given.operation.part(Part.BIAS), given.operation.part(Part.SINK)
+    if not path or given[path] is None:
+        return None
+    bias = given.array(path)
+    lowered: Numbers = np.array(np.broadcast_to(bias, (*bias.shape[:-1], given.keys_count or 0)))
+    lowered[..., :tile] = np.nextafter(lowered.dtype.type(-np.inf), lowered.dtype.type(0))
+    return given.without_masks().replaced({path: lowered, sinks: None})

@@ -5,7 +5,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from ml_dtypes import finfo
 
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, along, take
 from attnspec.conformance.inputs.attendance import bounds, spelled_out, with_first_keys
@@ -16,6 +15,7 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, normal_like, sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.magnitudes import opposed, outlier
+from attnspec.conformance.laws.options import with_least_bias
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Part, Role
 from attnspec.spec.contract.tree import Kind
@@ -203,35 +203,15 @@ def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     # Biases that follow positions would force judging every row.
     placed = {path: operation.defaults[path] for path in operation.ordered if path not in bounds(operation)}
     given = given.replaced(placed)
-    tried = _tried(subject, iter([(f"{_shown(sizes)}, masked", given), *_in_window(subject, given)]), rng)
-    biased = _with_least_bias(subject, given)
+    calls = [(f"{_shown(sizes)}, masked", given)]
+    if operation.window is not None and subject.limits.has(operation.window):
+        inside = given.without_masks().replaced({operation.window: NARROW_WINDOW})
+        calls.append((f"{_shown(sizes)}, in a window {NARROW_WINDOW}", inside))
+    tried = _tried(subject, iter(calls), rng)
+    biased = with_least_bias(given.along(operation.asking or "", take(np.arange(FEW))), TILE)
     if biased is not None:
         subject.follows_formula(biased, f"with {operation.part(Part.BIAS)} of the least number in the first tile,")
     return tried
-
-
-def _in_window(subject: Subject, given: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """The call under a window in the place of the mask, with sinks where there are any."""
-    window = subject.operation.window
-    if window is not None and subject.limits.has(window):
-        yield (
-            f"{_shown(given.sizes)}, in a window {NARROW_WINDOW}",
-            given.without_masks().replaced({window: NARROW_WINDOW}),
-        )
-
-
-def _with_least_bias(subject: Subject, given: Arguments) -> Arguments | None:
-    """Few queries of the call, without sinks, whose first tile of keys has as little weight as a bias can leave it.
-
-    That bias is as large as numbers are, beyond the domain of scores: a sum that overflows leaves no weight either.
-    """
-    path, asking = subject.operation.part(Part.BIAS), subject.operation.asking or ""
-    if not path or given[path] is None:
-        return None
-    few = given.without_masks().along(asking, take(np.arange(FEW)))
-    x = np.array(np.broadcast_to(few.array(path), (*few.array(path).shape[:-1], few.keys_count or 0)))
-    x[..., :TILE] = finfo(x.dtype).min
-    return few.replaced({path: x, subject.operation.part(Part.SINK): None})
 
 
 @checks(law.BEYOND, once=True, dear=True)
