@@ -287,6 +287,8 @@ def test_a_sink_is_added_before_anything_is_rounded(dtype: torch.dtype) -> None:
     _, exact = backend.grouped_query_attention(
         query.double(), key.double(), value[..., :4].double(), sinks=sinks.double()
     )
+    assert logarithms is not None
+    assert exact is not None
     unit = torch.finfo(dtype).eps * 2.0 ** exact.abs().log2().floor()
     assert ((logarithms.double() - exact).abs() <= 0.51 * unit).all()
 
