@@ -274,6 +274,25 @@ def test_an_option_that_changes_nothing_visible_convicts_nobody() -> None:
     assert replay("pytorch", law, "paged_attention", "bfloat16", given, seed=seed, device="cpu") == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_sink_is_added_before_anything_is_rounded(dtype: torch.dtype) -> None:
+    """Logarithms rounded before and after a sink is added were off by up to a unit in the last place."""
+    query, key, value = (
+        normal(2, 4, 4, 4, dtype=dtype),
+        normal(2, 2, 6, 4, dtype=dtype),
+        normal(2, 2, 6, 5, dtype=dtype),
+    )
+    sinks = normal(4, dtype=dtype)
+    _, logarithms = backend.grouped_query_attention(query, key, value[..., :4], sinks=sinks)
+    _, exact = backend.grouped_query_attention(
+        query.double(), key.double(), value[..., :4].double(), sinks=sinks.double()
+    )
+    assert logarithms is not None
+    assert exact is not None
+    unit = torch.finfo(dtype).eps * 2.0 ** exact.abs().log2().floor()
+    assert ((logarithms.double() - exact).abs() <= 0.51 * unit).all()
+
+
 class Curve(Arguments):
     """Numbers, as many as a register has, and their tanh."""
 

@@ -76,3 +76,12 @@ def test_the_first_examples_reach_beyond_the_tiles_of_kernels(seed: int) -> None
 def test_the_same_seed_gives_the_same_examples() -> None:
     once, again, other = (corners(OPERATION, Limits(), seed=s, most=10, work=2.0**12) for s in (1, 1, 2))
     assert once == again != other
+
+
+def test_biases_share_each_of_their_axes() -> None:
+    operation = OPERATIONS["grouped_query_attention"]
+    rows = corners(operation, Limits(), seed=0, most=40, work=2.0**14)
+    given = [row for row in rows if "bias" not in row.absent]
+    assert {row.collapsed["bias"] for row in given} == {(), ("heads_k",), ("n",), ("m",)}
+    of_all_rows = [row for row in given if row.collapsed["bias"] == ("n",)]
+    assert {row.arguments(operation, "float32").array("bias").shape[-2] for row in of_all_rows} == {1}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
+from attnspec.conformance.mutants import MUTANTS, Mutant, ignored, mutant
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.rediscovered import REDISCOVERED
 from attnspec.conformance.running.trials import Task, perform
@@ -371,9 +371,75 @@ CHOICES = (
     Flaw("undeclared", ("fully masked rows are uniform", "fully masked rows are NaN")),
 )
 
+OPTIONS = (
+    Flaw(
+        "options and optional arrays that are accepted and dropped",
+        tuple(f"{name} accepted and dropped" for name in ignored.NAMES),
+        everywhere=True,
+    ),
+    Flaw(
+        "gradients of what heads, queries, keys or a part of the batch share",
+        (
+            "bias of all rows learns from the last row",
+            "bias of all heads learns from the last head",
+            "bias of all keys learns from the last key",
+            "bias of all elements learns from the last element",
+            "queries of the first dimension of the batch learn from its last element",
+            "keys shared by heads learn from the last head",
+            "sinks learn from the last row",
+        ),
+    ),
+    Flaw(
+        "gradients of groups that are not as many as heads of the keys",
+        ("gradient of keys by heads of the queries in turn", "XunhaoLai/native-sparse-attention-triton#27"),
+    ),
+    Flaw(
+        "two options at once",
+        (
+            "sinks forgotten in a window",
+            "cap forgotten beside slopes",
+            "lengths forgotten beside a bias",
+            "scale forgotten beside a cap",
+            "goombalab/hnet#20",
+        ),
+    ),
+    Flaw(
+        "two options at once in the backward pass",
+        (
+            "window forgotten beside sinks in the backward pass",
+            "cap forgotten beside a bias in the backward pass",
+            "slopes forgotten beside lengths in the backward pass",
+        ),
+    ),
+    Flaw("gradients of sinks", ("pytorch/torchtitan#4796", "Dao-AILab/flash-attention#1973")),
+    Flaw(
+        "options of one query",
+        (
+            "slopes forgotten for one query",
+            "sinks forgotten for one query",
+            "karpathy/nanochat#456",
+            "tenstorrent/tt-metal#55337",
+        ),
+    ),
+    Flaw("a length of 0 with sinks", ("sink left out of rows without keys",)),
+    Flaw("a window shorter than a tile, with sinks", ("ROCm/rocm-libraries#12227",)),
+    Flaw("a tile of the least bias", ("pytorch/pytorch#109517",)),
+    Flaw("a finite fill beside a scale", ("flashinfer-ai/flashinfer#4401",)),
+    Flaw(
+        "parts that are all empty, or far apart",
+        (
+            "flashinfer-ai/flashinfer#4051",
+            "parts that are clamped",
+            "parts weighed without their maximum",
+            "gradients of parts that are empty",
+        ),
+    ),
+    Flaw("a gain beyond 256 queries", ("a percent more beyond 256 queries",)),
+)
+
 FLAWS = (
     *(SIZES + LAYOUTS + TRAINING + VALUES + FILLS),
-    *(SCALES + GRADIENTS + NOT_FINITE + CHOICES),
+    *(SCALES + GRADIENTS + NOT_FINITE + CHOICES + OPTIONS),
 )
 
 KNOWN = {**MUTANTS, **REDISCOVERED}

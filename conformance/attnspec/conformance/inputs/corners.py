@@ -140,9 +140,11 @@ def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: 
     if operation.role(leaf) is Role.MASK:
         lacking = lacking or (leaf.optional and not limits.mask)
         result[f"masked:{leaf.path}"] = (ABSENT,) if lacking else MASKS if leaf.optional else MASKS[1:]
-        result[f"collapsed:{leaf.path}"] = ((), (), *((d.factors[0],) for d in leaf.core if d.broadcast))
     elif leaf.optional:
         result[f"given:{leaf.path}"] = (False,) if lacking else (True, False)
+    shared = [d.factors[0] for d in leaf.core if d.broadcast]
+    if shared:
+        result[f"collapsed:{leaf.path}"] = ((), (), *((name,) for name in shared))
     if leaf.batched and leaf.dims[0].broadcast and broadcasts and limits.broadcasting:
         result[f"kept:{leaf.path}"] = ("all", "all", "none", "first")
     return result

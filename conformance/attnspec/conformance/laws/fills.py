@@ -1,5 +1,7 @@
 """The check of what stands in the place of masked scores."""
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
@@ -7,6 +9,7 @@ from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample, wide
 from attnspec.conformance.laws.registry import checks
+from attnspec.spec.contract.axes import Part
 from attnspec.spec.laws import masking as law
 
 FILLS = (1e4, 1e6, 1e9)
@@ -18,15 +21,16 @@ def finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Generator
     """One attendable key for every query, and scores of both signs that are about as large as each fill, or larger."""
     batch = (4,) if subject.limits.max_batch_dims else ()
     base = sample(subject, rng, batch, queries=16, keys=8, features=8, heads=2)
-    shape, exponents = mask_shape(base), subject.operation.sharpened
-    if not base.keys_count or 0 in shape:
+    shape, exponents, scale = mask_shape(base), subject.operation.sharpened, subject.operation.part(Part.SCALE)
+    if not base.keys_count or 0 in shape or (not exponents and not subject.limits.has(scale)):
         return False
     one = base.with_mask(np.arange(shape[-1]) == rng.integers(shape[-1], size=(*shape[:-1], 1)))
     tried = False
     for fill in FILLS:
         for factor in (4 * fill, 2 * fill, fill, fill / 2):
             larger = {path: factor**exponent * wide(one.array(path)) for path, exponent in exponents.items()}
-            given = one.replaced({path: subject.exact(x) for path, x in larger.items()})
+            exact: dict[str, Any] = {path: subject.exact(x) for path, x in larger.items()} or {scale: factor}
+            given = one.replaced(exact)
             if fill < subject.precision.largest and _judgeable(subject, given):
                 subject.follows_formula(given, f"with one attendable key and scores of some {factor:g},")
                 tried = True

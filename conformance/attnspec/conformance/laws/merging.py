@@ -6,6 +6,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.caches import in_one_piece
 from attnspec.conformance.laws.common import doubles, sample, together, wide
+from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.kernels import logarithms, with_heads
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import kernels as law
@@ -42,12 +43,36 @@ def _named(subject: Subject, attention: Subject, found: Results) -> Results:
     return {mine.leading.path: found[its.leading.path], here: found[there]}
 
 
+def _mostly_nothing(subject: Subject, rng: np.random.Generator) -> Arguments:
+    """Parts of which all, some or none are empty, with NaN in their outputs; and logarithms that are far apart."""
+    given = sample(subject, rng, (6,)[: subject.limits.max_batch_dims], keys=4)
+    outputs, beside = (leaf for leaf, _ in given.floats)
+    stored, numbers = (wide(given.array(leaf.path)).copy() for leaf in (outputs, beside))
+    rows = numbers.reshape(-1, numbers.shape[-1])
+    rows[0::3] = -np.inf
+    rows[1::3, ::2] = -np.inf
+    rows[2::3, 1:] += rng.choice([-1e4, 1e3], rows[2::3, 1:].shape)
+    stored[np.isneginf(numbers)] = np.nan
+    return given.replaced({outputs.path: subject.exact(stored), beside.path: subject.exact(numbers)})
+
+
+def _merged_nothing(subject: Subject, rng: np.random.Generator) -> None:
+    given = _mostly_nothing(subject, rng)
+    subject.follows_formula(given, "of parts that are empty or far apart,")
+    (beside,) = logarithms(subject.operation)
+    got, expected = wide(subject.results(given)[beside]), subject.oracles(given)[beside].value
+    message = "the logarithm of parts of which all are empty is not −∞"
+    right = bool(np.isneginf(got[np.isneginf(expected)]).all())
+    subject.holds(right, message, given, expected=expected, got=got)
+
+
 @checks(law.MERGED, once=True)
 def merged(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Merge what the backend gives for parts of the keys."""
+    """Merge parts that are empty or far apart, and what the backend gives for parts of the keys."""
+    _merged_nothing(subject, rng)
     found = _in_parts(subject, rng)
     if found is None:
-        return False
+        return True
     attention, whole, parts = found
     given = _stacked(subject, attention, parts)
     expected = _named(subject, attention, doubles(attention.results(whole)))
@@ -73,10 +98,16 @@ def _moved(subject: Subject, attention: Subject, given: Arguments, parts: list[A
 
 @checks(law.MERGED_GRADIENTS, once=True)
 def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Take cotangents back through the merging and through the attention of every part, where dtypes are wide."""
+    """Take cotangents back through the merging, and through the attention of every part, where dtypes are wide."""
+    nothing = _mostly_nothing(subject, rng)
+    weights = subject.cotangents(nothing, rng)
+    of_nothing = subject.gradients(nothing, weights)
+    gradients_match(
+        subject, subject.vjp(nothing, weights), of_nothing, nothing, "of parts that are empty or far apart,"
+    )
     found = _in_parts(subject, rng)
     if found is None or subject.precision.output:
-        return False
+        return True
     attention, whole, parts = found
     cotangents = attention.cotangents(whole, rng)
     expected = attention.gradients(whole, cotangents)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.inputs.corners import stepwise
 from attnspec.conformance.inputs.dtypes import NARROW, is_float
 from attnspec.conformance.inputs.layouts import (
     CANNOT,
@@ -39,7 +40,8 @@ from attnspec.conformance.laws.lessons import (
     restricted_lesson_of,
 )
 from attnspec.conformance.laws.registry import checks
-from attnspec.spec.contract.tree import flatten
+from attnspec.conformance.laws.shared_batches import Index
+from attnspec.spec.contract.tree import Leaf, flatten
 from attnspec.spec.laws import training as law
 
 LARGE, TINY = 2.0**11, 2.0**-50
@@ -174,20 +176,45 @@ def parts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.BROADCAST_SUM, once=True, at_leading=True)
 def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Leave out the batch of the first argument, then that of all others."""
+    """Leave out the batch of the first argument, then that of all others; then each has one dimension of the batch.
+
+    Optional arrays are given, and share each of their own axes in turn, then all. Where there is no time, models and
+    operations in time steps do without the second half.
+    """
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
         return False
-    given = sample(subject, rng, (2,), queries=3, keys=5)
-    batched = [leaf for leaf, _ in given.floats if leaf.batched]
-    for chosen in (batched[:1], batched[1:]):
-        alone = given.replaced({leaf.path: np.asarray(given.array(leaf.path)[0]) for leaf in chosen})
-        cotangents = subject.cotangents(alone, rng)
-        expected = subject.gradients(alone, cotangents)
+    operation = subject.operation
+    brief = bool(operation.counts) or any(stepwise(size, operation) for size in operation.sizes)
+    batch = (2,) if brief and not subject.effort.dear else (2, 3)[-subject.limits.max_batch_dims :]
+    given = sample(subject, rng, batch, queries=3, keys=5, whole=True).without_masks()
+    lengths = {path: size for path, size in operation.lengths.items() if given[path] is not None}
+    given = given.replaced({path: np.full_like(given[path], given.size(size)) for path, size in lengths.items()})
+    none, some, others = (0,) * len(batch), (slice(1),), (slice(None), slice(1))
+    ways: list[tuple[Index, Index]] = [(none, ()), ((), none)]
+    if len(batch) > 1:
+        ways += [(some, others), (others, some)]
+    first = next(leaf.path for leaf, _ in given.floats if leaf.batched)
+    for i, (of_first, of_others) in enumerate(ways):
+        changes = {}
+        for leaf, x in given.floats:
+            way = () if not leaf.batched else of_first if leaf.path == first else of_others
+            changes[leaf.path] = np.array(_first_of_axes(x, leaf, i)[way])
+        shared = given.replaced(changes)
+        cotangents = subject.cotangents(shared, rng)
+        expected = subject.gradients(shared, cotangents)
         if not fits(subject, expected):
             return False
-        names = " and ".join(leaf.path for leaf in chosen)
-        gradients_match(subject, subject.vjp(alone, cotangents), expected, alone, f"with no batch of {names},")
+        shapes = " and ".join(f"{path} {x.shape}" for path, x in changes.items() if x.shape != given[path].shape)
+        gradients_match(subject, subject.vjp(shared, cotangents), expected, shared, f"with {shapes},")
     return True
+
+
+def _first_of_axes(x: Numbers, leaf: Leaf, which: int) -> Numbers:
+    """An array with 1 in the place of an axis of its own that may be shared; of all of them after the last one."""
+    axes = [i - len(leaf.core) for i, d in enumerate(leaf.core) if d.broadcast]
+    for axis in axes[which : which + 1] or axes:
+        x = np.take(x, [0], axis=axis)
+    return x
 
 
 @checks(law.STRIDED_INPUTS, once=True, at_leading=True)

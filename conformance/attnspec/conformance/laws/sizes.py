@@ -15,8 +15,9 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, normal_like, sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.magnitudes import opposed, outlier
+from attnspec.conformance.laws.options import with_least_bias
 from attnspec.conformance.laws.registry import checks
-from attnspec.spec.contract.axes import Axis, Role
+from attnspec.spec.contract.axes import Axis, Part, Role
 from attnspec.spec.contract.tree import Kind
 from attnspec.spec.laws import sizes as law
 
@@ -38,8 +39,11 @@ LENGTHS = (2049, 1024, 700, 513)
 BOTH = 1100
 """Queries and keys together: more than 1,024 of both."""
 
-MASKED = (17, 290)
-"""Queries and keys under a mask: more than a tile of 16, and more than 8 bits count."""
+MASKED = (270, 290)
+"""Queries and keys under a mask: more than 8 bits count."""
+
+NARROW_WINDOW = (3, 0)
+"""A window that leaves most tiles of keys to no query of a tile."""
 
 STEPS = (129,)
 GRIDS = (65, 33)
@@ -190,12 +194,24 @@ def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.LONG_MASKS, once=True, at_leading=True)
 def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A random mask: no column is that of 256 keys before."""
+    """A random mask, in which no column repeats the one 256 earlier; and what leaves whole tiles without weight."""
     operation = subject.operation
     sizes = {operation.asking or "": MASKED[0]} | {operation.asked or "": MASKED[1]}
     given = _narrow(subject, rng, sizes)
-    masked = given is not None and given.mask is not None
-    return _tried(subject, iter([(f"{_shown(sizes)}, masked", given if masked else None)]), rng)
+    if given is None or given.mask is None:
+        return False
+    # Biases that follow positions would force judging every row.
+    placed = {path: operation.defaults[path] for path in operation.ordered if path not in bounds(operation)}
+    given = given.replaced(placed)
+    calls = [(f"{_shown(sizes)}, masked", given)]
+    if operation.window is not None and subject.limits.has(operation.window):
+        inside = given.without_masks().replaced({operation.window: NARROW_WINDOW})
+        calls.append((f"{_shown(sizes)}, in a window {NARROW_WINDOW}", inside))
+    tried = _tried(subject, iter(calls), rng)
+    biased = with_least_bias(given.along(operation.asking or "", take(np.arange(FEW))), TILE)
+    if biased is not None:
+        subject.follows_formula(biased, f"with {operation.part(Part.BIAS)} of the least number in the first tile,")
+    return tried
 
 
 @checks(law.BEYOND, once=True, dear=True)

@@ -35,7 +35,7 @@ def _in_groups(operation: Operation) -> bool:
     return bool(operation.sizes_of(Axis.GROUP))
 
 
-def _optional_parts(operation: Operation) -> bool:
+def optional_parts(operation: Operation) -> bool:
     """Whether there are several optional arrays and options, each of which a backend may take and forget."""
     return sum(name in operation.features for name in operation.defaults) > 1
 
@@ -50,9 +50,9 @@ GROUPS = law(
 )
 OPTIONS_COUNT = law(
     "kernels.options-count",
-    "Every option and every optional array that is accepted changes the result.",
-    formula=r"f(x; o) \ne f(x)",
-    governs=_optional_parts,
+    "Every option and every optional array that is accepted gives what the formula says, alone and beside any other.",
+    formula=r"f(x; o) = f^*(x; o),\ f(x; o, o') = f^*(x; o, o')",
+    governs=optional_parts,
 )
 WINDOW = law(
     "kernels.window",
@@ -140,7 +140,8 @@ PLAIN_AND_ABSORBED = law(
 )
 MERGED = law(
     "kernels.merged",
-    "Attention to parts of the keys, merged by their logarithms, is attention to all; empty parts do not count.",
+    "Attention to parts of the keys, merged by their logarithms, is attention to all; empty parts do not count, and "
+    "merged to nothing where there are no others: 0 and −∞.",
     formula=r"\operatorname{merge}_p f(q, k_p, v_p) = f(q, k, v)",
     governs=of(MergeAttention),
     sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],

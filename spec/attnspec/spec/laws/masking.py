@@ -1,6 +1,6 @@
 """Laws of masks, and of attention under them."""
 
-from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import S2, S3
@@ -21,7 +21,8 @@ def _masked(operation: Operation) -> bool:
 def _weighs_by_scores(operation: Operation) -> bool:
     """Whether a scale of the scores is among the arguments, and the result is weights or what they weigh."""
     weights = gives_keys(operation) or bool(operation.pooled or operation.linear)
-    return bool(operation.sharpened) and operation.mask is not None and weights and weighs_once(operation)
+    scaled = bool(operation.sharpened) or Part.SCALE in operation.parts.values()
+    return scaled and operation.mask is not None and weights and weighs_once(operation)
 
 
 def _separate_keys(operation: Operation) -> bool:

@@ -3,6 +3,7 @@
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind
+from attnspec.spec.laws.kernels import optional_parts
 
 
 def _differentiable(operation: Operation) -> bool:
@@ -142,8 +143,9 @@ PARTS = law(
 )
 BROADCAST_SUM = law(
     "training.broadcast-sum",
-    "The gradient of an argument that has no batch is summed over the batch of the others.",
-    formula=r"\nabla_x f(x_{\text{new axis}}) = \sum_b (\nabla f)_b",
+    "The gradient of an argument is summed over all that share it: over the batch of the others, or a part of it, and "
+    "over heads, queries and keys.",
+    formula=r"\nabla_x f(x_{\text{shared axis}}) = \sum_b (\nabla f)_b",
     governs=_broadcasts,
     gradients=True,
 )
@@ -173,5 +175,12 @@ DTYPE = law(
     "A gradient has the dtype of its argument.",
     formula=r"\operatorname{dtype} \nabla_x f = \operatorname{dtype} x",
     governs=_differentiable,
+    gradients=True,
+)
+OPTIONS = law(
+    "training.options",
+    "Gradients are those of the formula with every option and every optional array, alone and beside any other.",
+    formula=r"\nabla_x \langle c, f(x; o, o') \rangle = J^*(x; o, o')^\top c",
+    governs=lambda operation: operation.differentiable and optional_parts(operation),
     gradients=True,
 )

@@ -86,7 +86,8 @@ def grouped_query_attention(
     refuse_scale_and_cap("grouped_query_attention", scale, softcap)
     refuse_outside("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
     seen = visible(mask, causal, window, key_lengths)
-    return _attention(query, key, value, shape, seen, Scoring(scale, softcap, bias, slopes), sinks)
+    scoring = Scoring(scale, softcap, bias, slopes, sinks if query.dtype.itemsize == 2 else None)
+    return _attention(query, key, value, shape, seen, scoring, sinks)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], seen: Visible, scoring: Scoring,

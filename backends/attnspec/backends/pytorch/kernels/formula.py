@@ -11,12 +11,16 @@ from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 
 class Scoring(NamedTuple):
-    """How scores come from products: scale (1/√d if None), then cap, distance |i − j| times slopes, and bias."""
+    """How scores come from products: scale (1/√d if None), then cap, distance |i − j| times slopes, and bias.
+
+    ``sinks`` are given where rounding the results before a sink is added would round them twice.
+    """
 
     scale: float | None = None
     softcap: float | None = None
     bias: Tensor | None = None
     slopes: Tensor | None = None
+    sinks: Tensor | None = None
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,

@@ -123,7 +123,7 @@ def in_sequences(of_query: tuple[Tensor, Tensor], of_key: tuple[Tensor, Tensor],
 
 def scores(scoring: Scoring, device: torch.device) -> Scores | None:
     """Cap, slopes (heads,) and bias (b, heads, n, m) as one function; None where there is none of them."""
-    _, softcap, bias, slopes = scoring
+    softcap, bias, slopes = scoring.softcap, scoring.bias, scoring.slopes
     if all(x is None for x in (softcap, bias, slopes)):
         return None
     cap = None if softcap is None else torch.full((), softcap, dtype=torch.float32, device=device)

@@ -1,0 +1,37 @@
+"""Mutants that ignore an option or an optional array: one for each name that the Protocols have a default for."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attnspec.conformance.mutants.correct import Library
+from attnspec.conformance.mutants.registry import Mutant, mutant
+from attnspec.spec.contract.operation import OPERATIONS, Operation
+
+
+def optional_of(operation: Operation) -> Iterator[str]:
+    """The arguments of an operation that a call may leave out."""
+    return (name for name in operation.call.names if name in operation.defaults)
+
+
+def _ignoring(name: str) -> Mutant:
+    """A library that computes every operation with the default of this argument, whatever is passed."""
+
+    def prepared(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {n: x for n, x in Library.prepared(correct, operation, arguments).items() if n != name}
+
+    prepared.__doc__ = f"Everything is computed with the default of {name}."
+    prepared.__qualname__ = f"ignored_{name}"
+    operations = [o for o in OPERATIONS.values() if not o.reference_only and name in optional_of(o)]
+    return mutant(
+        f"{name} accepted and dropped",
+        replaces="prepared",
+        operations=[o.protocol for o in operations],
+        breaks=("operation.oracle",),
+        source="an argument that a wrapper takes and does not pass on",
+    )(prepared)
+
+
+NAMES = sorted({name for o in OPERATIONS.values() if not o.reference_only for name in optional_of(o)})
+
+# Workers find a mutant by the name of its function in this module.
+globals().update({f"ignored_{name}": _ignoring(name) for name in NAMES})

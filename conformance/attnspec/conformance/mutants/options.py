@@ -1,0 +1,445 @@
+"""Mutants that are wrong with one option, with two of them, or for what options leave without weight."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import at, changed, sizes
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.shapes import bind
+from attnspec.spec.kernels import (
+    GroupedQueryAttention,
+    LatentAttention,
+    MergeAttention,
+    PagedAttention,
+    VariableLengthAttention,
+)
+
+TILE = 64
+"""Keys of a tile."""
+
+ROWS, KEYS = -2, -1
+HEADS = -3
+
+# Gradients of what is shared ------------------------------------------------------------------------------------------
+
+
+def of_last(
+    correct: Library,
+    operation: Operation,
+    arguments: Mapping[str, Any],
+    cotangent: Any,
+    path: str,
+    axes: Sequence[int] | None = None,
+) -> dict[str, Numbers]:
+    """Gradients in which an array learns from the last of those that share it along these axes, all if not given."""
+    shape = bind(operation, arguments).shape(next(leaf for leaf in operation.leaves if leaf.path == path))
+    x = at(arguments, path)
+    if x is None:
+        return Library.differentiated(correct, operation, arguments, cotangent)
+    own = (1,) * (len(shape) - x.ndim) + x.shape
+    chosen = range(-len(shape), 0) if axes is None else axes
+    whole = [shape[i] if i in chosen else own[i] for i in range(-len(shape), 0)]
+    repeated = np.array(np.broadcast_to(x.reshape(own), whole))
+    found = Library.differentiated(correct, operation, changed(arguments, {path: repeated}), cotangent)
+    g = found[path]
+    for i in range(-len(shape), 0):
+        if own[i] == 1 < g.shape[i]:
+            g = np.take(g, [-1], axis=i)
+    return {**found, path: g.reshape(x.shape)}
+
+
+@mutant(
+    "bias of all rows learns from the last row",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention,),
+    breaks=("training.broadcast-sum",),
+    source="HKUSTDial/flash-sparse-attention#190: dbias without the reduction over an axis that was broadcast",
+)
+def bias_of_last_row(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """A bias (…, heads, 1, m) has the gradient of the last query."""
+    return of_last(correct, operation, arguments, cotangent, "bias", [ROWS])
+
+
+@mutant(
+    "bias of all heads learns from the last head",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention,),
+    breaks=("training.broadcast-sum",),
+    source="jax-ml/jax#36702: a bias (…, 1, n, m) that all heads share, in a backward pass for one bias a head",
+)
+def bias_of_last_head(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """A bias (…, 1, n, m) has the gradient of the last head."""
+    return of_last(correct, operation, arguments, cotangent, "bias", [HEADS])
+
+
+@mutant(
+    "bias of all keys learns from the last key",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention,),
+    breaks=("training.broadcast-sum",),
+    source="a gradient that is stored for every key at the same place, where it should be added",
+)
+def bias_of_last_key(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """A bias (…, heads, n, 1) has the gradient of the last key."""
+    return of_last(correct, operation, arguments, cotangent, "bias", [KEYS])
+
+
+@mutant(
+    "bias of all elements learns from the last element",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention,),
+    breaks=("training.broadcast-sum",),
+    source="relative positions shared by the batch, whose gradients blocks of threads overwrite",
+)
+def bias_of_last_element(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """A bias (heads, n, m) has the gradient of the last element of the batch."""
+    binding = bind(operation, arguments)
+    axes = list(range(-3 - len(binding.batch), -3))
+    return of_last(correct, operation, arguments, cotangent, "bias", axes)
+
+
+@mutant(
+    "queries of the first dimension of the batch learn from its last element",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.broadcast-sum",),
+    source="queries (1, heads, n, d) that an expanded view repeats, without the sum in the backward pass",
+)
+def queries_of_last_element(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Only where the query has that dimension, of size 1."""
+    query = at(arguments, "query")
+    if query.ndim != 4 or query.shape[0] != 1:
+        return Library.differentiated(correct, operation, arguments, cotangent)
+    return of_last(correct, operation, arguments, cotangent, "query", [-4])
+
+
+@mutant(
+    "keys shared by heads learn from the last head",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.broadcast-sum",),
+    source="keys (batch, 1, m, d) of multi-query attention by expand, without the sum over heads",
+)
+def keys_of_last_head(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Only where the key has a dimension of heads, of size 1."""
+    key = at(arguments, "key")
+    if key.ndim != 4 or key.shape[1] != 1:
+        return Library.differentiated(correct, operation, arguments, cotangent)
+    return of_last(correct, operation, arguments, cotangent, "key", [-3])
+
+
+@mutant(
+    "sinks learn from the last row",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention,),
+    breaks=("training.options", "training.broadcast-sum"),
+    source="a gradient of sinks that every block of rows stores, where it should add it",
+)
+def sinks_of_last_row(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Cotangents of all other rows do not reach the sinks."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    if "sinks" not in found:
+        return found
+    last = [
+        None if x is None else np.where(_is_last(x, axis), x, x.dtype.type(0))
+        for x, axis in zip(cotangent, (ROWS, -1), strict=True)
+    ]
+    of_row = Library.differentiated(correct, operation, arguments, tuple(last))
+    return {**found, "sinks": of_row["sinks"]}
+
+
+def _is_last(x: Numbers, axis: int) -> Numbers:
+    """True at the last place along an axis."""
+    at_end = np.arange(x.shape[axis]) == x.shape[axis] - 1
+    return at_end.reshape(-1, *(1,) * (-1 - axis))
+
+
+@mutant(
+    "gradient of keys by heads of the queries in turn",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    breaks=("training.options",),
+    source="XunhaoLai/native-sparse-attention-triton#27: a group taken for the number of heads of the keys",
+)
+def heads_by_group(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Gradients of head h of the keys go to head h·group modulo their number, where these differ."""
+    found = dict(Library.differentiated(correct, operation, arguments, cotangent))
+    heads = at(arguments, "query").shape[HEADS]
+    for leaf in operation.floats:
+        x = at(arguments, leaf.path)
+        if leaf.path == "query" or x is None or x.ndim < 3 or not x.shape[HEADS] or leaf.path == "bias":
+            continue
+        count = x.shape[HEADS]
+        group = heads // count
+        if group != count:
+            places = [(h * group + 1) % count for h in range(count)]
+            found[leaf.path] = np.take(found[leaf.path], places, axis=HEADS)
+    return found
+
+
+# Options in pairs, forward --------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "sinks forgotten in a window",
+    replaces="prepared",
+    operations=(GroupedQueryAttention,),
+    breaks=("kernels.options-count",),
+    source="vllm-project/vllm#49815: the path of windows is called without the sinks",
+)
+def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a window is given, there are no sinks."""
+    return _without("sinks", "window", correct, operation, arguments)
+
+
+@mutant(
+    "cap forgotten beside slopes",
+    replaces="prepared",
+    operations=(GroupedQueryAttention,),
+    breaks=("kernels.options-count",),
+    source="one function that changes scores, where two are given",
+)
+def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Slopes take the place of the cap."""
+    return _without("softcap", "slopes", correct, operation, arguments)
+
+
+@mutant(
+    "lengths forgotten beside a bias",
+    replaces="prepared",
+    operations=(GroupedQueryAttention,),
+    breaks=("kernels.options-count",),
+    source="a padding mask that is joined with a boolean mask alone",
+)
+def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A bias takes the place of the lengths."""
+    return _without("key_lengths", "bias", correct, operation, arguments)
+
+
+@mutant(
+    "scale forgotten beside a cap",
+    replaces="prepared",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
+    breaks=("kernels.options-count", "operation.oracle"),
+    source="a scale folded into the division by the cap, computed from d",
+)
+def no_scale_beside_cap(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Under a cap the scale is 1/√d."""
+    return _without("scale", "softcap", correct, operation, arguments)
+
+
+def _without(
+    name: str, beside: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The prepared arguments, without one where another one is given."""
+    found = Library.prepared(correct, operation, arguments)
+    return found if found.get(beside) is None else {n: x for n, x in found.items() if n != name}
+
+
+# Options in pairs, backward -------------------------------------------------------------------------------------------
+
+
+def _backward_without(
+    name: str, beside: str, correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Gradients as if an option were not given, where another one is; 0 for an array that is forgotten."""
+    if arguments.get(beside) is None or arguments.get(name) is None:
+        return Library.differentiated(correct, operation, arguments, cotangent)
+    bare = {n: x for n, x in arguments.items() if n != name}
+    found = Library.differentiated(correct, operation, bare, cotangent)
+    return {**found, name: np.zeros_like(arguments[name])} if isinstance(arguments[name], np.ndarray) else found
+
+
+@mutant(
+    "window forgotten beside sinks in the backward pass",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention,),
+    breaks=("training.options",),
+    source="AMD-AGI/Primus-Turbo#262: the backward pass of sinks knows the left end of a window alone",
+)
+def no_window_beside_sinks(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """With sinks, gradients are those without a window."""
+    return _backward_without("window", "sinks", correct, operation, arguments, cotangent)
+
+
+@mutant(
+    "cap forgotten beside a bias in the backward pass",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention,),
+    breaks=("training.options",),
+    source="openxla/tokamax#1121: the derivative of the cap belongs before the gradients of keys and bias",
+)
+def no_cap_beside_bias(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """With a bias, gradients are those without a cap."""
+    return _backward_without("softcap", "bias", correct, operation, arguments, cotangent)
+
+
+@mutant(
+    "slopes forgotten beside lengths in the backward pass",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention,),
+    breaks=("training.options",),
+    source="slopes that only the forward pass of packed sequences reads",
+)
+def no_slopes_beside_lengths(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """With lengths, gradients are those without slopes."""
+    return _backward_without("slopes", "key_lengths", correct, operation, arguments, cotangent)
+
+
+@mutant(
+    "backward pass of the default scale",
+    replaces="differentiated",
+    operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, LatentAttention),
+    breaks=("operation.gradient",),
+    source="a scale that is not saved for the backward pass",
+)
+def default_scale_backward(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Gradients are those of scores over √d."""
+    return Library.differentiated(correct, operation, changed(arguments, {"scale": None}), cotangent)
+
+
+# One query ------------------------------------------------------------------------------------------------------------
+
+
+def _for_one_query(name: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The prepared arguments, without one where there is a single query."""
+    found = Library.prepared(correct, operation, arguments)
+    single = sizes(operation, found)[0] == 1
+    return {n: x for n, x in found.items() if n != name} if single else found
+
+
+@mutant(
+    "slopes forgotten for one query",
+    replaces="prepared",
+    operations=(GroupedQueryAttention,),
+    breaks=("kernels.options-count",),
+    source="a decoding kernel for attention without biases",
+)
+def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """One query has no linear bias."""
+    return _for_one_query("slopes", correct, operation, arguments)
+
+
+@mutant(
+    "sinks forgotten for one query",
+    replaces="prepared",
+    operations=(GroupedQueryAttention,),
+    breaks=("kernels.options-count",),
+    source="kekzl/imp#1303: the reduction of decoding without splits may lose the sink unseen",
+)
+def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """One query has no sink."""
+    return _for_one_query("sinks", correct, operation, arguments)
+
+
+# Tiles and parts without weight ---------------------------------------------------------------------------------------
+
+
+@mutant(
+    "sink left out of rows without keys",
+    replaces="logarithms",
+    operations=(GroupedQueryAttention,),
+    breaks=("kernels.options-count", "kernels.empty-rows"),
+    source="ROCm/rocm-libraries#12227: no sink in the sum where the range of keys is empty",
+)
+def no_sink_without_keys(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+    """The logarithm of a row without keys is −∞, and not its sink; one below every key would do."""
+    found = Formulas.logarithms(correct, scores, attendable, sinks)
+    if attendable is None or sinks is None:
+        return found
+    alive = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape)).any(-1)
+    return np.where(alive, found, found.dtype.type(-3e38))
+
+
+@mutant(
+    "parts that are clamped",
+    replaces="merge_attention",
+    operations=(MergeAttention,),
+    breaks=("kernels.merged",),
+    source="vllm-project/vllm#39148: the greatest logarithm not below −10³⁰, and 10⁻¹⁰ in the denominator",
+)
+def clamped_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
+    """The output of nothing is 0, and its logarithm finite."""
+    merged, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
+    return merged, np.maximum(logarithms, logarithms.dtype.type(-1e30))
+
+
+@mutant(
+    "parts weighed without their maximum",
+    replaces="merge_attention",
+    operations=(MergeAttention,),
+    breaks=("kernels.merged",),
+    source="exp(ℓ_p) of logarithms as they are, for parts of long sequences",
+)
+def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
+    """Exponentials overflow for logarithms above 88, and vanish below −87."""
+    scores = log_sum_exps[..., None, :]
+    some = value_of(scores) != -np.inf
+    weights = correct.exponential(correct.excluded(scores, some))
+    total = correct.total(weights)
+    merged = correct.pooled(weights / np.where(value_of(total) == 0, total.dtype.type(1), total), outputs, some)
+    _, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
+    return merged[..., 0, :], logarithms
+
+
+@mutant(
+    "gradients of parts that are empty",
+    replaces="differentiated",
+    operations=(MergeAttention,),
+    breaks=("kernels.merged-gradients",),
+    source="0 · (−∞ − −∞) in the backward pass of an online rescaling",
+)
+def empty_parts_backward(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The logarithm of an empty part has the gradient NaN where all parts are empty."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    numbers = arguments["log_sum_exps"]
+    lost = np.all(np.isneginf(numbers), axis=-1, keepdims=True) & (numbers.shape[-1] > 0)
+    g = found["log_sum_exps"]
+    return {**found, "log_sum_exps": np.where(lost, g.dtype.type(np.nan), g)}
+
+
+@mutant(
+    "a percent more beyond 256 queries",
+    replaces="finished",
+    operations=(ScaledDotProductAttention, GroupedQueryAttention, AdditiveAttention),
+    breaks=("sizes.long-masks",),
+    source="a second launch for the rows behind the first 256, with another scale of the output",
+)
+def percent_more(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """Rows from the 257th on are multiplied by 1.01."""
+    found = Library.finished(correct, operation, result, arguments)
+    output = found[0] if isinstance(found, tuple) else found
+    output[..., 256:, :] *= output.dtype.type(1.01)
+    return found

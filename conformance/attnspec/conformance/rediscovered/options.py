@@ -1,0 +1,487 @@
+"""Rediscovered: heads in groups, and the options of attention that people run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.roles import at, changed, mask_of, sizes
+from attnspec.conformance.rediscovered.registry import rediscovered
+from attnspec.spec.attention import ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.kernels import (
+    GroupedQueryAttention,
+    MergeAttention,
+    PagedAttention,
+    VariableLengthAttention,
+)
+
+HEADS = -3
+
+# Heads in groups ------------------------------------------------------------------------------------------------------
+
+
+def heads_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int]:
+    """Heads of the queries, and heads of the keys."""
+    return at(arguments, "query").shape[HEADS], at(arguments, "key").shape[HEADS]
+
+
+@rediscovered(
+    "pytorch/pytorch#193893",
+    "SDPA cuDNN backend silently corrupts greedy generation on B200 (sm_100) for models with num_key_value_heads < 8",
+    framework="PyTorch (cuDNN, B200)",
+    operation=GroupedQueryAttention,
+    replaces="prepared",
+)
+def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """One query of a model with fewer than 8 heads of keys meets the keys of the head before."""
+    found = Library.prepared(correct, operation, arguments)
+    heads, heads_k = heads_of(operation, found)
+    if sizes(operation, found)[0] != 1 or heads == heads_k or heads_k >= 8:
+        return found
+    return changed(found, {"key": np.roll(found["key"], 1, axis=HEADS)})
+
+
+@rediscovered(
+    "pytorch/pytorch#174861",
+    "[MPS] Out of bounds memory access/corruption and correctness issue in SDPA",
+    framework="PyTorch (MPS)",
+    operation=GroupedQueryAttention,
+    replaces="prepared",
+    profile="full",
+)
+def two_passes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """From 1,024 keys on, a kernel in two passes reads values of grouped heads beyond their end."""
+    found = Library.prepared(correct, operation, arguments)
+    heads, heads_k = heads_of(operation, found)
+    n, m, *_ = sizes(operation, found)
+    if n > 8 or m < 1024 or heads == heads_k:
+        return found
+    return changed(found, {"value": np.roll(found["value"], -1, axis=-2)})
+
+
+@rediscovered(
+    "huggingface/candle#3388",
+    "Metal SDPA kernel produces NaN with non-square mask + GQA",
+    framework="candle (Metal)",
+    operation=GroupedQueryAttention,
+    replaces="finished",
+)
+def rectangular_mask(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """A mask with n ≠ m gives NaN where heads share keys."""
+    output, logarithms = Library.finished(correct, operation, result, arguments)
+    heads, heads_k = heads_of(operation, arguments)
+    n, m, *_ = sizes(operation, arguments)
+    broken = mask_of(operation, arguments) is not None and n != m and heads != heads_k
+    return (np.full_like(output, np.nan) if broken else output), logarithms
+
+
+@rediscovered(
+    "NVIDIA/cudnn-frontend#1083",
+    "[Bug]: SDPA fwd ragged Stats (LSE) written only for the first head of each kv group when s_q == 1 with GQA "
+    "(cuDNN 9.26/9.27, all archs)",
+    framework="cuDNN",
+    operation=VariableLengthAttention,
+    replaces="finished",
+)
+def first_of_group(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """Of one query, the logarithms of all heads of a group but the first are never written."""
+    output, logarithms = Library.finished(correct, operation, result, arguments)
+    heads, heads_k = heads_of(operation, arguments)
+    group = heads // max(heads_k, 1)
+    if arguments["query"].shape[-2] == 1:
+        logarithms[..., np.arange(heads) % max(group, 1) > 0, :] = 0
+    return output, logarithms
+
+
+@rediscovered(
+    "XunhaoLai/native-sparse-attention-triton#27",
+    "flash_attention_varlen backward: wrong head-count division under gqa_interleave and wrong v-space extents in "
+    "backward_dq",
+    framework="native-sparse-attention-triton",
+    operation=VariableLengthAttention,
+    replaces="differentiated",
+)
+def as_wide_as_queries(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """For dQ, columns of the values beyond the d of the queries are masked out."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    of_output, of_logarithms = cotangent
+    if of_output is None:
+        return found
+    seen = np.arange(of_output.shape[-1]) < at(arguments, "query").shape[-1]
+    narrow = np.where(seen, of_output, of_output.dtype.type(0)), of_logarithms
+    return {**found, "query": Library.differentiated(correct, operation, arguments, narrow)["query"]}
+
+
+# Windows, lengths and pages -------------------------------------------------------------------------------------------
+
+
+@rediscovered(
+    "karpathy/nanochat#456",
+    "Fix SDPA KV-cache decode to respect sliding window",
+    framework="nanochat",
+    operation=PagedAttention,
+    replaces="prepared",
+)
+def unlimited_decoding(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """One query attends to the whole cache, whatever the window."""
+    found = Library.prepared(correct, operation, arguments)
+    single = at(found, "query").shape[-2] == 1
+    return {name: x for name, x in found.items() if name != "window"} if single else found
+
+
+@rediscovered(
+    "goombalab/hnet#20",
+    "Sliding window size not passed during KV cache inference",
+    framework="H-Net",
+    operation=GroupedQueryAttention,
+    replaces="prepared",
+)
+def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the lengths of a cache are given, the window is not passed on."""
+    found = Library.prepared(correct, operation, arguments)
+    return {name: x for name, x in found.items() if name != "window" or found.get("key_lengths") is None}
+
+
+@rediscovered(
+    "tenstorrent/tt-metal#41215",
+    "SDPA decode causal mask fails to exclude positions beyond cur_pos (block_size=32)",
+    framework="ttnn",
+    operation=PagedAttention,
+    replaces="cached",
+)
+def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
+    """One query attends to the cache up to the end of its block of 32 positions."""
+    exact = Formulas.cached(correct, lengths, n, m, causal, window)
+    return exact if n != 1 else exact | (np.arange(m) < (-(-lengths // 32) * 32)[..., None, None])
+
+
+@rediscovered(
+    "flashinfer-ai/flashinfer#3716",
+    "[Bug] CuteDSL paged decode with `is_causal=False` uses padding KV lanes",
+    framework="FlashInfer (CuTe DSL)",
+    operation=PagedAttention,
+    replaces="cached",
+)
+def padding_lanes(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
+    """Without a causal mask, what stands behind the length in its tile of 256 positions counts."""
+    exact = Formulas.cached(correct, lengths, n, m, causal, window)
+    return exact if causal else exact | (np.arange(m) < (-(-lengths // 256) * 256)[..., None, None])
+
+
+@rediscovered(
+    "vllm-project/vllm#50427",
+    "[Bug]: FlexAttention paged K/V offsets overflow int32 once num_gpu_blocks ≥ 2**31 / (block_size · 2 · "
+    "num_kv_heads · head_size) — crash or silent wrong output",
+    framework="vLLM (FlexAttention)",
+    operation=PagedAttention,
+    replaces="gathered",
+    needs="a cache of 2³¹ numbers",
+)
+def offsets_of_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """Offsets into a large paged cache overflow 32 bits."""
+    beyond = table * pages[:1].size >= 2**31
+    return Formulas.gathered(correct, pages, np.where(beyond, 0, table))
+
+
+@rediscovered(
+    "pytorch/pytorch#186075",
+    "[CUDA] Fix SDPA incorrect result with manual mask on long sequences",
+    framework="PyTorch (CUDA)",
+    operation=ScaledDotProductAttention,
+    replaces="attendable",
+    needs="a mask of 2³² elements",
+)
+def offsets_of_masks(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """Offsets of rows of a mask overflow 32 bits, from row 65,537 on for as many keys."""
+    found = Formulas.attendable(correct, mask, causal, n, m)
+    if mask is None or mask.shape[-2:] != (n, m) or n * m < 2**32:
+        return found
+    return np.take(found, np.arange(n) * m % 2**32 // m, axis=-2)
+
+
+@rediscovered(
+    "vllm-project/vllm-ascend#15503",
+    "[Bug]: npu_fused_infer_attention_score silently ignores atten_mask past KV position 512 (bool [1,1,1,S], "
+    "sparse_mode=0)",
+    framework="vLLM (Ascend)",
+    operation=ScaledDotProductAttention,
+    replaces="attendable",
+    profile="full",
+)
+def mask_of_512(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """For few queries, every key beyond the 512th is attended to, whatever the mask."""
+    found = Formulas.attendable(correct, mask, causal, n, m)
+    return found if mask is None or n > 8 or m <= 512 else found | (np.arange(m) >= 512)
+
+
+# Scores ---------------------------------------------------------------------------------------------------------------
+
+
+@rediscovered(
+    "onnx/onnx#7865",
+    "Softcap in Attention op",
+    framework="ONNX (Attention)",
+    operation=GroupedQueryAttention,
+)
+class MaskedBeforeCapped(Formulas):
+    """Scores are masked before they are capped, so that a masked key keeps the score −cap."""
+
+    def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
+        """Every key is weighed, if scores are capped."""
+        return super().weighted(scores, values, None if vars(self).get("cap") else attendable)
+
+    def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
+        """What is masked has the cap's lowest score."""
+        vars(self)["cap"] = softcap
+        found = super().biased(scores, softcap, bias, slopes, attendable)
+        if softcap is None or attendable is None:
+            return found
+        return np.where(attendable, found, found.dtype.type(-softcap))
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#2402",
+    "feat(cute): implement softcap backward pass, correct math formula, and resolve JIT cache bug",
+    framework="FlashAttention 4",
+    operation=GroupedQueryAttention,
+    replaces="capped",
+)
+def times_itself(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
+    """Scores are multiplied by their tanh, where the cap should be."""
+    return scores if softcap is None else scores * np.tanh(scores / scores.dtype.type(softcap))
+
+
+@rediscovered(
+    "tenstorrent/tt-metal#33304",
+    "Incorrect result for sdpa op",
+    framework="ttnn",
+    operation=GroupedQueryAttention,
+    replaces="scaled_by",
+)
+def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
+    """A scale that the caller gives has no effect."""
+    return Formulas.scaled_by(correct, scores, d, None)
+
+
+@rediscovered(
+    "tenstorrent/tt-metal#55337",
+    "ttnn.transformer.scaled_dot_product_attention_decode scales the user attn_mask by scale: a finite additive bias "
+    "is attenuated by 1/sqrt(D), unlike PyTorch and unlike the prefill op, which compensate",
+    framework="ttnn",
+    operation=GroupedQueryAttention,
+    replaces="prepared",
+)
+def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """For one query the scale multiplies the bias as well."""
+    found = Library.prepared(correct, operation, arguments)
+    if found.get("bias") is None or at(found, "query").shape[-2] != 1:
+        return found
+    scale = found.get("scale") or found["query"].shape[-1] ** -0.5
+    return changed(found, {"bias": found["bias"] * found["bias"].dtype.type(scale)})
+
+
+@rediscovered(
+    "pytorch/pytorch#107084",
+    "[regression] nn.MultiheadAttention does not respect adding of floating point mask to attention for the fast path",
+    framework="PyTorch (nn.MultiheadAttention)",
+    operation=GroupedQueryAttention,
+    replaces="prepared",
+)
+def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A mask of numbers to add is read as a boolean one: what is not 0 is left out."""
+    found = Library.prepared(correct, operation, arguments)
+    if found.get("bias") is None:
+        return found
+    lowest = np.finfo(found["bias"].dtype).min / 4
+    return changed(found, {"bias": np.where(found["bias"] == 0, found["bias"], lowest).astype(found["bias"].dtype)})
+
+
+@rediscovered(
+    "microsoft/onnxruntime#24017",
+    "Fix attention bias broadcast",
+    framework="ONNX Runtime",
+    operation=GroupedQueryAttention,
+    replaces="prepared",
+)
+def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A bias of several elements that all heads share is read at an offset which leaves the element out."""
+    found = Library.prepared(correct, operation, arguments)
+    bias = found.get("bias")
+    if bias is None or bias.ndim < 4 or bias.shape[HEADS] != 1 or heads_of(operation, found)[0] == 1:
+        return found
+    return changed(found, {"bias": np.broadcast_to(bias[:1], bias.shape)})
+
+
+# Sinks, tiles without weight and parts --------------------------------------------------------------------------------
+
+
+@rediscovered(
+    "ROCm/rocm-libraries#12227",
+    "[CK_TILE] Split-KV attention adds the sink logit twice, and the nwarp pipeline seeds it at the wrong scale",
+    framework="ROCm (CK Tile)",
+    operation=GroupedQueryAttention,
+    replaces="logarithms",
+)
+def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+    """Where a row has no key in the first 64, its sink counts twice."""
+    if sinks is None or attendable is None:
+        return Formulas.logarithms(correct, scores, attendable, sinks)
+    once = Formulas.logarithms(correct, scores, attendable, sinks)
+    twice = Formulas.logarithms(correct, scores, attendable, sinks + sinks.dtype.type(np.log(2)))
+    first = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape))[..., :64].any(-1)
+    return np.where(first, once, twice)
+
+
+@rediscovered(
+    "pytorch/torchtitan#4796",
+    "Fix GPT-OSS sink gradients by defaulting to FlexAttention",
+    framework="torchtitan",
+    operation=GroupedQueryAttention,
+    replaces="with_sink",
+)
+def detached_logarithms(
+    correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
+) -> tuple[Numbers, Numbers]:
+    """The output is scaled by σ(ℓ − b), through whose ℓ no gradient flows back."""
+    weights, output = correct.weighted(scores, values, attendable)
+    logarithms = value_of(correct.logarithms(scores, attendable, None))
+    share = 1 / (1 + np.exp(sinks[:, None] - logarithms))
+    return weights, output * share[..., None]
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#1973",
+    "Learnable sink gradient support in flash_attn.cute",
+    framework="FlashAttention 4",
+    operation=GroupedQueryAttention,
+    replaces="differentiated",
+)
+def unlearned_sinks(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """Sinks have no gradient."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    return {path: np.zeros_like(g) if path == "sinks" else g for path, g in found.items()}
+
+
+@rediscovered(
+    "pytorch/pytorch#109517",
+    "SDPA Memory Efficient Attention is producing NaNs for certain mask patterns.",
+    framework="PyTorch (memory-efficient kernel)",
+    operation=GroupedQueryAttention,
+    replaces="weighted",
+)
+def lowest_tile(correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
+    """The least number added to the first 128 scores becomes −∞ times log₂e, and their maximum too: NaN."""
+    weights, output = Formulas.weighted(correct, scores, values, attendable)
+    tile = value_of(scores)[..., :128] * scores.dtype.type(np.log2(np.e))
+    lost = np.isneginf(tile).all(-1, keepdims=True) & (scores.shape[-1] > 128)
+    return weights, np.where(lost, output.dtype.type(np.nan), output)
+
+
+@rediscovered(
+    "flashinfer-ai/flashinfer#4401",
+    "fix(attention): handle extreme negative logits in masked softmax",
+    framework="FlashInfer",
+    operation=GroupedQueryAttention,
+    replaces="weighted",
+)
+def below_the_sentinel(
+    correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Scores below −5·10⁴, from which the maximum starts, have no weight: such rows are 0."""
+    weights, output = Formulas.weighted(correct, scores, values, attendable)
+    highest = np.max(value_of(correct.excluded(scores, attendable)), axis=-1, keepdims=True, initial=-np.inf)
+    return weights, np.where(highest < -5e4, output.dtype.type(0), output)
+
+
+@rediscovered(
+    "microsoft/onnxruntime#27831",
+    "Fix CUDA ONNX Attention: min_bias_align crash on SM<80 and MEA NaN for fully-masked batches",
+    framework="ONNX Runtime (CUDA)",
+    operation=GroupedQueryAttention,
+    replaces="finished",
+)
+def nothing_over_nothing(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    """An element of the batch whose length is 0 is divided by a sum of 0, undeclared."""
+    output, logarithms = Library.finished(correct, operation, result, arguments)
+    lengths = arguments.get("key_lengths")
+    if lengths is None:
+        return output, logarithms
+    return np.where(lengths[..., None, None, None] == 0, output.dtype.type(np.nan), output), logarithms
+
+
+@rediscovered(
+    "Dao-AILab/flash-attention#978",
+    "Fix +/-inf in LSE returned by forward",
+    framework="FlashAttention 2",
+    operation=GroupedQueryAttention,
+    replaces="log_sum_exp",
+)
+def plus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
+    """The logarithm of a row without keys is +∞."""
+    found = Formulas.log_sum_exp(correct, scores)
+    return np.where(np.isneginf(value_of(found)), found.dtype.type(np.inf), found)
+
+
+@rediscovered(
+    "flashinfer-ai/flashinfer#4452",
+    "[Bug] Paged causal prefill returns finite LSE for fully masked rows when qo_len > kv_len",
+    framework="FlashInfer",
+    operation=GroupedQueryAttention,
+    replaces="log_sum_exp",
+)
+def finite_sentinel(correct: Formulas, scores: Numbers) -> Numbers:
+    """Rows without keys have a finite log-sum-exp, −49,994."""
+    return np.maximum(Formulas.log_sum_exp(correct, scores), scores.dtype.type(-49994))
+
+
+@rediscovered(
+    "flashinfer-ai/flashinfer#4051",
+    "[Bug]: Cascade state merging returns NaN when all input states are empty",
+    framework="FlashInfer",
+    operation=MergeAttention,
+    replaces="merge_attention",
+)
+def merged_to_nan(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
+    """Parts that are all empty give −∞ − (−∞): output and logarithm are NaN."""
+    merged, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
+    lost = np.isneginf(value_of(logarithms))
+    nan = merged.dtype.type(np.nan)
+    return np.where(lost[..., None], nan, merged), np.where(lost, nan, logarithms)
+
+
+# Alignment in the backward pass ---------------------------------------------------------------------------------------
+
+
+@rediscovered(
+    "xlite-dev/ffpa-attn#300",
+    "Fix causal cross-attention alignment in Triton backward",
+    framework="ffpa-attn (Triton)",
+    operation=ScaledDotProductAttention,
+    declares={"causal_alignment": "bottom-right"},
+)
+class AlignedForwardAlone(Library):
+    """The backward pass aligns the causal mask at the top left, the forward pass at the bottom right, as declared."""
+
+    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The causal mask spelled out, at the bottom right."""
+        found = super().prepared(operation, arguments)
+        if not found.get("causal") or vars(self).get("backward"):
+            return found
+        n, m, *_ = sizes(operation, found)
+        mask, triangle = found.get("mask"), np.tri(n, m, m - n, dtype=bool)
+        return {**found, "mask": triangle if mask is None else mask & triangle, "causal": False}
+
+    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """With the flag as it is given."""
+        vars(self)["backward"] = True
+        try:
+            return super().vjp(operation, arguments, cotangent)
+        finally:
+            vars(self)["backward"] = False
