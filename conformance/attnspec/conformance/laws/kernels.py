@@ -132,12 +132,12 @@ def _given_lengths(given: Arguments) -> list[tuple[str, str]]:
 
 @checks(law.WINDOW)
 def window(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Spell windows out in the mask: of no reach, of a random one, and open to one side."""
+    """Spell windows out in the mask: of no reach, of a random one, and open to one side, also 256 keys further."""
     path = subject.operation.window
     if path is None or not has_window(subject):
         return False
     reach = int(rng.integers(1, 4))
-    for ends in ((0, 0), (reach, 0), (0, reach), (None, 0), (reach, None)):
+    for ends in ((0, 0), (reach, 0), (0, reach), (None, 0), (reach + 256 * int(rng.integers(2)), None)):
         given = arguments.replaced({path: ends})
         spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
         alike(subject, given, spelled, f"with a window {ends},")
@@ -371,9 +371,9 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.DOCUMENTS)
 def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Give documents other numbers, and exchange the sides."""
+    """Give documents other numbers, which 24 bits do not hold, nor 16 tell apart, and exchange the sides."""
     mask = subject.call(arguments)
-    names = rng.permutation(100)
+    names = 2**24 + rng.permutation([0, 1, 2**16])
     first, second = (leaf.path for leaf in subject.operation.leaves)
     renamed = arguments.replaced({path: names[arguments.array(path)] for path in (first, second)})
     title = "of documents with other names, the mask"

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import mask_shape, spelled_out
-from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.inputs.dtypes import NARROW, is_float
 from attnspec.conformance.inputs.layouts import CANNOT
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
@@ -61,7 +61,24 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
                 inputs = _rewritten(subject, call.arguments, kept)
                 got = within(subject, call.arguments, inputs, mode, context)
                 subject.all_match(got, call.expected, call.budgets, call.arguments, f"in mode {mode}{call.words},")
+        if stores and "float32" in subject.limits.dtypes_for(subject.operation.name):
+            _cast(subject, groups[stores], mode, context)
     return any(groups.values())
+
+
+def _cast(
+    subject: Subject, groups: list[list[_Judged]], mode: str, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Call with the same numbers in float32, which the mode casts to its 16 bits, under whatever restricts the call."""
+    for call in (found[-1] for found in groups):
+        inputs = call.arguments.passed_as(lambda path, x=call.arguments: subject.convert(_single(x[path])))
+        got = within(subject, call.arguments, inputs, mode, context)
+        what = f"in mode {mode} with inputs in float32{call.words},"
+        subject.all_match(got, call.expected, call.budgets, call.arguments, what)
+
+
+def _single(x: Any) -> Any:
+    return x.astype(np.float32) if is_float(x) else x
 
 
 class _Storing(Subject):

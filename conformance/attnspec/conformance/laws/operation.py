@@ -106,13 +106,19 @@ def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.FEWER_DIMENSIONS, once=True, at_leading=True)
 def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Leave out the batch of each argument in turn, while others have one."""
+    """Leave out the batch of each argument in turn, while others have one; then that of all but a mask."""
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
         return False
     given = sample(subject, rng, (2,), queries=3, keys=5)
     for leaf, x in given.batched:
         alone = given.replaced({leaf.path: np.asarray(x[0])})
         subject.follows_formula(alone, f"with a {leaf.path} that has no batch,")
+    own = given.operation.mask
+    if own is not None and own.batched and subject.limits.mask and (own.path not in given.operation.features):
+        mask = rng.random(mask_shape(given)) < 0.6
+        mask[..., 0] = True
+        alone = given.replaced({leaf.path: np.asarray(x[0]) for leaf, x in given.batched}).with_mask(mask)
+        subject.follows_formula(alone, "with a mask alone that has a batch,")
     return True
 
 

@@ -26,6 +26,12 @@ from attnspec.spec.transformer import (
     LayerNormParameters,
 )
 
+GREAT = 2.0**10
+"""A factor by which the squares of normal numbers exceed 65,504."""
+
+OFFSETS = {"float64": 1024.0, "float32": 1024.0, "float16": 256.0, "bfloat16": 32.0}
+"""Numbers to which multiples of ¼ up to 4 can be added exactly, by dtype."""
+
 Layer: TypeAlias = EncoderLayerParameters[np.ndarray] | DecoderLayerParameters[np.ndarray]
 
 
@@ -116,9 +122,13 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 @checks(law.LAYER_NORM_MOMENTS)
 def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The mean and the mean square of every row."""
+    """The mean and the mean square of every row, at times of rows whose squares exceed the range of float16."""
     p = record(arguments, LayerNormParameters)
     given = filled(arguments, [(p.gain, 1), (p.bias, 0)])
+    path, x = _rows(given)
+    great = given.replaced({path: subject.exact(GREAT * wide(x))})
+    if rng.random() < 0.5 and np.isfinite(wide(great.array(path))).all() and subject.in_domain(great):
+        given = great
     got, budget = wide(subject.call(given)), subject.budget(given)
     if not got.size:
         return False
@@ -135,13 +145,19 @@ def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Ge
 
 @checks(law.LAYER_NORM_SHIFT)
 def layer_norm_shift(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Multiples of ¼ up to 4, and the same with 8 more: exact in every dtype."""
+    """Multiples of ¼ up to 4, and the same with as much added as leaves them exact: means of 32 to 1,024 spreads."""
     path, x = _rows(arguments)
     plain = arguments.replaced({path: subject.exact(coarse(x))})
-    shifted = arguments.replaced({path: subject.exact(coarse(x) + 8)})
+    shifted = arguments.replaced({path: subject.exact(coarse(x) + OFFSETS[subject.dtype])})
     budget = subject.budget(plain) + subject.budget(shifted)
     expected = wide(subject.call(plain))
-    subject.matches(subject.call(shifted), expected, budget, shifted, "of features with 8 added, the result")
+    subject.matches(
+        subject.call(shifted),
+        expected,
+        budget,
+        shifted,
+        f"of features with {OFFSETS[subject.dtype]:g} added, the result",
+    )
     return bool(expected.size)
 
 
