@@ -18,7 +18,7 @@ from attnspec.conformance.laws.lessons import causal_in
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Role
-from attnspec.spec.contract.tree import Kind
+from attnspec.spec.contract.tree import Kind, schematic
 from attnspec.spec.laws import sizes as law
 
 MANY = ((7,), (2, 6))
@@ -45,8 +45,8 @@ MASKED = (17, 290)
 STEPS = (129,)
 GRIDS = (65, 33)
 WIDEST = 512
-TABLE = 32_800
-"""Rows of a table: the last index needs more than 15 bits."""
+TABLE = 32_806
+"""Rows of a table: the last index needs more than 15 bits, and is no number of float16."""
 
 FAR = (300, 20)
 """A window whose left end needs more than 8 bits."""
@@ -157,10 +157,21 @@ def _rows(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
 
 
 def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """Tables of many rows, the last of which is asked for, with few features."""
-    for name in dict.fromkeys((*tables(subject.operation), *subject.operation.sizes_of(Axis.VOCABULARY))):
-        narrow = dict.fromkeys(_wide(subject), 2) | {name: TABLE}
-        yield _shown({name: TABLE}), _narrow(subject, rng, narrow)
+    """Tables and vocabularies of many rows, the last of which is asked for by one query, with few features."""
+    operation = subject.operation
+    narrow = dict.fromkeys(_wide(subject), 4) | dict.fromkeys([operation.asking] if operation.asking else [], 1)
+    for name in dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY))):
+        given = _narrow(subject, rng, narrow | {name: TABLE})
+        yield _shown({name: TABLE}), None if given is None else given.replaced(_last_rows(given))
+
+
+def _last_rows(given: Arguments) -> dict[str, Numbers]:
+    """Indices of which the last is the greatest, by path."""
+    bounds = {path: schematic(size) for path, size in given.operation.indices.items() if path in given.arrays}
+    found = {path: np.array(given[path]) for path in bounds}
+    for path, x in found.items():
+        x.reshape(-1)[-1:] = given.size(bounds[path]) - 1
+    return found
 
 
 def _featured(

@@ -341,15 +341,16 @@ def whole_tiles(correct: Formulas, scores: Numbers) -> Numbers:
 
 
 @mutant(
-    "best of the first 4,096 tokens",
+    "best of the first 256 tokens",
     replaces="best_token",
     operations=(GreedyDecode,),
-    breaks=("sizes.features",),
+    breaks=("operation.oracle",),
+    profile="full",
     source="an argmax in one block of threads",
 )
-def best_of_4096(correct: Formulas, logarithms: Numbers) -> Numbers:
+def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:
     """Later tokens are never chosen."""
-    return Formulas.best_token(correct, logarithms[..., :4096])
+    return Formulas.best_token(correct, logarithms[..., :256])
 
 
 # Elements of a batch --------------------------------------------------------------------------------------------------

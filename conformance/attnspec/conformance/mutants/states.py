@@ -14,6 +14,7 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import arrays, at, changed, query
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import flatten, mapped
 from attnspec.spec.multihead import MultiHeadAttention
@@ -31,7 +32,7 @@ def _states(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Num
 @mutant(
     "state of zeros taken for none",
     operations=(RNN, GRU, LSTM),
-    breaks=("recurrent.no-steps",),
+    breaks=("recurrent.continuation",),
     source="a layer that is stateful: without an initial state it goes on from the last one",
 )
 class Stateful(Library):
@@ -46,7 +47,7 @@ class Stateful(Library):
         if states and fits and not any(np.any(x) for x in states.values()):
             arguments = changed(arguments, {path: kept[path].astype(x.dtype) for path, x in states.items()})
         result = super().call(operation, **arguments)
-        finals = [x for x in flatten(dict(enumerate(result))).values()][1:] if isinstance(result, tuple) else []
+        finals = list(flatten(dict(enumerate(result))).values())[1:] if isinstance(result, tuple) else []
         kept.update(zip(states, finals, strict=False))
         return result
 
@@ -183,6 +184,25 @@ def _shapes(arguments: Mapping[str, Any]) -> Any:
     return tuple((path, x.shape, x.dtype.name) for path, x in given.items() if isinstance(x, np.ndarray))
 
 
+class _Casting(_InMode):
+    """A backend for two dtypes, of which autocast is for the narrow one."""
+
+    mode = "autocast"
+
+    def __init__(self, name: str, formulas: Formulas | None = None, **more: Any) -> None:
+        super().__init__(name, formulas, **more)
+        self.limits = Limits(dtypes=("bfloat16", "float32"))
+
+    def modes(self, dtype: str, *, device: str) -> dict[str, Any]:
+        """Only of 16 bits."""
+        return super().modes(dtype, device=device) if dtype == "bfloat16" else {}
+
+
+def _casts(operation: Operation, arguments: Mapping[str, Any]) -> bool:
+    """Whether any input is of another dtype than that of the mode."""
+    return any(is_float(x) and x.dtype.itemsize > 2 for _, x in arrays(operation, arguments))
+
+
 @mutant(
     "mask forgotten under autocast of float32",
     operations=(ScaledDotProductAttention, AdditiveAttention, EncoderLayer),
@@ -190,19 +210,12 @@ def _shapes(arguments: Mapping[str, Any]) -> Any:
     breaks=("training.modes",),
     source="a cast of the inputs to the dtype of autocast, after which a mask no longer fits them",
 )
-class MaskForgottenInCast(_ForgettingIn):
+class MaskForgottenInCast(_Casting, _ForgettingIn):
     """Inputs of the mode's own dtype are right."""
-
-    mode = "autocast"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The mask, where inputs are to be cast."""
-        cast = any(is_float(x) and x.dtype.itemsize == 4 for _, x in arrays(operation, arguments))
-        return {operation.mask.path: None} if cast and operation.mask else {}
-
-    def modes(self, dtype: str, *, device: str) -> dict[str, Any]:
-        """Only of 16 bits."""
-        return super().modes(dtype, device=device) if dtype == "bfloat16" else {}
+        return {operation.mask.path: None} if operation.mask and _casts(operation, arguments) else {}
 
 
 @mutant(
@@ -212,20 +225,14 @@ class MaskForgottenInCast(_ForgettingIn):
     breaks=("training.modes",),
     source="tensorflow/tensorflow#41614: what a policy of mixed precision casts meets what it does not",
 )
-class RefusedInCast(_InMode):
+class RefusedInCast(_Casting):
     """Inputs of the mode's own dtype alone are accepted."""
-
-    mode = "autocast"
 
     def check(self, operation: Operation, arguments: Mapping[str, Any]) -> None:
         """Raise for other dtypes."""
         super().check(operation, arguments)
-        if self.inside and any(is_float(x) and x.dtype.itemsize == 4 for _, x in arrays(operation, arguments)):
+        if self.inside and _casts(operation, arguments):
             raise TypeError("expected inputs of one dtype")
-
-    def modes(self, dtype: str, *, device: str) -> dict[str, Any]:
-        """Only of 16 bits."""
-        return super().modes(dtype, device=device) if dtype == "bfloat16" else {}
 
 
 # Numbers and batches --------------------------------------------------------------------------------------------------
