@@ -76,6 +76,9 @@ FEW = 4
 WORK = 2.0**21
 """The most multiply-adds of a call."""
 
+WORK_OF_TABLES = 2.0**23
+"""The same of tables, by which few rows are multiplied."""
+
 WORK_OF_BOTH = 2.0**24
 """The same where queries and keys are many, and few rows are judged."""
 
@@ -160,8 +163,11 @@ def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
     """Tables and vocabularies of many rows, the last of which is asked for by one query, with few features."""
     operation = subject.operation
     narrow = dict.fromkeys(_wide(subject), 4) | dict.fromkeys([operation.asking] if operation.asking else [], 1)
-    for name in dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY))):
-        given = _narrow(subject, rng, narrow | {name: TABLE})
+    names = dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY)))
+    if operation.sizes_of(Axis.BEAM) and not subject.effort.dear:
+        return  # every hypothesis has a score for every token, at every step
+    for name in names:
+        given = _narrow(subject, rng, narrow | {name: TABLE}, work=WORK_OF_TABLES)
         yield _shown({name: TABLE}), None if given is None else given.replaced(_last_rows(given))
 
 

@@ -26,7 +26,7 @@ from attnspec.spec.transformer import (
     LayerNormParameters,
 )
 
-GREAT = 2.0**10
+GREAT = 2.0**13
 """The spread of rows whose variance exceeds 65,504."""
 
 OFFSETS = {"float64": 1024.0, "float32": 1024.0, "float16": 256.0, "bfloat16": 32.0}

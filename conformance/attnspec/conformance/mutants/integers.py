@@ -344,8 +344,7 @@ def whole_tiles(correct: Formulas, scores: Numbers) -> Numbers:
     "best of the first 256 tokens",
     replaces="best_token",
     operations=(GreedyDecode,),
-    breaks=("operation.oracle",),
-    profile="full",
+    breaks=("sizes.features",),
     source="an argmax in one block of threads",
 )
 def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:

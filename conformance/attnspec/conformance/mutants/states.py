@@ -139,6 +139,7 @@ def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParamet
     operations=(LayerNorm,),
     dtype="float16",
     breaks=("transformer.layer-norm-moments",),
+    profile="full",
     differentiable=False,
     source="neuroneural/brainchop-cli#56: every square in float16, before a sum in float32",
 )

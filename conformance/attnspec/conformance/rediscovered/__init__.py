@@ -1,6 +1,6 @@
 """Public defects of attention kernels, each transcribed from its report: :data:`REDISCOVERED`, a module a subject."""
 
-from attnspec.conformance.rediscovered import causality, gradients, layouts, masks, models, softmaxes, tiles
+from attnspec.conformance.rediscovered import causality, gradients, integers, layouts, masks, models, softmaxes, tiles
 from attnspec.conformance.rediscovered.registry import REDISCOVERED, WAITING, Rediscovered, Waiting
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Waiting",
     "causality",
     "gradients",
+    "integers",
     "layouts",
     "masks",
     "models",
