@@ -353,14 +353,14 @@ def test_values_of_integers_that_were_tried_are_named() -> None:
     widen(extent, Arguments(embed, {"tokens": np.array([32_768, 5]), "table": np.zeros((40_000, 1))}))
     assert (extent["pages of a cache"], extent["rows of a page"]) == (300, 64)
     values = {words: most for words, most in extent.items() if words not in ORDER}
-    assert values == {"positions": 70_000, "windows": 256, "entries of a table": 299, "tokens": 32_768}
+    assert values == {"positions": 70_000, "windows": 256, "entries of a table": 299, "token indices": 32_768}
     results = {"softmax-float64": [passed(law, "float64") for law in SETTINGS.laws]}
     verdicts = Verdicts(results, extents={"softmax-float64": values})
     found = Report.of(Plan.of(contract(), SETTINGS), verdicts, SETTINGS, 1.0)
     jsonschema.validate(found.as_json(), SCHEMA)
     assert (
         found.not_tried[0]
-        == "entries of a table beyond 299, positions beyond 70,000, tokens beyond 32,768, windows beyond 256"
+        == "entries of a table beyond 299, positions beyond 70,000, token indices beyond 32,768, windows beyond 256"
     )
 
 

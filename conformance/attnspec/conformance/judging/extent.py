@@ -29,7 +29,7 @@ PAGES, PAGE_ROWS = "pages of a cache", "rows of a page"
 ORDER = (*dict.fromkeys(KINDS.values()), PAGES, PAGE_ROWS, PAIRS, BATCH)
 """The kinds as a sentence names them."""
 
-TOKENS, ENTRIES, WINDOWS = "tokens", "entries of a table", "windows"
+TOKENS, ENTRIES, WINDOWS = "token indices", "entries of a table", "windows"
 """Integers whose values count, beside those that operations draw, which are called as their arguments are."""
 
 
