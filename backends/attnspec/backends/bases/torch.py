@@ -41,7 +41,7 @@ def to_numpy(array: Tensor) -> NDArray:
     """A copy with the same dtype; bfloat16 as ``ml_dtypes.bfloat16``; ``TypeError`` for what is no tensor."""
     if not isinstance(array, Tensor):
         raise TypeError(f"result: expected a torch.Tensor; got {type(array).__name__}")
-    found = array.detach().cpu()
+    found = array.detach().cpu().resolve_neg()
     if found.dtype is torch.bfloat16:
         return np.array(found.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
     return np.array(found.numpy())
