@@ -289,7 +289,7 @@ def ends_in_bytes(correct: Formulas, ends: Numbers) -> list[slice]:
 @mutant(
     "tokens in bytes",
     replaces="rows",
-    operations=(Embed, DecoderStep, DecoderOnly),
+    operations=(Embed, DecoderOnly),
     breaks=("operation.oracle",),
     source="a tokenizer of characters whose vocabulary grew",
 )
