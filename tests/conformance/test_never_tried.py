@@ -299,7 +299,7 @@ STATES = (
     ),
     Flaw(
         "autocast of inputs in float32",
-        ("mask forgotten under autocast of float32", "inputs in float32 refused under autocast"),
+        ("mask forgotten under autocast of float32",),
     ),
 )
 

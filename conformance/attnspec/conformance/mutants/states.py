@@ -12,7 +12,7 @@ from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.modes import _ForgettingIn, _InMode
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import arrays, at, changed, query
-from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
@@ -217,23 +217,6 @@ class MaskForgottenInCast(_Casting, _ForgettingIn):
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The mask, where inputs are to be cast."""
         return {operation.mask.path: None} if operation.mask and _casts(operation, arguments) else {}
-
-
-@mutant(
-    "inputs in float32 refused under autocast",
-    operations=(DotProductAttention, EncoderLayer),
-    dtype="bfloat16",
-    breaks=("training.modes",),
-    source="tensorflow/tensorflow#41614: what a policy of mixed precision casts meets what it does not",
-)
-class RefusedInCast(_Casting):
-    """Inputs of the mode's own dtype alone are accepted."""
-
-    def check(self, operation: Operation, arguments: Mapping[str, Any]) -> None:
-        """Raise for other dtypes."""
-        super().check(operation, arguments)
-        if self.inside and _casts(operation, arguments):
-            raise TypeError("expected inputs of one dtype")
 
 
 # Numbers and batches --------------------------------------------------------------------------------------------------
