@@ -16,6 +16,9 @@ from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, built,
 KINDS = ("normal", "integers", "ties", "ones", "large", "wide", "offset", "small", "equal-rows", "zeros")
 """The distributions of the numbers of an array."""
 
+MANY = 256
+"""More rows of a table than a byte counts."""
+
 WIDE_RANGE = 1000
 """Integers up to which all are equally frequent."""
 
@@ -112,8 +115,11 @@ def integers(
     counts = path in operation.lengths
     bound = number((operation.lengths if counts else operation.indices)[path])
     found = np.asarray(rng.integers(0, bound + counts, shape))
-    if found.size > 1:
-        found.reshape(-1)[-1] = bound - 1 + counts  # the greatest is what a narrow integer does not hold
+    # The greatest is what a narrow integer does not hold; a length may leave out the last one.
+    if found.size > 1 or bound > MANY:
+        found.reshape(-1)[-1:] = bound - 1 + counts
+    if bound > MANY and not counts:
+        found.reshape(-1)[:1] = bound - 1
     return found
 
 
