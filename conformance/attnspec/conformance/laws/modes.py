@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape, spelled_out
-from attnspec.conformance.inputs.dtypes import NARROW, is_float
+from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.layouts import CANNOT
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
@@ -74,7 +74,8 @@ def _cast(
     A backend may refuse that: PyTorch's LSTM does, on processors that do not multiply bfloat16.
     """
     for call in (found[-1] for found in groups):
-        inputs = call.arguments.passed_as(lambda path, x=call.arguments: subject.convert(_single(x[path])))
+        wider = call.arguments.replaced({leaf.path: _single(x) for leaf, x in call.arguments.floats})
+        inputs = subject.converted(wider)
         try:
             got = within(subject, call.arguments, inputs, mode, context)
         except Violation as violation:
@@ -85,8 +86,8 @@ def _cast(
         subject.all_match(got, call.expected, call.budgets, call.arguments, what)
 
 
-def _single(x: Any) -> Any:
-    return x.astype(np.float32) if is_float(x) else x
+def _single(x: Numbers) -> Numbers:
+    return x.astype(np.float32)
 
 
 class _Storing(Subject):

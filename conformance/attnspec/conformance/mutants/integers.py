@@ -194,7 +194,7 @@ def _in_table(dtype: str) -> Any:
     "block table in bytes",
     replaces="gathered",
     operations=(PagedAttention,),
-    breaks=("operation.oracle",),
+    breaks=("sizes.features",),
     source="tenstorrent/tt-metal#57364: entries of a page table read by another width than they are stored with",
 )
 def table_in_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
@@ -207,7 +207,7 @@ def table_in_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers
     "block table in signed bytes",
     replaces="gathered",
     operations=(PagedAttention,),
-    breaks=("operation.oracle",),
+    breaks=("sizes.features",),
     source="a page table that was moved with the quantized cache",
 )
 def table_in_signed_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
