@@ -421,6 +421,8 @@ LONG = {
     "attnspec.spec.contract.tree": "one concept: trees of arrays and options, their descriptions and their values",
     "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
     "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
+    "attnspec.conformance.laws.operation": "every law of every operation, which share how results are compared",
+    "attnspec.conformance.laws.sizes": "every law of large sizes, which share their narrow calls",
     "attnspec.conformance.mutants.attention": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.calling": "a catalogue: one short function for each mutant",
     "attnspec.conformance.mutants.kernels": "a catalogue: one short function for each mutant",

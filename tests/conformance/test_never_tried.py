@@ -251,6 +251,58 @@ VALUES = (
     Flaw("gradients of what looks trained", ("NVIDIA/TransformerEngine#3216",), quick=False),
 )
 
+INTEGERS = (
+    Flaw("rotary positions beyond 2,048", ("rotary positions in float16", "NVIDIA/Megatron-LM#535")),
+    Flaw(
+        "late rotary positions",
+        ("rotary positions in 15 bits", "rotary table of 4,096 positions", "huggingface/candle#3520"),
+    ),
+    Flaw("rotary angles in fewer bits than the dtype has", ("rotary angles in single precision",)),
+    Flaw(
+        "windows of 256 keys and more",
+        ("ends of a window in eight bits", "ends of a window in seven bits and a sign", "ends of a window in 16 bits"),
+    ),
+    Flaw("a window of 300 keys among 1,100", ("window of at most 255 keys",), quick=False),
+    Flaw("numbers of documents that are large", ("documents in 16 bits", "documents in single precision")),
+    Flaw(
+        "entries of a table that are large",
+        ("block table in bytes", "block table in signed bytes", "block table in 15 bits"),
+    ),
+    Flaw(
+        "pages of 64 to 256 rows",
+        ("rows of a page beyond the 64th are the first ones", "rows of a page in seven bits"),
+    ),
+    Flaw("tokens that are large", ("tokens in bytes", "tokens in 15 bits", "tokens in float16"), everywhere=True),
+    Flaw(
+        "vocabularies of more than 4,096 tokens",
+        ("vocabulary in tiles of 4,096 without the last one", "best of the first 256 tokens"),
+        everywhere=True,
+    ),
+    Flaw(
+        "causal calls of many elements of a batch",
+        ("causal flag forgotten beyond 600 elements of a batch",),
+        quick=False,
+    ),
+)
+
+STATES = (
+    Flaw("an initial state of 0", ("state of zeros taken for none",), everywhere=True),
+    Flaw("a final state of another dtype", ("final state in single precision", "final state of a sequence in float16")),
+    Flaw("means of 10² to 10³ spreads", ("variance as the mean of squares less the squared mean",)),
+    Flaw("squares beyond 65,504", ("one-pass variance of rows in float16",)),
+    Flaw("variances beyond 65,504", ("centred squares in float16",), quick=False),
+    Flaw("subnormal queries", ("queries divided by the largest one of them",)),
+    Flaw("a mask alone with a batch", ("mask of the first element where arrays have no batch",)),
+    Flaw(
+        "a recorded call after one without gradients",
+        ("graph without gradients used for recorded calls of its shapes", "pytorch/pytorch#100977"),
+    ),
+    Flaw(
+        "autocast of inputs in float32",
+        ("mask forgotten under autocast of float32",),
+    ),
+)
+
 FILLS = (
     Flaw(
         "finite fills",
@@ -438,7 +490,7 @@ OPTIONS = (
 )
 
 FLAWS = (
-    *(SIZES + LAYOUTS + TRAINING + VALUES + FILLS),
+    *(SIZES + LAYOUTS + TRAINING + VALUES + INTEGERS + STATES + FILLS),
     *(SCALES + GRADIENTS + NOT_FINITE + CHOICES + OPTIONS),
 )
 

@@ -10,16 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from rich.console import Console
 
 from attnspec import reference
+from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging import declaration
 from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
-from attnspec.conformance.judging.extent import ORDER
+from attnspec.conformance.judging.extent import ORDER, widen
 from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting import table
@@ -335,6 +337,31 @@ def test_a_report_ends_with_what_was_not_tried() -> None:
         f"{found.not_tried[-1]}</li></ul>\n<h2>The run</h2>\n<ul>",
     ]
     assert report(*everything()).not_tried[0] == "bfloat16, float16"
+
+
+def test_values_of_integers_that_were_tried_are_named() -> None:
+    extent: dict[str, int] = {}
+    rotary, grouped, paged, embed = (
+        OPERATIONS[name] for name in ("rotary_embedding", "grouped_query_attention", "paged_attention", "embed")
+    )
+    rows = np.zeros((3, 4))
+    widen(extent, Arguments(rotary, {"x": rows, "positions": np.array([0, 70_000, 9])}))
+    widen(extent, Arguments(grouped, dict.fromkeys(("query", "key", "value"), rows[None]) | {"window": (256, None)}))
+    pages = np.zeros((300, 1, 64, 4))
+    table = {"block_table": np.array([299, 3]), "key_lengths": np.asarray(70)}
+    widen(extent, Arguments(paged, {"query": rows[None], "key_pages": pages, "value_pages": pages, **table}))
+    widen(extent, Arguments(embed, {"tokens": np.array([32_768, 5]), "table": np.zeros((40_000, 1))}))
+    assert (extent["pages of a cache"], extent["rows of a page"]) == (300, 64)
+    values = {words: most for words, most in extent.items() if words not in ORDER}
+    assert values == {"positions": 70_000, "windows": 256, "entries of a table": 299, "token indices": 32_768}
+    results = {"softmax-float64": [passed(law, "float64") for law in SETTINGS.laws]}
+    verdicts = Verdicts(results, extents={"softmax-float64": values})
+    found = Report.of(Plan.of(contract(), SETTINGS), verdicts, SETTINGS, 1.0)
+    jsonschema.validate(found.as_json(), SCHEMA)
+    assert (
+        found.not_tried[0]
+        == "entries of a table beyond 299, positions beyond 70,000, token indices beyond 32,768, windows beyond 256"
+    )
 
 
 def test_the_extent_of_a_run_is_that_of_its_calls() -> None:

@@ -3,13 +3,14 @@
 from math import gcd
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 from attnspec.backends.bases.numpy import NumPyBackend
-from attnspec.backends.bases.torch import from_numpy, to_numpy
-from attnspec.conformance.inputs.layouts import CANNOT, FAR, LAYOUTS, Layout, distant, repeated
+from attnspec.backends.bases.torch import TorchBackend, from_numpy, to_numpy
+from attnspec.conformance.inputs.layouts import CANNOT, FAR, LAYOUTS, Layout, distant, negated, repeated
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
@@ -61,6 +62,37 @@ def test_layouts_are_unlike() -> None:
     assert len(kinds | set(map(str, starts))) > len(LAYOUTS)
     dense = [v for v in views if v.strides[-1] == v.itemsize and not v.flags.c_contiguous]
     assert len(dense) >= 6
+
+
+def test_negated_arrays_keep_the_numbers() -> None:
+    for dtype in (np.float64, ml_dtypes.bfloat16):
+        x = np.random.default_rng(0).standard_normal((2, 3)).astype(dtype)
+        assert negated(x, tensor).is_neg()
+        np.testing.assert_array_equal(to_numpy(negated(x, tensor)), x)
+    with pytest.raises(CANNOT):
+        negated(x, array)
+
+
+class Signless(TorchBackend):
+    """Reads memory by its address, which does not say that signs are the other ones."""
+
+    name = "signless"
+
+    def softmax(self, scores: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Softmax of what lies in memory."""
+        memory = scores.untyped_storage()
+        read = torch.empty(0, dtype=scores.dtype).set_(memory, scores.storage_offset(), scores.shape, scores.stride())
+        return read.masked_fill(~mask if mask is not None else torch.zeros((), dtype=torch.bool), -torch.inf).softmax(
+            -1
+        )
+
+
+def test_lazily_negated_arrays_are_tried() -> None:
+    contract = Contract.of(Signless())
+    (case,) = cases(contract, operations=("softmax",), laws=("storage.layouts",), dtypes=("float32",))
+    (found,) = judge(Signless(), contract, case, PROFILES["quick"])
+    assert found.status is Status.FAILED
+    assert "laid out as negated" in found.message
 
 
 @pytest.mark.parametrize("axis", [0, -2, -1])

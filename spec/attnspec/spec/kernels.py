@@ -61,7 +61,7 @@ __all__ = [
     features="scale window softcap bias slopes sinks key_lengths log_sum_exp",
     results="output log_sum_exp",
     lengths={"key_lengths": "m"},
-    tried={"scale": (0.25,), "window": ((2, 0), (None, 1)), "softcap": (2.0,)},
+    tried={"scale": (0.25,), "window": ((2, 0), (None, 1), (256, 256)), "softcap": (2.0,)},
     parts={
         "scale": Part.SCALE,
         "softcap": Part.CAP,
@@ -121,7 +121,7 @@ class GroupedQueryAttention(Protocol[Array]):
     features="causal scale window softcap log_sum_exp",
     results="output log_sum_exp",
     cumulative={"query_ends": "n", "key_ends": "m"},
-    tried={"scale": (0.25,), "window": ((1, 0),), "softcap": (2.0,)},
+    tried={"scale": (0.25,), "window": ((1, 0), (256, 0)), "softcap": (2.0,)},
     parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class VariableLengthAttention(Protocol[Array]):
@@ -163,7 +163,7 @@ class VariableLengthAttention(Protocol[Array]):
     results="output log_sum_exp",
     indices={"block_table": "pages"},
     lengths={"key_lengths": "blocks*page"},
-    tried={"scale": (0.25,), "window": ((2, 0),), "softcap": (2.0,)},
+    tried={"scale": (0.25,), "window": ((2, 0), (256, 0)), "softcap": (2.0,)},
     parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class PagedAttention(Protocol[Array]):
@@ -273,7 +273,7 @@ class MergeAttention(Protocol[Array]):
     axes={"n": Axis.TIME, "pairs": Axis.FEATURE},
     linear="x",
     features="positions theta",
-    drawn={"positions": 1000},
+    drawn={"positions": 140_000},
     tried={"theta": (500.0,)},
 )
 class RotaryEmbedding(Protocol[Array]):
@@ -318,7 +318,7 @@ class AlibiSlopes(Protocol[Array_co]):
         BELTAGY.passage("3.1 Attention pattern: sliding window"),
         JIANG.passage("2 Architectural details: sliding window attention"),
     ],
-    tried={"window": ((0, 0), (2, 0), (1, 3), (None, 1), (3, None))},
+    tried={"window": ((0, 0), (2, 0), (1, 3), (None, 1), (3, None), (256, 256), (65_536, 300))},
 )
 class SlidingWindowMask(Protocol[Array_co]):
     """Every position may attend to those that are near.

@@ -1,7 +1,7 @@
 """Base of backends that compute with PyTorch tensors."""
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,7 @@ def to_numpy(array: Tensor) -> NDArray:
     """A copy with the same dtype; bfloat16 as ``ml_dtypes.bfloat16``; ``TypeError`` for what is no tensor."""
     if not isinstance(array, Tensor):
         raise TypeError(f"result: expected a torch.Tensor; got {type(array).__name__}")
-    found = array.detach().cpu()
+    found = array.detach().cpu().resolve_neg()
     if found.dtype is torch.bfloat16:
         return np.array(found.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
     return np.array(found.numpy())
@@ -115,11 +115,24 @@ def gradients(function: Callable[..., Any], arguments: Mapping[str, Any], cotang
     return pullback(function, arguments, wanted)[1](cotangent)
 
 
+@contextmanager
+def _inference(threads: int) -> Iterator[None]:
+    """Inference by so many threads of PyTorch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def modes(dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    """Without gradients, inference, and autocast to the dtype itself where it is one of 16 bits."""
+    """Without gradients, inference by other threads, and autocast to the dtype itself where it is one of 16 bits."""
+    threads = 2 if torch.get_num_threads() == 1 else 1
     found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "no_grad": torch.no_grad,
-        "inference_mode": torch.inference_mode,
+        f"inference_mode with threads = {threads}": partial(_inference, threads),
     }
     if dtype in ("bfloat16", "float16"):
         found["autocast"] = partial(torch.autocast, torch.device(device).type, dtype=getattr(torch, dtype))
@@ -153,5 +166,5 @@ class TorchBackend(Operations[Tensor]):
         return pullback(getattr(self, operation), arguments, wanted)
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """Without gradients, inference, and autocast to the dtype itself where it is one of 16 bits."""
+        """Without gradients, inference by other threads, and autocast to the dtype where it is one of 16 bits."""
         return modes(dtype, device=device)

@@ -38,6 +38,10 @@ DEPTHS = (2, 1, 3, 0)
 TAPS = (3, 2, 1, 4, 5, 7, 16)
 GRIDS = (2, 3, 1, 4, 5, 7, 8, 16, 17)
 PAGES = (2, 1, 3, 4, 8, 16)
+PAGE_ROWS = (*PAGES, 64, 128, 256)
+POOLS = (*PAGES, 300)
+"""Pages of a cache, of which entries of a table choose: more than one byte counts, in the end."""
+VOCABULARIES = (*FEATURES, 300)
 SEQUENCES = (2, 1, 3, 5)
 BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 
@@ -57,14 +61,22 @@ Row = dict[str, Any]
 
 
 def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
-    """The groups of sizes that exceed a tile in the first rows: keys, queries, both, features.
+    """The groups of sizes that exceed a tile in the first rows: keys, queries, both, tables and pages, features.
 
     Of the features, these are the last two that the operation names: as a rule the size multiplied in scores, and that
     of the values.
     """
     keys, queries = (operation.sizes_of(axis)[-1:] for axis in (Axis.KEY, Axis.QUERY))
-    groups = (keys, queries, queries + keys, operation.sizes_of(Axis.FEATURE)[-2:])
+    paged = [x for x in operation.sizes_of(Axis.PAGE) if any(x in leaf.sizes for leaf in operation.floats)]
+    rows = [(name,) for name in dict.fromkeys((*tables(operation), *paged))]
+    groups = (keys, queries, queries + keys, *rows, operation.sizes_of(Axis.FEATURE)[-2:])
     return tuple(dict.fromkeys(tuple(dict.fromkeys(group)) for group in groups if group))
+
+
+def tables(operation: Operation) -> tuple[str, ...]:
+    """Sizes that bound indices: vocabularies, and the pages that a block table names."""
+    bounds = (schematic(size) for size in operation.indices.values())
+    return tuple(dict.fromkeys(x for x in bounds if operation.axis(x) & (Axis.VOCABULARY | Axis.PAGE)))
 
 
 def stepwise(size: str, operation: Operation) -> bool:
@@ -84,7 +96,9 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
     heads = GROUPED if operation.sizes_of(Axis.GROUP) else HEADS
     few = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
-    few |= {Axis.GROUP: GROUPED, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES}
+    few |= {Axis.GROUP: GROUPED, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES, Axis.VOCABULARY: VOCABULARIES}
+    if axis is Axis.PAGE and any(size in leaf.sizes for leaf in operation.floats):
+        few[Axis.PAGE] = POOLS if size in tables(operation) else PAGE_ROWS
     return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
 
 

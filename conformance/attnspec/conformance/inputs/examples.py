@@ -16,6 +16,12 @@ from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, built,
 KINDS = ("normal", "integers", "ties", "ones", "large", "wide", "offset", "small", "equal-rows", "zeros")
 """The distributions of the numbers of an array."""
 
+MANY = 256
+"""More rows of a table than a byte counts."""
+
+WIDE_RANGE = 1000
+"""Integers up to which all are equally frequent."""
+
 ABSENT = "absent"
 MASKS = (ABSENT, "random", "padding", "triangle", "one-key", "banded", "all", "nothing", "some-rows-nothing")
 """The patterns of a mask."""
@@ -105,10 +111,23 @@ def integers(
         total = number(operation.cumulative[path])
         return np.concatenate([[0], np.sort(rng.integers(0, total + 1, shape[0] - 2)), [total]])
     if path in operation.drawn:
-        return np.asarray(rng.integers(0, operation.drawn[path], shape))
+        return _drawn(operation.drawn[path], shape, rng)
     counts = path in operation.lengths
     bound = number((operation.lengths if counts else operation.indices)[path])
-    return np.asarray(rng.integers(0, bound + counts, shape))
+    found = np.asarray(rng.integers(0, bound + counts, shape))
+    # The greatest is what a narrow integer does not hold; a length may leave out the last one.
+    if found.size > 1 or bound > MANY:
+        found.reshape(-1)[-1:] = bound - 1 + counts
+    if bound > MANY and not counts:
+        found.reshape(-1)[:1] = bound - 1
+    return found
+
+
+def _drawn(bound: int, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
+    """Integers below a bound; where it is large, every order of magnitude is as frequent as another."""
+    if bound <= WIDE_RANGE:
+        return np.asarray(rng.integers(0, bound, shape))
+    return np.asarray(np.floor(float(bound) ** rng.random(shape)), dtype=np.int64) - 1
 
 
 def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: str, weight: bool = False) -> Numbers:

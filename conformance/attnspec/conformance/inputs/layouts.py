@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.conformance.inputs.dtypes import is_float
 
 Convert = Callable[[Numbers], Any]
 Layout = Callable[[Numbers, Convert], Any]
@@ -114,6 +115,14 @@ def read_only(x: Numbers, convert: Convert) -> Any:
     if isinstance(moved, np.ndarray):
         moved.flags.writeable = False
     return moved
+
+
+def negated(x: Numbers, convert: Convert) -> Any:
+    """The numbers with the other sign in memory, and a view that negates them, where the framework is so lazy."""
+    view = getattr(_namespace(convert(x)), "_neg_view", None)
+    if view is None or not is_float(x):
+        raise NotImplementedError("no lazy negation")
+    return view(convert(-x))
 
 
 LAYOUTS: tuple[Layout, ...] = (

@@ -86,12 +86,12 @@ def groups(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.WINDOW)
 def window(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Spell some windows out in the mask: of no reach, of a random one, and open to one side."""
+    """Spell windows out in the mask: of no reach, of a random one, open to one side, and also 256 keys further."""
     path = subject.operation.window
     if path is None or not has_window(subject):
         return False
     reach = int(rng.integers(1, 4))
-    windows = ((0, 0), (reach, 0), (0, reach), (None, 0), (reach, None))
+    windows = ((0, 0), (reach, 0), (0, reach), (None, 0), (reach, None), (reach + 256, None))
     for ends in windows if subject.effort.dear else rng.permutation(np.array(windows, object))[:2]:
         given = arguments.replaced({path: tuple(ends)})
         spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
@@ -330,9 +330,9 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.DOCUMENTS)
 def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Give documents other numbers, and exchange the sides."""
+    """Give documents other numbers, which 24 bits do not hold, nor 16 tell apart, and exchange the sides."""
     mask = subject.call(arguments)
-    names = rng.permutation(100)
+    names = 2**24 + rng.permutation([0, 1, 2**16])
     first, second = (leaf.path for leaf in subject.operation.leaves)
     renamed = arguments.replaced({path: names[arguments.array(path)] for path in (first, second)})
     title = "of documents with other names, the mask"

@@ -50,9 +50,10 @@ def huge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Ar
 
 
 def subnormal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Values below the smallest normal number."""
+    """Queries, keys and values below the smallest normal number."""
     least = LEAST[subject.dtype]
-    return arguments.replaced({p: subject.exact(least * wide(arguments.array(p))) for p in _values(subject)})
+    values = {p: subject.exact(least * wide(arguments.array(p))) for p in _values(subject)}
+    return _in_rows(subject, arguments, lambda leaf, x: least * x).replaced(values)
 
 
 def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
@@ -111,7 +112,7 @@ def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
     "of values above 10¹⁰": huge,
-    "of subnormal values": subnormal,
+    "of subnormal numbers": subnormal,
     "of queries and keys that point away from each other": opposed,
     "of a feature that outweighs the others": outlier,
     "of a key that every query likes and one that none does": sink,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape, spelled_out
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.layouts import CANNOT
@@ -61,7 +61,33 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
                 inputs = _rewritten(subject, call.arguments, kept)
                 got = within(subject, call.arguments, inputs, mode, context)
                 subject.all_match(got, call.expected, call.budgets, call.arguments, f"in mode {mode}{call.words},")
+        if stores and "float32" in subject.limits.dtypes_for(subject.operation.name):
+            _cast(subject, groups[stores], mode, context)
     return any(groups.values())
+
+
+def _cast(
+    subject: Subject, groups: list[list[_Judged]], mode: str, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Call with the same numbers in float32, which the mode casts to its 16 bits, under whatever restricts the call.
+
+    A backend may refuse that: PyTorch's LSTM does, on processors that do not multiply bfloat16.
+    """
+    for call in (found[-1] for found in groups):
+        wider = call.arguments.replaced({leaf.path: _single(x) for leaf, x in call.arguments.floats})
+        inputs = subject.converted(wider)
+        try:
+            got = within(subject, call.arguments, inputs, mode, context)
+        except Violation as violation:
+            if violation.reason is Reason.RAISED:
+                continue
+            raise
+        what = f"in mode {mode} with inputs in float32{call.words},"
+        subject.all_match(got, call.expected, call.budgets, call.arguments, what)
+
+
+def _single(x: Numbers) -> Numbers:
+    return x.astype(np.float32)
 
 
 class _Storing(Subject):

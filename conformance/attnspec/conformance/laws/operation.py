@@ -23,7 +23,7 @@ from attnspec.conformance.laws.common import (
     wide,
 )
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.lessons import overwritten
+from attnspec.conformance.laws.lessons import masks_of, overwritten
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.storage import laid_out
 from attnspec.spec.contract.axes import Axis
@@ -106,13 +106,17 @@ def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.FEWER_DIMENSIONS, once=True, at_leading=True)
 def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Leave out the batch of each argument in turn, while others have one."""
+    """Leave out the batch of each argument in turn, while others have one; then that of all but a mask."""
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
         return False
     given = sample(subject, rng, (2,), queries=3, keys=5)
     for leaf, x in given.batched:
         alone = given.replaced({leaf.path: np.asarray(x[0])})
         subject.follows_formula(alone, f"with a {leaf.path} that has no batch,")
+    if masks_of(subject) and given.operation.mask is not None:
+        mask = (rng.random(mask_shape(given)) < 0.6) | (np.arange(given.keys_count or 0) == 0)
+        alone = given.replaced({leaf.path: np.asarray(x[0]) for leaf, x in given.batched}).with_mask(mask)
+        subject.follows_formula(alone, "with a mask alone that has a batch,")
     return True
 
 

@@ -1,7 +1,7 @@
 """Checks of the laws of records: what happens between a recorded call and its backward pass changes no gradient."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,19 @@ Mode = Callable[[], AbstractContextManager[Any]]
 
 @checks(law.INTERLEAVED, once=True, at_leading=True)
 def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Record a call and two others of its shapes, first and last, make one that is not recorded, and go back from it
-    after the others."""
+    """Record a call and two others of its shapes, first and last, and go back from it after the others.
+
+    One call is made without a record, before all others: in a mode without gradients, if the backend has one.
+    """
     lessons = learning(subject, arguments)
+    mode = _unrecorded(subject) or nullcontext
     for words, lesson in lessons:
         given, wanted = lesson.arguments, tuple(lesson.expected)
         others = [x for x in (normal_like(subject, given, rng) for _ in range(2)) if x is not None]
+        with mode():
+            subject.call_anew(others[0] if others else given)
         for order, what in (((given, *others), "the first"), ((*others, given), "the last")) if others else ():
             records = [(x, recorded_call(subject, x, wanted)) for x in order]
-            subject.call_anew(others[0])
             for x, record in sorted(records, key=lambda pair: pair[0] is given):
                 found = backward(subject, record, x, lesson.cotangents, wanted)
             gradients_match(subject, found, lesson.expected, given, f"{words}in {what} of {len(order)} records,")

@@ -208,8 +208,13 @@ def first_step(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.CONTINUATION)
 def continuation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compute the rest of a sequence from the state in which its beginning ends; half dtypes would round that state."""
+    """Compute the rest of a sequence from where its beginning ends, which has a state of 0, as where none is given.
+
+    Half dtypes would round that state.
+    """
     steps, size = _steps(subject, arguments), _time(subject)
+    states = _finals(subject).values()
+    arguments = arguments.replaced({path: np.zeros_like(arguments.array(path)) for path in states})
     if steps < 2 or subject.dtype in NARROW:
         return False
     cut = int(rng.integers(1, steps))

@@ -9,16 +9,17 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, along, take
 from attnspec.conformance.inputs.attendance import bounds, spelled_out, with_first_keys
 from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, masked, placed
-from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise
+from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise, tables
 from attnspec.conformance.judging.rows import judge, rows_to_judge
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, normal_like, sample
 from attnspec.conformance.laws.gradients import gradients_match
+from attnspec.conformance.laws.lessons import causal_in
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.options import with_least_bias
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Part, Role
-from attnspec.spec.contract.tree import Kind
+from attnspec.spec.contract.tree import Kind, schematic
 from attnspec.spec.laws import sizes as law
 
 MANY = ((7,), (2, 6))
@@ -48,6 +49,12 @@ NARROW_WINDOW = (3, 0)
 STEPS = (129,)
 GRIDS = (65, 33)
 WIDEST = 512
+TABLE = 32_806
+"""Rows of a table: the last index needs more than 15 bits, and is no number of float16."""
+
+FAR = (300, 20)
+"""A window whose left end needs more than 8 bits."""
+
 LATENT = (576, 512)
 """Features of queries and keys, and of values, in multi-head latent attention."""
 
@@ -72,6 +79,9 @@ FEW = 4
 
 WORK = 2.0**21
 """The most multiply-adds of a call."""
+
+WORK_OF_TABLES = 2.0**23
+"""The same of tables, by which few rows are multiplied."""
 
 WORK_OF_BOTH = 2.0**24
 """The same where queries and keys are many, and few rows are judged."""
@@ -141,8 +151,8 @@ def batches(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 @checks(law.FEATURES, once=True, at_leading=True)
 def features(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The two sizes of queries and values together at every level, any other at one level; of rows alone, one more."""
-    calls = [*_featured(subject, rng, FEATURES), *_rows(subject, rng)]
+    """The two sizes of queries and values together at every level, any other at one level; long rows, and tables."""
+    calls = [*_featured(subject, rng, FEATURES), *_rows(subject, rng), *_tables(subject, rng)]
     return _tried(subject, iter(calls), rng)
 
 
@@ -151,6 +161,27 @@ def _rows(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
     operation, names = subject.operation, _wide(subject)
     if len(names) == 1 and not (operation.asked or operation.counts or operation.lengths):
         yield _shown({names[0]: WIDE_ROWS}), _narrow(subject, rng, {names[0]: WIDE_ROWS})
+
+
+def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
+    """Tables and vocabularies of many rows, the last of which is asked for by one query, with few features."""
+    operation = subject.operation
+    narrow = dict.fromkeys(_wide(subject), 4) | dict.fromkeys([operation.asking] if operation.asking else [], 1)
+    names = dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY)))
+    if operation.sizes_of(Axis.BEAM) and not subject.effort.dear:
+        return  # every hypothesis has a score for every token, at every step
+    for name in names:
+        given = _narrow(subject, rng, narrow | {name: TABLE}, work=WORK_OF_TABLES)
+        yield _shown({name: TABLE}), None if given is None else given.replaced(_last_rows(given))
+
+
+def _last_rows(given: Arguments) -> dict[str, Numbers]:
+    """Indices of which the last is the greatest, by path."""
+    bounds = {path: schematic(size) for path, size in given.operation.indices.items() if path in given.arrays}
+    found = {path: np.array(given[path]) for path in bounds}
+    for path, x in found.items():
+        x.reshape(-1)[-1:] = given.size(bounds[path]) - 1
+    return found
 
 
 def _featured(
@@ -223,8 +254,14 @@ def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     if subject.leading and any(leaf.batched for leaf in subject.operation.leaves):
         crowds = [*(CROWDS[:1] if subject.operation.counts else CROWDS)]
         crowds += [(3, MANY_HEADS)] if law.compares(subject.operation) else []
-        calls += [(f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in crowds]
+        calls += [(f"a batch of {batch}", _in_order(subject, _narrow(subject, rng, {}, batch))) for batch in crowds]
     return _tried(subject, iter(calls), rng)
+
+
+def _in_order(subject: Subject, given: Arguments | None) -> Arguments | None:
+    """The same call, causal where the batch is odd."""
+    causal = given is not None and causal_in(subject) and prod(given.batch) % 2
+    return given.under_causal() if given is not None and causal else given
 
 
 def _latent(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
@@ -300,6 +337,8 @@ def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
     yield _shown(both), given
     if operation.flag and subject.limits.has(operation.flag):
         yield f"{_shown(both)}, causal", given.under_causal()
+    if operation.window and subject.limits.has(operation.window):
+        yield f"{_shown(both)} and a window {FAR}", given.replaced({operation.window: FAR})
 
 
 @checks(law.GRADIENTS, once=True, dear=True)

@@ -16,6 +16,7 @@ from attnspec.conformance.inputs.layouts import (
     distant,
     every_second,
     last_exchanged,
+    negated,
     packed,
     packed_heads,
     padded_rows,
@@ -106,11 +107,14 @@ def _sample(subject: Subject, rng: np.random.Generator) -> Arguments:
 def layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Lay all arrays out in each way at the leading dtype, each in a way of its own, and repeat rows with stride 0.
 
+    A framework that negates arrays when they are read gets such arrays, too.
+
     In the end the arrays are contiguous again, with the shapes of all calls before.
     """
     given = _sample(subject, rng)
     count = len(LAYOUTS)
     tried = [laid_out(subject, given, (way,)) for way in LAYOUTS if subject.leading]
+    tried += [laid_out(subject, given, (negated,)) for _ in range(subject.leading)]
     tried += [
         laid_out(subject, given, tuple(LAYOUTS[(first + STEP * i) % count] for i in range(len(given.given))))
         for first in range(0, count, 3)

@@ -26,6 +26,12 @@ from attnspec.spec.transformer import (
     LayerNormParameters,
 )
 
+GREAT = 2.0**13
+"""The spread of rows whose variance exceeds 65,504."""
+
+OFFSETS = {"float64": 1024.0, "float32": 1024.0, "float16": 256.0, "bfloat16": 32.0}
+"""Numbers to which multiples of ¼ up to 4 can be added exactly, by dtype."""
+
 Layer: TypeAlias = EncoderLayerParameters[np.ndarray] | DecoderLayerParameters[np.ndarray]
 
 
@@ -116,12 +122,21 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 @checks(law.LAYER_NORM_MOMENTS)
 def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The mean and the mean square of every row."""
+    """The mean and the mean square of every row; in float16 also of rows whose squares exceed its range."""
     p = record(arguments, LayerNormParameters)
     given = filled(arguments, [(p.gain, 1), (p.bias, 0)])
-    got, budget = wide(subject.call(given)), subject.budget(given)
-    if not got.size:
+    path, x = _rows(given)
+    if not x.size:
         return False
+    _have_moments(subject, given)
+    # What is not stored in float16 is computed in float32, where these squares do not overflow.
+    if subject.dtype == "float16" and not subject.precision.stored:
+        _have_moments(subject, given.replaced({path: subject.exact(GREAT * rng.standard_normal(x.shape))}))
+    return True
+
+
+def _have_moments(subject: Subject, given: Arguments) -> None:
+    got, budget = wide(subject.call(given)), subject.budget(given)
     variance = wide(_rows(given)[1]).var(-1)
     expected, slack = variance / (variance + EPSILON), budget.mean(-1) + 2.0**-50
     zeros = np.zeros(expected.shape)
@@ -130,18 +145,23 @@ def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Ge
     more = (2 * np.abs(got) * budget + budget**2).mean(-1) + 2.0**-50
     squares = np.append((got**2).mean(-1), 1.0), np.append(expected, 1.0), np.append(more, 1.0)
     subject.matches(*squares, given, "the mean square of row")
-    return True
 
 
 @checks(law.LAYER_NORM_SHIFT)
 def layer_norm_shift(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Multiples of ¼ up to 4, and the same with 8 more: exact in every dtype."""
+    """Multiples of ¼ up to 4, and the same with as much added as leaves them exact: means of 32 to 1,024 spreads."""
     path, x = _rows(arguments)
     plain = arguments.replaced({path: subject.exact(coarse(x))})
-    shifted = arguments.replaced({path: subject.exact(coarse(x) + 8)})
+    shifted = arguments.replaced({path: subject.exact(coarse(x) + OFFSETS[subject.dtype])})
     budget = subject.budget(plain) + subject.budget(shifted)
     expected = wide(subject.call(plain))
-    subject.matches(subject.call(shifted), expected, budget, shifted, "of features with 8 added, the result")
+    subject.matches(
+        subject.call(shifted),
+        expected,
+        budget,
+        shifted,
+        f"of features with {OFFSETS[subject.dtype]:g} added, the result",
+    )
     return bool(expected.size)
 
 

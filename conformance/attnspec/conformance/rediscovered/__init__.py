@@ -1,6 +1,16 @@
 """Public defects of attention kernels, each transcribed from its report: :data:`REDISCOVERED`, a module a subject."""
 
-from attnspec.conformance.rediscovered import causality, gradients, layouts, masks, models, options, softmaxes, tiles
+from attnspec.conformance.rediscovered import (
+    causality,
+    gradients,
+    integers,
+    layouts,
+    masks,
+    models,
+    options,
+    softmaxes,
+    tiles,
+)  # fmt: skip
 from attnspec.conformance.rediscovered.registry import REDISCOVERED, WAITING, Rediscovered, Waiting
 
 __all__ = [
@@ -10,6 +20,7 @@ __all__ = [
     "Waiting",
     "causality",
     "gradients",
+    "integers",
     "layouts",
     "masks",
     "models",

@@ -25,7 +25,7 @@ from attnspec.conformance.running.description import describe, described, runs_o
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.loading import contract_of, load
 
-FUNCTIONS = ("broadcast_to", "empty")
+FUNCTIONS = ("broadcast_to", "empty", "_neg_view")
 """The functions of a library that layouts need."""
 
 OPTIONAL = ("from_numpy", "to_numpy", "vjp", "pullback", "modes")

@@ -11,7 +11,7 @@ from typing import Any
 from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
-from attnspec.conformance.judging.extent import Extent, widest
+from attnspec.conformance.judging.extent import ORDER, Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
@@ -198,7 +198,9 @@ class Report:
     @cached_property
     def not_tried(self) -> list[str]:
         """What the verdict says nothing of: greater sizes, dtypes, gradients, limits, devices, ways to call."""
-        largest = [f"{most:,} {words}" for words, most in widest(self.tried).items()]
+        most_tried = widest(self.tried)
+        largest = [f"{most:,} {words}" for words, most in most_tried.items() if words in ORDER]
+        values = ", ".join(f"{words} beyond {most:,}" for words, most in most_tried.items() if words not in ORDER)
         sizes = " or ".join(filter(None, (", ".join(largest[:-1]), *largest[-1:])))
         judged = {r.dtype for r in self.results if r.judged}
         dtypes = [dtype for dtype in DEFAULTS if dtype not in judged] if judged & set(DEFAULTS) else []
@@ -206,6 +208,7 @@ class Report:
         operations = (OPERATIONS[name] for name in dict.fromkeys(r.operation for r in self.results if r.judged))
         return [
             *([f"more than {sizes}"] if sizes else []),
+            *([values] if values else []),
             *([", ".join(dtypes)] if dtypes else []),
             *(["gradients"] if gradients else []),
             *left_out(self.contract.limits, operations),

@@ -53,8 +53,9 @@ BATCHES = law(
 )
 FEATURES = law(
     "sizes.features",
-    "Vectors of 96 to 256 features follow the formula, one size at a time; rows on their own, of 1,100.",
-    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d \in \{96, 160, 192, 256, 1100\}",
+    "Vectors of 96 to 256 features follow the formula, one size at a time; rows on their own, of 1,100; and tables and "
+    "vocabularies of 32,800 rows.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d \in \{96, 160, 192, 256, 1100\} \text{ or } |V| > 2^{15}",
     governs=_has_features,
 )
 HEAD_SIZES = law(

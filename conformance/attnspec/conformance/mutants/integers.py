@@ -1,0 +1,370 @@
+"""Mutants that hold positions, windows, tokens, table entries or lengths in numbers that are too narrow for them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import changed
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.shapes import bind
+from attnspec.spec.kernels import (
+    DocumentMask,
+    GroupedQueryAttention,
+    PagedAttention,
+    RotaryEmbedding,
+    SlidingWindowMask,
+    VariableLengthAttention,
+)
+from attnspec.spec.seq2seq import DecoderStep, Embed, GreedyDecode, OutputDistribution
+from attnspec.spec.transformer import DecoderOnly, EncoderDecoder
+
+
+def _stored(x: Numbers, dtype: str) -> Numbers:
+    """Integers stored in a narrow integer, which wraps around, and read again."""
+    return x.astype(dtype).astype(np.int64)
+
+
+def _entries(table: Numbers, dtype: str, count: int) -> Numbers:
+    """Indices stored in a narrow integer, and read again within an array of so many rows."""
+    return _stored(table, dtype) % max(count, 1)
+
+
+# Positions ------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "rotary positions in float16",
+    replaces="angles",
+    operations=(RotaryEmbedding,),
+    breaks=("operation.oracle",),
+    source="NVIDIA/Megatron-LM#535: seq.type_as(inv_freq), which makes neighbours the same from 2,048 on",
+)
+def positions_in_float16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Odd positions beyond 2,048 are even ones, and those beyond 65,504 are infinite."""
+    return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
+
+
+@mutant(
+    "rotary positions in bfloat16",
+    replaces="angles",
+    operations=(RotaryEmbedding,),
+    breaks=("operation.oracle",),
+    source="huggingface/candle#3520: the vector of positions cast to the dtype of the model",
+)
+def positions_in_bfloat16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Positions beyond 256 are rounded."""
+    return Formulas.angles(correct, rounded(positions, "bfloat16"), d, theta)
+
+
+@mutant(
+    "rotary angles in single precision",
+    replaces="angles",
+    operations=(RotaryEmbedding,),
+    dtype="float64",
+    breaks=("operation.oracle",),
+    source="huggingface/transformers#25681: frequencies that are made in float32, whatever the dtype",
+)
+def single_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Angles have 24 bits, of which those of late positions are no fractions."""
+    return rounded(Formulas.angles(correct, positions, d, theta), "float32")
+
+
+@mutant(
+    "rotary positions in 15 bits",
+    replaces="angles",
+    operations=(RotaryEmbedding,),
+    breaks=("operation.oracle",),
+    source="positions packed with other words of a request",
+)
+def positions_in_15_bits(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Position 32,768 is −32,768."""
+    return Formulas.angles(correct, positions.astype(np.int64).astype(np.int16).astype(np.float64), d, theta)
+
+
+@mutant(
+    "rotary table of 4,096 positions",
+    replaces="angles",
+    operations=(RotaryEmbedding,),
+    breaks=("operation.oracle",),
+    source="a table for the length of training, whose last row is read for every later position",
+)
+def table_of_4096(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Later positions are the last one."""
+    return Formulas.angles(correct, np.minimum(positions, 4095.0), d, theta)
+
+
+# Windows and documents ------------------------------------------------------------------------------------------------
+
+
+def _window(window: Any, dtype: str) -> Any:
+    ends = (None, None) if window is None else window
+    return tuple(None if end is None else int(np.int64(end).astype(dtype)) for end in ends)
+
+
+@mutant(
+    "ends of a window in eight bits",
+    replaces="sliding_window_mask",
+    operations=(GroupedQueryAttention, SlidingWindowMask, VariableLengthAttention),
+    breaks=("operation.oracle",),
+    source="a window packed into a byte of a kernel's flags",
+)
+def window_in_a_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
+    """A window of 256 keys reaches nothing."""
+    return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "uint8"))
+
+
+@mutant(
+    "ends of a window in seven bits and a sign",
+    replaces="sliding_window_mask",
+    operations=(GroupedQueryAttention, SlidingWindowMask),
+    breaks=("operation.oracle",),
+    source="int8 in the arguments of a kernel, of which −1 means no window",
+)
+def window_in_a_signed_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
+    """A window of 256 keys reaches nothing, and one of 130 less than that."""
+    return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "int8"))
+
+
+@mutant(
+    "ends of a window in 16 bits",
+    replaces="sliding_window_mask",
+    operations=(SlidingWindowMask,),
+    breaks=("operation.oracle",),
+    source="a window of 65,536 tokens, as of long contexts, in 16 bits",
+)
+def window_in_16_bits(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
+    """A window of 65,536 keys reaches nothing."""
+    return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "uint16"))
+
+
+@mutant(
+    "window of at most 255 keys",
+    replaces="sliding_window_mask",
+    operations=(GroupedQueryAttention, VariableLengthAttention),
+    breaks=("sizes.beyond",),
+    profile="full",
+    source="a reach that saturates where a byte ends",
+)
+def saturated_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
+    """A greater reach is 255."""
+    ends = (None, None) if window is None else window
+    most = tuple(None if end is None else min(end, 255) for end in ends)
+    return Formulas.sliding_window_mask(correct, n, m, window=most)
+
+
+@mutant(
+    "documents in 16 bits",
+    replaces="document_mask",
+    operations=(DocumentMask,),
+    breaks=("kernels.documents",),
+    source="identifiers of documents hashed to the width of a mask's tile",
+)
+def documents_in_16_bits(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
+    """Documents whose numbers differ by 65,536 are one."""
+    return Formulas.document_mask(correct, _stored(query_documents, "int16"), _stored(key_documents, "int16"))
+
+
+@mutant(
+    "documents in single precision",
+    replaces="document_mask",
+    operations=(DocumentMask,),
+    breaks=("kernels.documents",),
+    source="identifiers compared as floats, because a kernel has no integers",
+)
+def documents_in_single(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
+    """From 2²⁴ on neighbours are one document."""
+    return Formulas.document_mask(correct, query_documents.astype(np.float32), key_documents.astype(np.float32))
+
+
+# Pages ----------------------------------------------------------------------------------------------------------------
+
+
+def _in_table(dtype: str) -> Any:
+    def gathered(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+        return Formulas.gathered(correct, pages, _entries(table, dtype, len(pages)))
+
+    return gathered
+
+
+@mutant(
+    "block table in bytes",
+    replaces="gathered",
+    operations=(PagedAttention,),
+    breaks=("sizes.features",),
+    source="tenstorrent/tt-metal#57364: entries of a page table read by another width than they are stored with",
+)
+def table_in_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """Page 256 is page 0."""
+    found: Numbers = _in_table("uint8")(correct, pages, table)
+    return found
+
+
+@mutant(
+    "block table in signed bytes",
+    replaces="gathered",
+    operations=(PagedAttention,),
+    breaks=("sizes.features",),
+    source="a page table that was moved with the quantized cache",
+)
+def table_in_signed_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """Page 128 is counted from the end of the cache."""
+    found: Numbers = _in_table("int8")(correct, pages, table)
+    return found
+
+
+@mutant(
+    "block table in 15 bits",
+    replaces="gathered",
+    operations=(PagedAttention,),
+    breaks=("sizes.features",),
+    source="tenstorrent/tt-metal#57364: page tables of 16 bits, read as signed",
+)
+def table_in_15_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """Page 32,768 is counted from the end of the cache."""
+    found: Numbers = _in_table("int16")(correct, pages, table)
+    return found
+
+
+@mutant(
+    "rows of a page beyond the 64th are the first ones",
+    replaces="gathered",
+    operations=(PagedAttention,),
+    breaks=("operation.oracle",),
+    source="vllm-project/vllm#54359: kernels that read pages of a fixed size, beside a larger one that is declared",
+)
+def pages_of_64_rows(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """Row 64 is row 0."""
+    rows = np.arange(pages.shape[-2]) % 64
+    return Formulas.gathered(correct, pages[..., rows, :], table)
+
+
+@mutant(
+    "rows of a page in seven bits",
+    replaces="gathered",
+    operations=(PagedAttention,),
+    breaks=("operation.oracle",),
+    source="an offset within a page that is packed beside its number",
+)
+def rows_in_seven_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """Row 128 is row 0."""
+    rows = np.arange(pages.shape[-2]) % 128
+    return Formulas.gathered(correct, pages[..., rows, :], table)
+
+
+@mutant(
+    "cached positions in signed bytes",
+    replaces="last_positions",
+    operations=(PagedAttention,),
+    breaks=("operation.oracle",),
+    source="positions of queries that are stored with the draft tokens of a speculative step",
+)
+def cached_in_bytes(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
+    """Position 128 of a cache is −128."""
+    return _stored(Formulas.last_positions(correct, lengths, n), "int8")
+
+
+@mutant(
+    "ends of packed sequences in signed bytes",
+    replaces="sequences",
+    operations=(VariableLengthAttention,),
+    breaks=("operation.oracle",),
+    profile="full",
+    source="cumulative lengths in the dtype of the lengths that were added up",
+)
+def ends_in_bytes(correct: Formulas, ends: Numbers) -> list[slice]:
+    """A sequence that ends at 128 or later ends before its first position, or elsewhere."""
+    last = int(ends[-1])
+    moved = np.maximum(_stored(ends, "int8"), 0)
+    moved[0], moved[-1] = 0, last
+    return Formulas.sequences(correct, np.maximum.accumulate(moved))
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "tokens in bytes",
+    replaces="rows",
+    operations=(Embed, DecoderOnly),
+    breaks=("operation.oracle",),
+    source="a tokenizer of characters whose vocabulary grew",
+)
+def tokens_in_bytes(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
+    """Token 256 is token 0."""
+    return Formulas.rows(correct, table, _entries(tokens, "uint8", len(table)))
+
+
+@mutant(
+    "tokens in 15 bits",
+    replaces="rows",
+    operations=(Embed, DecoderStep, DecoderOnly, EncoderDecoder),
+    breaks=("sizes.features",),
+    source="token files of int16, as for a vocabulary of 32,000, with one of 50,257",
+)
+def tokens_in_15_bits(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
+    """Token 32,768 is counted from the end of the vocabulary."""
+    return Formulas.rows(correct, table, _entries(tokens, "int16", len(table)))
+
+
+@mutant(
+    "tokens in float16",
+    replaces="rows",
+    operations=(Embed, DecoderOnly),
+    breaks=("sizes.features",),
+    source="token indices converted with the model's other inputs by .half()",
+)
+def tokens_in_float16(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
+    """Tokens beyond 2,048 are rounded."""
+    halves = tokens.astype(np.float16).astype(np.float64)
+    return Formulas.rows(correct, table, np.minimum(halves, len(table) - 1).astype(np.int64))
+
+
+@mutant(
+    "vocabulary in tiles of 4,096 without the last one",
+    replaces="normalized",
+    operations=(OutputDistribution, DecoderStep, DecoderOnly),
+    breaks=("sizes.features",),
+    source="a softmax over as many numbers as fit into shared memory",
+)
+def whole_tiles(correct: Formulas, scores: Numbers) -> Numbers:
+    """The sum of the exponentials leaves out what is behind the last whole tile, of more than one."""
+    count = scores.shape[-1]
+    if count <= 4096:
+        return Formulas.normalized(correct, scores)
+    first = Formulas.normalized(correct, scores[..., : count // 4096 * 4096])
+    last = Formulas.normalized(correct, scores[..., count // 4096 * 4096 :])
+    return np.concatenate([first, last], axis=-1)
+
+
+@mutant(
+    "best of the first 256 tokens",
+    replaces="best_token",
+    operations=(GreedyDecode,),
+    breaks=("sizes.features",),
+    source="an argmax in one block of threads",
+)
+def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:
+    """Later tokens are never chosen."""
+    return Formulas.best_token(correct, logarithms[..., :256])
+
+
+# Elements of a batch --------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "causal flag forgotten beyond 600 elements of a batch",
+    replaces="prepared",
+    operations=(GroupedQueryAttention,),
+    breaks=("sizes.beyond",),
+    profile="full",
+    source="another kernel for large batches, written for decoding one query at a time",
+)
+def causal_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of many elements every query attends to the future."""
+    many = np.prod(bind(operation, arguments).batch) > 600
+    given = changed(arguments, {operation.flag: False}) if many and operation.flag else arguments
+    return Library.prepared(correct, operation, given)

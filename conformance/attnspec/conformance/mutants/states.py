@@ -1,0 +1,258 @@
+"""Mutants of initial and final states, of variances, and of calls in one mode after another."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.modes import _ForgettingIn, _InMode
+from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import arrays, at, changed, query
+from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.multihead import MultiHeadAttention
+from attnspec.spec.recurrent import GRU, LSTM, RNN, StackedGRU, StackedLSTM
+from attnspec.spec.transformer import EncoderLayer, LayerNorm, LayerNormParameters
+
+# States ---------------------------------------------------------------------------------------------------------------
+
+
+def _states(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
+    """The initial states of a call, by path."""
+    return {leaf.path: x for leaf, x in arrays(operation, arguments) if operation.role(leaf) is Role.STATE}
+
+
+@mutant(
+    "state of zeros taken for none",
+    operations=(RNN, GRU, LSTM),
+    breaks=("recurrent.continuation",),
+    source="a layer that is stateful: without an initial state it goes on from the last one",
+)
+class Stateful(Library):
+    """A sequence whose state is 0 goes on from the final state of the call before, where shapes fit."""
+
+    def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
+        """Look for zeros, and keep the final state."""
+        arguments = self.named(operation, args, kwargs)
+        states = _states(operation, arguments)
+        kept: dict[str, Numbers] = vars(self).setdefault("kept", {})
+        fits = all(path in kept and kept[path].shape == x.shape for path, x in states.items())
+        if states and fits and not any(np.any(x) for x in states.values()):
+            arguments = changed(arguments, {path: kept[path].astype(x.dtype) for path, x in states.items()})
+        result = super().call(operation, **arguments)
+        finals = list(flatten(dict(enumerate(result))).values())[1:] if isinstance(result, tuple) else []
+        kept.update(zip(states, finals, strict=False))
+        return result
+
+
+def _finals_in(dtype: str) -> type[Library]:
+    class Finals(Library):
+        def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+            fresh = super().finished(operation, result, arguments)
+            states, *finals = fresh
+            return (states, *(mapped(x, lambda _, y: y.astype(dtype)) for x in finals))
+
+    return Finals
+
+
+@mutant(
+    "final state in single precision",
+    operations=(GRU, LSTM, StackedLSTM),
+    dtype="bfloat16",
+    breaks=("operation.dtype",),
+    source="a state that is carried in the accumulator's dtype from step to step",
+)
+class FinalInSingle(_finals_in("float32")):  # type: ignore[misc]
+    """States are of the dtype of the inputs, and the final one is not."""
+
+
+@mutant(
+    "final state of a sequence in float16",
+    operations=(RNN, StackedGRU),
+    breaks=("operation.dtype",),
+    source="a cache of states in half precision",
+)
+class FinalInHalf(_finals_in("float16")):  # type: ignore[misc]
+    """The final state is rounded, and of another dtype."""
+
+
+@mutant(
+    "state shared by all elements of the batch added up",
+    replaces="started",
+    operations=(GRU, LSTM),
+    breaks=("operation.fewer-dimensions",),
+    source="an initial state without a batch, that is reduced where it should broadcast",
+)
+def added_states(correct: Formulas, x: Numbers, initial: tuple[Numbers, ...], lengths: Numbers) -> tuple[Numbers, ...]:
+    """A state without a batch counts twice beside inputs that have one."""
+    shared = tuple(s + s if value_of(s).ndim == 1 and value_of(x).ndim > 2 else s for s in initial)
+    return Formulas.started(correct, x, shared, lengths)
+
+
+# Variances ------------------------------------------------------------------------------------------------------------
+
+
+def _one_pass(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:
+    mean = np.mean(x, axis=-1, keepdims=True)
+    squares = np.mean(rounded(value_of(x) * value_of(x), dtype), axis=-1, keepdims=True)
+    found = np.maximum(squares - rounded(value_of(mean) * value_of(mean), dtype), 0).astype(value_of(x).dtype)
+    return p.gain * (x - mean) / np.sqrt(found + value_of(x).dtype.type(correct.epsilon())) + p.bias
+
+
+@mutant(
+    "variance as the mean of squares less the squared mean",
+    replaces="layer_norm",
+    operations=(LayerNorm,),
+    breaks=("transformer.layer-norm-shift",),
+    differentiable=False,
+    source="openvinotoolkit/openvino#36587: one pass over the rows, which cancels from means of 10² spreads on",
+)
+def one_pass(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    """E[x²] − E[x]²."""
+    return _one_pass(correct, x, parameters, "float32")
+
+
+@mutant(
+    "one-pass variance of rows in float16",
+    replaces="layer_norm",
+    operations=(LayerNorm,),
+    dtype="float16",
+    breaks=("transformer.layer-norm-shift",),
+    differentiable=False,
+    source="microsoft/onnxruntime#28442: squares that are summed in the dtype of the rows",
+)
+def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    """Squares beyond 65,504 are infinite."""
+    return _one_pass(correct, x, parameters, "float16")
+
+
+@mutant(
+    "centred squares in float16",
+    replaces="variance",
+    operations=(LayerNorm,),
+    dtype="float16",
+    breaks=("transformer.layer-norm-moments",),
+    profile="full",
+    differentiable=False,
+    source="neuroneural/brainchop-cli#56: every square in float16, before a sum in float32",
+)
+def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
+    """A feature that is 256 away from the mean makes the variance infinite."""
+    squares = rounded(centred * centred, "float16")
+    found: Numbers = np.mean(squares, axis=-1, keepdims=True)
+    return found
+
+
+# Modes ----------------------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "graph without gradients used for recorded calls of its shapes",
+    operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
+    breaks=("training.interleaved",),
+    source="pytorch/pytorch#100977: a compiled graph of inference is used again where autograd should run",
+)
+class GraphOfInference(_InMode):
+    """What was first called without gradients has none later."""
+
+    mode = "no_grad"
+
+    def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
+        """Note the shapes that are called in the mode."""
+        if self.inside:
+            vars(self).setdefault("graphs", set()).add(_shapes(self.named(operation, args, kwargs)))
+        return super().call(operation, *args, **kwargs)
+
+    def pullback(
+        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
+        """Gradients of 0 for shapes that were noted."""
+        result, backward = super().pullback(operation, arguments, wanted)
+        if _shapes(arguments) not in vars(self).get("graphs", ()):
+            return result, backward
+        return result, lambda cotangent: {path: 0 * x for path, x in backward(cotangent).items()}
+
+
+def _shapes(arguments: Mapping[str, Any]) -> Any:
+    given = flatten(dict(arguments))
+    return tuple((path, x.shape, x.dtype.name) for path, x in given.items() if isinstance(x, np.ndarray))
+
+
+class _Casting(_InMode):
+    """A backend for two dtypes, of which autocast is for the narrow one."""
+
+    mode = "autocast"
+
+    def __init__(self, name: str, formulas: Formulas | None = None, **more: Any) -> None:
+        super().__init__(name, formulas, **more)
+        self.limits = Limits(dtypes=("bfloat16", "float32"))
+
+    def modes(self, dtype: str, *, device: str) -> dict[str, Any]:
+        """Only of 16 bits."""
+        return super().modes(dtype, device=device) if dtype == "bfloat16" else {}
+
+
+def _casts(operation: Operation, arguments: Mapping[str, Any]) -> bool:
+    """Whether any input is of another dtype than that of the mode."""
+    return any(is_float(x) and x.dtype.itemsize > 2 for _, x in arrays(operation, arguments))
+
+
+@mutant(
+    "mask forgotten under autocast of float32",
+    operations=(ScaledDotProductAttention, AdditiveAttention, EncoderLayer),
+    dtype="bfloat16",
+    breaks=("training.modes",),
+    source="a cast of the inputs to the dtype of autocast, after which a mask no longer fits them",
+)
+class MaskForgottenInCast(_Casting, _ForgettingIn):
+    """Inputs of the mode's own dtype are right."""
+
+    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The mask, where inputs are to be cast."""
+        return {operation.mask.path: None} if operation.mask and _casts(operation, arguments) else {}
+
+
+# Numbers and batches --------------------------------------------------------------------------------------------------
+
+
+@mutant(
+    "queries divided by the largest one of them",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("attention.magnitudes",),
+    source="scaling before a product, against overflow, by a reciprocal",
+)
+def scaled_queries(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The reciprocal of a subnormal number overflows."""
+    path = query(operation)
+    x = at(arguments, path)
+    finite = np.where(np.isfinite(x), np.abs(x), x.dtype.type(0))
+    top = np.max(finite, initial=0)
+    with np.errstate(all="ignore"):
+        scaled = x * (1 / top) * top if 0 < top < np.finfo(np.float32).tiny and x.dtype == np.float32 else x
+    return Library.prepared(correct, operation, changed(arguments, {path: scaled}))
+
+
+@mutant(
+    "mask of the first element where arrays have no batch",
+    replaces="prepared",
+    operations=(ScaledDotProductAttention, MultiHeadAttention),
+    breaks=("operation.fewer-dimensions",),
+    source="a batch that is counted by the queries alone",
+)
+def mask_of_the_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A mask alone with a batch is that of its first element."""
+    own = operation.mask
+    mask = None if own is None else at(arguments, own.path)
+    batched = [x.ndim > len(leaf.core) for leaf, x in arrays(operation, arguments) if leaf.batched and leaf != own]
+    if own is None or mask is None or any(batched) or mask.ndim <= len(own.core):
+        return Library.prepared(correct, operation, arguments)
+    first = np.broadcast_to(mask[:1], mask.shape).copy()
+    return Library.prepared(correct, operation, changed(arguments, {own.path: first}))

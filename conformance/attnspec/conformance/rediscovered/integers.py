@@ -1,0 +1,198 @@
+"""Rediscovered: integers and angles in numbers that are too narrow, variances, and calls in other modes."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.correct.tape import value_of
+from attnspec.conformance.mutants.modes import _InMode
+from attnspec.conformance.rediscovered.registry import rediscovered
+from attnspec.spec.attention import ScaledDotProductAttention
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import flatten
+from attnspec.spec.kernels import GroupedQueryAttention, PagedAttention, RotaryEmbedding
+from attnspec.spec.transformer import LayerNorm, LayerNormParameters
+
+
+@rediscovered(
+    "NVIDIA/Megatron-LM#535",
+    "[BUG] RoPE `seq` loses fraction bits with `fp16` enabled",
+    framework="Megatron-LM",
+    operation=RotaryEmbedding,
+    replaces="angles",
+)
+def positions_of_the_model(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Positions are cast to float16 before they are multiplied: late ones are equal to their neighbours."""
+    return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
+
+
+@rediscovered(
+    "EleutherAI/gpt-neox#1003",
+    "RotaryEmbedding computation is wrong for certain position/feature pairs in reduced precision (both fp16 and "
+    "bfloat)",
+    framework="GPT-NeoX",
+    operation=RotaryEmbedding,
+    replaces="angles",
+)
+def angles_in_half(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Frequencies, positions and their products are float16, cosines of angles beyond 1,000 are those of others."""
+    frequencies = rounded(Formulas.angles(correct, np.ones(1), d, theta), "float16")
+    return rounded(rounded(positions, "float16")[..., None] * frequencies, "float16")
+
+
+@rediscovered(
+    "huggingface/transformers#25681",
+    "LlamaRotaryEmbedding (wrong cache value when casting model to float16/bfloat16)",
+    framework="Transformers (Llama)",
+    operation=RotaryEmbedding,
+    replaces="angles",
+)
+def frequencies_of_the_model(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Positions and frequencies are made in the default dtype, bfloat16, and cosines from their products."""
+    frequencies = rounded(Formulas.angles(correct, np.ones(1), d, theta), "bfloat16")
+    return rounded(rounded(positions, "bfloat16")[..., None] * frequencies, "bfloat16")
+
+
+@rediscovered(
+    "huggingface/candle#3520",
+    "qwen2: build RoPE cos/sin tables in fp32 (fixes long-context divergence)",
+    framework="candle (Qwen2)",
+    operation=RotaryEmbedding,
+    replaces="angles",
+)
+def noise_at_long_context(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """Positions are cast to bfloat16, which holds every integer up to 256 alone."""
+    return Formulas.angles(correct, rounded(positions, "bfloat16"), d, theta)
+
+
+@rediscovered(
+    "lucidrains/x-transformers#210",
+    "rotary embedding issues when training in mixed precision",
+    framework="x-transformers",
+    operation=RotaryEmbedding,
+    replaces="angles",
+)
+def angles_under_autocast(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
+    """The product of positions and frequencies is computed in float16 under autocast."""
+    return rounded(Formulas.angles(correct, positions, d, theta), "float16")
+
+
+@rediscovered(
+    "tenstorrent/tt-metal#57364",
+    "[ttnn][sdpa] 8 defects in SDPA, kv_cache, paged_cache and indexer_score",
+    framework="ttnn",
+    operation=PagedAttention,
+    replaces="gathered",
+)
+def pairs_of_entries(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """A page table of 16 bits is read in words of 32, each of which holds two entries."""
+    narrow = np.ascontiguousarray(table.astype(np.uint16))
+    if narrow.shape[-1] % 2:
+        narrow = np.concatenate([narrow, narrow[..., -1:]], axis=-1)
+    words = narrow.view(np.uint32).astype(np.int64) % len(pages)
+    return Formulas.gathered(correct, pages, np.repeat(words, 2, axis=-1)[..., : table.shape[-1]])
+
+
+@rediscovered(
+    "vllm-project/vllm#54359",
+    "[Bug][ROCm] GLM-5.3-Flash kpool indexer overwrites its own KV cache: backend advertises a kernel block size the "
+    "kernels do not use",
+    framework="vLLM (ROCm)",
+    operation=PagedAttention,
+    replaces="gathered",
+)
+def pages_of_another_size(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """Rows of a page beyond the 128 that kernels know lie on the rows before."""
+    return Formulas.gathered(correct, pages[..., np.arange(pages.shape[-2]) % 128, :], table)
+
+
+@rediscovered(
+    "NVIDIA/TensorRT-LLM#16219",
+    "[None][fix] Derive DSA indexer tokens-per-block from the active KV cache manager",
+    framework="TensorRT-LLM",
+    operation=PagedAttention,
+    replaces="gathered",
+)
+def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
+    """The number of rows of a page is that of a cache manager before, four times as many."""
+    return Formulas.gathered(correct, pages, (4 * table) % len(pages))
+
+
+@rediscovered(
+    "jax-ml/jax#39576",
+    "Fix cuDNN SDPA non-causal sliding window silently attending to the future",
+    framework="JAX (cuDNN)",
+    operation=GroupedQueryAttention,
+    replaces="sliding_window_mask",
+)
+def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
+    """Of a window (left, 0) only the left end is passed on."""
+    left, right = (None, None) if window is None else window
+    return Formulas.sliding_window_mask(
+        correct, n, m, window=(left, None if right == 0 and left is not None else right)
+    )
+
+
+def _squares(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:
+    """Normalized by E[x²] − E[x]², not below 0, with squares in a dtype."""
+    mean = np.mean(x, axis=-1, keepdims=True)
+    squares = np.mean(rounded(value_of(x) * value_of(x), dtype), axis=-1, keepdims=True)
+    variance = squares - value_of(mean) * value_of(mean)
+    return p.gain * (x - mean) / np.sqrt(variance + value_of(x).dtype.type(correct.epsilon())) + p.bias
+
+
+@rediscovered(
+    "microsoft/onnxruntime#28463",
+    "LayerNormalization returns NaN for finite large float32 inputs",
+    framework="ONNX Runtime",
+    operation=LayerNorm,
+    replaces="layer_norm",
+    differentiable=False,
+)
+def negative_variance(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    """The variance is E[x²] − E[x]², which may be negative: rows with a large mean are NaN."""
+    return _squares(correct, x, parameters, "float32")
+
+
+@rediscovered(
+    "apache/tvm#19643",
+    "[Fix] Stabilize layer_norm variance computation with two-pass reduction",
+    framework="TVM",
+    operation=LayerNorm,
+    dtype="float16",
+    replaces="layer_norm",
+    differentiable=False,
+)
+def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+    """The sum and the sum of squares are reduced in one pass, here of rows in float16."""
+    return _squares(correct, x, parameters, "float16")
+
+
+@rediscovered(
+    "pytorch/pytorch#100977",
+    "torch.compile can re-use an inference graph when it should run autograd",
+    framework="PyTorch (torch.compile)",
+    operation=ScaledDotProductAttention,
+)
+class InferenceGraph(_InMode):
+    """A call that was compiled without gradients has none when it is recorded later."""
+
+    mode = "no_grad"
+
+    def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
+        """Compile for the shapes of the first call."""
+        graph = tuple(np.shape(x) for x in flatten(self.named(operation, args, kwargs)).values())
+        vars(self).setdefault("graphs", {}).setdefault((operation.name, graph), self.inside)
+        return super().call(operation, *args, **kwargs)
+
+    def pullback(
+        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
+        """Raise where the graph does not record."""
+        graph = tuple(np.shape(x) for x in flatten(dict(arguments)).values())
+        if vars(self).get("graphs", {}).get((operation, graph)):
+            raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+        return Library.pullback(self, operation, arguments, wanted)
