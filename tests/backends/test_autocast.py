@@ -140,5 +140,6 @@ def test_operations_do_not_share_the_compilations_that_torch_compile_allows() ->
     with torch._dynamo.config.patch(recompile_limit=1):
         for name in ("dot_scores", "scaled_dot_scores", "gaussian_scores"):
             operation = getattr(pytorch, name)
-            got = torch.compile(operation, fullgraph=True, backend="eager")(x, x)
+            compiled: Any = torch.compile(operation, fullgraph=True, backend="eager")
+            got = compiled(x, x)
             assert_within_budgets([got, operation(x, x)], name, x, x)

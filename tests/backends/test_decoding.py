@@ -98,7 +98,7 @@ def test_sentences_that_have_ended_wait_for_the_others(beams: int | None) -> Non
     assert torch.equal(found, ended(found, often))
     p = given["parameters"]
     for i in range(8):
-        alone = {name: x[i] for name, x in given.items() if isinstance(x, Tensor)}
+        alone: dict[str, Any] = {name: x[i] for name, x in given.items() if isinstance(x, Tensor)}
         one, its = decode(**alone, parameters=p, **how)
         assert_within_budgets([(one, its), (found[i], score[i])], name, **alone, parameters=p, **how)
     longer, same = decode(**given, **{**how, "steps": 12})
@@ -200,6 +200,6 @@ def test_kernels_and_operations_decode_alike(batch: tuple[int, ...]) -> None:
     by_kernel = pytorch.teacher_forced_decode(tokens, given["state"], annotations, p, mask=mask)
     p.b_o.requires_grad_()
     by_operations = pytorch.teacher_forced_decode(tokens, given["state"], annotations, p, mask=mask)
-    given = tokens, given["state"], annotations, p
-    assert_within_budgets([by_kernel, by_operations], "teacher_forced_decode", *given, mask=mask)
+    arguments = (tokens, given["state"], annotations, p)
+    assert_within_budgets([by_kernel, by_operations], "teacher_forced_decode", *arguments, mask=mask)
     assert all(x.isfinite().all() for x in by_kernel)

@@ -295,7 +295,7 @@ def half_tensors(query: Numbers, key: Numbers, value: Numbers, *, scaled_first: 
     )
     mask, causal = options.get("mask"), options.get("causal")
     allowed = np.ones(scores.shape[-2:], bool) if mask is None else mask
-    allowed = allowed & np.tri(*scores.shape[-2:], dtype=bool) if causal else allowed
+    allowed = allowed & np.tri(*scores.shape[-2:]).astype(bool) if causal else allowed
     scores = np.where(allowed, scores, -np.inf)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-1e30))
     total = weights.sum(-1, keepdims=True)

@@ -26,7 +26,7 @@ from attnspec.conformance.reporting.junit import as_junit
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.reporting.table import print_report
 from attnspec.conformance.reporting.verdict_page import as_html
-from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, write_files
+from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, write_report
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.folder import TemporaryFolder, remove_abandoned
 from attnspec.conformance.running.planning import Plan
@@ -383,7 +383,7 @@ def test_every_file_is_written_where_another_cannot_be(tmp_path: Path) -> None:
     report = report_of(Result("softmax", "operation.oracle", "float64", Status.PASSED, examples=1))
     files = {name: OutputFile(tmp_path / name, f"--{name}") for name in ("json", "html", "junit")}
     (tmp_path / "html").mkdir()
-    (error,) = write_files(report, files)
+    (error,) = write_report(report, files, Console(file=io.StringIO()))
     assert error.startswith("--html: ")
     assert (tmp_path / "json").read_text(encoding="utf-8") == report.as_text()
     assert (tmp_path / "junit").read_text(encoding="utf-8") == as_junit(report)

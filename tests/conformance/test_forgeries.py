@@ -49,7 +49,7 @@ import glob, json, os, sys, tempfile
 passed = [{"operation": "dot_scores", "law": "operation.oracle", "dtype": "float64", "status": "passed",
            "reason": None, "message": "", "examples": 9, "not_judged": 0, "error_ratio": 0.5, "observed": None,
            "counterexample": None}]
-folders = {os.path.dirname(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", "")), *glob.glob("/tmp/attnspec-*")}
+folders = {os.path.dirname(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", "")), *glob.glob(tempfile.gettempdir() + "/attnspec-*")}
 for folder in folders:
     try:
         with open(os.path.join(folder, "dot_scores-float64.incidents.json"), "w") as f:
@@ -199,11 +199,14 @@ def test_a_contract_that_another_process_has_written_is_none(tmp_path: Path) -> 
 
 def test_an_answer_after_a_crash_says_nothing_of_the_verdict() -> None:
     shown = dict.fromkeys(("arguments", "expected", "got", "budget", "index"), None) | {"snippet": "pass"}
-    assert checked(json.dumps({"message": "m", "counterexample": shown}).encode()) == ("m", shown)
-    for answer in (
+    whole = {"message": "m", "counterexample": shown}
+    assert checked(json.dumps(whole).encode()) == whole
+    assert checked(b'{"note": "n"}') == {"note": "n"}
+    answers: tuple[Any, ...] = (
         {"message": "m", "counterexample": shown, "status": "passed"}, {"message": 1, "counterexample": shown},
-        {"message": "m", "counterexample": {"snippet": "pass"}}, [], {},
-    ):  # fmt: skip
+        {"message": "m", "counterexample": {"snippet": "pass"}}, {"note": "n", "status": "passed"}, {"note": 1}, [], {},
+    )  # fmt: skip
+    for answer in answers:
         assert checked(json.dumps(answer).encode()) is None
     assert checked(b"\x80\x04.") is None
 

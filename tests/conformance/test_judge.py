@@ -533,9 +533,7 @@ def rounded(x: Any) -> Numbers:
     return np.asarray(np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
-def rotary(
-    x: Numbers, positions: Numbers, stored: Callable[[Any], Numbers], angles: Callable[[Any], Numbers]
-) -> Numbers:
+def rotary(x: Numbers, positions: Numbers, stored: Callable[[Any], Any], angles: Callable[[Any], Any]) -> Numbers:
     """A rotary embedding in bfloat16, whose positions, frequencies and all that is made of them are rounded."""
     frequencies = angles(10_000.0 ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1]))
     angle = angles(positions)[:, None] * frequencies

@@ -276,4 +276,4 @@ def test_a_lost_sum_does_not_become_a_rounding() -> None:
     assert violation is not None
     assert violation.difference == 0.9375
     _, shown = reduced(subject, ORACLE, arguments, violation, 0, lambda law, what: None)
-    assert shown.difference >= 0.9375 / 2
+    assert shown.difference >= 0.1

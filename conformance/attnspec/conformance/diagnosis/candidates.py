@@ -175,9 +175,8 @@ def computed_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Prob
         if probe.views is not None and arguments is probe.arguments:
             given = {name: mapped(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
         else:
-            spelled = subject.aligned(arguments)
             # Some write to their arguments.
-            given = spelled.passed_as(lambda path: copied(spelled[path]))
+            given = arguments.passed_as(lambda path: copied(arguments[path]))
         if probe.cotangents is None:
             return {
                 leaf.path: np.asarray(x) for leaf, x in results(operation, getattr(backend, operation.name)(**given))

@@ -41,7 +41,9 @@ def with_exact_infinities(found: dict[str, Judged], semantics: Semantics) -> dic
 
 
 def _exact_where_infinite(x: Judged) -> Judged:
-    exact = np.isneginf(x.value) if np.isfinite(x.peak) and x.value.dtype.kind == "f" else np.zeros((), bool)
+    if not (np.isfinite(x.peak) and np.issubdtype(x.value.dtype, np.floating)):
+        return x
+    exact = np.isneginf(x.value)
     return replace(x, budget=np.where(exact, 0.0, x.budget)) if exact.any() else x
 
 

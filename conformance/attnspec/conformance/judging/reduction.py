@@ -35,8 +35,8 @@ SECONDS = 30.0
 """After which a reduction ends all the same: some backends take long for small inputs."""
 
 
-TELLING = 0.5
-"""The part of the first relative difference that is left: sums that are lost must not become a rounding in the end."""
+VISIBLE = 0.1
+"""The relative difference that a smaller input must keep, or half of the first: lost sums do not become roundings."""
 
 
 class Search:
@@ -47,7 +47,7 @@ class Search:
     ) -> None:
         self.subject, self.check, self.seed, self.mark = subject, check, seed, mark
         self.best, self.violation = arguments, violation
-        self.least = TELLING * violation.difference
+        self.least = min(VISIBLE, violation.difference / 2)
         self.deadline = time.monotonic() + SECONDS
         self.effort = 0.0
 
@@ -57,7 +57,7 @@ class Search:
         return self.effort >= EFFORT or time.monotonic() > self.deadline
 
     def accept(self, candidate: Arguments | None) -> bool:
-        """Take the candidate if the law fails on it too, for the same reason and by about as different numbers."""
+        """Take the candidate if the law fails on it too, for the same reason and by a visible difference."""
         if candidate is None or self.spent or not divides(candidate, self.subject.limits):
             return False
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attnspec.conformance.remote.processes import MARK
-from attnspec.conformance.running.environment import SAFE_PATH
+from attnspec.conformance.running.environment import SAFE_PATH, own_folders
 from attnspec.conformance.running.errors import BackendError
 
 CHOICES = ("auto", "on", "off")
@@ -89,9 +89,7 @@ def _folder_is_private(readable: Iterable[str]) -> bool:
 
 def _needed(readable: Iterable[str]) -> Iterable[str]:
     """Folders that Python, attnspec and the backend are read from, as they are named and as they really are."""
-    import attnspec
-
-    own = (sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), str(Path.cwd()), *attnspec.__path__)
+    own = (sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), str(Path.cwd()), *own_folders())
     for name in (*own, *sys.path, *readable):
         if name and (path := Path(name)).exists():
             folder = path if path.is_dir() else path.parent

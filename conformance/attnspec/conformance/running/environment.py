@@ -1,6 +1,7 @@
 """Environment variables of the processes that a run starts."""
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -22,6 +23,11 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 Backends there are found all the same, after everything else.
 """
+
+
+def own_folders() -> list[str]:
+    """The folders of attnspec's portions; a namespace package has no module of its own to import."""
+    return [*sys.modules["attnspec"].__path__]
 
 
 OF_PYTEST = dict.fromkeys(("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DEBUG", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"))

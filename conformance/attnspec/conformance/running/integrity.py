@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from attnspec.conformance.running.environment import own_folders
+
 Stamps = dict[Path, tuple[int, ...]]
 """Files and what the system says of them; the time of the last change can be set by nobody but root."""
 
@@ -24,9 +26,7 @@ def changed(before: Stamps) -> list[str]:
 
 
 def _code() -> Iterator[Path]:
-    import attnspec
-
-    for folder in map(Path, attnspec.__path__):
+    for folder in map(Path, own_folders()):
         for source in folder.rglob("*.py"):
             yield source
             compiled = Path(importlib.util.cache_from_source(str(source)))

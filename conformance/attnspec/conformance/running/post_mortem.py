@@ -104,8 +104,9 @@ def checked(answer: bytes) -> dict[str, Any] | None:
     if found.keys() == {"note"} == said.keys():
         return said
     shown = found.get("counterexample")
-    whole = found.keys() == {"message", "counterexample"} and isinstance(shown, dict) and shown.keys() == KEYS
-    return {**said, "counterexample": shown} if whole and said and isinstance(shown["snippet"], str) else None
+    if found.keys() != {"message", "counterexample"} or "message" not in said or not isinstance(shown, dict):
+        return None
+    return {**said, "counterexample": shown} if shown.keys() == KEYS and isinstance(shown["snippet"], str) else None
 
 
 class IsolatedSearch(Search):
