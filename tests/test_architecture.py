@@ -265,8 +265,6 @@ ROOMS = {
         "magnitudes.py",
         "modes.py",
         "options.py",
-        "integers.py",
-        "initial_states.py",
         "records.py",
         "registry.py",
         "shared_batches.py",

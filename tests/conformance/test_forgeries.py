@@ -49,7 +49,8 @@ import glob, json, os, sys, tempfile
 passed = [{"operation": "dot_scores", "law": "operation.oracle", "dtype": "float64", "status": "passed",
            "reason": None, "message": "", "examples": 9, "not_judged": 0, "error_ratio": 0.5, "observed": None,
            "counterexample": None}]
-folders = {os.path.dirname(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", "")), *glob.glob(tempfile.gettempdir() + "/attnspec-*")}
+folders = {os.path.dirname(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", ""))}
+folders |= {*glob.glob(tempfile.gettempdir() + "/attnspec-*")}
 for folder in folders:
     try:
         with open(os.path.join(folder, "dot_scores-float64.incidents.json"), "w") as f:

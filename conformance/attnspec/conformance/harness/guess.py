@@ -20,6 +20,7 @@ def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | N
     """
     # It loads all mutants, which nobody needs whose results are right.
     from attnspec.conformance.diagnosis.entry import diagnosis_of_result
+    from attnspec.conformance.mutants.ignored import dropped, optional_of
 
     element = index[: len(part.arguments.batch)]
     one = Part(part.arguments.element(element), {path: x[element] for path, x in part.results.items()}, ())
@@ -28,5 +29,8 @@ def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | N
     if rows is not None:
         worst = [] if row is None else [index[len(element) + row]]
         one = with_rows(subject, one, np.unique([*rows, *worst]))
-    found = diagnosis_of_result(subject, one.arguments, one.results)
+    passed = part.arguments.passed
+    # A mask in which a causal flag is spelled out is none that the caller has passed.
+    absent = {dropped(name) for name in optional_of(subject.operation) if passed.get(name) is None}
+    found = diagnosis_of_result(subject, one.arguments, one.results, without=absent)
     return "" if found is None else found.sentence

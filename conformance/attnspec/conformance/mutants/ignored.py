@@ -13,6 +13,11 @@ def optional_of(operation: Operation) -> Iterator[str]:
     return (name for name in operation.call.names if name in operation.defaults)
 
 
+def dropped(name: str) -> str:
+    """The name of the mutant that ignores this argument."""
+    return f"{name} accepted and dropped"
+
+
 def _ignoring(name: str) -> Mutant:
     """A library that computes every operation with the default of this argument, whatever is passed."""
 
@@ -23,7 +28,7 @@ def _ignoring(name: str) -> Mutant:
     prepared.__qualname__ = f"ignored_{name}"
     operations = [o for o in OPERATIONS.values() if not o.reference_only and name in optional_of(o)]
     return mutant(
-        f"{name} accepted and dropped",
+        dropped(name),
         replaces="prepared",
         operations=[o.protocol for o in operations],
         breaks=("operation.oracle",),
