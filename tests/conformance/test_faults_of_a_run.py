@@ -1,6 +1,7 @@
 """Faults around a run: signals, time limits, closed outputs, full disks, narrow terminals. No verdict is lost."""
 
 import errno
+import io
 import json
 import os
 import shutil
