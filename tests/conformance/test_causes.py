@@ -1,4 +1,4 @@
-"""What a report names first where several laws fail, and the ratio that it states beside the input shown."""
+"""The law that a report names first where several fail, and the ratio beside the input shown."""
 
 from typing import Any
 

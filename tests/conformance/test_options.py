@@ -67,7 +67,7 @@ def forgetting_backward(name: str, other: str) -> Mutant:
 
 
 def convicted(subject: Mutant) -> bool:
-    """Whether its law convicts it at any of three seeds."""
+    """True if its law convicts it at any of three seeds."""
     (law,) = subject.breaks
     return any(perform(Task(subject, "quick", seed, law=law)).failures for seed in range(3))
 

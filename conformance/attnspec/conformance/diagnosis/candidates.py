@@ -74,7 +74,7 @@ def near(one: Results, other: Results, allowed: Results, part: float = NEAR) -> 
 
 
 def tells(candidate: Candidate, probe: Probe, *, finite: bool = False) -> bool:
-    """Whether a candidate gives by far other numbers than the formula; if ``finite``, other finite ones."""
+    """True if a candidate gives by far other numbers than the formula; if ``finite``, other finite ones."""
     found = candidate.numbers(probe)
     if found is not None and finite:
         found = with_finite_numbers(found, probe.expected)

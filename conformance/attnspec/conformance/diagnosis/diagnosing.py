@@ -93,7 +93,7 @@ def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject,
 def _by_accident(
     candidate: Candidate, wrong: Sequence[Probe], further: Sequence[Arguments], subject: Subject, until: float
 ) -> bool:
-    """Whether a candidate agrees in NaN and infinities alone, though its defect shows in finite numbers elsewhere.
+    """True if a candidate agrees in NaN and infinities alone, though its defect shows in finite numbers elsewhere.
 
     Such a defect divides 0 by 0 where many others do: that both results are NaN there is no evidence.
     """

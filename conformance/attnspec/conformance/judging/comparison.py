@@ -149,7 +149,7 @@ def exactly_infinite(expected: Numbers, budget: Numbers) -> Numbers:
 
 
 def _differs(got: Numbers, expected: Numbers) -> bool:
-    """Whether any number is not what is expected; where that is NaN, nothing is."""
+    """True if any number is not what is expected; where that is NaN, nothing is."""
     if got.dtype == bool or expected.dtype == bool:
         return bool((got != expected).any())
     found = got.astype(np.result_type(expected.dtype, np.float64))

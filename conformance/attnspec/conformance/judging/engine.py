@@ -152,7 +152,7 @@ class _Run:
         return not self.open or (self.stop_at_first and any(p.failure for p in self.laws.values()))
 
     def affords(self, check: Check) -> bool:
-        """Whether there is time for a check at this dtype: by the profile, or because its law is named."""
+        """True if there is time for a check at this dtype: by the profile, or because its law is named."""
         if self.effort.dear:
             return True
         return self.named if check.dear else not check.at_leading or self.subject.leading
@@ -194,7 +194,7 @@ class _Run:
                 return
 
     def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
-        """The same arrays for a call by itself; None outside of the dtype or the domain, and for more than is afforded.
+        """These arrays for a call by itself; None outside of the dtype or the domain, and for more than is afforded.
 
         What was computed of them before is not kept.
         """

@@ -1,4 +1,4 @@
-"""What the oracle leaves open: elements that errors decide, and elements that a declared choice leaves unspecified.
+"""Elements that the oracle leaves open: those that errors decide, and those that a declared choice leaves unspecified.
 
 An infinity that follows from numbers without any is not left open: the logarithm of an empty sum is −∞ exactly.
 """

@@ -62,7 +62,7 @@ class Result:
 
     @property
     def unchecked(self) -> bool:
-        """Whether it has no verdict because its check raised an error of attnspec."""
+        """True if it has no verdict because its check raised an error of attnspec."""
         return self.status is Status.LOST and self.reason == OWN_ERROR
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Result:
 
     @property
     def interrupted(self) -> bool:
-        """Whether it has no verdict because the run was broken off, or its judge was killed."""
+        """True if it has no verdict because the run was broken off, or its judge was killed."""
         reasons = (INTERRUPTED, TIME_LIMIT)
         return self.status is Status.LOST and (self.reason in reasons or self.message.startswith(JUDGE_LOST))
 

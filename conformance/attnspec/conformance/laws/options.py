@@ -54,7 +54,7 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
 
 
 def _accepts(subject: Subject, name: str) -> bool:
-    """Whether the backend takes an option, an optional array, a mask or the causal flag."""
+    """True if the backend takes an option, an optional array, a mask or the causal flag."""
     operation = subject.operation
     if name == operation.flag:
         return causal_in(subject) and subject.limits.has(name)
@@ -109,7 +109,7 @@ def _demand_effect(subject: Subject, bare: Arguments, given: Arguments, name: st
 
 
 def _shows(subject: Subject, bare: Arguments, given: Arguments) -> bool:
-    """Whether two right results differ by 8 budgets somewhere, wherever they lie within theirs."""
+    """True if two right results differ by 8 budgets somewhere, wherever they lie within theirs."""
     before, after = subject.oracles(bare), subject.oracles(given)
     return any(
         (np.abs(after[path].value - x.value) > 9 * x.budget + after[path].budget).any() for path, x in before.items()

@@ -81,7 +81,7 @@ WORK = 2.0**21
 """The most multiply-adds of a call."""
 
 WORK_OF_TABLES = 2.0**23
-"""The same of tables, by which few rows are multiplied."""
+"""Such sizes of tables, by which few rows are multiplied."""
 
 WORK_OF_BOTH = 2.0**24
 """The same where queries and keys are many, and few rows are judged."""
@@ -259,7 +259,7 @@ def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 
 def _in_order(subject: Subject, given: Arguments | None) -> Arguments | None:
-    """The same call, causal where the batch is odd."""
+    """A call of that size, causal where the batch is odd."""
     causal = given is not None and causal_in(subject) and prod(given.batch) % 2
     return given.under_causal() if given is not None and causal else given
 

@@ -160,7 +160,7 @@ def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
     source="pytorch/pytorch#100977: a compiled graph of inference is used again where autograd should run",
 )
 class GraphOfInference(_InMode):
-    """What was first called without gradients has none later."""
+    """Shapes that were first called without gradients have none later."""
 
     mode = "no_grad"
 
@@ -200,7 +200,7 @@ class _Casting(_InMode):
 
 
 def _casts(operation: Operation, arguments: Mapping[str, Any]) -> bool:
-    """Whether any input is of another dtype than that of the mode."""
+    """True if any input is of another dtype than that of the mode."""
     return any(is_float(x) and x.dtype.itemsize > 2 for _, x in arrays(operation, arguments))
 
 

@@ -364,7 +364,7 @@ def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:
     source="another kernel for large batches, written for decoding one query at a time",
 )
 def causal_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of many elements every query attends to the future."""
+    """Every query attends to the future where a batch has many elements."""
     many = np.prod(bind(operation, arguments).batch) > 600
     given = changed(arguments, {operation.flag: False}) if many and operation.flag else arguments
     return Library.prepared(correct, operation, given)

@@ -129,7 +129,7 @@ def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Nu
     replaces="sliding_window_mask",
 )
 def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """Of a window (left, 0) only the left end is passed on."""
+    """Only the left end of a window (left, 0) is passed on."""
     left, right = (None, None) if window is None else window
     return Formulas.sliding_window_mask(
         correct, n, m, window=(left, None if right == 0 and left is not None else right)

@@ -87,7 +87,7 @@ def rectangular_mask(correct: Library, operation: Operation, result: Any, argume
     replaces="finished",
 )
 def first_of_group(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """Of one query, the logarithms of all heads of a group but the first are never written."""
+    """For one query, only the first head of a group gets its logarithm written."""
     output, logarithms = Library.finished(correct, operation, result, arguments)
     heads, heads_k = heads_of(operation, arguments)
     group = heads // max(heads_k, 1)
@@ -236,7 +236,7 @@ class MaskedBeforeCapped(Formulas):
         return super().weighted(scores, values, None if vars(self).get("cap") else attendable)
 
     def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
-        """What is masked has the cap's lowest score."""
+        """Masked keys have the lowest score that the cap allows."""
         vars(self)["cap"] = softcap
         found = super().biased(scores, softcap, bias, slopes, attendable)
         if softcap is None or attendable is None:

@@ -113,7 +113,7 @@ def trouble() -> str | None:
 
 
 def resolved(choice: str, option: str = "sandbox") -> bool:
-    """Whether backends are to be in a sandbox; :class:`BackendError` where one is demanded and impossible."""
+    """True if backends are to be in a sandbox; :class:`BackendError` where one is demanded and impossible."""
     if choice not in CHOICES:
         raise BackendError(f"{option}: expected one of {', '.join(CHOICES)}; got {choice!r}")
     if choice == "off":

@@ -135,7 +135,7 @@ class Report:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What went wrong after verdicts were known, and the errors of attnspec that left laws without one."""
+        """Errors of attnspec: those after the verdicts, and those that left laws without one."""
         said = [*(r.message if r.unchecked else r.note for r in self.results), self.undeclared]
         return tuple(dict.fromkeys(filter(None, said)))
 

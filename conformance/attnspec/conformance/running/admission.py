@@ -1,4 +1,4 @@
-"""What was admitted is what is judged: the contract of a run, which one process reads and all others are held to.
+"""Admission: the contract of a run, which one process reads and all others are held to.
 
 It lies in a file, which a backend may find. So it is signed with a key that is in the memory of judges alone.
 """

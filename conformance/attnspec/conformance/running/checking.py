@@ -28,7 +28,7 @@ from attnspec.conformance.running.waking import wake_workers
 
 @dataclass(frozen=True)
 class Run:
-    """What became of a run: its verdicts, and what broke it off, if anything did."""
+    """The outcome of a run: its verdicts, and why it ended early, if it did."""
 
     plan: Plan
     verdicts: Verdicts

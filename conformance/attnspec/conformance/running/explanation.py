@@ -204,7 +204,7 @@ def _precision(search: Search) -> None:
 
 
 def _violated_at_exact_scales(search: Search) -> bool:
-    """Whether numbers are wrong still for heads of a size at which scaling a query rounds nothing."""
+    """True if numbers are wrong still for heads of a size at which scaling a query rounds nothing."""
     declared = search.contract.limits.head_sizes
     size = next((size for size in EXACTLY_SCALED if declared is None or size in declared), None)
     if size is None or search.case.dtype not in NARROW:
@@ -255,7 +255,7 @@ def explaining_classes(declared: str, dtype: str, exactly_scaled: bool) -> list[
 
 
 def exact_scale(given: Arguments) -> bool:
-    """Whether queries times the scale of their scores are exact: times a power of 2, which 1/√d is for d a power of 4.
+    """True if queries times the scale of their scores are exact: times a power of 2, which 1/√d is for d a power of 4.
 
     False where scores are no products of the given queries and keys.
     """

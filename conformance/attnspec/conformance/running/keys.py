@@ -11,7 +11,7 @@ LEFT = "attnspec-left-behind"
 """What a worker of pytest-xdist hands to the process that controls it: the processes that backends left behind."""
 
 KEY = "attnspec-key"
-"""What the controlling process hands to its workers, with which the contract is signed."""
+"""The key that the controlling process hands to its workers; it signs the contract."""
 
 HERE: "pytest.StashKey[dict[str, str]]" = pytest.StashKey()
 """The suites that are judged by the process that runs their backend, and why."""

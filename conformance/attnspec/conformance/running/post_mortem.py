@@ -93,7 +93,7 @@ def _examine(
 
 
 def checked(answer: bytes) -> dict[str, Any] | None:
-    """What a backend's process may say of a verdict: a message and a counterexample, or a note; else None."""
+    """The message and counterexample, or the note, that a backend's process adds to a verdict; None if malformed."""
     try:
         found = json.loads(answer[:MAX_ANSWER])
     except ValueError:

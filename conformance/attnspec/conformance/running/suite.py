@@ -180,7 +180,7 @@ def causes_of(
     failed: Sequence[Result],
     isolated: Isolated | None,
 ) -> tuple[Mapping[str, Any], Diagnosis | None, str]:
-    """What only has to be declared, the known defect behind the rest, and a note on what went wrong meanwhile."""
+    """The missing declarations, the known defect behind the rest, and a note on errors of attnspec."""
     explanation: Mapping[str, Any] = {}
     explaining = ""
     if isolated is not None:

@@ -1,4 +1,4 @@
-"""What both kinds of error have in common: exact numbers, and the class of those that are counted."""
+"""Parts shared by both kinds of error: exact numbers, and the class of those that are counted."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -110,7 +110,7 @@ def _attends(operation: Operation) -> bool:
 
 
 def _aligns(operation: Operation) -> bool:
-    """Whether positions of queries and of keys are counted apart, from the beginning of each or of their sequence."""
+    """True if positions of queries and of keys are counted apart, from the beginning of each or of their sequence."""
     return (operation.flag is not None and len(operation.causal) == 2) or len(operation.cumulative) == 2
 
 
