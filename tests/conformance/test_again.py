@@ -102,7 +102,18 @@ def test_other_workers_are_not_waited_for(tmp_path: Path) -> None:
         "    return right(query, key) + 1\n"
     )
     started = time.monotonic()
-    options = ("--law", "operation.oracle", "--dtype", "float64", "--hang-after", "300", "--workers", "2")
+    options = (
+        "--law",
+        "operation.oracle",
+        "--dtype",
+        "float64",
+        "--hang-after",
+        "300",
+        "--workers",
+        "2",
+        "--sandbox",
+        "off",
+    )
     done, report = stopped(tmp_path, code, *options)
     assert done.returncode == 1
     assert time.monotonic() - started < 55

@@ -339,6 +339,7 @@ def test_sigterm_is_like_ctrl_c(tmp_path: Path) -> None:
     slow = "    import time, pathlib\n    pathlib.Path('called').touch()\n    time.sleep(0.2)\n    if min"
     backend = written(tmp_path, RIGHT.replace("    if min", slow))
     command = [sys.executable, "-P", "-m", "attnspec.conformance.cli", "check", backend, "--json", "r.json"]
+    command += ["--sandbox", "off"]  # the backend leaves a file
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
         deadline = time.monotonic() + 120
         while not (tmp_path / "called").exists() and time.monotonic() < deadline:

@@ -80,14 +80,14 @@ def window_without_itself(correct: Formulas, n: int, m: int, *, window: Any = No
 
 
 @mutant(
-    "window of no reach for no window",
+    "an end of a window that is 0 counts as none",
     replaces="near",
     operations=(GroupedQueryAttention,),
     breaks=("kernels.window", "operation.oracle"),
     source="`if window[0]:`, for which 0 is as good as None",
 )
 def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """An end of 0 counts as none."""
+    """A window is open to a side on which it reaches 0 keys."""
     open_ends = None if window is None else (window[0] or None, window[1] or None)
     return Formulas.near(correct, mask, open_ends, lengths, n, m)
 

@@ -58,7 +58,7 @@ class Kernels(Positional, Attention):
         """The mask joined with that of a window and of lengths; None for everywhere."""
         found = [mask]
         if window is not None:
-            found.append(self.sliding_window_mask(n, m, window=window))
+            found.append(self.at_diagonal(self.sliding_window_mask, n, m, window=window))
         if lengths is not None:
             found.append(self.padding_mask(lengths, m)[..., None, :])
         some = [x for x in found if x is not None]
@@ -77,7 +77,7 @@ class Kernels(Positional, Attention):
 
     def linear_bias(self, slopes: Numbers, n: int, m: int) -> Numbers:
         """What is subtracted for the distance of a key, by head."""
-        return slopes[:, None, None] * self.distances(n, m).astype(slopes.dtype)
+        return slopes[:, None, None] * self.at_diagonal(self.distances, n, m).astype(slopes.dtype)
 
     def distances(self, n: int, m: int) -> Numbers:
         """How far queries and keys are from each other."""

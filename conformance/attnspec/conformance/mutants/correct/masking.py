@@ -1,8 +1,12 @@
 """Correct masks."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
+from attnspec.reference import choice
 
 
 class Masking:
@@ -23,9 +27,16 @@ class Masking:
         if np.any((lengths < 0) | (lengths > m)):
             raise ValueError(f"padding_mask: lengths: expected 0 to {m}; got {lengths}")
 
+    def at_diagonal(self, make: Callable[..., Numbers], n: int, m: int, **options: Any) -> Numbers:
+        """A function of n queries and m keys, from a diagonal that ends at the last of both where that is chosen."""
+        if choice("causal_alignment") != "bottom-right":
+            return make(n, m, **options)
+        size = max(n, m)
+        return make(size, size, **options)[size - n :, size - m :]
+
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
         """Where both the mask and, with ``causal``, the causal mask hold; None for everywhere."""
         if not causal:
             return mask
-        triangle = self.causal_mask(n, m)
+        triangle = self.at_diagonal(self.causal_mask, n, m)
         return triangle if mask is None else mask & triangle
