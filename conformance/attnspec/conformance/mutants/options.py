@@ -8,8 +8,9 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, sizes
+from attnspec.conformance.mutants.roles import at, changed, key, key_lengths, query, sizes
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
+from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
 from attnspec.spec.kernels import (
@@ -65,7 +66,7 @@ def bias_of_last_row(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """A bias (…, heads, 1, m) has the gradient of the last query."""
-    return of_last(correct, operation, arguments, cotangent, "bias", [ROWS])
+    return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [ROWS])
 
 
 @mutant(
@@ -79,7 +80,7 @@ def bias_of_last_head(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """A bias (…, 1, n, m) has the gradient of the last head."""
-    return of_last(correct, operation, arguments, cotangent, "bias", [HEADS])
+    return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [HEADS])
 
 
 @mutant(
@@ -93,7 +94,7 @@ def bias_of_last_key(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """A bias (…, heads, n, 1) has the gradient of the last key."""
-    return of_last(correct, operation, arguments, cotangent, "bias", [KEYS])
+    return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [KEYS])
 
 
 @mutant(
@@ -109,7 +110,7 @@ def bias_of_last_element(
     """A bias (heads, n, m) has the gradient of the last element of the batch."""
     binding = bind(operation, arguments)
     axes = list(range(-3 - len(binding.batch), -3))
-    return of_last(correct, operation, arguments, cotangent, "bias", axes)
+    return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), axes)
 
 
 @mutant(
@@ -123,10 +124,10 @@ def queries_of_last_element(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """Only where the query has that dimension, of size 1."""
-    query = at(arguments, "query")
-    if query.ndim != 4 or query.shape[0] != 1:
+    asking = at(arguments, query(operation))
+    if asking.ndim != 4 or asking.shape[0] != 1:
         return Library.differentiated(correct, operation, arguments, cotangent)
-    return of_last(correct, operation, arguments, cotangent, "query", [-4])
+    return of_last(correct, operation, arguments, cotangent, query(operation), [-4])
 
 
 @mutant(
@@ -140,10 +141,10 @@ def keys_of_last_head(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """Only where the key has a dimension of heads, of size 1."""
-    key = at(arguments, "key")
-    if key.ndim != 4 or key.shape[1] != 1:
+    keys = at(arguments, key(operation))
+    if keys.ndim != 4 or keys.shape[1] != 1:
         return Library.differentiated(correct, operation, arguments, cotangent)
-    return of_last(correct, operation, arguments, cotangent, "key", [-3])
+    return of_last(correct, operation, arguments, cotangent, key(operation), [-3])
 
 
 @mutant(
@@ -158,14 +159,15 @@ def sinks_of_last_row(
 ) -> dict[str, Numbers]:
     """Cotangents of all other rows do not reach the sinks."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
-    if "sinks" not in found:
+    sinks = operation.part(Part.SINK)
+    if sinks not in found:
         return found
     last = [
         None if x is None else np.where(_is_last(x, axis), x, x.dtype.type(0))
         for x, axis in zip(cotangent, (ROWS, -1), strict=True)
     ]
     of_row = Library.differentiated(correct, operation, arguments, tuple(last))
-    return {**found, "sinks": of_row["sinks"]}
+    return {**found, sinks: of_row[sinks]}
 
 
 def _is_last(x: Numbers, axis: int) -> Numbers:
@@ -186,10 +188,11 @@ def heads_by_group(
 ) -> dict[str, Numbers]:
     """Gradients of head h of the keys go to head h·group modulo their number, where these differ."""
     found = dict(Library.differentiated(correct, operation, arguments, cotangent))
-    heads = at(arguments, "query").shape[HEADS]
+    heads = at(arguments, query(operation)).shape[HEADS]
+    others = (query(operation), operation.part(Part.BIAS))
     for leaf in operation.floats:
         x = at(arguments, leaf.path)
-        if leaf.path == "query" or x is None or x.ndim < 3 or not x.shape[HEADS] or leaf.path == "bias":
+        if leaf.path in others or x is None or x.ndim < 3 or not x.shape[HEADS]:
             continue
         count = x.shape[HEADS]
         group = heads // count
@@ -211,7 +214,8 @@ def heads_by_group(
 )
 def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Where a window is given, there are no sinks."""
-    return _without("sinks", "window", correct, operation, arguments)
+    name, beside = operation.part(Part.SINK), str(operation.window)
+    return _without(name, beside, correct, operation, arguments)
 
 
 @mutant(
@@ -223,7 +227,8 @@ def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mappin
 )
 def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Slopes take the place of the cap."""
-    return _without("softcap", "slopes", correct, operation, arguments)
+    name, beside = operation.part(Part.CAP), operation.part(Part.SLOPES)
+    return _without(name, beside, correct, operation, arguments)
 
 
 @mutant(
@@ -235,7 +240,8 @@ def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapp
 )
 def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A bias takes the place of the lengths."""
-    return _without("key_lengths", "bias", correct, operation, arguments)
+    name, beside = key_lengths(operation), operation.part(Part.BIAS)
+    return _without(name, beside, correct, operation, arguments)
 
 
 @mutant(
@@ -247,7 +253,8 @@ def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Ma
 )
 def no_scale_beside_cap(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Under a cap the scale is 1/√d."""
-    return _without("scale", "softcap", correct, operation, arguments)
+    name, beside = operation.part(Part.SCALE), operation.part(Part.CAP)
+    return _without(name, beside, correct, operation, arguments)
 
 
 def _without(
@@ -283,7 +290,8 @@ def no_window_beside_sinks(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """With sinks, gradients are those without a window."""
-    return _backward_without("window", "sinks", correct, operation, arguments, cotangent)
+    name, beside = str(operation.window), operation.part(Part.SINK)
+    return _backward_without(name, beside, correct, operation, arguments, cotangent)
 
 
 @mutant(
@@ -297,7 +305,8 @@ def no_cap_beside_bias(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """With a bias, gradients are those without a cap."""
-    return _backward_without("softcap", "bias", correct, operation, arguments, cotangent)
+    name, beside = operation.part(Part.CAP), operation.part(Part.BIAS)
+    return _backward_without(name, beside, correct, operation, arguments, cotangent)
 
 
 @mutant(
@@ -311,7 +320,8 @@ def no_slopes_beside_lengths(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """With lengths, gradients are those without slopes."""
-    return _backward_without("slopes", "key_lengths", correct, operation, arguments, cotangent)
+    name, beside = operation.part(Part.SLOPES), key_lengths(operation)
+    return _backward_without(name, beside, correct, operation, arguments, cotangent)
 
 
 @mutant(
@@ -325,7 +335,7 @@ def default_scale_backward(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """Gradients are those of scores over √d."""
-    return Library.differentiated(correct, operation, changed(arguments, {"scale": None}), cotangent)
+    return Library.differentiated(correct, operation, changed(arguments, {operation.part(Part.SCALE): None}), cotangent)
 
 
 # One query ------------------------------------------------------------------------------------------------------------
@@ -347,7 +357,7 @@ def _for_one_query(name: str, correct: Library, operation: Operation, arguments:
 )
 def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """One query has no linear bias."""
-    return _for_one_query("slopes", correct, operation, arguments)
+    return _for_one_query(operation.part(Part.SLOPES), correct, operation, arguments)
 
 
 @mutant(
@@ -359,7 +369,7 @@ def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping
 )
 def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """One query has no sink."""
-    return _for_one_query("sinks", correct, operation, arguments)
+    return _for_one_query(operation.part(Part.SINK), correct, operation, arguments)
 
 
 # Tiles and parts without weight ---------------------------------------------------------------------------------------
@@ -424,10 +434,12 @@ def empty_parts_backward(
 ) -> dict[str, Numbers]:
     """The logarithm of an empty part has the gradient NaN where all parts are empty."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
-    numbers = arguments["log_sum_exps"]
+    widths = {*operation.sizes_of(Axis.FEATURE)}
+    path = next(leaf.path for leaf in operation.floats if not widths & {*leaf.sizes})
+    numbers = at(arguments, path)
     lost = np.all(np.isneginf(numbers), axis=-1, keepdims=True) & (numbers.shape[-1] > 0)
-    g = found["log_sum_exps"]
-    return {**found, "log_sum_exps": np.where(lost, g.dtype.type(np.nan), g)}
+    g = found[path]
+    return {**found, path: np.where(lost, g.dtype.type(np.nan), g)}
 
 
 @mutant(

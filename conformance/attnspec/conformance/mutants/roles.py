@@ -38,6 +38,16 @@ def key(operation: Operation) -> str:
     return operation.attended[0].path
 
 
+def value(operation: Operation) -> str:
+    """The path of the array whose rows are pooled."""
+    return operation.attended[-1].path
+
+
+def key_lengths(operation: Operation) -> str:
+    """The path of the numbers of keys that count; an empty path if there is none."""
+    return next(iter(operation.lengths), "")
+
+
 def key_weight(operation: Operation) -> str:
     """The path of the weight that projects the keys."""
     width = operation.attended[0].core[-1].factors[0]
@@ -51,7 +61,7 @@ def mask_of(operation: Operation, arguments: Mapping[str, Any]) -> Numbers:
 
 def sizes(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int, int, int]:
     """Queries, keys, features and columns of values."""
-    q, k, v = (at(arguments, path) for path in (query(operation), key(operation), operation.attended[-1].path))
+    q, k, v = (at(arguments, path) for path in (query(operation), key(operation), value(operation)))
     return q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
 
 

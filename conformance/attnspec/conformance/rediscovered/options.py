@@ -7,9 +7,10 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.conformance.mutants.roles import at, changed, mask_of, sizes
+from attnspec.conformance.mutants.roles import at, changed, key, key_lengths, mask_of, query, sizes, value
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.attention import ScaledDotProductAttention
+from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.kernels import (
     GroupedQueryAttention,
@@ -25,7 +26,7 @@ HEADS = -3
 
 def heads_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int]:
     """Heads of the queries, and heads of the keys."""
-    return at(arguments, "query").shape[HEADS], at(arguments, "key").shape[HEADS]
+    return at(arguments, query(operation)).shape[HEADS], at(arguments, key(operation)).shape[HEADS]
 
 
 @rediscovered(
@@ -41,7 +42,7 @@ def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, An
     heads, heads_k = heads_of(operation, found)
     if sizes(operation, found)[0] != 1 or heads == heads_k or heads_k >= 8:
         return found
-    return changed(found, {"key": np.roll(found["key"], 1, axis=HEADS)})
+    return changed(found, {key(operation): np.roll(at(found, key(operation)), 1, axis=HEADS)})
 
 
 @rediscovered(
@@ -59,7 +60,7 @@ def two_passes(correct: Library, operation: Operation, arguments: Mapping[str, A
     n, m, *_ = sizes(operation, found)
     if n > 8 or m < 1024 or heads == heads_k:
         return found
-    return changed(found, {"value": np.roll(found["value"], -1, axis=-2)})
+    return changed(found, {value(operation): np.roll(at(found, value(operation)), -1, axis=-2)})
 
 
 @rediscovered(
@@ -91,7 +92,7 @@ def first_of_group(correct: Library, operation: Operation, result: Any, argument
     output, logarithms = Library.finished(correct, operation, result, arguments)
     heads, heads_k = heads_of(operation, arguments)
     group = heads // max(heads_k, 1)
-    if arguments["query"].shape[-2] == 1:
+    if at(arguments, query(operation)).shape[-2] == 1:
         logarithms[..., np.arange(heads) % max(group, 1) > 0, :] = 0
     return output, logarithms
 
@@ -112,9 +113,10 @@ def as_wide_as_queries(
     of_output, of_logarithms = cotangent
     if of_output is None:
         return found
-    seen = np.arange(of_output.shape[-1]) < at(arguments, "query").shape[-1]
+    seen = np.arange(of_output.shape[-1]) < at(arguments, query(operation)).shape[-1]
     narrow = np.where(seen, of_output, of_output.dtype.type(0)), of_logarithms
-    return {**found, "query": Library.differentiated(correct, operation, arguments, narrow)["query"]}
+    path = query(operation)
+    return {**found, path: Library.differentiated(correct, operation, arguments, narrow)[path]}
 
 
 # Windows, lengths and pages -------------------------------------------------------------------------------------------
@@ -130,8 +132,8 @@ def as_wide_as_queries(
 def unlimited_decoding(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """One query attends to the whole cache, whatever the window."""
     found = Library.prepared(correct, operation, arguments)
-    single = at(found, "query").shape[-2] == 1
-    return {name: x for name, x in found.items() if name != "window"} if single else found
+    single = at(found, query(operation)).shape[-2] == 1
+    return {name: x for name, x in found.items() if name != operation.window} if single else found
 
 
 @rediscovered(
@@ -144,7 +146,8 @@ def unlimited_decoding(correct: Library, operation: Operation, arguments: Mappin
 def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Where the lengths of a cache are given, the window is not passed on."""
     found = Library.prepared(correct, operation, arguments)
-    return {name: x for name, x in found.items() if name != "window" or found.get("key_lengths") is None}
+    uncached = found.get(key_lengths(operation)) is None
+    return found if uncached else {name: x for name, x in found.items() if name != operation.window}
 
 
 @rediscovered(
@@ -279,10 +282,12 @@ def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Num
 def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """For one query the scale multiplies the bias as well."""
     found = Library.prepared(correct, operation, arguments)
-    if found.get("bias") is None or at(found, "query").shape[-2] != 1:
+    path = operation.part(Part.BIAS)
+    bias, asking = at(found, path), at(found, query(operation))
+    if bias is None or asking.shape[-2] != 1:
         return found
-    scale = found.get("scale") or found["query"].shape[-1] ** -0.5
-    return changed(found, {"bias": found["bias"] * found["bias"].dtype.type(scale)})
+    scale = found.get(operation.part(Part.SCALE)) or asking.shape[-1] ** -0.5
+    return changed(found, {path: bias * bias.dtype.type(scale)})
 
 
 @rediscovered(
@@ -295,10 +300,12 @@ def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, 
 def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A mask of numbers to add is read as a boolean one: what is not 0 is left out."""
     found = Library.prepared(correct, operation, arguments)
-    if found.get("bias") is None:
+    path = operation.part(Part.BIAS)
+    bias = at(found, path)
+    if bias is None:
         return found
-    lowest = np.finfo(found["bias"].dtype).min / 4
-    return changed(found, {"bias": np.where(found["bias"] == 0, found["bias"], lowest).astype(found["bias"].dtype)})
+    lowest = np.finfo(bias.dtype).min / 4
+    return changed(found, {path: np.where(bias == 0, bias, lowest).astype(bias.dtype)})
 
 
 @rediscovered(
@@ -311,10 +318,11 @@ def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str,
 def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A bias of several elements that all heads share is read at an offset which leaves the element out."""
     found = Library.prepared(correct, operation, arguments)
-    bias = found.get("bias")
+    path = operation.part(Part.BIAS)
+    bias = at(found, path)
     if bias is None or bias.ndim < 4 or bias.shape[HEADS] != 1 or heads_of(operation, found)[0] == 1:
         return found
-    return changed(found, {"bias": np.broadcast_to(bias[:1], bias.shape)})
+    return changed(found, {path: np.broadcast_to(bias[:1], bias.shape)})
 
 
 # Sinks, tiles without weight and parts --------------------------------------------------------------------------------
@@ -366,7 +374,7 @@ def unlearned_sinks(
 ) -> dict[str, Numbers]:
     """Sinks have no gradient."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
-    return {path: np.zeros_like(g) if path == "sinks" else g for path, g in found.items()}
+    return {path: np.zeros_like(g) if path == operation.part(Part.SINK) else g for path, g in found.items()}
 
 
 @rediscovered(
@@ -410,7 +418,7 @@ def below_the_sentinel(
 def nothing_over_nothing(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
     """An element of the batch whose length is 0 is divided by a sum of 0, undeclared."""
     output, logarithms = Library.finished(correct, operation, result, arguments)
-    lengths = arguments.get("key_lengths")
+    lengths = arguments.get(key_lengths(operation))
     if lengths is None:
         return output, logarithms
     return np.where(lengths[..., None, None, None] == 0, output.dtype.type(np.nan), output), logarithms
@@ -472,16 +480,17 @@ class AlignedForwardAlone(Library):
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The causal mask spelled out, at the bottom right."""
         found = super().prepared(operation, arguments)
-        if not found.get("causal") or vars(self).get("backward"):
+        flag, path = str(operation.flag), "" if operation.mask is None else operation.mask.path
+        if not found.get(flag) or vars(self).get("in_vjp"):
             return found
         n, m, *_ = sizes(operation, found)
-        mask, triangle = found.get("mask"), np.tri(n, m, m - n, dtype=bool)
-        return {**found, "mask": triangle if mask is None else mask & triangle, "causal": False}
+        mask, triangle = found.get(path), np.tri(n, m, m - n, dtype=bool)
+        return {**found, path: triangle if mask is None else mask & triangle, flag: False}
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """With the flag as it is given."""
-        vars(self)["backward"] = True
+        vars(self)["in_vjp"] = True
         try:
             return super().vjp(operation, arguments, cotangent)
         finally:
-            vars(self)["backward"] = False
+            vars(self)["in_vjp"] = False
