@@ -97,7 +97,8 @@ def started(folder: Path, code: str, *arguments: str) -> "subprocess.Popen[str]"
     (folder / "backend.py").write_text(code, encoding="utf-8")
     (folder / "t").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", SIGNALS_DEFAULT, *COMMAND, *CHECK, "--hang-after", "600", "--sandbox", "off", *arguments],
+        # The backend leaves a file, which a sandbox forbids.
+        [sys.executable, "-c", SIGNALS_DEFAULT, *COMMAND, *CHECK, "--hang-after=600", "--sandbox=off", *arguments],
         cwd=folder, env={**os.environ, "TMPDIR": str(folder / "t")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip
