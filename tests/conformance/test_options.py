@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnspec.conformance.mutants import Mutant, mutant
+from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.mutants.ignored import NAMES, optional_of
 from attnspec.conformance.running.trials import Task, perform
@@ -95,3 +95,7 @@ def test_means_over_all_keys_have_gradients_where_they_are_declared(law: str, se
     uniform = VARIANTS["fully masked rows are uniform, declared"]
     task = Task(uniform, "quick", seed, law=law, operation="grouped_query_attention")
     assert perform(task).failures == ()
+
+
+def test_no_mutant_has_the_name_of_an_honest_variant() -> None:
+    assert not {*MUTANTS} & {*VARIANTS}
