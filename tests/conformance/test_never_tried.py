@@ -257,7 +257,7 @@ INTEGERS = (
         "late rotary positions",
         ("rotary positions in 15 bits", "rotary table of 4,096 positions", "huggingface/candle#3520"),
     ),
-    Flaw("rotary angles in fewer bits than the dtype has", ("rotary angles in single precision",)),
+    Flaw("rotary angles in fewer bits than the dtype has", ("rotary angles of doubles in single precision",)),
     Flaw(
         "windows of 256 keys and more",
         ("ends of a window in eight bits", "ends of a window in seven bits and a sign", "ends of a window in 16 bits"),

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnspec.conformance.mutants import Mutant, mutant
+from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.mutants.ignored import NAMES, optional_of
 from attnspec.conformance.running.trials import Task, perform
+from attnspec.conformance.variants import VARIANTS
 from attnspec.spec import OPERATIONS
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.kernels import GroupedQueryAttention
@@ -87,3 +88,14 @@ def test_an_option_forgotten_beside_another_is_convicted(name: str, other: str) 
 @pytest.mark.parametrize(("name", "other"), beside(3))
 def test_an_option_forgotten_in_the_backward_pass_is_convicted(name: str, other: str) -> None:
     assert convicted(forgetting_backward(name, other))
+
+
+@pytest.mark.parametrize(("law", "seed"), [("training.options", 0), ("operation.gradient", 1)])
+def test_means_over_all_keys_have_gradients_where_they_are_declared(law: str, seed: int) -> None:
+    uniform = VARIANTS["fully masked rows are uniform, declared"]
+    task = Task(uniform, "quick", seed, law=law, operation="grouped_query_attention")
+    assert perform(task).failures == ()
+
+
+def test_no_mutant_has_the_name_of_an_honest_variant() -> None:
+    assert not {*MUTANTS} & {*VARIANTS}

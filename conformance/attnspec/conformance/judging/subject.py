@@ -192,13 +192,20 @@ class Subject(Comparisons):
         return f"the result {leaf.path}" if len(self.operation.outputs) > 1 else "the result"
 
     def cotangents(self, arguments: Arguments, rng: np.random.Generator) -> Results:
-        """Random weights for every float array of the result."""
+        """Random weights for every float array of the result.
+
+        Rows that a declared choice leaves open have weight 0: a mean over all keys has gradients, and a zero has none.
+        """
         found = self.results(arguments)
-        return {
+        weights = {
             leaf.path: self.exact(rng.standard_normal(found[leaf.path].shape))
             for leaf in self.operation.outputs
             if leaf.kind is Kind.FLOAT
         }
+        if self.semantics.fully_masked == "zero" or self.operation.mask is None:
+            return weights
+        oracles = self.oracles(arguments)
+        return {path: np.where(np.isnan(oracles[path].value), x.dtype.type(0), x) for path, x in weights.items()}
 
     def vjp(self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None) -> Results:
         """The backend's gradients by path; what it raises, or leaves out, is a violation.

@@ -47,6 +47,16 @@ def aligned(subject: Subject, arguments: Arguments) -> bool:
     return top_left or arguments.queries == arguments.keys_count
 
 
+def in_full_batches(arguments: Arguments) -> Arguments:
+    """Arguments repeated along every batch dimension that broadcasts; themselves where none does."""
+    full = {}
+    for leaf, x in arguments.batched:
+        repeated = np.broadcast_to(x, (*arguments.batch, *x.shape[x.ndim - len(leaf.core) :]))
+        if repeated.shape != x.shape:
+            full[leaf.path] = np.ascontiguousarray(repeated)
+    return arguments.replaced(full) if full else arguments
+
+
 def causal_sizes(subject: Subject) -> tuple[str, str]:
     """The size of the rows of causal results, and the size of the positions that they depend on."""
     return subject.operation.causal[0], subject.operation.causal[-1]

@@ -16,6 +16,7 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.conformance.laws.common import (
     doubles,
+    in_full_batches,
     live_rows,
     normal_like,
     sample,
@@ -91,15 +92,11 @@ def _element(results: Results, subject: Subject, index: tuple[int, ...]) -> Resu
 @checks(law.BROADCASTING)
 def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat all batches in full."""
-    full = {}
-    for leaf, x in arguments.batched:
-        repeated = np.broadcast_to(x, (*arguments.batch, *x.shape[x.ndim - len(leaf.core) :]))
-        if repeated.shape != x.shape:
-            full[leaf.path] = np.ascontiguousarray(repeated)
-    if not full or not subject.limits.broadcasting:
+    full = in_full_batches(arguments)
+    if full is arguments or not subject.limits.broadcasting:
         return False
     got, budgets = subject.results(arguments), subject.budgets(arguments)
-    expected = doubles(subject.results(arguments.replaced(full)))
+    expected = doubles(subject.results(full))
     subject.all_match(got, expected, twice(budgets), arguments, "of batches that broadcast,")
     return True
 

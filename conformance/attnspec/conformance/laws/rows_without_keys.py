@@ -105,7 +105,7 @@ def uniform_rows(subject: Subject, arguments: Arguments, rng: np.random.Generato
     if not subject.in_domain(masked):
         return False
     live = live_rows(subject, masked)
-    cotangents = {path: np.where(live, x.dtype.type(0), x) for path, x in subject.cotangents(masked, rng).items()}
+    cotangents = {path: np.where(live, x.dtype.type(0), x) for path, x in subject.cotangents(given, rng).items()}
     # Of equal weights the rounding is that of any: they are normalized too.
     expected = subject.gradients(_even(given), cotangents)
     valued = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]

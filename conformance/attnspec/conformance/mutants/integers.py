@@ -61,7 +61,7 @@ def positions_in_bfloat16(correct: Formulas, positions: Numbers, d: int, theta: 
 
 
 @mutant(
-    "rotary angles in single precision",
+    "rotary angles of doubles in single precision",
     replaces="angles",
     operations=(RotaryEmbedding,),
     dtype="float64",

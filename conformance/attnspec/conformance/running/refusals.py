@@ -19,7 +19,7 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
-from attnspec.conformance.laws.common import data_dtype, sample
+from attnspec.conformance.laws.common import data_dtype, in_full_batches, sample
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.semantics import QUESTIONS
@@ -295,7 +295,8 @@ def _divided(found: Mapping[int, bool | None]) -> tuple[list[int], list[int]]:
 def _others(subject: Subject, mark: Mark) -> dict[str, Any]:
     """Whether batches broadcast, and the optional parts, by calls of many kinds.
 
-    A limit excludes none of the inputs that are taken, and some that are refused.
+    A limit excludes none of the inputs that are taken, and some that are refused. That batches do not broadcast is the
+    reason only if one of these inputs is taken once its batches are repeated in full.
     """
     tried = list(_tried(subject, mark))
     lacking: list[str] = []
@@ -311,6 +312,10 @@ def _others(subject: Subject, mark: Mark) -> dict[str, Any]:
         name = max(fitting, key=lambda name: fitting[name], default="")
         if not name or fitting[name] < FEWEST:
             break
+        excluded = [x for x in left if candidates[name](x)]
+        if name == "broadcasting" and not any(_refused(subject, in_full_batches(x)) is False for x in excluded):
+            del candidates[name]
+            continue
         if name in WHETHER:
             limits[name] = False
         else:
