@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,20 +34,30 @@ LAWS = ("operation.oracle", "operation.dtype")
 
 
 def judged(folder: Path, code: str, *laws: str, hang_after: float = 1.5) -> dict[str, Result]:
-    """The verdicts on a backend of this code, in a process of its own; nothing of it is left."""
+    """The verdicts on a backend of this code at its first dtype, in a process of its own; nothing of it is left."""
+    (found,) = judged_at(folder, code, (None,), laws or LAWS, hang_after=hang_after).values()
+    return found
+
+
+def judged_at(
+    folder: Path, code: str, dtypes: Sequence[str | None], laws: tuple[str, ...], *, hang_after: float = 1.5
+) -> dict[str | None, dict[str, Result]]:
+    """The verdicts at one dtype after another, None for the first that is declared, by the same judge."""
     (folder / "backend.py").write_text(code, encoding="utf-8")
     backend = RemoteBackend(str(folder / "backend.py"), "cpu", hang_after=hang_after)
-    recorded: dict[str, Any] = {}
+    found = {}
     try:
         contract = contract_from(dict(backend.introduce(60.0)), backend.origin)
-        case = Case("dot_scores", contract.limits.dtypes[0], laws or LAWS)
-        settings = Settings(hang_after=hang_after)
-        with suppress(pytest.fail.Exception):
-            run_case(backend, contract, case, settings, recorded.__setitem__)
+        for dtype in dtypes:
+            recorded: dict[str, Any] = {}
+            case = Case("dot_scores", dtype or contract.limits.dtypes[0], laws)
+            with suppress(pytest.fail.Exception):
+                run_case(backend, contract, case, Settings(hang_after=hang_after), recorded.__setitem__)
+            found[dtype] = {r.law: r for r in map(Result.from_json, recorded["attnspec"])}
     finally:
         backend.close()
     assert not [p for p in processes() if p.number == backend.host.process.pid and p.state != "Z"]
-    return {r.law: r for r in map(Result.from_json, recorded["attnspec"])}
+    return found
 
 
 # Those who mislead ----------------------------------------------------------------------------------------------------
@@ -154,6 +164,18 @@ def test_an_operation_is_given_up_after_a_few_crashes(tmp_path: Path) -> None:
     found = judged(tmp_path, hostile.around("import os; os._exit(0)"), *laws)
     assert {r.reason for r in found.values()} == {"crashed"}
     assert sum(r.message.startswith("not judged: ") for r in found.values()) == len(laws) - 3
+
+
+def test_crashes_at_one_dtype_do_not_change_the_verdicts_at_another(tmp_path: Path) -> None:
+    crashes = hostile.around("import os; os._exit(0)").replace('("float64",)', '("float64", "float32")')
+    laws = ("operation.oracle", "operation.dtype", "operation.shape", "operation.broadcasting")
+    both = judged_at(tmp_path, crashes, ("float64", "float32"), laws)
+    for dtype in both:
+        alone = judged_at(tmp_path, crashes, (dtype,), laws)[dtype]
+        assert sum(r.message.startswith("not judged: ") for r in alone.values()) == len(laws) - 3
+        assert [(r.law, r.reason, r.message) for r in both[dtype].values()] == [
+            (r.law, r.reason, r.message) for r in alone.values()
+        ]
 
 
 # Those whom it leaves behind ------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class Isolated:
         case, contract, settings = self.case, self.contract, self.settings
         incidents = self._incidents()
         recorded = incidents.verdicts(case.operation, case.dtype)
-        reason = incidents.given_up(case.operation)
+        reason = incidents.given_up(case.operation, case.dtype)
         if reason is not None:
             recorded = examined(incidents, contract.origin, case, settings)
             message = f"{UNJUDGED}the operation was stopped after it had {reason} at {STOP_AFTER} laws"

@@ -49,7 +49,10 @@ KILLED = f"{JUDGE_LOST} {{how}}, each time of {MAX_AGAIN + 1}: nothing is known 
 """Why a case has no verdict whose judge was killed again and again."""
 
 STOP_AFTER = 3
-"""Laws at which it has crashed or hung, at whatever dtype, after which an operation is given up."""
+"""Laws at which an operation crashes or hangs at one dtype before the rest are failed unchecked.
+
+Other dtypes do not count: which of them comes first depends on the number of workers.
+"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,6 @@ class Incidents:
         self._doubts: set[tuple[str, str]] = set()
         self._verdicts: dict[str, dict[str, Result]] = {}
         self._inputs: dict[tuple[str, str], object] = {}
-        self._blamed: dict[str, list[tuple[str, str]]] = {}
 
     def begin(self, operation: str, dtype: str, law: str, given: object) -> None:
         """Remember the check that begins."""
@@ -191,7 +193,6 @@ class Incidents:
         result = Result(operation, law, dtype, Status.FAILED, reason, message)
         self._store(result)
         self._keep_input(case, law)
-        self._blame(operation, law, reason)
         self._forget(case)
         return result
 
@@ -199,10 +200,10 @@ class Incidents:
         """Add a message and a counterexample, or a note, to a recorded verdict."""
         self._store(replace(self.verdicts(operation, dtype)[law], **found))
 
-    def given_up(self, operation: str) -> str | None:
-        """Why an operation is given up, ``crashed`` or ``hung``; None if it is not."""
-        reasons = self._reasons(operation)
-        return reasons[-1][1] if len({law for law, _ in reasons}) >= STOP_AFTER else None
+    def given_up(self, operation: str, dtype: str) -> str | None:
+        """Why the remaining laws of a case are not checked, ``crashed`` or ``hung``; None if they are."""
+        recorded = [*self.verdicts(operation, dtype).values()]
+        return recorded[-1].reason if len(recorded) >= STOP_AFTER else None
 
     def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
         """The verdicts on the laws of a case at which a process ended, by law."""
@@ -237,12 +238,6 @@ class Incidents:
     def _keep_input(self, case: str, law: str) -> None:
         assert self._current is not None
         self._inputs[case, law] = self._current[2]
-
-    def _blame(self, operation: str, law: str, reason: str) -> None:
-        self._blamed.setdefault(operation, []).append((law, reason))
-
-    def _reasons(self, operation: str) -> list[tuple[str, str]]:
-        return self._blamed.get(operation, [])
 
 
 class FileIncidents(Incidents):
@@ -296,20 +291,8 @@ class FileIncidents(Incidents):
         if example_path(self.folder, case).exists():
             example_path(self.folder, case).replace(example_path(self.folder, case, law))
 
-    def _blame(self, operation: str, law: str, reason: str) -> None:
-        with self._reasons_path(operation).open("a", encoding="utf-8") as f:
-            f.write(f"{law} {reason}\n")
-
-    def _reasons(self, operation: str) -> list[tuple[str, str]]:
-        path = self._reasons_path(operation)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [(law, reason) for law, reason in map(str.split, lines)]
-
     def _verdicts_path(self, case: str) -> Path:
         return self.folder / f"{case}.incidents.json"
-
-    def _reasons_path(self, operation: str) -> Path:
-        return self.folder / f"{operation}.incidents"
 
 
 class Recorder:
